@@ -1,0 +1,261 @@
+"""The one description of a model that both frameworks read.
+
+Every choice is a named value in a small registry (the `Literal` types below); the functions behind the names stand in
+tables of the same keys in `flax_transformer` and `torch_reference`. A new behaviour is a new value, never a new branch
+in a shared formula. Checkpoints carry this schema and its version, so a field is never renamed.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, Self
+
+from .validation import ConfigError, check_field_types
+
+SCHEMA_VERSION = 1
+
+NormPlacement = Literal["pre", "post"]
+Norm = Literal["layer_norm", "rms_norm", "sample_std_norm"]
+EmbeddingNorm = Literal["none", "before_dropout", "after_dropout"]
+Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "sinusoidal_half_t2t", "learned", "stored", "none"]
+PositionCounting = Literal["all"]
+EmbeddingScale = Literal["none", "sqrt_d_model"]
+OutputBias = Literal["none", "learned"]
+LogitScale = Literal["none", "rsqrt_d_model"]
+OutputActivation = Literal["none"]
+ScoreScaling = Literal["product", "query"]
+EncoderMask = Literal["source"]
+DecoderMask = Literal["causal"]
+CrossMask = Literal["source"]
+CrossAttentionResidual = Literal["add"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+LinearInit = Literal["xavier_uniform", "lecun_normal", "normal_rsqrt_d_model", "torch_default"]
+EmbeddingInit = Literal["normal_rsqrt_d_model", "xavier_uniform", "torch_default"]
+DType = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """An encoder-decoder Transformer, completely: two models built from equal configs are the same function.
+
+    Raises:
+        ConfigError: a field has a value that it may not have; names field, value and what is allowed.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3; each field's comment names what it changes.
+    """
+
+    # Sizes. Widths are numbers of features, lengths are numbers of tokens.
+    src_vocab_size: int
+    tgt_vocab_size: int
+    d_model: int = 512
+    num_heads: int = 8
+    decoder_num_heads: int | None = None  # heads in the decoder; None: num_heads
+    head_dim: int | None = None  # width of one query/key head; None: d_model / heads
+    v_head_dim: int | None = None  # width of one value head; None: the query/key width
+    d_ff: int = 2048
+    decoder_d_ff: int | None = None  # inner width in the decoder; None: d_ff
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    max_length: int = 512  # longest source or target
+
+    # Norms.
+    norm_placement: NormPlacement = "post"  # pre: x + f(norm(x)); post: norm(x + f(x))
+    norm: Norm = "layer_norm"
+    norm_eps: float = 1e-5
+    norm_scale: bool = True  # a learned gain
+    norm_bias: bool = True  # a learned shift
+    final_norm: bool = False  # one more norm at the end of encoder and decoder
+    embedding_norm: EmbeddingNorm = "none"
+
+    # Embeddings and positions.
+    shared_embeddings: bool = False  # one table for source and target
+    embedding_scale: EmbeddingScale = "sqrt_d_model"
+    positions: Positions = "sinusoidal_interleaved"  # stored: fixed values that come with the weights, no formula
+    position_counting: PositionCounting = "all"  # which tokens advance the position
+    position_offset: int = 0  # row of the table for the first token
+    position_table_length: int | None = None  # rows; None: max_length + position_offset
+
+    # Output.
+    tied_output: bool = False  # logits from the target embedding table
+    output_bias: OutputBias = "learned"
+    logit_scale: LogitScale = "none"
+    output_activation: OutputActivation = "none"  # what follows the logits
+
+    # Attention.
+    q_proj_bias: bool = True
+    k_proj_bias: bool = True
+    v_proj_bias: bool = True
+    out_proj_bias: bool = True
+    score_scaling: ScoreScaling = "product"  # divide (q·k) by sqrt(head_dim), or q before the product
+    mask_value: float | Literal["exact"] = "exact"  # exact: masked weights are 0; a number: score of a masked key
+    encoder_mask: EncoderMask = "source"
+    decoder_mask: DecoderMask = "causal"
+    cross_mask: CrossMask = "source"
+    cross_attention_residual: CrossAttentionResidual = "add"
+
+    # Feed-forward.
+    activation: Activation = "relu"
+    ffn_bias: bool = True
+
+    # Dropout rates, one a site.
+    embedding_dropout: float = 0.1
+    attention_dropout: float = 0.0  # on attention weights
+    ffn_dropout: float = 0.0  # inside the feed-forward network, after the activation
+    residual_dropout: float = 0.1  # on the output of each sublayer
+
+    # Initialisation.
+    linear_init: LinearInit = "xavier_uniform"
+    embedding_init: EmbeddingInit = "normal_rsqrt_d_model"
+
+    # Special token ids.
+    pad_id: int = 0
+    bos_id: int | None = 1
+    eos_id: int = 2
+    decoder_start_id: int = 1
+
+    # Number types.
+    param_dtype: DType = "float32"
+    compute_dtype: DType = "float32"
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        _check_ranges(self)
+        _check_combinations(self)
+
+    @property
+    def table_length(self) -> int:
+        """Rows of a position table."""
+        return self.position_table_length or self.max_length + self.position_offset
+
+    def query_key_width(self, num_heads: int) -> int:
+        """Features of one query or key head in an attention of `num_heads` heads."""
+        return self.head_dim or self.d_model // num_heads
+
+    def value_width(self, num_heads: int) -> int:
+        """Features of one value head in an attention of `num_heads` heads."""
+        return self.v_head_dim or self.query_key_width(num_heads)
+
+    def replace(self, **changes: Any) -> Self:
+        """The same config with some fields changed, validated again."""
+        unknown = sorted(set(changes) - {f.name for f in fields(self)})
+        if unknown:
+            raise ConfigError(f"TransformerConfig has no field {', '.join(map(repr, unknown))}")
+        return replace(self, **changes)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> "TransformerConfig":
+        """One of the ready-made sizes `tiny`, `small`, `base`, `big`, with fields changed.
+
+        Raises:
+            ConfigError: no such preset, or a wrong value.
+        """
+        from .presets import PRESETS  # presets are made of this class
+
+        if name not in PRESETS:
+            raise ConfigError(f"preset={name!r}: there is no such preset; choose one of {', '.join(PRESETS)}")
+        return PRESETS[name].replace(**changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the schema version."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TransformerConfig":
+        """The config that `to_dict` wrote. Fields that are absent have their defaults.
+
+        Raises:
+            ConfigError: the version is missing or unknown, a field is unknown or missing, or a value is wrong.
+        """
+        values = dict(values)
+        version = values.pop("schema_version", None)
+        if version != SCHEMA_VERSION:
+            raise ConfigError(f"schema_version={version!r}: this twinax reads version {SCHEMA_VERSION}")
+        names = {f.name for f in fields(cls)}
+        if unknown := sorted(set(values) - names):
+            raise ConfigError(f"unknown config fields {', '.join(unknown)}; known are {', '.join(sorted(names))}")
+        if missing := sorted({"src_vocab_size", "tgt_vocab_size"} - set(values)):
+            raise ConfigError(f"config fields {', '.join(missing)} are missing and have no default")
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """The config as a JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> "TransformerConfig":
+        """The config from `to_json`'s text. Raises: ConfigError, as `from_dict`, or where it is no JSON object."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the config is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"the config is a JSON {type(values).__name__}, not an object")
+        return cls.from_dict(values)
+
+
+_AT_LEAST_ONE = (
+    "src_vocab_size",
+    "tgt_vocab_size",
+    "d_model",
+    "num_heads",
+    "decoder_num_heads",
+    "head_dim",
+    "v_head_dim",
+    "d_ff",
+    "decoder_d_ff",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "max_length",
+    "position_table_length",
+)
+_IDS = ("pad_id", "bos_id", "eos_id", "decoder_start_id")
+_RATES = ("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout")
+_LARGEST_FLOAT32 = 3.4028234e38
+
+
+def _check_ranges(config: TransformerConfig) -> None:
+    for least, names in ((1, _AT_LEAST_ONE), (0, ("position_offset", *_IDS))):
+        for name in names:
+            value = getattr(config, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name}={value!r}: must be at least {least}")
+    for name in _RATES:
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name}={value!r}: a dropout rate must be at least 0 and below 1")
+    if not 0 < config.norm_eps < math.inf:
+        raise ConfigError(f"norm_eps={config.norm_eps!r}: must be a finite number above 0")
+    if config.mask_value != "exact" and not -_LARGEST_FLOAT32 < config.mask_value < 0:
+        raise ConfigError(
+            f"mask_value={config.mask_value!r}: must be 'exact' or a number below 0 and above {-_LARGEST_FLOAT32:g}"
+        )
+
+
+def _check_combinations(config: TransformerConfig) -> None:
+    for name in ("num_heads", "decoder_num_heads"):
+        heads = getattr(config, name)
+        if heads and config.head_dim is None and config.d_model % heads:
+            raise ConfigError(
+                f"{name}={heads}: d_model={config.d_model} is not divisible by it; choose a divisor or set head_dim"
+            )
+    if config.shared_embeddings and config.src_vocab_size != config.tgt_vocab_size:
+        raise ConfigError(
+            f"shared_embeddings=True: needs equal vocabularies, "
+            f"but src_vocab_size={config.src_vocab_size} and tgt_vocab_size={config.tgt_vocab_size}"
+        )
+    for name in _IDS:
+        value = getattr(config, name)
+        if value is not None and value >= config.tgt_vocab_size:
+            raise ConfigError(f"{name}={value}: must be below tgt_vocab_size={config.tgt_vocab_size}")
+    if config.pad_id >= config.src_vocab_size:
+        raise ConfigError(f"pad_id={config.pad_id}: must be below src_vocab_size={config.src_vocab_size}")
+    needed = config.max_length + config.position_offset
+    if config.positions != "none" and config.table_length < needed:
+        raise ConfigError(
+            f"position_table_length={config.position_table_length}: must be at least {needed}, "
+            "which is max_length + position_offset"
+        )
+    if config.positions == "sinusoidal_half_t2t" and config.d_model < 4:
+        raise ConfigError(f"positions='sinusoidal_half_t2t': needs d_model of at least 4, not {config.d_model}")
+    if config.norm == "sample_std_norm" and config.d_model < 2:
+        raise ConfigError(f"norm='sample_std_norm': needs d_model of at least 2, not {config.d_model}")

@@ -1,0 +1,54 @@
+"""Checks a dataclass instance against its own annotations."""
+
+import types
+from dataclasses import fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+class ConfigError(ValueError):
+    """A config field has a value that it may not have."""
+
+
+def check_field_types(config: Any) -> None:
+    """Every field holds a value of its annotation: int, float, bool, str, None, a Literal, or a union of these.
+
+    Raises:
+        ConfigError: names the field, its value and what is allowed.
+    """
+    hints = get_type_hints(type(config))
+    for field in fields(config):
+        value = getattr(config, field.name)
+        hint = hints[field.name]
+        if _accepts(hint, value):
+            continue
+        if type(value) is not int or not _accepts(hint, float(value)):
+            raise ConfigError(f"{field.name}={value!r}: must be {_describe(hint)}")
+        object.__setattr__(config, field.name, float(value))  # 0 and 0.0 are one rate: checkpoints have one of them
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    for member in _members(hint):
+        if get_origin(member) is Literal:
+            if any(value == allowed and type(value) is type(allowed) for allowed in get_args(member)):
+                return True
+        elif type(value) is member:
+            return True
+    return False
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
+
+
+def _describe(hint: Any) -> str:
+    parts = []
+    for member in _members(hint):
+        if get_origin(member) is Literal:
+            allowed = ", ".join(map(repr, get_args(member)))
+            parts.append(f"one of {allowed}" if len(get_args(member)) > 1 else allowed)
+        else:
+            parts.append(_WORDS.get(member, str(member)))
+    return " or ".join(parts)

@@ -1,0 +1,50 @@
+"""Arrays of either framework as numpy arrays and back, bit for bit, never sharing memory."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from .rules import ConversionError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def from_torch(tensor: "torch.Tensor") -> np.ndarray:
+    """A copy of a tensor; bfloat16, which numpy lacks, as `ml_dtypes.bfloat16`, JAX's own."""
+    import torch
+
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return np.array(tensor.view(torch.int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.array(tensor.numpy())
+
+
+def to_torch_tensor(array: np.ndarray) -> "torch.Tensor":
+    """A tensor with a copy of the array."""
+    import torch
+
+    copy = np.array(array, order="C")
+    if copy.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(copy)
+
+
+def to_jax_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """JAX arrays with copies of these.
+
+    Raises:
+        ConversionError: JAX would cut float64 to float32, because `jax_enable_x64` is off.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    wide = [name for name, a in arrays.items() if a.dtype == np.float64]
+    if wide and not jax.config.read("jax_enable_x64"):
+        raise ConversionError(
+            f"{len(wide)} arrays are float64, which JAX would cut to float32: call "
+            "jax.config.update('jax_enable_x64', True) first, or use `with jax.enable_x64(True):`"
+        )
+    return {name: jnp.array(a, copy=True) for name, a in arrays.items()}

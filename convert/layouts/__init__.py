@@ -1,0 +1,1 @@
+"""Foreign checkpoints: for each layout one table of rules between its names and ours."""

@@ -1,0 +1,214 @@
+"""`torch.nn.Transformer` and `torch.nn.MultiheadAttention`: their names, settings and packed projections.
+
+`torch.nn.Transformer` is an encoder and a decoder without embeddings, positions and output layer; the config fields for
+those are the caller's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ...configs.schema import TransformerConfig
+from ..arrays import from_torch, to_torch_tensor
+from ..port import flax_specs
+from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, ConversionError, Rule, Spec, Transform, target_specs, translate
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+# (sublayer of ours, its norm here) -> (theirs, its norm there), a layer
+_ENCODER = {"self_attention": ("self_attn", "norm1"), "feed_forward": ("", "norm2")}
+_DECODER = {
+    "self_attention": ("self_attn", "norm1"),
+    "cross_attention": ("multihead_attn", "norm2"),
+    "feed_forward": ("", "norm3"),
+}
+
+
+def attention_rules(ours: str, theirs: str, bias: bool) -> list[Rule]:
+    """Rules of one attention; the arguments are prefixes that end in a dot, or are empty."""
+    kernels = tuple(f"{ours}{name}.kernel" for name in _QKV)
+    rules = [
+        Rule(kernels, (f"{theirs}in_proj_weight",), PACK_QKV),
+        *_linear(f"{ours}out_proj", f"{theirs}out_proj", bias),
+    ]
+    if bias:
+        rules.append(Rule(tuple(f"{ours}{name}.bias" for name in _QKV), (f"{theirs}in_proj_bias",), PACK_QKV))
+    return rules
+
+
+def transformer_rules(fields: dict[str, Any]) -> list[Rule]:
+    """Rules of a whole `torch.nn.Transformer` with these config fields, from our names to its."""
+    bias, rules = fields["ffn_bias"], []
+    stacks = (("encoder", fields["num_encoder_layers"], _ENCODER), ("decoder", fields["num_decoder_layers"], _DECODER))
+    for stack, num_layers, table in stacks:
+        for layer in (f"{stack}.layers.{i}." for i in range(num_layers)):
+            for sublayer, (theirs, norm) in table.items():
+                rules += _norm(f"{layer}{sublayer}_residual.norm", f"{layer}{norm}", bias)
+                if theirs:
+                    rules += attention_rules(f"{layer}{sublayer}.", f"{layer}{theirs}.", bias)
+            rules += _linear(f"{layer}feed_forward.inner_proj", f"{layer}linear1", bias)
+            rules += _linear(f"{layer}feed_forward.outer_proj", f"{layer}linear2", bias)
+        if fields["final_norm"]:
+            rules += _norm(f"{stack}.final_norm", f"{stack}.norm", bias)
+    return rules
+
+
+def read_transformer(module: nn.Transformer) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(config fields, our encoder and decoder arrays by name) of a `torch.nn.Transformer`.
+
+    Raises:
+        ConversionError: lists every setting that our model does not have, or that differs between layers.
+    """
+    fields = _transformer_fields(module)
+    return fields, _read(module, transformer_rules(fields), _specs(fields, ("encoder.", "decoder.")))
+
+
+def write_transformer(arrays: Mapping[str, np.ndarray], fields: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The state dict of the `torch.nn.Transformer` that `read_transformer` would read so.
+
+    Raises:
+        ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong number type.
+    """
+    specs = _specs(fields, ("encoder.", "decoder."))
+    translated = translate(transformer_rules(fields), arrays, specs)
+    return {name: to_torch_tensor(a) for name, a in translated.items()}
+
+
+def read_attention(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(config fields, our arrays by name within the attention) of a `torch.nn.MultiheadAttention`.
+
+    Raises:
+        ConversionError: lists every setting that our model does not have.
+    """
+    problems: list[str] = []
+    fields = _attention_fields("attention", module, problems)
+    _refuse(problems)
+    fields["param_dtype"] = _dtype(module)
+    specs = _specs(fields, (_ONE_ATTENTION,))
+    specs = {name.removeprefix(_ONE_ATTENTION): spec for name, spec in specs.items()}
+    return fields, _read(module, attention_rules("", "", fields["q_proj_bias"]), specs)
+
+
+_ONE_ATTENTION = "encoder.layers.0.self_attention."
+
+
+def _read(module: nn.Module, rules: list[Rule], specs: dict[str, Spec]) -> dict[str, np.ndarray]:
+    arrays = {name: from_torch(tensor) for name, tensor in module.state_dict().items()}
+    return translate([rule.inverse for rule in rules], arrays, target_specs(rules, specs))
+
+
+def _specs(fields: dict[str, Any], prefixes: tuple[str, ...]) -> dict[str, Spec]:
+    """Our arrays under these prefixes in a model of these fields; the vocabulary is none of torch.nn's."""
+    specs = flax_specs(TransformerConfig(src_vocab_size=3, tgt_vocab_size=3, positions="none", **fields))
+    return {name: spec for name, spec in specs.items() if name.startswith(prefixes)}
+
+
+def _dtype(module: nn.Module) -> str:
+    return str(next(module.parameters()).dtype).removeprefix("torch.")
+
+
+def _linear(ours: str, theirs: str, bias: bool) -> list[Rule]:
+    return _pair(ours, theirs, "kernel", TRANSPOSE, bias)
+
+
+def _norm(ours: str, theirs: str, bias: bool) -> list[Rule]:
+    return _pair(ours, theirs, "scale", IDENTITY, bias)
+
+
+def _pair(ours: str, theirs: str, leaf: str, transform: Transform, bias: bool) -> list[Rule]:
+    rules = [Rule((f"{ours}.{leaf}",), (f"{theirs}.weight",), transform)]
+    return [*rules, Rule((f"{ours}.bias",), (f"{theirs}.bias",))] if bias else rules
+
+
+def _transformer_fields(module: nn.Transformer) -> dict[str, Any]:
+    problems: list[str] = []
+    encoder, decoder = module.encoder, module.decoder
+    if type(encoder) is not nn.TransformerEncoder or type(decoder) is not nn.TransformerDecoder:
+        raise ConversionError("torch.nn.Transformer with a custom encoder or decoder: only the built-in ones are known")
+    fields: dict[str, Any] = {
+        "norm": "layer_norm",
+        "norm_scale": True,
+        "mask_value": "exact",
+        "score_scaling": "product",
+    }
+    fields["param_dtype"], fields["final_norm"] = _dtype(module), encoder.norm is not None
+    if fields["final_norm"] != (decoder.norm is not None):
+        problems.append("final norm: encoder and decoder must both have one, or neither")
+    fields["num_encoder_layers"], fields["num_decoder_layers"] = len(encoder.layers), len(decoder.layers)
+    for stack in (encoder, decoder):
+        prefix = "encoder" if stack is encoder else "decoder"
+        for i, layer in enumerate(stack.layers):
+            _merge(fields, _layer_fields(f"{prefix}.layers.{i}", layer, problems), f"{prefix}.layers.{i}", problems)
+        if stack.norm is not None:
+            _merge(fields, _norm_fields(f"{prefix}.norm", stack.norm, problems), f"{prefix}.norm", problems)
+    _refuse(problems)
+    return fields
+
+
+def _layer_fields(path: str, layer: Any, problems: list[str]) -> dict[str, Any]:
+    if type(layer) not in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
+        problems.append(f"{path}: a {type(layer).__name__} is not known")
+        return {}
+    fields: dict[str, Any] = {"norm_placement": "pre" if layer.norm_first else "post"}
+    fields["activation"] = _activation(path, layer.activation, problems)
+    fields["d_ff"], fields["ffn_bias"] = layer.linear1.out_features, layer.linear1.bias is not None
+    fields["ffn_dropout"] = layer.dropout.p
+    for name, child in layer.named_children():
+        if isinstance(child, nn.MultiheadAttention):
+            _merge(fields, _attention_fields(f"{path}.{name}", child, problems), f"{path}.{name}", problems)
+        elif name.startswith("norm"):
+            _merge(fields, _norm_fields(f"{path}.{name}", child, problems), f"{path}.{name}", problems)
+        elif name.startswith("dropout") and name != "dropout":
+            _merge(fields, {"residual_dropout": child.p}, f"{path}.{name}", problems)
+    return fields
+
+
+def _attention_fields(path: str, module: nn.MultiheadAttention, problems: list[str]) -> dict[str, Any]:
+    if not module._qkv_same_embed_dim:
+        problems.append(f"{path}: kdim and vdim other than embed_dim are not known")
+    if module.bias_k is not None or module.add_zero_attn:
+        problems.append(f"{path}: add_bias_kv and add_zero_attn are not known")
+    bias = module.in_proj_bias is not None
+    fields: dict[str, Any] = {f"{name}_bias": bias for name in (*_QKV, "out_proj")}
+    return fields | {"d_model": module.embed_dim, "num_heads": module.num_heads, "attention_dropout": module.dropout}
+
+
+def _norm_fields(path: str, module: nn.Module, problems: list[str]) -> dict[str, Any]:
+    if type(module) is not nn.LayerNorm or module.weight is None:
+        problems.append(f"{path}: a {type(module).__name__} is not known here, only LayerNorm with a gain")
+        return {}
+    return {"norm_eps": module.eps, "norm_bias": module.bias is not None}
+
+
+_ACTIVATIONS: dict[Callable[..., torch.Tensor], str] = {
+    functional.relu: "relu",
+    torch.relu: "relu",
+    functional.gelu: "gelu",
+    functional.silu: "silu",
+}
+
+
+def _activation(path: str, activation: Any, problems: list[str]) -> str | None:
+    if type(activation) is nn.ReLU:
+        return "relu"
+    if type(activation) is nn.SiLU:
+        return "silu"
+    if type(activation) is nn.GELU:
+        return "gelu" if activation.approximate == "none" else "gelu_tanh"
+    if activation not in _ACTIVATIONS:
+        problems.append(f"{path}: the activation {activation!r} is not known")
+    return _ACTIVATIONS.get(activation)
+
+
+def _merge(fields: dict[str, Any], more: dict[str, Any], path: str, problems: list[str]) -> None:
+    for name, value in more.items():
+        if fields.setdefault(name, value) != value:
+            problems.append(f"{path}: {name} is {value!r}, elsewhere {fields[name]!r}")
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConversionError("torch.nn settings that the model does not have:\n  " + "\n  ".join(problems))

@@ -1,0 +1,118 @@
+"""Weights between `flax_transformer` and `torch_reference`.
+
+The models mirror each other, so a parameter's path is the same in both and only its last part differs: one rule a leaf.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flax import nnx
+
+from ..configs.schema import TransformerConfig
+from ..flax_transformer.model import Transformer
+from ..flax_transformer.module import Buffer, join_path, named_arrays
+from .arrays import from_torch, to_jax_arrays, to_torch_tensor
+from .rules import IDENTITY, TRANSPOSE, Rule, Spec, Transform, target_specs, translate
+
+if TYPE_CHECKING:
+    import torch
+
+    from .. import torch_reference
+
+# last part of a Flax name -> last part of the PyTorch name, and how the array changes
+LEAVES: dict[str, tuple[str, Transform]] = {
+    "kernel": ("weight", TRANSPOSE),
+    "embedding": ("weight", IDENTITY),
+    "scale": ("weight", IDENTITY),
+    "bias": ("bias", IDENTITY),
+    "table": ("table", IDENTITY),
+}
+
+
+def to_torch(model: Transformer) -> "torch_reference.Transformer":
+    """The PyTorch model that is the same function; shares no memory with this one.
+
+    Raises:
+        ConversionError: the model's arrays are not those of its config.
+    """
+    from ..torch_reference.model import Transformer as TorchTransformer
+
+    return TorchTransformer.from_state_dict(model.config, to_state_dict(named_arrays(model), model.config))
+
+
+def to_flax(model: "torch_reference.Transformer") -> Transformer:
+    """The Flax model that is the same function; shares no memory with this one.
+
+    Raises:
+        ConversionError: the model's tensors are not those of its config, or are float64 while JAX has that off.
+    """
+    params = to_params(model.state_dict(), model.config)
+    return Transformer.from_arrays(model.config, to_jax_arrays(params))
+
+
+def to_state_dict(
+    params: Mapping[str, Any] | nnx.State, config: TransformerConfig, *, trained_only: bool = False
+) -> dict[str, "torch.Tensor"]:
+    """A Flax parameter tree, nested or by name, as a PyTorch state dict.
+
+    `trained_only`: the tree has trained parameters and no fixed tables, as gradients do.
+
+    Raises:
+        ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong number type.
+    """
+    specs = flax_specs(config, trained_only)
+    arrays = {name: np.asarray(a) for name, a in _by_name(params).items()}
+    translated = translate(port_rules(specs), arrays, specs)
+    return {name: to_torch_tensor(a) for name, a in translated.items()}
+
+
+def to_params(
+    state_dict: Mapping[str, "torch.Tensor"], config: TransformerConfig, *, trained_only: bool = False
+) -> dict[str, np.ndarray]:
+    """A PyTorch state dict as Flax parameters by name, for `Transformer.from_arrays`; `trained_only` as above.
+
+    Raises:
+        ConversionError: lists all tensors that are missing, unknown, of a wrong shape or of a wrong number type.
+    """
+    specs = flax_specs(config, trained_only)
+    arrays = {name: from_torch(tensor) for name, tensor in state_dict.items()}
+    rules = port_rules(specs)
+    return translate([rule.inverse for rule in rules], arrays, target_specs(rules, specs))
+
+
+def port_rules(names: Mapping[str, Any]) -> list[Rule]:
+    """The rule of every Flax name."""
+    rules = []
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        torch_leaf, transform = LEAVES[leaf]
+        rules.append(Rule((name,), (f"{module}.{torch_leaf}",), transform))
+    return rules
+
+
+@lru_cache(maxsize=64)
+def flax_specs(config: TransformerConfig, trained_only: bool = False) -> dict[str, Spec]:
+    """Shape and number type of every array of the Flax model, by name."""
+    abstract = config.replace(param_dtype="float32", compute_dtype="float32")  # float64 may be switched off
+    model = nnx.eval_shape(lambda: Transformer(abstract, rngs=nnx.Rngs(0)))
+    arrays = named_arrays(model, nnx.Param if trained_only else (nnx.Param, Buffer))
+    return {name: Spec(a.shape, config.param_dtype) for name, a in arrays.items()}
+
+
+def _by_name(tree: Mapping[str, Any] | nnx.State) -> dict[str, Any]:
+    """Arrays by name, from an nnx state, a nested mapping, or a mapping that has names already."""
+    if isinstance(tree, nnx.State):
+        return named_arrays(tree)
+    flat: dict[str, Any] = {}
+
+    def visit(path: tuple[Any, ...], node: Any) -> None:
+        if isinstance(node, Mapping):
+            for key, child in node.items():
+                visit((*path, key), child)
+        else:
+            flat[join_path(path)] = node
+
+    visit((), tree)
+    return flat

@@ -1,0 +1,65 @@
+"""Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn by no generator.
+
+mask = hash(seed, update, site, row in the whole batch, position in the row) >= rate · 2^32. So micro-batches, devices
+and the framework change nothing, and training with dropout can be compared step by step.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from .module import at_least_float32
+
+
+class DropoutKey(NamedTuple):
+    """Where a forward pass stands in a training run. Dropout is on where a key is given, off where none is."""
+
+    seed: int | Int[Array, ""]
+    update: int | Int[Array, ""]  # number of the optimiser update
+    rows: Int[Array, " B"]  # row of each sentence in the whole batch
+
+
+class Dropout(nnx.Module):
+    """Zeroes elements with probability `rate` and divides the others by 1 - rate.
+
+    Source: Srivastava et al. 2014, section 4, in the inverted form.
+    """
+
+    def __init__(self, rate: float):
+        self.rate = rate
+        self.site = 0  # the Transformer numbers its sites
+
+    def __call__(self, x: Float[Array, "B ..."], key: DropoutKey | None) -> Float[Array, "B ..."]:
+        if key is None or self.rate == 0:
+            return x
+        scaled = (at_least_float32(x) / (1 - self.rate)).astype(x.dtype)
+        return jnp.where(keep_mask(key, self.site, self.rate, x.shape), scaled, 0)
+
+
+def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
+    """True where an element of this shape, batch first, is kept."""
+    position = jnp.arange(math.prod(shape[1:]), dtype=jnp.uint32).reshape(1, *shape[1:])
+    low, high = (word.reshape(-1, *[1] * (len(shape) - 1)) for word in _row_keys(key, site))
+    return _mix(_mix(position ^ low) ^ high) >= jnp.uint32(round(rate * 2**32))
+
+
+def _row_keys(key: DropoutKey, site: int) -> tuple[UInt[Array, " B"], UInt[Array, " B"]]:
+    """64 bits a row, in two words, from (seed, update, site, row)."""
+    low, high = jnp.uint32(0x243F6A88), jnp.uint32(0x85A308D3)  # digits of pi: any two different words serve
+    for part in (key.seed, key.update, site, key.rows):
+        part = jnp.asarray(part).astype(jnp.uint32)
+        low, high = _mix(low ^ part), _mix(high + part * jnp.uint32(0x9E3779B9))
+    return low, high
+
+
+def _mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:
+    """A bijection of 32-bit words in which each input bit flips each output bit half of the time.
+
+    Source: Wellons 2018, "Prospecting for Hash Functions", lowbias32.
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)

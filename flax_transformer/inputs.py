@@ -1,0 +1,72 @@
+"""Checks of what is given to the model: one clear line instead of a clamped index or a broadcast shape."""
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from ..configs.schema import TransformerConfig
+from .dropout import DropoutKey
+
+
+def check_number_types(config: TransformerConfig) -> None:
+    """Raises: ValueError where the config says float64 and JAX would silently compute in float32."""
+    if "float64" in (config.param_dtype, config.compute_dtype) and not jax.config.read("jax_enable_x64"):
+        raise ValueError(
+            "the config asks for float64, which JAX has switched off: "
+            "call jax.config.update('jax_enable_x64', True) first, or use `with jax.enable_x64(True):`"
+        )
+
+
+def check_inputs(
+    side: str,
+    tokens: jax.Array,
+    mask: jax.Array | None,
+    vocab_size: int,
+    max_length: int,
+    dropout_key: DropoutKey | None,
+) -> None:
+    """Tokens, mask and dropout rows of one side, "src" or "tgt", fit the model and each other.
+
+    Raises:
+        ValueError: names the argument, what it is, and what it must be. Ids are checked where they are known: not
+            inside `jax.jit`.
+    """
+    name = f"{side}_tokens"
+    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(f"{name}: must be integers of shape (batch, length), not {tokens.dtype}{list(tokens.shape)}")
+    if not 1 <= tokens.shape[1] <= max_length:
+        raise ValueError(f"{name}: length {tokens.shape[1]} is not between 1 and the config's max_length={max_length}")
+    if mask is not None and (mask.shape != tokens.shape or mask.dtype != bool):
+        raise ValueError(
+            f"{side}_mask: must be booleans of shape {list(tokens.shape)}, as {name}, "
+            f"not {mask.dtype}{list(mask.shape)}; True = attend"
+        )
+    if dropout_key is not None and dropout_key.rows.shape != tokens.shape[:1]:
+        raise ValueError(
+            f"dropout_key.rows: must be {tokens.shape[0]} row numbers, one a sentence, "
+            f"not of shape {list(dropout_key.rows.shape)}"
+        )
+    if not isinstance(tokens, jax.core.Tracer):
+        _check_ids(name, np.asarray(tokens), vocab_size)
+
+
+def check_memory(tgt_tokens: jax.Array, memory: jax.Array, src_mask: jax.Array) -> None:
+    """Raises: ValueError where target, encoder output and source mask are not of one batch and one source."""
+    if not tgt_tokens.shape[0] == memory.shape[0] == src_mask.shape[0]:
+        raise ValueError(
+            f"src_tokens and tgt_tokens: must be of one batch, "
+            f"not of {memory.shape[0]} and {tgt_tokens.shape[0]} sentences"
+        )
+    if memory.shape[1] != src_mask.shape[1]:
+        raise ValueError(f"src_mask: must have the encoder output's length {memory.shape[1]}, not {src_mask.shape[1]}")
+
+
+def _check_ids(name: str, tokens: np.ndarray, vocab_size: int) -> None:
+    outside = np.argwhere((tokens < 0) | (tokens >= vocab_size))
+    if len(outside):
+        row, column = (int(i) for i in outside[0])
+        raise ValueError(
+            f"{name}[{row}, {column}] is {tokens[row, column]}: {len(outside)} ids are outside the vocabulary, "
+            f"0 to {vocab_size - 1}"
+        )

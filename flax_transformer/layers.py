@@ -1,0 +1,205 @@
+"""Linear maps, norms, embeddings, positions, feed-forward and residual connections.
+
+Letters: B batch, L length, D d_model, F d_ff, V vocabulary, P rows of a position table.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from ..configs.position_tables import POSITION_TABLES
+from ..configs.schema import TransformerConfig
+from .dropout import Dropout, DropoutKey
+from .initializers import EMBEDDING_INITS, LINEAR_INITS
+from .module import Buffer, at_least_float32, record
+
+
+def linear(config: TransformerConfig, inputs: int, outputs: int, use_bias: bool, rngs: nnx.Rngs) -> nnx.Linear:
+    """x W + b with the config's initialisation and number types."""
+    kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model)
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=use_bias,
+        dtype=jnp.dtype(config.compute_dtype),
+        param_dtype=jnp.dtype(config.param_dtype),
+        kernel_init=kernel_init,
+        bias_init=bias_init,
+        rngs=rngs,
+    )
+
+
+def layer_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
+    """(x - mean) / sqrt(variance + eps) over D. Source: Ba et al. 2016, eq. 4."""
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
+
+
+def rms_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
+    """x / sqrt(mean(x²) + eps) over D. Source: Zhang and Sennrich 2019, eq. 4."""
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
+
+
+def sample_std_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
+    """(x - mean) / (sample deviation + eps) over D: divides by D - 1, eps outside the root.
+
+    Source: The Annotated Transformer, LayerNorm.
+    """
+    centred = x - x.mean(-1, keepdims=True)
+    variance = jnp.square(centred).sum(-1, keepdims=True) / (x.shape[-1] - 1)
+    positive = variance > 0  # the root's slope at 0 is infinite: a constant row would have NaN gradients
+    return centred / (jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0) + eps)
+
+
+NORMS: dict[str, Callable[..., Array]] = {
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "sample_std_norm": sample_std_norm,
+}
+
+
+class Norm(nnx.Module):
+    """scale · normalised(x) + bias, in float32 or wider."""
+
+    def __init__(self, config: TransformerConfig):
+        self.config = config
+        shape, dtype = (config.d_model,), jnp.dtype(config.param_dtype)
+        self.scale = nnx.Param(jnp.ones(shape, dtype)) if config.norm_scale else nnx.data(None)
+        self.bias = nnx.Param(jnp.zeros(shape, dtype)) if config.norm_bias else nnx.data(None)
+
+    def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        y = NORMS[self.config.norm](at_least_float32(x), self.config.norm_eps)
+        if self.scale is not None:
+            y = y * self.scale[...]
+        if self.bias is not None:
+            y = y + self.bias[...]
+        y = y.astype(x.dtype)
+        record(self, "output", y)
+        return y
+
+
+EMBEDDING_SCALES: dict[str, Callable[[int], float]] = {
+    "none": lambda d_model: 1.0,
+    "sqrt_d_model": lambda d_model: d_model**0.5,
+}
+
+
+class Embedding(nnx.Module):
+    """Rows of a table (V, D), scaled. Source: Vaswani et al. 2017, section 3.4."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, *, rngs: nnx.Rngs):
+        self.config = config
+        initial = EMBEDDING_INITS[config.embedding_init](config.d_model)
+        self.embedding = nnx.Param(initial(rngs.params(), (vocab_size, config.d_model), jnp.dtype(config.param_dtype)))
+
+    def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
+        table = self.embedding[...].astype(self.config.compute_dtype)
+        # An id outside the table gives NaN: inside jit nothing can raise, and JAX would wrap or clamp it.
+        rows = jnp.take(table, jnp.where(tokens < 0, table.shape[0], tokens), axis=0, mode="fill")
+        scale = EMBEDDING_SCALES[self.config.embedding_scale](self.config.d_model)
+        return (at_least_float32(rows) * scale).astype(table.dtype)  # JAX would round the scale itself to bfloat16
+
+
+def count_all(tokens: Int[Array, "B L"], pad_id: int) -> Int[Array, "1 L"]:
+    """Position of a token: how many tokens stand before it, padding included."""
+    return jnp.arange(tokens.shape[1])[None]
+
+
+POSITION_COUNTINGS: dict[str, Callable[..., Array]] = {"all": count_all}
+
+
+class Positions(nnx.Module):
+    """The rows of a position table (P, D) that belong to the tokens."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        shape, dtype = (config.table_length, config.d_model), jnp.dtype(config.param_dtype)
+        if config.positions in POSITION_TABLES:
+            self.table = Buffer(jnp.asarray(POSITION_TABLES[config.positions](*shape), dtype))
+        else:
+            kind = nnx.Param if config.positions == "learned" else Buffer
+            self.table = kind(EMBEDDING_INITS[config.embedding_init](config.d_model)(rngs.params(), shape, dtype))
+
+    def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "... L D"]:
+        rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id)
+        table = self.table[...].astype(self.config.compute_dtype)
+        return jnp.take(table, rows + self.config.position_offset, axis=0, mode="fill")
+
+
+class InputStage(nnx.Module):
+    """What stands between an embedding and the first layer: positions, a norm, dropout."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.positions = Positions(config, rngs=rngs) if config.positions != "none" else nnx.data(None)
+        self.norm = Norm(config) if config.embedding_norm != "none" else nnx.data(None)
+        self.dropout = Dropout(config.embedding_dropout)
+
+    def __call__(
+        self, x: Float[Array, "B L D"], tokens: Int[Array, "B L"], dropout_key: DropoutKey | None
+    ) -> Float[Array, "B L D"]:
+        if self.positions is not None:
+            x = x + self.positions(tokens)
+        x = EMBEDDING_NORMS[self.config.embedding_norm](x, self.norm, partial(self.dropout, key=dropout_key))
+        record(self, "output", x)
+        return x
+
+
+EMBEDDING_NORMS: dict[str, Callable[..., Array]] = {
+    "none": lambda x, norm, dropout: dropout(x),
+    "before_dropout": lambda x, norm, dropout: dropout(norm(x)),
+    "after_dropout": lambda x, norm, dropout: norm(dropout(x)),
+}
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+}
+
+
+class FeedForward(nnx.Module):
+    """activation(x W1 + b1) W2 + b2. Source: Vaswani et al. 2017, section 3.3."""
+
+    def __init__(self, config: TransformerConfig, d_ff: int, *, rngs: nnx.Rngs):
+        self.config = config
+        self.inner_proj = linear(config, config.d_model, d_ff, config.ffn_bias, rngs)
+        self.outer_proj = linear(config, d_ff, config.d_model, config.ffn_bias, rngs)
+        self.dropout = Dropout(config.ffn_dropout)
+
+    def __call__(self, x: Float[Array, "B L D"], dropout_key: DropoutKey | None = None) -> Float[Array, "B L D"]:
+        inner = ACTIVATIONS[self.config.activation](self.inner_proj(x))
+        record(self, "inner", inner)
+        output = self.outer_proj(self.dropout(inner, dropout_key))
+        record(self, "output", output)
+        return output
+
+
+# (x, sublayer, norm, dropout, add) -> the residual stream after the sublayer
+NORM_PLACEMENTS: dict[str, Callable[..., Array]] = {
+    "pre": lambda x, sublayer, norm, dropout, add: add(x, dropout(sublayer(norm(x)))),
+    "post": lambda x, sublayer, norm, dropout, add: norm(add(x, dropout(sublayer(x)))),
+}
+RESIDUALS: dict[str, Callable[[Array, Array], Array]] = {"add": lambda x, y: x + y}
+
+
+class Residual(nnx.Module):
+    """norm(x + dropout(f(x))), or x + dropout(f(norm(x))). Source: Vaswani et al. 2017, section 3.1 and 5.4."""
+
+    def __init__(self, config: TransformerConfig, add: str = "add"):
+        self.config, self.add = config, add
+        self.norm = Norm(config)
+        self.dropout = Dropout(config.residual_dropout)
+
+    def __call__(
+        self, x: Float[Array, "B L D"], sublayer: Callable[[Array], Array], dropout_key: DropoutKey | None
+    ) -> Float[Array, "B L D"]:
+        place = NORM_PLACEMENTS[self.config.norm_placement]
+        x = place(x, sublayer, self.norm, partial(self.dropout, key=dropout_key), RESIDUALS[self.add])
+        record(self, "output", x)
+        return x

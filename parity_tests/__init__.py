@@ -1,0 +1,1 @@
+"""The proof that two models are one function."""

@@ -1,0 +1,131 @@
+"""The Flax and the PyTorch model as two functions of (arrays, batch) that return the same paths.
+
+Each returns every activation, the logits, the loss and every gradient of the loss, by path; gradients have the Flax
+names and layout on both sides.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from flax import nnx
+
+from .. import convert, flax_transformer, torch_reference
+from ..configs.schema import TransformerConfig
+from ..convert.port import flax_specs
+
+
+class Batch(NamedTuple):
+    """Sentence pairs as numpy arrays; `dropout` is (seed, update) or None."""
+
+    src_tokens: np.ndarray  # (B, S)
+    tgt_tokens: np.ndarray  # (B, T)
+    labels: np.ndarray  # (B, T)
+    src_mask: np.ndarray | None = None  # (B, S)
+    tgt_mask: np.ndarray | None = None  # (B, T)
+    dropout: tuple[int, int] | None = None
+
+
+Outputs = dict[str, Any]
+GRADIENTS = "gradients."
+
+
+@lru_cache(maxsize=4)
+def flax_function(
+    config: TransformerConfig, *, gradients: bool = True
+) -> Callable[[Mapping[str, Any], Batch], Outputs]:
+    """f(arrays by Flax name, batch), compiled once a shape."""
+    trained = list(flax_specs(config, trained_only=True))
+
+    def forward(arrays: Mapping[str, Any], batch: Batch) -> tuple[jax.Array, Outputs]:
+        model = flax_transformer.Transformer.from_arrays(config, arrays)
+        key = batch.dropout and flax_transformer.DropoutKey(*batch.dropout, jnp.arange(len(batch.labels)))
+        logits, outputs = flax_transformer.activations(
+            model, batch.src_tokens, batch.tgt_tokens, batch.src_mask, batch.tgt_mask, key
+        )
+        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        keep = batch.labels != config.pad_id
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        loss = jnp.where(keep, losses, 0).sum() / jnp.maximum(keep.sum(), 1)
+        return loss, outputs | {"loss": loss}
+
+    def run(arrays: Mapping[str, Any], batch: Batch) -> Outputs:
+        if not gradients:
+            return forward(arrays, batch)[1]
+        params = {name: arrays[name] for name in trained}
+        (_, outputs), grads = jax.value_and_grad(lambda p: forward({**arrays, **p}, batch), has_aux=True)(params)
+        return outputs | {GRADIENTS + name: g for name, g in grads.items()}
+
+    return jax.jit(run)
+
+
+def torch_function(
+    config: TransformerConfig, *, gradients: bool = True
+) -> Callable[[Mapping[str, Any], Batch], Outputs]:
+    """f(arrays by Flax name, batch): the same, through the port's rules."""
+
+    def run(arrays: Mapping[str, Any], batch: Batch) -> Outputs:
+        model = torch_reference.Transformer.from_state_dict(config, convert.to_state_dict(arrays, config))
+        return run_torch(model, batch, gradients=gradients)
+
+    return run
+
+
+def run_torch(model: torch_reference.Transformer, batch: Batch, *, gradients: bool = True) -> Outputs:
+    """What `torch_function` returns, of a model that is there already."""
+    config = model.config
+    tokens = [torch.from_numpy(array) for array in (batch.src_tokens, batch.tgt_tokens)]
+    masks = [None if mask is None else torch.from_numpy(mask) for mask in (batch.src_mask, batch.tgt_mask)]
+    rows = torch.arange(len(batch.labels))
+    key = batch.dropout and torch_reference.DropoutKey(*batch.dropout, rows)
+    with torch.set_grad_enabled(gradients):
+        logits, outputs = torch_reference.activations(model, *tokens, *masks, key)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        labels = torch.from_numpy(batch.labels)
+        losses = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=config.pad_id, reduction="sum"
+        )
+        loss = losses / (labels != config.pad_id).sum().clamp(min=1)
+    outputs = {name: value.detach() for name, value in outputs.items()} | {"loss": loss.detach()}
+    if gradients:
+        names, params = zip(*model.named_parameters(), strict=True)
+        grads = torch.autograd.grad(loss, params, materialize_grads=True)
+        by_name = convert.to_params(dict(zip(names, grads, strict=True)), config, trained_only=True)
+        outputs |= {GRADIENTS + name: g for name, g in by_name.items()}
+    return outputs
+
+
+def random_arrays(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:
+    """Parameters and tables of a new Flax model, with random norm gains and biases: at 1 and 0 they hide mistakes."""
+    model = flax_transformer.Transformer(config, rngs=nnx.Rngs(seed))
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for name, array in flax_transformer.named_arrays(model).items():
+        array = np.asarray(array)
+        if name.endswith((".scale", ".bias")):
+            low = 0.5 if name.endswith(".scale") else -0.5
+            array = rng.uniform(low, low + 1, array.shape).astype(array.dtype)
+        arrays[name] = array
+    return arrays
+
+
+def random_batch(
+    config: TransformerConfig, rng: np.random.Generator, batch: int, src_length: int, tgt_length: int
+) -> Batch:
+    """Random sentences with ragged padding at the end of both sides; the first row is full."""
+
+    def side(vocab_size: int, length: int) -> np.ndarray:
+        tokens = rng.integers(0, vocab_size, (batch, length))
+        tokens[tokens == config.pad_id] = (config.pad_id + 1) % vocab_size
+        lengths = rng.integers(1, length + 1, batch)
+        lengths[0] = length
+        return np.where(np.arange(length) < lengths[:, None], tokens, config.pad_id)
+
+    tgt = side(config.tgt_vocab_size, tgt_length)
+    labels = np.concatenate([tgt[:, 1:], np.full((batch, 1), config.pad_id)], axis=1)
+    return Batch(side(config.src_vocab_size, src_length), tgt, labels)

@@ -1,0 +1,170 @@
+"""Compares what two functions return: array by array, aligned by path, worst element first.
+
+Nothing here knows the model: `compare(f, g, x, criteria=...)` works on any two functions that return trees of arrays of
+the same structure, from JAX, PyTorch or numpy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+Tree = Any
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """How far apart arrays of a rung may be: bound · scale, and why.
+
+    The scale is 1, max(1, the array's largest |reference|), or the largest |reference| in the whole rung.
+    """
+
+    rung: str
+    bound: float
+    scale: Literal["one", "array", "rung"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The worst element of one array, or what makes two arrays incomparable."""
+
+    path: str
+    rung: str
+    index: tuple[int, ...] = ()
+    reference: float = float("nan")
+    candidate: float = float("nan")
+    error: float = float("inf")
+    tolerance: float = 0.0
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Within the tolerance; NaN never is."""
+        return not self.problem and self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.path}: {self.problem}"
+        element = f"{self.path}{list(self.index)}"
+        values = f"reference {self.reference!r}, candidate {self.candidate!r}"
+        return f"{element}: {values}, {self.error:.3g} apart, {self.tolerance:.3g} allowed"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings of a comparison, one a path, in the order of the rungs."""
+
+    findings: tuple[Finding, ...]
+    criteria: tuple[Criterion, ...]
+    reproduce: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Everything is within its tolerance, and there was something to compare."""
+        return bool(self.findings) and all(f.ok for f in self.findings)
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """Findings outside their tolerance."""
+        return tuple(f for f in self.findings if not f.ok)
+
+    @property
+    def failed_rung(self) -> str | None:
+        """The first rung that fails."""
+        return next((c.rung for c in self.criteria if any(f.rung == c.rung for f in self.failures)), None)
+
+    def worst(self, rung: str) -> Finding | None:
+        """The finding of a rung that is farthest outside its tolerance, or nearest to it."""
+        found = [f for f in self.findings if f.rung == rung]
+        return max(found, key=_severity) if found else None
+
+    def check(self) -> None:
+        """Raises: AssertionError that names the first failing rung, its worst elements, and how to reproduce it."""
+        if not self.ok:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"equal: {len(self.findings)} arrays within their tolerances"
+        if not self.findings:
+            return "nothing was compared: both functions returned no arrays"
+        rung = self.failed_rung
+        reason = next(c.reason for c in self.criteria if c.rung == rung)
+        first = sorted((f for f in self.failures if f.rung == rung), key=_severity, reverse=True)
+        lines = [f"{len(self.failures)} of {len(self.findings)} arrays differ, first in rung '{rung}' ({reason}):"]
+        lines += [f"  {finding}" for finding in first[:5]]
+        lines += [f"  … and {len(first) - 5} more in this rung"] if len(first) > 5 else []
+        lines += [f"reproduce: {self.reproduce}"] if self.reproduce else []
+        return "\n".join(lines)
+
+
+def compare(
+    reference: Callable[..., Tree] | Tree,
+    candidate: Callable[..., Tree] | Tree,
+    *inputs: Any,
+    criteria: Sequence[Criterion],
+    rung_of: Callable[[str], str] | None = None,
+    reproduce: str = "",
+) -> Report:
+    """Calls both on the same inputs (or takes two trees as they are) and compares the results.
+
+    `rung_of` gives the rung of a path; without it everything is in the first criterion's rung.
+    """
+    trees = [flatten(side(*inputs) if callable(side) else side) for side in (reference, candidate)]
+    by_rung: dict[str, Criterion] = {criterion.rung: criterion for criterion in criteria}
+    paths: dict[str, list[str]] = {rung: [] for rung in by_rung}
+    for path in dict.fromkeys([*trees[0], *trees[1]]):
+        paths[rung_of(path) if rung_of else criteria[0].rung].append(path)
+    findings = []
+    for rung, criterion in by_rung.items():
+        largest = max((_largest(trees[0][path]) for path in paths[rung] if path in trees[0]), default=0.0)
+        findings += [_finding(path, criterion, trees[0].get(path), trees[1].get(path), largest) for path in paths[rung]]
+    return Report(tuple(findings), tuple(criteria), reproduce)
+
+
+def flatten(tree: Tree) -> dict[str, np.ndarray]:
+    """Arrays by path, keys joined by dots, in float64 or as booleans or integers."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): _to_numpy(leaf) for path, leaf in leaves}
+
+
+def _to_numpy(leaf: Any) -> np.ndarray:
+    if hasattr(leaf, "detach"):  # a torch tensor, without importing torch
+        leaf = leaf.detach().cpu()
+        leaf = leaf.double() if leaf.is_floating_point() else leaf
+    array = np.asarray(leaf)
+    return array if array.dtype.kind in "biu" else array.astype(np.float64)
+
+
+def _largest(array: np.ndarray) -> float:
+    return float(np.abs(array.astype(np.float64)).max(initial=0.0))
+
+
+def _severity(finding: Finding) -> float:
+    if finding.problem or np.isnan(finding.error):
+        return float("inf")
+    return finding.error / max(finding.tolerance, 1e-300)
+
+
+def _finding(
+    path: str, criterion: Criterion, reference: np.ndarray | None, candidate: np.ndarray | None, rung_largest: float
+) -> Finding:
+    if reference is None or candidate is None:
+        side = "reference" if reference is None else "candidate"
+        return Finding(path, criterion.rung, problem=f"the {side} has no such array")
+    if reference.shape != candidate.shape:
+        shapes = f"reference {list(reference.shape)}, candidate {list(candidate.shape)}"
+        return Finding(path, criterion.rung, problem=f"shapes differ: {shapes}")
+    scales: Mapping[str, float] = {"one": 1.0, "array": max(1.0, _largest(reference)), "rung": rung_largest}
+    tolerance = criterion.bound * scales[criterion.scale]
+    if reference.size == 0:
+        return Finding(path, criterion.rung, error=0.0, tolerance=tolerance)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(reference.astype(np.float64) - candidate.astype(np.float64))
+    flat = int(np.argmax(error))  # argmax finds a NaN first
+    index = tuple(int(i) for i in np.unravel_index(flat, error.shape))
+    values = (float(reference[index]), float(candidate[index]), float(error[index]))
+    return Finding(path, criterion.rung, index, *values, tolerance)

@@ -1,0 +1,147 @@
+"""The ladder: masks, attention weights, every sublayer, encoder, decoder, logits, every gradient.
+
+Meaning is proven in float64 with a tight absolute bound; then float32 and bfloat16 are bounded by the ratio of the two
+models' own errors against float64.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from ..configs.schema import TransformerConfig
+from .functions import GRADIENTS, Batch, Outputs, flax_function, random_arrays, random_batch, torch_function
+from .harness import Criterion, Report, compare, flatten
+
+# What equal means in float64.
+CRITERIA = (
+    Criterion("masks", 0, "one", "booleans are equal or not"),
+    Criterion("attention weights", 1e-12, "array", "a correct port reaches 1e-14; the next mistake is at 1e-5"),
+    Criterion("sublayers", 1e-12, "array", "the same, for activations of any size"),
+    Criterion("encoder", 1e-12, "array", "errors of all its layers together stay under the same bound"),
+    Criterion("decoder", 1e-12, "array", "the same"),
+    Criterion("logits", 1e-12, "array", "the same; the loss is here too"),
+    Criterion(
+        "gradients", 1e-10, "rung", "of the largest gradient: some are 0 in exact arithmetic and have no relative error"
+    ),
+)
+RUNGS = tuple(criterion.rung for criterion in CRITERIA)
+
+# In float32 and bfloat16 each model's error against float64 may be at most this many times the other's, as root mean
+# square over POOLED inputs: a correct port is at 0.8 to 1.2, the smallest mistake above 6 in float32. bfloat16 decides
+# on activations only: there, correct gradients are 1.6 to 4.3 apart.
+RATIO_BOUND = 1.5
+POOLED = 24
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One row of the ladder's table."""
+
+    name: str
+    error: float  # worst |difference| in float64
+    float32_ratio: float | None  # Flax's error / PyTorch's, both against float64; None where it does not apply
+    bfloat16_ratio: float | None
+    ok: bool
+
+
+def rung_of(path: str) -> str:
+    """The rung of an output path."""
+    if path.startswith(GRADIENTS):
+        return "gradients"
+    if path in ("encoder.output", "decoder.output"):
+        return path.removesuffix(".output")
+    if path in ("logits", "loss"):
+        return "logits"
+    if path.endswith("_mask"):
+        return "masks"
+    return "attention weights" if path.endswith(".weights") else "sublayers"
+
+
+def compare_models(
+    config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch, *, reproduce: str = ""
+) -> Report:
+    """The ladder in float64 on one batch. Needs `jax_enable_x64` and a float64 config."""
+    functions = torch_function(config), flax_function(config)
+    return compare(*functions, arrays, batch, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
+
+
+def climb(
+    config: TransformerConfig, seed: int = 0, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> tuple[Report, list[Rung]]:
+    """The whole ladder for a random model of this config, on the CPU: (the float64 report, a row a rung).
+
+    `progress` is told (what is being done, steps done, steps in all).
+    """
+    total, done = 1 + 3 * POOLED, 0
+    with jax.default_device(jax.devices("cpu")[0]):
+        with jax.enable_x64(False):
+            arrays = random_arrays(config.replace(param_dtype="float32", compute_dtype="float32"), seed)
+        progress("float64: compiling and comparing", done, total)
+        wide = config.replace(param_dtype="float64", compute_dtype="float64")
+        rng = np.random.default_rng(seed)
+        with jax.enable_x64(True):
+            report = compare_models(wide, _widen(arrays), random_batch(config, rng, 4, *lengths(config)))
+        batches = [random_batch(config, rng, 2, *lengths(config)) for _ in range(POOLED)]
+        oracles = []
+        for batch in batches:
+            progress("the float64 oracle", done := done + 1, total)
+            oracles.append(flatten(torch_function(wide)(_widen(arrays), batch)))
+        ratios = {}
+        for dtype, gradients in (("float32", True), ("bfloat16", False)):
+            errors = _Errors()
+            for batch, oracle in zip(batches, oracles, strict=True):
+                progress(f"{dtype} against float64", done := done + 1, total)
+                errors.add(oracle, *run_both(config, dtype, arrays, batch, gradients))
+            ratios[dtype] = errors.ratios()
+        progress("done", total, total)
+    return report, list(_rows(report, ratios))
+
+
+def run_both(
+    config: TransformerConfig, dtype: str, arrays: Mapping[str, np.ndarray], batch: Batch, gradients: bool
+) -> tuple[Outputs, Outputs]:
+    """(Flax outputs, PyTorch outputs) computed in a narrow number type from float32 parameters."""
+    narrow = config.replace(param_dtype="float32", compute_dtype=dtype)
+    with jax.enable_x64(False):
+        flax = flax_function(narrow, gradients=gradients)(arrays, batch)
+    return flatten(flax), flatten(torch_function(narrow, gradients=gradients)(arrays, batch))
+
+
+def lengths(config: TransformerConfig) -> tuple[int, int]:
+    """Source and target length of the ladder's sentences: two primes, or less where the model is shorter."""
+    return min(11, config.max_length), min(7, config.max_length)
+
+
+class _Errors:
+    """Squared errors of both models, pooled a rung; activations of different size count alike."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, np.ndarray] = {}
+
+    def add(self, oracle: Outputs, flax: Outputs, torch: Outputs) -> None:
+        for path in flax:
+            rung = rung_of(path)
+            if rung == "masks" or path == "loss":  # nothing to round, and a scalar proves nothing
+                continue
+            errors = np.array([np.square(side[path] - oracle[path]).sum() for side in (flax, torch)])
+            scale = 1.0 if rung == "gradients" else np.square(oracle[path]).mean() + 1e-30
+            self.sums[rung] = self.sums.get(rung, np.zeros(2)) + errors / scale
+
+    def ratios(self) -> dict[str, float]:
+        return {rung: float(np.sqrt(flax / torch)) for rung, (flax, torch) in self.sums.items()}
+
+
+def _rows(report: Report, ratios: Mapping[str, Mapping[str, float]]) -> Iterator[Rung]:
+    for name in RUNGS:
+        worst = report.worst(name)
+        found = [ratios[dtype].get(name) for dtype in ("float32", "bfloat16")]
+        near = all(ratio is None or 1 / RATIO_BOUND <= ratio <= RATIO_BOUND for ratio in found)
+        exact = worst is not None and all(f.ok for f in report.findings if f.rung == name)
+        error = max((f.error for f in report.findings if f.rung == name), default=float("nan"))
+        yield Rung(name, error, *found, ok=exact and near)
+
+
+def _widen(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: a.astype(np.float64) for name, a in arrays.items()}

@@ -1,0 +1,109 @@
+"""Multi-head attention and its masks.
+
+Letters: B batch, T query length, S key length, D d_model, N heads, H width of a query/key head, U of a value head.
+Masks are boolean, True = attend.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor, nn
+
+from ..configs.schema import TransformerConfig
+from .dropout import Dropout, DropoutKey
+from .layers import Linear
+from .module import at_least_float32, record
+
+
+class MultiHeadAttention(nn.Module):
+    """concat_n(softmax(q_n · k_n / sqrt(H)) v_n) Wo, with q = x Wq, k = memory Wk, v = memory Wv.
+
+    Source: Vaswani et al. 2017, section 3.2.
+    """
+
+    def __init__(self, config: TransformerConfig, num_heads: int, generator: Generator | None = None):
+        super().__init__()
+        self.config, self.num_heads = config, num_heads
+        query_key = num_heads * config.query_key_width(num_heads)
+        value = num_heads * config.value_width(num_heads)
+        self.q_proj = Linear(config, config.d_model, query_key, config.q_proj_bias, generator)
+        self.k_proj = Linear(config, config.d_model, query_key, config.k_proj_bias, generator)
+        self.v_proj = Linear(config, config.d_model, value, config.v_proj_bias, generator)
+        self.out_proj = Linear(config, value, config.d_model, config.out_proj_bias, generator)
+        self.dropout = Dropout(config.attention_dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        memory: Float[Tensor, "B S D"],
+        mask: Bool[Tensor, "B 1 T S"],
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        q = self._split_heads(self.q_proj(x))
+        k = self._split_heads(self.k_proj(memory))
+        v = self._split_heads(self.v_proj(memory))
+        scores = SCORE_SCALINGS[self.config.score_scaling](q, k)
+        record(self, "scores", scores)
+        if self.config.mask_value == "exact":
+            weights = exact_softmax(scores, mask)
+        else:
+            weights = filled_softmax(scores, mask, self.config.mask_value)
+        record(self, "weights", weights)
+        weights = self.dropout(weights.to(v.dtype), dropout_key)
+        heads = torch.einsum("BNTS,BSNU->BTNU", weights, v)
+        output = self.out_proj(heads.flatten(2))
+        record(self, "output", output)
+        return output
+
+    def _split_heads(self, x: Float[Tensor, "B L NH"]) -> Float[Tensor, "B L N H"]:
+        return x.unflatten(-1, (self.num_heads, -1))
+
+
+def scale_product(q: Float[Tensor, "B T N H"], k: Float[Tensor, "B S N H"]) -> Float[Tensor, "B N T S"]:
+    """(q · k) / sqrt(H)."""
+    return at_least_float32(torch.einsum("BTNH,BSNH->BNTS", q, k)) / q.shape[-1] ** 0.5
+
+
+def scale_query(q: Float[Tensor, "B T N H"], k: Float[Tensor, "B S N H"]) -> Float[Tensor, "B N T S"]:
+    """(q / sqrt(H)) · k: the same number, rounded differently."""
+    scaled = (at_least_float32(q) / q.shape[-1] ** 0.5).to(q.dtype)
+    return at_least_float32(torch.einsum("BTNH,BSNH->BNTS", scaled, k))
+
+
+SCORE_SCALINGS: dict[str, Callable[..., Tensor]] = {"product": scale_product, "query": scale_query}  # float32 or wider
+
+
+def exact_softmax(scores: Float[Tensor, "B N T S"], mask: Bool[Tensor, "B 1 T S"]) -> Float[Tensor, "B N T S"]:
+    """Softmax over the attended keys only: masked weights are 0, and so is a row in which all keys are masked."""
+    weights = torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1)
+    return torch.where(mask, weights, 0)
+
+
+def filled_softmax(
+    scores: Float[Tensor, "B N T S"], mask: Bool[Tensor, "B 1 T S"], value: float
+) -> Float[Tensor, "B N T S"]:
+    """Softmax in which masked keys have the score `value`: a fully masked row attends to every key alike."""
+    return torch.softmax(torch.where(mask, scores, value), dim=-1)
+
+
+def source_mask(src_keep: Bool[Tensor, "B S"], length: int) -> Bool[Tensor, "B 1 T S"]:
+    """Every query sees every kept source token; `length` is the number of queries, T."""
+    return src_keep[:, None, None, :].expand(-1, 1, length, -1)
+
+
+def causal_mask(
+    tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
+) -> Bool[Tensor, "B 1 T T"]:
+    """A target position sees itself and what stands before it, less what a given mask hides.
+
+    Padding is not hidden by its id: where decoding starts from the pad id, that would hide position 0.
+    """
+    batch, length = tgt_tokens.shape
+    mask = torch.ones(length, length, dtype=torch.bool, device=tgt_tokens.device).tril().expand(batch, 1, -1, -1)
+    return mask if tgt_mask is None else mask & tgt_mask[:, None, None, :]
+
+
+ENCODER_MASKS: dict[str, Callable[..., Tensor]] = {"source": source_mask}  # (src_keep, S)
+CROSS_MASKS: dict[str, Callable[..., Tensor]] = {"source": source_mask}  # (src_keep, T)
+DECODER_MASKS: dict[str, Callable[..., Tensor]] = {"causal": causal_mask}  # (tgt_tokens, tgt_mask, pad_id, training)

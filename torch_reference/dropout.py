@@ -1,0 +1,69 @@
+"""Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn by no generator.
+
+mask = hash(seed, update, site, row in the whole batch, position in the row) >= rate · 2^32. So micro-batches, devices
+and the framework change nothing, and training with dropout can be compared step by step.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from .module import at_least_float32
+
+_WORD = 0xFFFFFFFF  # torch has no unsigned 32-bit arithmetic: int64, cut to 32 bits
+
+
+class DropoutKey(NamedTuple):
+    """Where a forward pass stands in a training run. Dropout is on where a key is given, off where none is."""
+
+    seed: int
+    update: int  # number of the optimiser update
+    rows: Int[Tensor, " B"]  # row of each sentence in the whole batch
+
+
+class Dropout(nn.Module):
+    """Zeroes elements with probability `rate` and divides the others by 1 - rate.
+
+    Source: Srivastava et al. 2014, section 4, in the inverted form.
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+        self.site = 0  # the Transformer numbers its sites
+
+    def forward(self, x: Float[Tensor, "B ..."], key: DropoutKey | None) -> Float[Tensor, "B ..."]:
+        if key is None or self.rate == 0:
+            return x
+        scaled = (at_least_float32(x) / (1 - self.rate)).to(x.dtype)
+        return torch.where(keep_mask(key, self.site, self.rate, tuple(x.shape)), scaled, 0)
+
+
+def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
+    """True where an element of this shape, batch first, is kept."""
+    position = torch.arange(math.prod(shape[1:]), device=key.rows.device).reshape(1, *shape[1:])
+    low, high = (word.reshape(-1, *[1] * (len(shape) - 1)) for word in _row_keys(key, site))
+    return _mix(_mix(position ^ low) ^ high) >= round(rate * 2**32)
+
+
+def _row_keys(key: DropoutKey, site: int) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
+    """64 bits a row, in two words, from (seed, update, site, row)."""
+    rows = key.rows.to(torch.int64)
+    low, high = torch.full_like(rows, 0x243F6A88), torch.full_like(rows, 0x85A308D3)  # digits of pi
+    for part in (key.seed, key.update, site, rows):
+        part = part & _WORD
+        low, high = _mix(low ^ part), _mix((high + part * 0x9E3779B9) & _WORD)
+    return low, high
+
+
+def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """A bijection of 32-bit words in which each input bit flips each output bit half of the time.
+
+    Source: Wellons 2018, "Prospecting for Hash Functions", lowbias32.
+    """
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
+    return x ^ (x >> 16)

@@ -1,0 +1,217 @@
+"""Linear maps, norms, embeddings, positions, feed-forward and residual connections.
+
+Letters: B batch, L length, D d_model, F d_ff, V vocabulary, P rows of a position table.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from ..configs.position_tables import POSITION_TABLES
+from ..configs.schema import TransformerConfig
+from .dropout import Dropout, DropoutKey
+from .initializers import BIAS_INITS, EMBEDDING_INITS, LINEAR_INITS
+from .module import at_least_float32, dtype_of, record
+
+
+class Linear(nn.Module):
+    """x Wᵀ + b with the config's initialisation and number types."""
+
+    def __init__(
+        self, config: TransformerConfig, inputs: int, outputs: int, use_bias: bool, generator: Generator | None = None
+    ):
+        super().__init__()
+        dtype = dtype_of(config.param_dtype)
+        self.compute_dtype = dtype_of(config.compute_dtype)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(outputs, dtype=dtype)) if use_bias else None
+        LINEAR_INITS[config.linear_init](self.weight, inputs, config.d_model, generator)
+        if self.bias is not None and config.linear_init in BIAS_INITS:
+            BIAS_INITS[config.linear_init](self.bias, inputs, generator)
+
+    def forward(self, x: Float[Tensor, "... I"]) -> Float[Tensor, "... O"]:
+        bias = None if self.bias is None else self.bias.to(self.compute_dtype)
+        return functional.linear(x.to(self.compute_dtype), self.weight.to(self.compute_dtype), bias)
+
+
+def layer_norm(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L D"]:
+    """(x - mean) / sqrt(variance + eps) over D. Source: Ba et al. 2016, eq. 4."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+
+
+def rms_norm(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L D"]:
+    """x / sqrt(mean(x²) + eps) over D. Source: Zhang and Sennrich 2019, eq. 4."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def sample_std_norm(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L D"]:
+    """(x - mean) / (sample deviation + eps) over D: divides by D - 1, eps outside the root.
+
+    Source: The Annotated Transformer, LayerNorm.
+    """
+    return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps)
+
+
+NORMS: dict[str, Callable[..., Tensor]] = {
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "sample_std_norm": sample_std_norm,
+}
+
+
+class Norm(nn.Module):
+    """weight · normalised(x) + bias, in float32 or wider."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        shape, dtype = (config.d_model,), dtype_of(config.param_dtype)
+        self.weight = nn.Parameter(torch.ones(shape, dtype=dtype)) if config.norm_scale else None
+        self.bias = nn.Parameter(torch.zeros(shape, dtype=dtype)) if config.norm_bias else None
+
+    def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        y = NORMS[self.config.norm](at_least_float32(x), self.config.norm_eps)
+        if self.weight is not None:
+            y = y * self.weight
+        if self.bias is not None:
+            y = y + self.bias
+        y = y.to(x.dtype)
+        record(self, "output", y)
+        return y
+
+
+EMBEDDING_SCALES: dict[str, Callable[[int], float]] = {
+    "none": lambda d_model: 1.0,
+    "sqrt_d_model": lambda d_model: d_model**0.5,
+}
+
+
+class Embedding(nn.Module):
+    """Rows of a table (V, D), scaled. Source: Vaswani et al. 2017, section 3.4."""
+
+    def __init__(self, config: TransformerConfig, vocab_size: int, generator: Generator | None = None):
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(vocab_size, config.d_model, dtype=dtype_of(config.param_dtype)))
+        EMBEDDING_INITS[config.embedding_init](self.weight, config.d_model, generator)
+
+    def forward(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
+        table = self.weight.to(dtype_of(self.config.compute_dtype))
+        scale = EMBEDDING_SCALES[self.config.embedding_scale](self.config.d_model)
+        return (at_least_float32(functional.embedding(tokens, table)) * scale).to(table.dtype)
+
+
+def count_all(tokens: Int[Tensor, "B L"], pad_id: int) -> Int[Tensor, "1 L"]:
+    """Position of a token: how many tokens stand before it, padding included."""
+    return torch.arange(tokens.shape[1], device=tokens.device)[None]
+
+
+POSITION_COUNTINGS: dict[str, Callable[..., Tensor]] = {"all": count_all}
+
+
+class Positions(nn.Module):
+    """The rows of a position table (P, D) that belong to the tokens."""
+
+    table: Tensor
+
+    def __init__(self, config: TransformerConfig, generator: Generator | None = None):
+        super().__init__()
+        self.config = config
+        shape, dtype = (config.table_length, config.d_model), dtype_of(config.param_dtype)
+        if config.positions in POSITION_TABLES:
+            table = torch.from_numpy(POSITION_TABLES[config.positions](*shape)).to(dtype)
+        else:
+            table = torch.empty(shape, dtype=dtype)
+            EMBEDDING_INITS[config.embedding_init](table, config.d_model, generator)
+        if config.positions == "learned":
+            self.table = nn.Parameter(table)
+        else:
+            self.register_buffer("table", table)
+
+    def forward(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "... L D"]:
+        rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id)
+        table = self.table.to(dtype_of(self.config.compute_dtype))
+        return functional.embedding(rows + self.config.position_offset, table)
+
+
+class InputStage(nn.Module):
+    """What stands between an embedding and the first layer: positions, a norm, dropout."""
+
+    def __init__(self, config: TransformerConfig, generator: Generator | None = None):
+        super().__init__()
+        self.config = config
+        self.positions = Positions(config, generator) if config.positions != "none" else None
+        self.norm = Norm(config) if config.embedding_norm != "none" else None
+        self.dropout = Dropout(config.embedding_dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B L D"], tokens: Int[Tensor, "B L"], dropout_key: DropoutKey | None
+    ) -> Float[Tensor, "B L D"]:
+        if self.positions is not None:
+            x = x + self.positions(tokens)
+        x = EMBEDDING_NORMS[self.config.embedding_norm](x, self.norm, partial(self.dropout, key=dropout_key))
+        record(self, "output", x)
+        return x
+
+
+EMBEDDING_NORMS: dict[str, Callable[..., Tensor]] = {
+    "none": lambda x, norm, dropout: dropout(x),
+    "before_dropout": lambda x, norm, dropout: dropout(norm(x)),
+    "after_dropout": lambda x, norm, dropout: norm(dropout(x)),
+}
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """activation(x W1 + b1) W2 + b2. Source: Vaswani et al. 2017, section 3.3."""
+
+    def __init__(self, config: TransformerConfig, d_ff: int, generator: Generator | None = None):
+        super().__init__()
+        self.config = config
+        self.inner_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, generator)
+        self.outer_proj = Linear(config, d_ff, config.d_model, config.ffn_bias, generator)
+        self.dropout = Dropout(config.ffn_dropout)
+
+    def forward(self, x: Float[Tensor, "B L D"], dropout_key: DropoutKey | None = None) -> Float[Tensor, "B L D"]:
+        inner = ACTIVATIONS[self.config.activation](self.inner_proj(x))
+        record(self, "inner", inner)
+        output = self.outer_proj(self.dropout(inner, dropout_key))
+        record(self, "output", output)
+        return output
+
+
+# (x, sublayer, norm, dropout, add) -> the residual stream after the sublayer
+NORM_PLACEMENTS: dict[str, Callable[..., Tensor]] = {
+    "pre": lambda x, sublayer, norm, dropout, add: add(x, dropout(sublayer(norm(x)))),
+    "post": lambda x, sublayer, norm, dropout, add: norm(add(x, dropout(sublayer(x)))),
+}
+RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": lambda x, y: x + y}
+
+
+class Residual(nn.Module):
+    """norm(x + dropout(f(x))), or x + dropout(f(norm(x))). Source: Vaswani et al. 2017, section 3.1 and 5.4."""
+
+    def __init__(self, config: TransformerConfig, add: str = "add"):
+        super().__init__()
+        self.config, self.add = config, add
+        self.norm = Norm(config)
+        self.dropout = Dropout(config.residual_dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B L D"], sublayer: Callable[[Tensor], Tensor], dropout_key: DropoutKey | None
+    ) -> Float[Tensor, "B L D"]:
+        place = NORM_PLACEMENTS[self.config.norm_placement]
+        x = place(x, sublayer, self.norm, partial(self.dropout, key=dropout_key), RESIDUALS[self.add])
+        record(self, "output", x)
+        return x

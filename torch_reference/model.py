@@ -1,0 +1,221 @@
+"""The encoder-decoder Transformer. Source: Vaswani et al. 2017, "Attention Is All You Need".
+
+Letters: B batch, S source length, T target length, D d_model, V vocabulary. Masks are boolean, True = attend.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor, nn
+
+from ..configs.schema import TransformerConfig
+from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
+from .dropout import Dropout, DropoutKey
+from .inputs import check_inputs, check_memory
+from .layers import Embedding, FeedForward, InputStage, Linear, Norm, Residual
+from .module import at_least_float32, dtype_of, record
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward, each in a residual connection."""
+
+    def __init__(self, config: TransformerConfig, generator: Generator | None = None):
+        super().__init__()
+        self.self_attention = MultiHeadAttention(config, config.num_heads, generator)
+        self.self_attention_residual = Residual(config)
+        self.feed_forward = FeedForward(config, config.d_ff, generator)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(
+        self, x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S S"], dropout_key: DropoutKey | None = None
+    ) -> Float[Tensor, "B S D"]:
+        x = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key), dropout_key)
+        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the encoder's output, then feed-forward, each in a residual connection."""
+
+    def __init__(self, config: TransformerConfig, generator: Generator | None = None):
+        super().__init__()
+        num_heads = config.decoder_num_heads or config.num_heads
+        self.self_attention = MultiHeadAttention(config, num_heads, generator)
+        self.self_attention_residual = Residual(config)
+        self.cross_attention = MultiHeadAttention(config, num_heads, generator)
+        self.cross_attention_residual = Residual(config, config.cross_attention_residual)
+        self.feed_forward = FeedForward(config, config.decoder_d_ff or config.d_ff, generator)
+        self.feed_forward_residual = Residual(config)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        memory: Float[Tensor, "B S D"],
+        self_mask: Bool[Tensor, "B 1 T T"],
+        cross_mask: Bool[Tensor, "B 1 T S"],
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        x = self.self_attention_residual(x, lambda y: self.self_attention(y, y, self_mask, dropout_key), dropout_key)
+        x = self.cross_attention_residual(
+            x, lambda y: self.cross_attention(y, memory, cross_mask, dropout_key), dropout_key
+        )
+        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+
+
+class Encoder(nn.Module):
+    """A stack of encoder layers and, if the config says so, a last norm."""
+
+    def __init__(self, config: TransformerConfig, generator: Generator | None = None):
+        super().__init__()
+        self.layers = nn.ModuleList([EncoderLayer(config, generator) for _ in range(config.num_encoder_layers)])
+        self.final_norm = Norm(config) if config.final_norm else None
+
+    def forward(
+        self, x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S S"], dropout_key: DropoutKey | None = None
+    ) -> Float[Tensor, "B S D"]:
+        for layer in self.layers:
+            x = layer(x, mask, dropout_key)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        record(self, "output", x)
+        return x
+
+
+class Decoder(nn.Module):
+    """A stack of decoder layers and, if the config says so, a last norm."""
+
+    def __init__(self, config: TransformerConfig, generator: Generator | None = None):
+        super().__init__()
+        self.layers = nn.ModuleList([DecoderLayer(config, generator) for _ in range(config.num_decoder_layers)])
+        self.final_norm = Norm(config) if config.final_norm else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        memory: Float[Tensor, "B S D"],
+        self_mask: Bool[Tensor, "B 1 T T"],
+        cross_mask: Bool[Tensor, "B 1 T S"],
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        for layer in self.layers:
+            x = layer(x, memory, self_mask, cross_mask, dropout_key)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        record(self, "output", x)
+        return x
+
+
+LOGIT_SCALES: dict[str, Callable[[int], float]] = {
+    "none": lambda d_model: 1.0,
+    "rsqrt_d_model": lambda d_model: d_model**-0.5,
+}
+OUTPUT_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda logits: logits}
+
+
+class Output(nn.Module):
+    """x W · scale + b, where W is this module's own or the target embedding's transpose.
+
+    Source: Vaswani et al. 2017, section 3.4; Press and Wolf 2017 for the tie.
+    """
+
+    def __init__(self, config: TransformerConfig, generator: Generator | None = None):
+        super().__init__()
+        self.config = config
+        vocab, dtype = config.tgt_vocab_size, dtype_of(config.param_dtype)
+        self.proj = None if config.tied_output else Linear(config, config.d_model, vocab, False, generator)
+        self.bias = nn.Parameter(torch.zeros(vocab, dtype=dtype)) if config.output_bias == "learned" else None
+
+    def forward(self, x: Float[Tensor, "B T D"], embedding: Float[Tensor, "V D"]) -> Float[Tensor, "B T V"]:
+        logits = x @ embedding.to(x.dtype).T if self.proj is None else self.proj(x)
+        logits = at_least_float32(logits) * LOGIT_SCALES[self.config.logit_scale](self.config.d_model)
+        if self.bias is not None:
+            logits = logits + self.bias
+        logits = logits.to(x.dtype)
+        return OUTPUT_ACTIVATIONS[self.config.output_activation](logits)
+
+
+class Transformer(nn.Module):
+    """Logits of the next target token at every target position. Source: Vaswani et al. 2017, figure 1."""
+
+    def __init__(self, config: TransformerConfig, generator: Generator | None = None):
+        super().__init__()
+        self.config = config
+        self.src_embedding = Embedding(config, config.src_vocab_size, generator)
+        shared = config.shared_embeddings
+        self.tgt_embedding = None if shared else Embedding(config, config.tgt_vocab_size, generator)
+        self.src_input = InputStage(config, generator)
+        self.tgt_input = InputStage(config, generator)
+        self.encoder = Encoder(config, generator)
+        self.decoder = Decoder(config, generator)
+        self.output = Output(config, generator)
+        for path, module in self.named_modules():
+            if isinstance(module, Dropout):
+                module.site = zlib.crc32(path.encode())
+
+    @classmethod
+    def from_state_dict(cls, config: TransformerConfig, state_dict: Mapping[str, Any]) -> Self:
+        """A model that holds these very tensors; draws no random ones.
+
+        `convert` checks names, shapes and number types first.
+        """
+        with torch.device("meta"):
+            model = cls(config)
+        model.load_state_dict(state_dict, assign=True)
+        return model
+
+    def forward(
+        self,
+        src_tokens: Int[Tensor, "B S"],
+        tgt_tokens: Int[Tensor, "B T"],
+        src_mask: Bool[Tensor, "B S"] | None = None,
+        tgt_mask: Bool[Tensor, "B T"] | None = None,
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits (B, T, V). The source mask is `src_tokens != pad_id` where none is given; the target has none then.
+
+        Raises:
+            ValueError: shapes that do not fit, a length above `max_length`, or an id outside the vocabulary.
+        """
+        memory = self.encode(src_tokens, src_mask, dropout_key)
+        return self.decode(tgt_tokens, memory, self.source_keep(src_tokens, src_mask), tgt_mask, dropout_key)
+
+    def source_keep(self, src_tokens: Int[Tensor, "B S"], src_mask: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"]:
+        """The source tokens that may be attended to: a given mask, else all but padding."""
+        return src_tokens != self.config.pad_id if src_mask is None else src_mask
+
+    def encode(
+        self,
+        src_tokens: Int[Tensor, "B S"],
+        src_mask: Bool[Tensor, "B S"] | None = None,
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Tensor, "B S D"]:
+        """The encoder's output. Raises: ValueError, as the whole model."""
+        check_inputs("src", src_tokens, src_mask, self.config.src_vocab_size, self.config.max_length, dropout_key)
+        mask = ENCODER_MASKS[self.config.encoder_mask](self.source_keep(src_tokens, src_mask), src_tokens.shape[1])
+        record(self, "encoder_mask", mask)
+        x = self.src_input(self.src_embedding(src_tokens), src_tokens, dropout_key)
+        return self.encoder(x, mask, dropout_key)
+
+    def decode(
+        self,
+        tgt_tokens: Int[Tensor, "B T"],
+        memory: Float[Tensor, "B S D"],
+        src_mask: Bool[Tensor, "B S"],
+        tgt_mask: Bool[Tensor, "B T"] | None = None,
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits, given the encoder's output and the source mask. Raises: ValueError, as the whole model."""
+        config = self.config
+        check_inputs("tgt", tgt_tokens, tgt_mask, config.tgt_vocab_size, config.max_length, dropout_key)
+        check_memory(tgt_tokens, memory, src_mask)
+        self_mask = DECODER_MASKS[config.decoder_mask](tgt_tokens, tgt_mask, config.pad_id, dropout_key is not None)
+        cross_mask = CROSS_MASKS[config.cross_mask](src_mask, tgt_tokens.shape[1])
+        record(self, "decoder_mask", self_mask)
+        record(self, "cross_mask", cross_mask)
+        embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
+        x = self.tgt_input(embedding(tgt_tokens), tgt_tokens, dropout_key)
+        logits = self.output(self.decoder(x, memory, self_mask, cross_mask, dropout_key), embedding.weight)
+        record(self, "logits", logits)
+        return logits

@@ -1,0 +1,23 @@
+"""Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal.
+
+Sub-packages load when they are first used: `import twinax` brings in neither jax nor torch.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_SUBPACKAGES = ("configs", "convert", "flax_transformer", "parity_tests", "torch_reference")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TransformerConfig":
+        return importlib.import_module("twinax.configs").TransformerConfig
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"twinax.{name}")
+    raise AttributeError(f"module 'twinax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "TransformerConfig", *_SUBPACKAGES})

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from .validation import ConfigError, check_field_types
 
@@ -135,7 +135,7 @@ class TransformerConfig:
         """Features of one value head in an attention of `num_heads` heads."""
         return self.v_head_dim or self.query_key_width(num_heads)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "TransformerConfig":
         """The same config with some fields changed, validated again."""
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
         if unknown:

@@ -5,7 +5,7 @@ Letters: B batch, S source length, T target length, D d_model, V vocabulary. Mas
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -155,7 +155,7 @@ class Transformer(nnx.Module):
                 module.site = zlib.crc32(join_path(path).encode())
 
     @classmethod
-    def from_arrays(cls, config: TransformerConfig, arrays: Mapping[str, Any]) -> Self:
+    def from_arrays(cls, config: TransformerConfig, arrays: Mapping[str, Any]) -> "Transformer":
         """A model of these parameters and buffers by name, as `named_arrays` gives them; draws no random ones.
 
         `convert` checks names, shapes and number types first.

@@ -26,8 +26,11 @@ def activations(model: nnx.Module, *args: Any, **kwargs: Any) -> tuple[Any, dict
     return result, {join_path(path): value.get_value()[0] for path, value in nnx.to_flat_state(captured)}
 
 
-def named_arrays(tree: nnx.Module | nnx.State, kind: Any = (nnx.Param, Buffer)) -> dict[str, jax.Array]:
-    """Parameters and buffers of a model or a state by name, sorted; `kind` chooses, as `nnx.Param`."""
+def named_arrays(tree: nnx.Module | nnx.State, kind: Any = (nnx.Param, Buffer)) -> dict[str, Any]:
+    """Parameters and buffers of a model or a state by name, sorted; `kind` chooses, as `nnx.Param`.
+
+    An abstract model, as `nnx.eval_shape` makes it, gives their shapes and number types.
+    """
     state = nnx.state(tree, kind) if isinstance(tree, nnx.Module) else tree
     flat = {join_path(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return dict(sorted(flat.items()))

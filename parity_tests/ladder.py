@@ -16,7 +16,7 @@ from .harness import Criterion, Report, compare, flatten
 
 # What equal means in float64.
 CRITERIA = (
-    Criterion("masks", 0, "one", "booleans are equal or not"),
+    Criterion("masks", 0.0, "one", "booleans are equal or not"),
     Criterion("attention weights", 1e-12, "array", "a correct port reaches 1e-14; the next mistake is at 1e-5"),
     Criterion("sublayers", 1e-12, "array", "the same, for activations of any size"),
     Criterion("encoder", 1e-12, "array", "errors of all its layers together stay under the same bound"),
@@ -29,10 +29,12 @@ CRITERIA = (
 RUNGS = tuple(criterion.rung for criterion in CRITERIA)
 
 # In float32 and bfloat16 each model's error against float64 may be at most this many times the other's, as root mean
-# square over POOLED inputs: a correct port is at 0.8 to 1.2, the smallest mistake above 6 in float32. bfloat16 decides
-# on activations only: there, correct gradients are 1.6 to 4.3 apart.
+# square over POOLED inputs: a correct port is at 0.8 to 1.25, the smallest mistake above 6 in float32. bfloat16 decides
+# on activations only: there, correct gradients are 1.6 to 4.3 apart. Inputs in which rounding carries a ReLU across 0
+# are passed over for float32; MOST_DRAWS ends the search for others.
 RATIO_BOUND = 1.5
 POOLED = 24
+MOST_DRAWS = 240
 
 
 @dataclass(frozen=True)
@@ -74,29 +76,43 @@ def climb(
 
     `progress` is told (what is being done, steps done, steps in all).
     """
-    total, done = 1 + 3 * POOLED, 0
+    total = 1 + 2 * POOLED
     with jax.default_device(jax.devices("cpu")[0]):
         with jax.enable_x64(False):
             arrays = random_arrays(config.replace(param_dtype="float32", compute_dtype="float32"), seed)
-        progress("float64: compiling and comparing", done, total)
+        progress("float64", 0, total)
         wide = config.replace(param_dtype="float64", compute_dtype="float64")
-        rng = np.random.default_rng(seed)
+        wide_arrays = {name: a.astype(np.float64) for name, a in arrays.items()}
         with jax.enable_x64(True):
-            report = compare_models(wide, _widen(arrays), random_batch(config, rng, 4, *lengths(config)))
-        batches = [random_batch(config, rng, 2, *lengths(config)) for _ in range(POOLED)]
-        oracles = []
-        for batch in batches:
-            progress("the float64 oracle", done := done + 1, total)
-            oracles.append(flatten(torch_function(wide)(_widen(arrays), batch)))
+            report = compare_models(wide, wide_arrays, _draw(config, seed, 0, 4))
         ratios = {}
-        for dtype, gradients in (("float32", True), ("bfloat16", False)):
+        for i, (dtype, gradients) in enumerate((("float32", True), ("bfloat16", False))):
             errors = _Errors()
-            for batch, oracle in zip(batches, oracles, strict=True):
-                progress(f"{dtype} against float64", done := done + 1, total)
-                errors.add(oracle, *run_both(config, dtype, arrays, batch, gradients))
+            for draw in range(MOST_DRAWS):
+                if errors.inputs == POOLED:
+                    break
+                progress(f"{dtype} against float64", 1 + i * POOLED + errors.inputs, total)
+                batch = _draw(config, seed, 1 + draw, 2)
+                oracle = flatten(torch_function(wide, gradients=gradients)(wide_arrays, batch))
+                narrow = run_both(config, dtype, arrays, batch, gradients)
+                if not gradients or all(same_side_of_relu(config, oracle, side) for side in narrow):
+                    errors.add(oracle, *narrow)
             ratios[dtype] = errors.ratios()
         progress("done", total, total)
     return report, list(_rows(report, ratios))
+
+
+def same_side_of_relu(config: TransformerConfig, oracle: Outputs, narrow: Outputs) -> bool:
+    """Whether every ReLU is open or closed as in float64: where one is not, the gradient is another function's."""
+    if config.activation != "relu":
+        return True
+    inner = [path for path in oracle if path.endswith(".inner")]
+    return all(np.array_equal(oracle[path] > 0, narrow[path] > 0) for path in inner)
+
+
+def _draw(config: TransformerConfig, seed: int, number: int, batch: int) -> Batch:
+    src_length, tgt_length = min(11, config.max_length), min(7, config.max_length)
+    return random_batch(config, np.random.default_rng([seed, number]), batch, src_length, tgt_length)
 
 
 def run_both(
@@ -109,18 +125,15 @@ def run_both(
     return flatten(flax), flatten(torch_function(narrow, gradients=gradients)(arrays, batch))
 
 
-def lengths(config: TransformerConfig) -> tuple[int, int]:
-    """Source and target length of the ladder's sentences: two primes, or less where the model is shorter."""
-    return min(11, config.max_length), min(7, config.max_length)
-
-
 class _Errors:
     """Squared errors of both models, pooled a rung; activations of different size count alike."""
 
     def __init__(self) -> None:
+        self.inputs = 0
         self.sums: dict[str, np.ndarray] = {}
 
     def add(self, oracle: Outputs, flax: Outputs, torch: Outputs) -> None:
+        self.inputs += 1
         for path in flax:
             rung = rung_of(path)
             if rung == "masks" or path == "loss":  # nothing to round, and a scalar proves nothing
@@ -130,6 +143,8 @@ class _Errors:
             self.sums[rung] = self.sums.get(rung, np.zeros(2)) + errors / scale
 
     def ratios(self) -> dict[str, float]:
+        if self.inputs < POOLED:  # fewer prove nothing
+            return dict.fromkeys(self.sums, float("nan"))
         return {rung: float(np.sqrt(flax / torch)) for rung, (flax, torch) in self.sums.items()}
 
 
@@ -141,7 +156,3 @@ def _rows(report: Report, ratios: Mapping[str, Mapping[str, float]]) -> Iterator
         exact = worst is not None and all(f.ok for f in report.findings if f.rung == name)
         error = max((f.error for f in report.findings if f.rung == name), default=float("nan"))
         yield Rung(name, error, *found, ok=exact and near)
-
-
-def _widen(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: a.astype(np.float64) for name, a in arrays.items()}

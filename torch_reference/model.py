@@ -5,7 +5,7 @@ Letters: B batch, S source length, T target length, D d_model, V vocabulary. Mas
 
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -155,7 +155,7 @@ class Transformer(nn.Module):
                 module.site = zlib.crc32(path.encode())
 
     @classmethod
-    def from_state_dict(cls, config: TransformerConfig, state_dict: Mapping[str, Any]) -> Self:
+    def from_state_dict(cls, config: TransformerConfig, state_dict: Mapping[str, Any]) -> "Transformer":
         """A model that holds these very tensors; draws no random ones.
 
         `convert` checks names, shapes and number types first.

@@ -1,0 +1,18 @@
+"""Set-up of every test: float64 on, shapes checked at each call, no network."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import jax
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_enable_x64", True)
+# The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
+install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
+
+# Runs are repeatable, and no example is too slow: the first of a shape compiles.
+settings.register_profile("twinax", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("twinax")

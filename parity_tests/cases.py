@@ -1,0 +1,67 @@
+"""The settings and sizes at which parity is proven: every pair of values of every two settings, on small primes."""
+
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from allpairspy import AllPairs
+
+from ..configs.schema import TransformerConfig
+
+# Sizes that no two of are equal by chance; d_model is divisible by num_heads, since head_dim may be left to it.
+SIZES: dict[str, list[Any]] = {
+    "src_vocab_size": [31],
+    "tgt_vocab_size": [29],
+    "d_model": [14, 21],
+    "num_heads": [7],
+    "decoder_num_heads": [None, 1],
+    "head_dim": [None, 5],
+    "v_head_dim": [None, 3],
+    "d_ff": [23],
+    "decoder_d_ff": [None, 17],
+    "num_encoder_layers": [1, 2],
+    "num_decoder_layers": [1, 2],
+    "max_length": [11],
+    "norm_eps": [1e-5, 1e-3],
+    "position_offset": [0, 2],
+    "position_table_length": [None, 19],
+    "mask_value": ["exact", -1e9, -1.5],
+    "embedding_dropout": [0.0, 0.3],
+    "attention_dropout": [0.0, 0.4],
+    "ffn_dropout": [0.0, 0.2],
+    "residual_dropout": [0.0, 0.1],
+    "pad_id": [0, 3],
+}
+# Special ids that no forward pass reads, and number types, which the ladder's columns are.
+NOT_VARIED = {"bos_id", "eos_id", "decoder_start_id", "param_dtype", "compute_dtype"}
+# What the batch brings: given masks and dropout.
+INPUTS: dict[str, list[bool]] = {"src_mask": [False, True], "tgt_mask": [False, True], "dropout": [False, True]}
+
+
+def factors() -> dict[str, list[Any]]:
+    """Every setting with the values it takes here: all of a registry, both of a switch, and `SIZES`."""
+    hints = get_type_hints(TransformerConfig)
+    values: dict[str, list[Any]] = {}
+    for field in fields(TransformerConfig):
+        if field.name in NOT_VARIED:
+            continue
+        if field.name in SIZES:
+            values[field.name] = SIZES[field.name]
+        elif get_origin(hints[field.name]) is Literal:
+            values[field.name] = list(get_args(hints[field.name]))
+        else:
+            assert hints[field.name] is bool, f"{field.name}: give cases.SIZES values for it"
+            values[field.name] = [False, True]
+    return values | INPUTS
+
+
+def pairwise() -> list[tuple[TransformerConfig, dict[str, bool]]]:
+    """Configs, each with the inputs it is run on, in which any two values of any two settings meet."""
+    names = list(factors())
+    rows = [dict(zip(names, row, strict=True)) for row in AllPairs(list(factors().values()))]
+    cases = []
+    for row in rows:
+        inputs = {name: row.pop(name) for name in INPUTS}
+        if row["shared_embeddings"]:
+            row["tgt_vocab_size"] = row["src_vocab_size"]
+        cases.append((TransformerConfig(**row, param_dtype="float64", compute_dtype="float64"), inputs))
+    return cases

@@ -1,0 +1,35 @@
+"""The command `twinax`. What a subcommand needs is imported when it runs."""
+
+import sys
+from typing import Literal
+
+import tyro
+
+_DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
+
+
+def parity(
+    preset: tyro.conf.Positional[Literal["tiny", "small", "base", "big"]] = "tiny",
+    seed: int = 0,
+) -> int:
+    """Prove on a random model that the Flax and the PyTorch twin are one function.
+
+    Prints the ladder as a table: for every rung the worst float64 difference between the two models, and in float32 and
+    bfloat16 the ratio of their errors. Exits with 0 where every rung holds, else with 1.
+
+    Example: twinax parity tiny
+
+    Args:
+        preset: size of the model. tiny takes seconds; base and big take minutes and gigabytes.
+        seed: seed of the random weights and sentences.
+    """
+    from .configs.schema import TransformerConfig
+    from .parity_tests.report import show_ladder
+
+    config = TransformerConfig.preset(preset)
+    return 0 if show_ladder(config, f"twinax parity {preset} --seed {seed}", seed) else 1
+
+
+def main() -> None:
+    """Entry point of the command."""
+    sys.exit(tyro.extras.subcommand_cli_from_dict({"parity": parity}, prog="twinax", description=_DESCRIPTION))

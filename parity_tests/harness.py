@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 Tree = Any
@@ -55,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of a comparison, one a path, in the order of the rungs."""
+    """The findings of a comparison, one a path, in the order in which the reference returned them."""
 
     findings: tuple[Finding, ...]
     criteria: tuple[Criterion, ...]
@@ -75,6 +74,11 @@ class Report:
     def failed_rung(self) -> str | None:
         """The first rung that fails."""
         return next((c.rung for c in self.criteria if any(f.rung == c.rung for f in self.failures)), None)
+
+    @property
+    def first(self) -> Finding | None:
+        """The first array that differs, in the reference's order: the place to look."""
+        return next(iter(self.failures), None)
 
     def worst(self, rung: str) -> Finding | None:
         """The finding of a rung that is farthest outside its tolerance, or nearest to it."""
@@ -97,6 +101,7 @@ class Report:
         lines = [f"{len(self.failures)} of {len(self.findings)} arrays differ, first in rung '{rung}' ({reason}):"]
         lines += [f"  {finding}" for finding in first[:5]]
         lines += [f"  … and {len(first) - 5} more in this rung"] if len(first) > 5 else []
+        lines += [f"in the order of the computation it begins at {self.first.path}"] if self.first else []
         lines += [f"reproduce: {self.reproduce}"] if self.reproduce else []
         return "\n".join(lines)
 
@@ -114,21 +119,30 @@ def compare(
     `rung_of` gives the rung of a path; without it everything is in the first criterion's rung.
     """
     trees = [flatten(side(*inputs) if callable(side) else side) for side in (reference, candidate)]
-    by_rung: dict[str, Criterion] = {criterion.rung: criterion for criterion in criteria}
-    paths: dict[str, list[str]] = {rung: [] for rung in by_rung}
-    for path in dict.fromkeys([*trees[0], *trees[1]]):
-        paths[rung_of(path) if rung_of else criteria[0].rung].append(path)
-    findings = []
-    for rung, criterion in by_rung.items():
-        largest = max((_largest(trees[0][path]) for path in paths[rung] if path in trees[0]), default=0.0)
-        findings += [_finding(path, criterion, trees[0].get(path), trees[1].get(path), largest) for path in paths[rung]]
+    by_rung = {criterion.rung: criterion for criterion in criteria}
+    rungs = {path: rung_of(path) if rung_of else criteria[0].rung for path in (*trees[0], *trees[1])}
+    largest = dict.fromkeys(by_rung, 0.0)
+    for path, array in trees[0].items():
+        largest[rungs[path]] = max(largest[rungs[path]], _largest(array))
+    findings = [
+        _finding(path, by_rung[rung], trees[0].get(path), trees[1].get(path), largest[rung])
+        for path, rung in rungs.items()
+    ]
     return Report(tuple(findings), tuple(criteria), reproduce)
 
 
-def flatten(tree: Tree) -> dict[str, np.ndarray]:
-    """Arrays by path, keys joined by dots, in float64 or as booleans or integers."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): _to_numpy(leaf) for path, leaf in leaves}
+def flatten(tree: Tree, path: str = "") -> dict[str, np.ndarray]:
+    """Arrays by path, keys joined by dots, in the tree's own order; floats become float64."""
+    if isinstance(tree, Mapping):
+        children = tree.items()
+    elif isinstance(tree, list | tuple):
+        children = enumerate(tree)
+    else:
+        return {path: _to_numpy(tree)}
+    flat: dict[str, np.ndarray] = {}
+    for key, child in children:
+        flat |= flatten(child, f"{path}.{key}" if path else str(key))
+    return flat
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:

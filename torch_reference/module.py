@@ -11,25 +11,20 @@ from torch import Tensor, nn
 
 def record(module: nn.Module, name: str, value: Tensor) -> None:
     """Offers an activation to `activations`; does nothing outside of it."""
-    captures = vars(module).get("captures")
-    if captures is not None:
-        captures[name] = value
+    if "captures" in vars(module):
+        path, captured = vars(module)["captures"]
+        captured[f"{path}.{name}".removeprefix(".")] = value
 
 
 def activations(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Calls the model: (its result, every recorded activation by path)."""
-    modules = dict(model.named_modules())
+    """Calls the model: (its result, every recorded activation by path, in the order of the computation)."""
+    captured: dict[str, Tensor] = {}
     try:
-        for module in modules.values():
-            object.__setattr__(module, "captures", {})
-        result = model(*args, **kwargs)
-        return result, {
-            f"{path}.{name}".removeprefix("."): value
-            for path, module in modules.items()
-            for name, value in vars(module)["captures"].items()
-        }
+        for path, module in model.named_modules():
+            vars(module)["captures"] = (path, captured)
+        return model(*args, **kwargs), captured
     finally:
-        for module in modules.values():
+        for module in model.modules():
             vars(module).pop("captures", None)
 
 

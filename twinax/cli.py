@@ -1,6 +1,7 @@
 """The command `twinax`. What a subcommand needs is imported when it runs."""
 
 import sys
+from importlib import import_module
 from typing import Literal
 
 import tyro
@@ -23,10 +24,8 @@ def parity(
         preset: size of the model. tiny takes seconds; base and big take minutes and gigabytes.
         seed: seed of the random weights and sentences.
     """
-    from .configs.schema import TransformerConfig
-    from .parity_tests.report import show_ladder
-
-    config = TransformerConfig.preset(preset)
+    config = import_module("twinax.configs").TransformerConfig.preset(preset)
+    show_ladder = import_module("twinax.parity_tests.report").show_ladder
     return 0 if show_ladder(config, f"twinax parity {preset} --seed {seed}", seed) else 1
 
 

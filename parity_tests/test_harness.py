@@ -1,0 +1,95 @@
+"""The harness on functions that are not ours."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinax.parity_tests import Criterion, compare
+
+CLOSE = Criterion("all", 1e-12, "array", "the same formula twice")
+
+
+def softmax_torch(x):
+    return {"probabilities": torch.softmax(torch.from_numpy(x), -1), "parts": [torch.from_numpy(x).exp()]}
+
+
+def softmax_jax(x):
+    exp = jnp.exp(x)
+    return {"probabilities": exp / exp.sum(-1, keepdims=True), "parts": [exp]}
+
+
+def test_any_two_functions():
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    report = compare(softmax_torch, softmax_jax, x, criteria=[CLOSE])
+    assert report.ok
+    assert [finding.path for finding in report.findings] == ["probabilities", "parts.0"]
+    assert str(report) == "equal: 2 arrays within their tolerances"
+
+
+@given(row=st.integers(0, 2), column=st.integers(0, 4), change=st.floats(1e-9, 1) | st.just(float("nan")))
+def test_names_the_element_that_differs(row, column, change):
+    x = np.ones((3, 5))
+    y = x.copy()
+    y[row, column] += change
+    report = compare({"a": {"b": x}}, {"a": {"b": y}}, criteria=[CLOSE], reproduce="make it so")
+    assert not report.ok
+    assert report.failed_rung == "all"
+    finding = report.worst("all")
+    assert (finding.path, finding.index, finding.reference) == ("a.b", (row, column), 1.0)
+    text = str(report)
+    for part in (f"a.b[{row}, {column}]", "reference 1.0", "1e-12 allowed", "the same formula twice", "make it so"):
+        assert part in text
+    with pytest.raises(AssertionError, match=r"a\.b\["):
+        report.check()
+
+
+def test_first_rung_follows_the_criteria_and_first_array_the_computation():
+    def differing(early, late):
+        reference, candidate = {"late": 1.0, "early": 1.0}, {"late": late, "early": early}
+        rung_of = {"early": "all", "late": "later"}.__getitem__
+        return compare(reference, candidate, criteria=[CLOSE, Criterion("later", 0.0, "one", "exact")], rung_of=rung_of)
+
+    report = differing(early=2.0, late=2.0)
+    assert report.failed_rung == "all"
+    assert report.first.path == "late"
+    assert "it begins at late" in str(report)
+    assert differing(early=1.0, late=2.0).failed_rung == "later"
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({}, "the candidate has no such array"),
+        ({"x": np.ones(2), "y": np.ones(1)}, "y: the reference has no such array"),
+        ({"x": np.ones((2, 1))}, r"shapes differ: reference [2], candidate [2, 1]"),
+    ],
+)
+def test_arrays_that_cannot_be_compared(other, message):
+    report = compare({"x": np.ones(2)}, other, criteria=[CLOSE])
+    assert not report.ok
+    assert message in str(report)
+
+
+def test_nothing_to_compare_is_no_proof():
+    report = compare({}, {}, criteria=[CLOSE])
+    assert not report.ok
+    with pytest.raises(AssertionError, match="nothing was compared"):
+        report.check()
+
+
+@pytest.mark.parametrize(("scale", "allowed"), [("one", 0.1), ("array", 1.0), ("rung", 10.0)])
+def test_scales(scale, allowed):
+    criteria = [Criterion("all", 0.1, scale, "because")]
+    reference = {"x": np.array([-10.0, 1.0]), "y": np.array([100.0])}
+    assert compare(reference, {**reference, "x": np.array([-10.0, 1.0 + 0.99 * allowed])}, criteria=criteria).ok
+    assert not compare(reference, {**reference, "x": np.array([-10.0, 1.0 + 1.01 * allowed])}, criteria=criteria).ok
+
+
+def test_booleans_and_empty_arrays():
+    exact = [Criterion("all", 0.0, "one", "exact")]
+    mask = np.array([True, False])
+    assert compare({"m": mask, "e": np.ones((0, 3))}, {"m": jnp.asarray(mask), "e": np.ones((0, 3))}, criteria=exact).ok
+    assert not compare({"m": mask}, {"m": ~mask}, criteria=exact).ok

@@ -1,0 +1,60 @@
+"""The whole ladder, float32 and bfloat16 included, on the presets; and that the key bias' zero gradient is zero."""
+
+import jax
+import numpy as np
+import pytest
+
+from twinax import TransformerConfig
+from twinax.parity_tests import ladder
+from twinax.parity_tests.functions import flax_function, random_arrays, random_batch, torch_function
+
+
+@pytest.mark.parametrize("preset", ["tiny", pytest.param("small", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_preset(preset, seed):
+    found = ladder.climb(TransformerConfig.preset(preset), seed)
+    found.report.check()
+    assert [rung for rung in found.rungs if not rung.ok] == []
+    assert [rung.name for rung in found.rungs] == list(ladder.RUNGS)
+    assert found.ok
+
+
+@pytest.mark.slow
+def test_base_preset():
+    test_preset("base", 0)
+
+
+def test_narrow_types_see_a_wrong_epsilon(monkeypatch):
+    """An eps of 1e-6 for 1e-5 moves float32 far beyond the bound, as the design says it must."""
+    from twinax.torch_reference import layers
+
+    config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)
+    wrong = {
+        **layers.NORMS,
+        "layer_norm": lambda x, eps: layers.layer_norm(x, eps / 10 if x.dtype.itemsize == 4 else eps),
+    }
+    monkeypatch.setattr(layers, "NORMS", wrong)
+    found = ladder.climb(config)
+    assert {rung.name for rung in found.rungs if not rung.ok} >= {"sublayers", "encoder", "logits"}
+    assert found.report.ok
+    assert not found.ok
+
+
+def test_key_bias_gradient_is_zero_in_both():
+    config = TransformerConfig.preset("tiny", param_dtype="float64", compute_dtype="float64")
+    batch = random_batch(config, np.random.default_rng(0), 3, 7, 5)
+    for function in (torch_function(config), flax_function(config)):
+        outputs = {k: np.asarray(v) for k, v in function(random_arrays(config, 0), batch).items()}
+        grads = {k: np.abs(v).max() for k, v in outputs.items() if k.startswith("gradients.")}
+        largest = max(grads.values())
+        key_biases = {k: g for k, g in grads.items() if k.endswith("k_proj.bias")}
+        assert key_biases
+        assert all(g <= 1e-10 * largest for g in key_biases.values())
+        assert all(g > 1e-10 * largest for k, g in grads.items() if k not in key_biases)
+
+
+def test_climbing_does_not_switch_float64_on_or_off():
+    assert jax.config.read("jax_enable_x64")
+    with jax.enable_x64(False):
+        ladder.climb(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)).report.check()
+        assert not jax.config.read("jax_enable_x64")

@@ -52,12 +52,12 @@ class MultiHeadAttention(nnx.Module):
         record(self, "weights", weights)
         weights = self.dropout(weights.astype(v.dtype), dropout_key)
         heads = jnp.einsum("BNTS,BSNU->BTNU", weights, v)
-        output = self.out_proj(heads.reshape(*heads.shape[:2], -1))
+        output = self.out_proj(heads.reshape(*heads.shape[:2], heads.shape[2] * heads.shape[3]))
         record(self, "output", output)
         return output
 
     def _split_heads(self, x: Float[Array, "B L NH"]) -> Float[Array, "B L N H"]:
-        return x.reshape(*x.shape[:2], self.num_heads, -1)
+        return x.reshape(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads)
 
 
 def scale_product(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Float[Array, "B N T S"]:

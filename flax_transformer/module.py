@@ -22,7 +22,11 @@ def record(module: nnx.Module, name: str, value: jax.Array) -> None:
 
 def activations(model: nnx.Module, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, jax.Array]]:
     """Calls the model: (its result, every recorded activation by path). Works inside `jax.jit`."""
-    result, captured = nnx.capture(model, nnx.Intermediate)(*args, **kwargs)
+    try:
+        result, captured = nnx.capture(model, nnx.Intermediate)(*args, **kwargs)
+    finally:
+        for _, module in nnx.iter_modules(model):
+            vars(module).pop("__captures__", None)  # nnx leaves it where the call raises
     return result, {join_path(path): value.get_value()[0] for path, value in nnx.to_flat_state(captured)}
 
 

@@ -114,7 +114,7 @@ MUTATIONS = (
         patch=(
             attention,
             "exact_softmax",
-            lambda scores, mask: torch.where(mask, scores.float(), -1e30).softmax(-1).double(),
+            lambda scores, mask: torch.where(mask, torch.where(mask, scores.float(), -1e30).softmax(-1), 0).double(),
         ),
     ),
     Mutation(

@@ -20,8 +20,8 @@ def show_ladder(config: TransformerConfig, title: str, seed: int = 0) -> bool:
     console.print(_table(title, ladder.rungs))
     console.print(
         "float64: worst difference between the two models on the CPU. float32, bf16: Flax's error over PyTorch's, both "
-        f"against float64, over {POOLED} inputs; neither may be more than {RATIO_BOUND} times the other's. A bare float32 "
-        f"matrix product of this width has the ratio {ladder.product_ratio:.2f}, which widens float32's bound.",
+        f"against float64, over {POOLED} inputs; neither may be more than {RATIO_BOUND} times the other's. "
+        f"A bare float32 matrix product of this width: {ladder.product_ratio:.2f}, which widens float32's bound.",
         style="dim",
     )
     if not ladder.report.ok:

@@ -57,7 +57,7 @@ class MultiHeadAttention(nn.Module):
         return output
 
     def _split_heads(self, x: Float[Tensor, "B L NH"]) -> Float[Tensor, "B L N H"]:
-        return x.unflatten(-1, (self.num_heads, -1))
+        return x.unflatten(-1, (self.num_heads, x.shape[2] // self.num_heads))
 
 
 def scale_product(q: Float[Tensor, "B T N H"], k: Float[Tensor, "B S N H"]) -> Float[Tensor, "B N T S"]:

@@ -1,0 +1,96 @@
+"""The package as others install it: a wheel has every sub-package, under the one name `twinax`."""
+
+import importlib
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HOUSE = ("configs", "convert", "flax_transformer", "parity_tests", "torch_reference", "train")
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def subpackages():
+    """Every folder of the house that has an __init__.py, by its installed name."""
+    for folder in HOUSE:
+        for init in sorted((ROOT / folder).rglob("__init__.py")):
+            yield "twinax." + ".".join(init.parent.relative_to(ROOT).parts)
+
+
+def test_every_folder_is_listed():
+    assert sorted(SETTINGS["tool"]["setuptools"]["packages"]) == sorted(["twinax", *subpackages()])
+    for folder in HOUSE:
+        python = {path.parent for path in (ROOT / folder).rglob("*.py")}
+        assert all((path / "__init__.py").exists() for path in python), "a folder without __init__.py is left out"
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """A folder with nothing but the unpacked wheel, built from a copy, so that no build folder stays behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder / "source", ignore=left_out)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    subprocess.run([*command, str(folder / "source")], check=True, capture_output=True)
+    (wheel,) = folder.glob("twinax-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def run(code, folder, cwd):
+    """Runs code that sees the dependencies, but of twinax only the unpacked wheel."""
+    prelude = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
+    prelude += f"sys.path.insert(0, {str(folder)!r}); "
+    return subprocess.run([sys.executable, "-c", prelude + code], cwd=cwd, check=True, capture_output=True, text=True)
+
+
+def test_wheel_imports_from_an_empty_folder(unpacked, tmp_path):
+    names = ["twinax", *subpackages(), "twinax.cli"]
+    code = f"import importlib; [print(importlib.import_module(n).__file__) for n in {names}]"
+    files = run(code, unpacked, tmp_path).stdout.split()
+    assert len(files) == len(names)
+    assert all(file.startswith(str(unpacked)) for file in files)
+
+
+def test_wheel_has_every_source_file(unpacked):
+    for folder in HOUSE:
+        for path in (ROOT / folder).rglob("*.py"):
+            assert (unpacked / "twinax" / path.relative_to(ROOT)).exists(), path
+    assert sorted(p.name for p in unpacked.iterdir() if "dist-info" not in p.name) == ["twinax"]
+
+
+def test_a_user_s_own_train_and_configs_do_no_harm(unpacked, tmp_path):
+    (tmp_path / "train.py").write_text("raise SystemExit('the wrong train')")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "__init__.py").write_text("raise SystemExit('the wrong configs')")
+    code = "from twinax import TransformerConfig; import twinax.train; print(TransformerConfig.preset('tiny').d_model)"
+    assert run(code, unpacked, tmp_path).stdout == "32\n"
+
+
+def test_training_side_never_imports_torch():
+    code = "import sys; sys.modules['torch'] = None; import twinax.train, twinax.flax_transformer, twinax.convert"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names():
+    twinax = importlib.import_module("twinax")
+    for name in dir(twinax):
+        assert getattr(twinax, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        twinax.nothing  # noqa: B018
+
+
+def test_constraints_pin_every_dependency():
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pinned = {name.lower().replace("_", "-") for name in pins}
+    project = SETTINGS["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    for requirement in wanted:
+        name = requirement.split(">=")[0].split("[")[0].lower().replace("_", "-")
+        assert name in pinned, name

@@ -1,0 +1,177 @@
+"""Both models as a user meets them: wrong input, odd sizes, and no state that a call could leave behind."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from twinax import TransformerConfig, convert, flax_transformer, torch_reference
+
+CONFIG = TransformerConfig.preset("tiny")
+SRC, TGT = np.array([[3, 4, 5, 0], [6, 7, 0, 0]]), np.array([[1, 2, 3], [3, 4, 0]])
+
+
+@pytest.fixture(scope="module")
+def twins():
+    model = flax_transformer.Transformer(CONFIG, rngs=nnx.Rngs(0))
+    return model, convert.to_torch(model)
+
+
+@pytest.fixture
+def as_installed(monkeypatch):
+    """Without the shape checker of the tests, which would speak first."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def call(twins, framework, *arguments, **keywords):
+    to = {"flax": jnp.asarray, "torch": torch.as_tensor}[framework]
+    model = twins[0 if framework == "flax" else 1]
+    return model(*map(to, arguments), **{name: to(value) for name, value in keywords.items()})
+
+
+BATCH3 = np.ones((3, 2), int)
+LONG = np.ones((2, 65), int)
+WRONG = [
+    ((SRC - 3, TGT), {}, r"src_tokens\[0, 3\] is -3: 3 ids are outside the vocabulary, 0 to 100"),
+    ((SRC, TGT + 100), {}, r"tgt_tokens\[0, 2\] is 103: 3 ids are outside the vocabulary, 0 to 102"),
+    ((SRC, BATCH3), {}, "src_tokens and tgt_tokens: must be of one batch, not of 2 and 3 sentences"),
+    ((SRC[0], TGT), {}, r"src_tokens: must be .* of shape \(batch, length\)"),
+    ((SRC.astype(np.float32), TGT), {}, "src_tokens: must be .*float32"),
+    ((SRC[:, :0], TGT), {}, "src_tokens: length 0 is not between 1 and the config's max_length=64"),
+    ((SRC, LONG), {}, "tgt_tokens: length 65 is not between 1 and the config's max_length=64"),
+    ((SRC, TGT), {"src_mask": np.ones((2, 3), bool)}, r"src_mask: must be booleans of shape \[2, 4\], as src_tokens"),
+    ((SRC, TGT), {"tgt_mask": np.ones((2, 3), int)}, r"tgt_mask: must be booleans .*True = attend"),
+]
+
+
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+@pytest.mark.parametrize(("arguments", "keywords", "message"), WRONG, ids=[m[:24] for _, _, m in WRONG])
+def test_wrong_input_gets_one_clear_line(twins, as_installed, framework, arguments, keywords, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call(twins, framework, *arguments, **keywords)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_dropout_rows(twins, as_installed):
+    flax, other = twins
+    with pytest.raises(ValueError, match=r"dropout_key.rows: must be 2 row numbers"):
+        flax(jnp.asarray(SRC), jnp.asarray(TGT), dropout_key=flax_transformer.DropoutKey(0, 0, jnp.arange(3)))
+    with pytest.raises(ValueError, match=r"dropout_key.rows: must be 2 row numbers"):
+        other(torch.tensor(SRC), torch.tensor(TGT), dropout_key=torch_reference.DropoutKey(0, 0, torch.arange(3)))
+
+
+@pytest.mark.parametrize("wrong", [-1, 101, 2**31 - 1])
+def test_inside_jit_a_wrong_id_makes_its_sentence_nan(twins, wrong):
+    """Nothing can raise there, and JAX on its own would clamp the id or wrap it round."""
+    graphdef, state = nnx.split(twins[0])
+    run = jax.jit(lambda state, src: nnx.merge(graphdef, state)(src, jnp.asarray(TGT)))
+    assert np.isfinite(run(state, jnp.asarray(SRC))).all()
+    src = SRC.copy()
+    src[1, 0] = wrong
+    logits = run(state, jnp.asarray(src))
+    assert np.isfinite(logits[0]).all()
+    assert np.isnan(logits[1]).all()
+
+
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_the_longest_and_the_shortest(twins, framework):
+    assert call(twins, framework, np.ones((1, 64), int), np.ones((1, 64), int)).shape == (1, 64, 103)
+    assert call(twins, framework, np.ones((1, 1), int), np.ones((1, 1), int)).shape == (1, 1, 103)
+    assert call(twins, framework, np.ones((0, 5), int), np.ones((0, 3), int)).shape == (0, 3, 103)
+
+
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_padding_changes_nothing_and_the_future_is_hidden(twins, framework):
+    logits = np.asarray(call(twins, framework, SRC, TGT).tolist())
+    longer = np.pad(SRC, ((0, 0), (0, 3)))
+    assert np.allclose(logits, np.asarray(call(twins, framework, longer, TGT).tolist()), atol=1e-5)
+    later = TGT.copy()
+    later[:, 2] = 50
+    changed = np.asarray(call(twins, framework, SRC, later).tolist())
+    assert np.array_equal(logits[:, :2], changed[:, :2])
+    assert not np.allclose(logits[:, 2], changed[:, 2], atol=1e-3)
+    other_source = np.asarray(call(twins, framework, SRC[::-1].copy(), TGT).tolist())
+    assert not np.allclose(logits, other_source, atol=1e-3)
+
+
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_a_given_source_mask_replaces_the_one_from_padding(twins, framework):
+    by_id = call(twins, framework, SRC, TGT)
+    assert np.array_equal(by_id.tolist(), call(twins, framework, SRC, TGT, src_mask=SRC != 0).tolist())
+    everything = call(twins, framework, SRC, TGT, src_mask=np.ones_like(SRC, bool))
+    assert not np.allclose(by_id.tolist(), everything.tolist(), atol=1e-4)
+
+
+def test_target_padding_is_not_hidden_by_its_id(twins):
+    """Marian starts decoding from the pad id: hiding it would hide position 0."""
+    start = np.array([[0, 2, 3], [0, 4, 5]])
+    masked = call(twins, "flax", SRC, start, tgt_mask=start != 0)
+    assert not np.allclose(call(twins, "flax", SRC, start), masked, atol=1e-4)
+
+
+def test_a_call_leaves_no_state(twins):
+    flax, other = twins
+    before = jax.tree.map(np.array, nnx.state(flax)), set(vars(flax.encoder))
+    flax(jnp.asarray(SRC), jnp.asarray(TGT))
+    flax_transformer.activations(flax, jnp.asarray(SRC), jnp.asarray(TGT))
+    chex.assert_trees_all_equal(before[0], jax.tree.map(np.array, nnx.state(flax)))
+    assert set(vars(flax.encoder)) == before[1]
+    names = set(other.state_dict()), {name for module in other.modules() for name in vars(module)}
+    torch_reference.activations(other, torch.tensor(SRC), torch.tensor(TGT))
+    assert names == (set(other.state_dict()), {name for module in other.modules() for name in vars(module)})
+
+
+def test_activations_cleans_up_after_an_error(twins, as_installed):
+    for framework, package in (("flax", flax_transformer), ("torch", torch_reference)):
+        model = twins[0 if framework == "flax" else 1]
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            package.activations(model, *map(jnp.asarray if framework == "flax" else torch.tensor, (SRC - 9, TGT)))
+        call(twins, framework, SRC, TGT)
+        assert not any("captures" in name for name in vars(model.encoder))
+
+
+def test_one_trace_serves_all_contents(twins):
+    graphdef, state = nnx.split(twins[0])
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def run(state, src, tgt, seed):
+        key = flax_transformer.DropoutKey(seed, 0, jnp.arange(2))
+        return nnx.merge(graphdef, state)(src, tgt, dropout_key=key)
+
+    for seed in range(3):
+        run(state, jnp.asarray((SRC + seed) % 90), jnp.asarray(TGT), seed)
+
+
+def test_only_trained_values_are_params(twins):
+    flax, other = twins
+    buffers = set(flax_transformer.named_arrays(flax, flax_transformer.Buffer))
+    assert buffers == {"src_input.positions.table", "tgt_input.positions.table"}
+    assert buffers == {name for name, _ in other.named_buffers()}
+    learned = flax_transformer.Transformer(CONFIG.replace(positions="learned"), rngs=nnx.Rngs(0))
+    assert not flax_transformer.named_arrays(learned, flax_transformer.Buffer)
+
+
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_a_constant_row_has_finite_gradients(framework):
+    """The sample deviation's slope at 0 is infinite."""
+    if framework == "flax":
+        gradient = jax.grad(lambda x: flax_transformer.layers.sample_std_norm(x, 1e-6).sum())(jnp.ones((1, 1, 5)))
+    else:
+        x = torch.ones(1, 1, 5, dtype=torch.float64, requires_grad=True)
+        torch_reference.layers.sample_std_norm(x, 1e-6).sum().backward()
+        gradient = x.grad
+    assert np.isfinite(np.asarray(gradient)).all()
+
+
+def test_norms_against_torch_s_own():
+    x = torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    layers = torch_reference.layers
+    assert torch.allclose(layers.layer_norm(x, 1e-3), torch.nn.functional.layer_norm(x, (7,), eps=1e-3), atol=1e-14)
+    assert torch.allclose(layers.rms_norm(x, 1e-3), torch.nn.functional.rms_norm(x, (7,), eps=1e-3), atol=1e-14)
+    flax_norm = flax_transformer.layers.sample_std_norm(jnp.asarray(x), 1e-3)
+    assert np.allclose(np.asarray(flax_norm), layers.sample_std_norm(x, 1e-3), atol=1e-14)

@@ -12,7 +12,7 @@ install: .venv/installed
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 # Minutes rather than seconds: the larger presets.
 test-slow: install

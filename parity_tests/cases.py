@@ -19,7 +19,7 @@ SIZES: dict[str, list[Any]] = {
     "d_ff": [23],
     "decoder_d_ff": [None, 17],
     "num_encoder_layers": [1, 2],
-    "num_decoder_layers": [1, 2],
+    "num_decoder_layers": [1],
     "max_length": [11],
     "norm_eps": [1e-5, 1e-3],
     "position_offset": [0, 2],
@@ -31,8 +31,16 @@ SIZES: dict[str, list[Any]] = {
     "residual_dropout": [0.0, 0.1],
     "pad_id": [0, 3],
 }
-# Special ids that no forward pass reads, and number types, which the ladder's columns are.
-NOT_VARIED = {"bos_id", "eos_id", "decoder_start_id", "param_dtype", "compute_dtype"}
+# Initialisers and special ids, which no forward pass reads, and number types, which the ladder's columns are.
+NOT_VARIED = {
+    "linear_init",
+    "embedding_init",
+    "bos_id",
+    "eos_id",
+    "decoder_start_id",
+    "param_dtype",
+    "compute_dtype",
+}
 # What the batch brings: given masks and dropout.
 INPUTS: dict[str, list[bool]] = {"src_mask": [False, True], "tgt_mask": [False, True], "dropout": [False, True]}
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from flax import nnx
 
 from .. import convert, flax_transformer, torch_reference
+from ..configs.position_tables import POSITION_TABLES
 from ..configs.schema import TransformerConfig
 from ..convert.port import flax_specs
 
@@ -101,16 +101,21 @@ def run_torch(model: torch_reference.Transformer, batch: Batch, *, gradients: bo
 
 
 def random_arrays(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:
-    """Parameters and tables of a new Flax model, with random norm gains and biases: at 1 and 0 they hide mistakes."""
-    model = flax_transformer.Transformer(config, rngs=nnx.Rngs(seed))
+    """Parameters and tables of a random model; norm gains and biases too, since 1 and 0 hide mistakes.
+
+    Kernels are N(0, 1/inputs), embeddings N(0, 1/D); drawn by numpy, which compiles nothing.
+    """
     rng = np.random.default_rng(seed)
     arrays = {}
-    for name, array in flax_transformer.named_arrays(model).items():
-        array = np.asarray(array)
-        if name.endswith((".scale", ".bias")):
-            low = 0.5 if name.endswith(".scale") else -0.5
-            array = rng.uniform(low, low + 1, array.shape).astype(array.dtype)
-        arrays[name] = array
+    for name, (shape, dtype) in flax_specs(config).items():
+        if name.endswith(".table") and config.positions in POSITION_TABLES:
+            array = POSITION_TABLES[config.positions](*shape)
+        elif name.endswith((".scale", ".bias")):
+            array = rng.uniform(0.5, 1.5, shape) - (0 if name.endswith(".scale") else 1)
+        else:
+            inputs = shape[0] if name.endswith(".kernel") else config.d_model
+            array = rng.normal(0, inputs**-0.5, shape)
+        arrays[name] = array.astype(jnp.dtype(dtype))
     return arrays
 
 

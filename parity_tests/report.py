@@ -21,7 +21,7 @@ def show_ladder(config: TransformerConfig, title: str, seed: int = 0) -> bool:
     console.print(
         "float64: worst difference between the two models on the CPU. float32, bf16: Flax's error over PyTorch's, both "
         f"against float64, over {POOLED} inputs; neither may be more than {RATIO_BOUND} times the other's. "
-        f"A bare float32 matrix product of this width: {ladder.product_ratio:.2f}, which widens float32's bound.",
+        f"Bare float32 matrix products of this width: {ladder.product_ratio:.2f}; above 1, it widens float32's bound.",
         style="dim",
     )
     if not ladder.report.ok:

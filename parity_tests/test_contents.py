@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -70,6 +70,7 @@ def batches(draw):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@settings(max_examples=60)
 @given(batch=batches(), strength=st.sampled_from([0, 0.01, 1, 9]))
 def test_contents(name, batch, strength):
     config = CONFIGS[name]

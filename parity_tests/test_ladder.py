@@ -1,17 +1,21 @@
 """The whole ladder, float32 and bfloat16 included, on the presets; and that the key bias' zero gradient is zero."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from twinax import TransformerConfig
 from twinax.parity_tests import ladder
 from twinax.parity_tests.functions import flax_function, random_arrays, random_batch, torch_function
+from twinax.parity_tests.harness import compare
 
 
-@pytest.mark.parametrize("preset", ["tiny", pytest.param("small", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["tiny", "small", "base"])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_preset(preset, seed):
+    """The command's own test climbs the ladder of `tiny` each time."""
     found = ladder.climb(TransformerConfig.preset(preset), seed)
     found.report.check()
     assert [rung for rung in found.rungs if not rung.ok] == []
@@ -19,9 +23,14 @@ def test_preset(preset, seed):
     assert found.ok
 
 
-@pytest.mark.slow
-def test_base_preset():
-    test_preset("base", 0)
+@pytest.mark.parametrize("preset", ["tiny", pytest.param("small", marks=pytest.mark.slow)])
+def test_eager_is_the_same_function(preset):
+    """Outside jit, operation by operation, with dropout on; gradients included."""
+    config = TransformerConfig.preset(preset, param_dtype="float64", compute_dtype="float64", num_decoder_layers=1)
+    batch = random_batch(config, np.random.default_rng(0), 3, 7, 5)._replace(dropout=(1, 2))
+    arrays = random_arrays(config, 0)
+    eager = flax_function(config).__wrapped__(*jax.tree.map(jnp.asarray, (arrays, batch)))
+    compare(torch_function(config)(arrays, batch), eager, criteria=ladder.CRITERIA, rung_of=ladder.rung_of).check()
 
 
 def test_narrow_types_see_a_wrong_epsilon(monkeypatch):

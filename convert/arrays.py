@@ -38,11 +38,12 @@ def to_jax_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     Raises:
         ConversionError: JAX would cut float64 to float32, because `jax_enable_x64` is off.
     """
-    import jax
     import jax.numpy as jnp
 
+    from ..flax_transformer.inputs import float64_is_on
+
     wide = [name for name, a in arrays.items() if a.dtype == np.float64]
-    if wide and not jax.config.read("jax_enable_x64"):
+    if wide and not float64_is_on():
         raise ConversionError(
             f"{len(wide)} arrays are float64, which JAX would cut to float32: call "
             "jax.config.update('jax_enable_x64', True) first, or use `with jax.enable_x64(True):`"

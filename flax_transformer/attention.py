@@ -45,10 +45,7 @@ class MultiHeadAttention(nnx.Module):
         v = self._split_heads(self.v_proj(memory))
         scores = SCORE_SCALINGS[self.config.score_scaling](q, k)
         record(self, "scores", scores)
-        if self.config.mask_value == "exact":
-            weights = exact_softmax(scores, mask)
-        else:
-            weights = filled_softmax(scores, mask, self.config.mask_value)
+        weights = masked_softmax(scores, mask, self.config.mask_value)
         record(self, "weights", weights)
         weights = self.dropout(weights.astype(v.dtype), dropout_key)
         heads = jnp.einsum("BNTS,BSNU->BTNU", weights, v)
@@ -85,6 +82,18 @@ def filled_softmax(
 ) -> Float[Array, "B N T S"]:
     """Softmax in which masked keys have the score `value`: a fully masked row attends to every key alike."""
     return jax.nn.softmax(jnp.where(mask, scores, value), axis=-1)
+
+
+MASKED_SOFTMAXES: dict[str, Callable[..., Array]] = {"exact": exact_softmax}
+
+
+def masked_softmax(
+    scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"], mask_value: float | str
+) -> Float[Array, "B N T S"]:
+    """The softmax that a config's `mask_value` names; a number is the score of a masked key."""
+    if isinstance(mask_value, str):
+        return MASKED_SOFTMAXES[mask_value](scores, mask)
+    return filled_softmax(scores, mask, mask_value)
 
 
 def source_mask(src_keep: Bool[Array, "B S"], length: int) -> Bool[Array, "B 1 T S"]:

@@ -9,9 +9,14 @@ from ..configs.schema import TransformerConfig
 from .dropout import DropoutKey
 
 
+def float64_is_on() -> bool:
+    """Whether JAX keeps float64; it cuts it to float32 otherwise, without a word."""
+    return jnp.result_type(float) == jnp.float64
+
+
 def check_number_types(config: TransformerConfig) -> None:
     """Raises: ValueError where the config says float64 and JAX would silently compute in float32."""
-    if "float64" in (config.param_dtype, config.compute_dtype) and not jax.config.read("jax_enable_x64"):
+    if "float64" in (config.param_dtype, config.compute_dtype) and not float64_is_on():
         raise ValueError(
             "the config asks for float64, which JAX has switched off: "
             "call jax.config.update('jax_enable_x64', True) first, or use `with jax.enable_x64(True):`"

@@ -104,7 +104,7 @@ class Embedding(nnx.Module):
         return (at_least_float32(rows) * scale).astype(table.dtype)  # JAX would round the scale itself to bfloat16
 
 
-def count_all(tokens: Int[Array, "B L"], pad_id: int) -> Int[Array, "1 L"]:
+def count_all(tokens: Int[Array, "B L"], pad_id: int, table_length: int) -> Int[Array, "1 L"]:
     """Position of a token: how many tokens stand before it, padding included."""
     return jnp.arange(tokens.shape[1])[None]
 
@@ -125,7 +125,7 @@ class Positions(nnx.Module):
             self.table = kind(EMBEDDING_INITS[config.embedding_init](config.d_model)(rngs.params(), shape, dtype))
 
     def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "... L D"]:
-        rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id)
+        rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id, self.config.table_length)
         table = self.table[...].astype(self.config.compute_dtype)
         return jnp.take(table, rows + self.config.position_offset, axis=0, mode="fill")
 

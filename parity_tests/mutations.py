@@ -111,21 +111,21 @@ MUTATIONS = (
     Mutation(
         "softmax in float32",
         "attention weights",
-        patch=(
-            attention,
-            "exact_softmax",
+        table=(
+            attention.MASKED_SOFTMAXES,
+            "exact",
             lambda scores, mask: torch.where(mask, torch.where(mask, scores.float(), -1e30).softmax(-1), 0).double(),
         ),
     ),
     Mutation(
         "fully masked rows attend to every key (fill of -1e9)",
         "attention weights",
-        patch=(attention, "exact_softmax", lambda scores, mask: attention.filled_softmax(scores, mask, -1e9)),
+        table=(attention.MASKED_SOFTMAXES, "exact", lambda scores, mask: attention.filled_softmax(scores, mask, -1e9)),
     ),
     Mutation(
         "positions off by one",
         "attention weights",
-        table=(layers.POSITION_COUNTINGS, "all", lambda tokens, pad_id: torch.arange(tokens.shape[1])[None] + 1),
+        table=(layers.POSITION_COUNTINGS, "all", lambda tokens, pad_id, rows: torch.arange(tokens.shape[1])[None] + 1),
     ),
     Mutation(
         "embedding not scaled by sqrt(d_model)",

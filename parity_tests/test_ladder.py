@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from twinax import TransformerConfig
+from twinax.flax_transformer.inputs import float64_is_on
 from twinax.parity_tests import ladder
 from twinax.parity_tests.functions import flax_function, random_arrays, random_batch, torch_function
 from twinax.parity_tests.harness import compare
@@ -63,7 +64,7 @@ def test_key_bias_gradient_is_zero_in_both():
 
 
 def test_climbing_does_not_switch_float64_on_or_off():
-    assert jax.config.read("jax_enable_x64")
+    assert float64_is_on()
     with jax.enable_x64(False):
         ladder.climb(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)).report.check()
-        assert not jax.config.read("jax_enable_x64")
+        assert not float64_is_on()

@@ -55,11 +55,16 @@ def causal_only_in_training(library):
 
 
 def pad_aware_positions(library):
-    def count(tokens, pad_id):
+    def count(tokens, pad_id, table_length):
         keep = tokens != pad_id
         return library.cumsum(keep, 1) * keep + pad_id
 
     return count
+
+
+def whole_table(library):
+    """The whole table is added, whatever the input's length: right where that is the table's."""
+    return lambda tokens, pad_id, table_length: library.arange(table_length)[None]
 
 
 def both(function):
@@ -83,6 +88,7 @@ NEW_VALUES = {
         (causal_only_in_training(jnp), causal_only_in_training(torch)),
     ),
     "position_counting": ("layers", "POSITION_COUNTINGS", (pad_aware_positions(jnp), pad_aware_positions(torch))),
+    "position_counting, whole table": ("layers", "POSITION_COUNTINGS", (whole_table(jnp), whole_table(torch))),
     "output_activation": (
         "model",
         "OUTPUT_ACTIVATIONS",
@@ -99,12 +105,14 @@ def test_a_new_value_is_one_function(name, monkeypatch):
     config = CONFIG.replace(**{field: name})
     for package, value in zip((flax_transformer, torch_reference), values, strict=True):
         monkeypatch.setitem(getattr(getattr(package, module), registry), name, value)
-    batch = random_batch(config, np.random.default_rng(0), 3, 5, 5)
+    length = config.max_length if "whole table" in name else 5
+    batch = random_batch(config, np.random.default_rng(0), 3, length, length)
     arrays = random_arrays(config, 0)
     functions = torch_function(config), flax_function(config)
     report = compare(*functions, arrays, batch, criteria=CRITERIA, rung_of=rung_of)
     report.check()
-    assert not compare(torch_function(CONFIG), functions[0], arrays, batch, criteria=CRITERIA, rung_of=rung_of).ok
+    unchanged = compare(torch_function(CONFIG), functions[0], arrays, batch, criteria=CRITERIA, rung_of=rung_of).ok
+    assert unchanged == ("whole table" in name)
 
 
 def test_what_they_break(monkeypatch):

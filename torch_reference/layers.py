@@ -106,7 +106,7 @@ class Embedding(nn.Module):
         return (at_least_float32(functional.embedding(tokens, table)) * scale).to(table.dtype)
 
 
-def count_all(tokens: Int[Tensor, "B L"], pad_id: int) -> Int[Tensor, "1 L"]:
+def count_all(tokens: Int[Tensor, "B L"], pad_id: int, table_length: int) -> Int[Tensor, "1 L"]:
     """Position of a token: how many tokens stand before it, padding included."""
     return torch.arange(tokens.shape[1], device=tokens.device)[None]
 
@@ -134,7 +134,7 @@ class Positions(nn.Module):
             self.register_buffer("table", table)
 
     def forward(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "... L D"]:
-        rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id)
+        rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id, self.config.table_length)
         table = self.table.to(dtype_of(self.config.compute_dtype))
         return functional.embedding(rows + self.config.position_offset, table)
 

@@ -92,13 +92,18 @@ def port_rules(names: Mapping[str, Any]) -> list[Rule]:
     return rules
 
 
-@lru_cache(maxsize=64)
 def flax_specs(config: TransformerConfig, trained_only: bool = False) -> dict[str, Spec]:
     """Shape and number type of every array of the Flax model, by name."""
-    abstract = config.replace(param_dtype="float32", compute_dtype="float32")  # float64 may be switched off
-    model = nnx.eval_shape(lambda: Transformer(abstract, rngs=nnx.Rngs(0)))
+    shapes = _flax_shapes(config.replace(param_dtype="float32", compute_dtype="float32"), trained_only)
+    return {name: Spec(shape, config.param_dtype) for name, shape in shapes.items()}
+
+
+@lru_cache(maxsize=64)
+def _flax_shapes(config: TransformerConfig, trained_only: bool) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, of a float32 model: float64 may be switched off."""
+    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
     arrays = named_arrays(model, nnx.Param if trained_only else (nnx.Param, Buffer))
-    return {name: Spec(a.shape, config.param_dtype) for name, a in arrays.items()}
+    return {name: a.shape for name, a in arrays.items()}
 
 
 def _by_name(tree: Mapping[str, Any] | nnx.State) -> dict[str, Any]:

@@ -26,7 +26,8 @@ def activations(model: nnx.Module, *args: Any, **kwargs: Any) -> tuple[Any, dict
         result, captured = nnx.capture(model, nnx.Intermediate)(*args, **kwargs)
     finally:
         for _, module in nnx.iter_modules(model):
-            vars(module).pop("__captures__", None)  # nnx leaves it where the call raises
+            if hasattr(module, "__captures__"):  # nnx leaves it where the call raises
+                delattr(module, "__captures__")
     return result, {join_path(path): value.get_value()[0] for path, value in nnx.to_flat_state(captured)}
 
 

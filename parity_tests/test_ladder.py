@@ -27,7 +27,8 @@ def test_preset(preset, seed):
 @pytest.mark.parametrize("preset", ["tiny", pytest.param("small", marks=pytest.mark.slow)])
 def test_eager_is_the_same_function(preset):
     """Outside jit, operation by operation, with dropout on; gradients included."""
-    config = TransformerConfig.preset(preset, param_dtype="float64", compute_dtype="float64", num_decoder_layers=1)
+    one_layer = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    config = TransformerConfig.preset(preset, param_dtype="float64", compute_dtype="float64", **one_layer)
     batch = random_batch(config, np.random.default_rng(0), 3, 7, 5)._replace(dropout=(1, 2))
     arrays = random_arrays(config, 0)
     eager = flax_function(config).__wrapped__(*jax.tree.map(jnp.asarray, (arrays, batch)))

@@ -11,7 +11,7 @@ from flax import nnx
 
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 
-CONFIG = TransformerConfig.preset("tiny")
+CONFIG = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)
 SRC, TGT = np.array([[3, 4, 5, 0], [6, 7, 0, 0]]), np.array([[1, 2, 3], [3, 4, 0]])
 
 

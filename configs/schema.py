@@ -1,6 +1,6 @@
 """The one description of a model that both frameworks read.
 
-Every choice is a named value in a small registry (the `Literal` types below); the functions behind the names stand in
+A choice is a named value in a small registry (the `Literal` types below); the functions behind the names stand in
 tables of the same keys in `flax_transformer` and `torch_reference`. A new behaviour is a new value, never a new branch
 in a shared formula. Checkpoints carry this schema and its version, so a field is never renamed.
 """
@@ -21,6 +21,7 @@ EmbeddingNorm = Literal["none", "before_dropout", "after_dropout"]
 Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "sinusoidal_half_t2t", "learned", "stored", "none"]
 PositionCounting = Literal["all"]
 EmbeddingScale = Literal["none", "sqrt_d_model"]
+EmbeddingPadding = Literal["trained", "frozen"]
 OutputBias = Literal["none", "learned"]
 LogitScale = Literal["none", "rsqrt_d_model"]
 OutputActivation = Literal["none"]
@@ -70,6 +71,7 @@ class TransformerConfig:
     # Embeddings and positions.
     shared_embeddings: bool = False  # one table for source and target
     embedding_scale: EmbeddingScale = "sqrt_d_model"
+    embedding_padding: EmbeddingPadding = "trained"  # frozen: looking the pad id up trains nothing
     positions: Positions = "sinusoidal_interleaved"  # stored: fixed values that come with the weights, no formula
     position_counting: PositionCounting = "all"  # which tokens advance the position
     position_offset: int = 0  # row of the table for the first token
@@ -111,7 +113,7 @@ class TransformerConfig:
     pad_id: int = 0
     bos_id: int | None = 1
     eos_id: int = 2
-    decoder_start_id: int = 1
+    decoder_start_id: int | None = 1  # None: decoding must be told
 
     # Number types.
     param_dtype: DType = "float32"
@@ -168,7 +170,7 @@ class TransformerConfig:
         """
         values = dict(values)
         version = values.pop("schema_version", None)
-        if version != SCHEMA_VERSION:
+        if type(version) is not int or version != SCHEMA_VERSION:
             raise ConfigError(f"schema_version={version!r}: this twinax reads version {SCHEMA_VERSION}")
         names = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - names):
@@ -210,7 +212,7 @@ _AT_LEAST_ONE = (
 )
 _IDS = ("pad_id", "bos_id", "eos_id", "decoder_start_id")
 _RATES = ("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout")
-_LARGEST_FLOAT32 = 3.4028234e38
+_LOWEST_FLOAT32 = -(2 - 2**-23) * 2.0**127
 
 
 def _check_ranges(config: TransformerConfig) -> None:
@@ -225,10 +227,8 @@ def _check_ranges(config: TransformerConfig) -> None:
             raise ConfigError(f"{name}={value!r}: a dropout rate must be at least 0 and below 1")
     if not 0 < config.norm_eps < math.inf:
         raise ConfigError(f"norm_eps={config.norm_eps!r}: must be a finite number above 0")
-    if config.mask_value != "exact" and not -_LARGEST_FLOAT32 < config.mask_value < 0:
-        raise ConfigError(
-            f"mask_value={config.mask_value!r}: must be 'exact' or a number below 0 and above {-_LARGEST_FLOAT32:g}"
-        )
+    if config.mask_value != "exact" and not _LOWEST_FLOAT32 <= config.mask_value < 0:
+        raise ConfigError(f"mask_value={config.mask_value!r}: must be 'exact' or a number below 0 that float32 has")
 
 
 def _check_combinations(config: TransformerConfig) -> None:

@@ -18,10 +18,13 @@ def check_field_types(config: Any) -> None:
     hints = get_type_hints(type(config))
     for field in fields(config):
         value = getattr(config, field.name)
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
+            object.__setattr__(config, field.name, value)
         hint = hints[field.name]
         if _accepts(hint, value):
             continue
-        if type(value) is not int or not _accepts(hint, float(value)):
+        if type(value) is not int or abs(value) > 2**53 or not _accepts(hint, float(value)):
             raise ConfigError(f"{field.name}={value!r}: must be {_describe(hint)}")
         object.__setattr__(config, field.name, float(value))  # 0 and 0.0 are one rate: checkpoints have one of them
 

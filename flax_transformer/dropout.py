@@ -1,14 +1,14 @@
 """Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn by no generator.
 
-mask = hash(seed, update, site, row in the whole batch, position in the row) >= rate · 2^32. So micro-batches, devices
-and the framework change nothing, and training with dropout can be compared step by step.
+mask = hash(seed, update, site, row in the whole batch, indices in the row) >= rate · 2^32. So micro-batches, padding,
+devices and the framework change nothing, and training with dropout can be compared step by step.
 """
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from .module import at_least_float32
@@ -30,29 +30,33 @@ class Dropout(nnx.Module):
 
     def __init__(self, rate: float):
         self.rate = rate
-        self.site = 0  # the Transformer numbers its sites
+        self.site: int | None = None  # the Transformer numbers its sites
 
     def __call__(self, x: Float[Array, "B ..."], key: DropoutKey | None) -> Float[Array, "B ..."]:
         if key is None or self.rate == 0:
             return x
+        if self.site is None:
+            raise ValueError("a dropout site has no number: only a whole Transformer numbers them")
         scaled = (at_least_float32(x) / (1 - self.rate)).astype(x.dtype)
         return jnp.where(keep_mask(key, self.site, self.rate, x.shape), scaled, 0)
 
 
 def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
     """True where an element of this shape, batch first, is kept."""
-    position = jnp.arange(math.prod(shape[1:]), dtype=jnp.uint32).reshape(1, *shape[1:])
-    low, high = (word.reshape(-1, *[1] * (len(shape) - 1)) for word in _row_keys(key, site))
-    return _mix(_mix(position ^ low) ^ high) >= jnp.uint32(round(rate * 2**32))
-
-
-def _row_keys(key: DropoutKey, site: int) -> tuple[UInt[Array, " B"], UInt[Array, " B"]]:
-    """64 bits a row, in two words, from (seed, update, site, row)."""
     low, high = jnp.uint32(0x243F6A88), jnp.uint32(0x85A308D3)  # digits of pi: any two different words serve
     for part in (key.seed, key.update, site, key.rows):
-        part = jnp.asarray(part).astype(jnp.uint32)
-        low, high = _mix(low ^ part), _mix(high + part * jnp.uint32(0x9E3779B9))
-    return low, high
+        low, high = _absorb(low, high, part)
+    for length in shape[1:-1]:  # dimension by dimension: how far another one is padded does not matter
+        low, high = _absorb(low[..., None], high[..., None], jnp.arange(length))
+    last = jnp.arange(shape[-1], dtype=jnp.uint32)
+    threshold = min(round(rate * 2**32), 2**32 - 1)
+    return _mix(_mix(last ^ low[..., None]) ^ high[..., None]) >= jnp.uint32(threshold)
+
+
+def _absorb(low: UInt[Array, "..."], high: UInt[Array, "..."], part: ArrayLike) -> tuple[Array, Array]:
+    """64 bits of state, in two words, after one more part of the key."""
+    word = jnp.uint32(part & 0xFFFFFFFF) if isinstance(part, int) else jnp.asarray(part).astype(jnp.uint32)
+    return _mix(low ^ word), _mix(high + word * jnp.uint32(0x9E3779B9))
 
 
 def _mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:

@@ -38,6 +38,9 @@ def check_inputs(
             inside `jax.jit`.
     """
     name = f"{side}_tokens"
+    for argument, value in ((name, tokens), (f"{side}_mask", mask)):
+        if value is not None and not isinstance(value, jax.Array | np.ndarray):
+            raise ValueError(f"{argument}: must be a JAX or numpy array, not a {type(value).__name__}")
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(f"{name}: must be integers of shape (batch, length), not {tokens.dtype}{list(tokens.shape)}")
     if not 1 <= tokens.shape[1] <= max_length:
@@ -61,8 +64,10 @@ def check_memory(tgt_tokens: jax.Array, memory: jax.Array, src_mask: jax.Array) 
     if not tgt_tokens.shape[0] == memory.shape[0] == src_mask.shape[0]:
         raise ValueError(
             f"src_tokens and tgt_tokens: must be of one batch, "
-            f"not of {memory.shape[0]} and {tgt_tokens.shape[0]} sentences"
+            f"not of {memory.shape[0]} and {tgt_tokens.shape[0]} sentences; src_mask has {src_mask.shape[0]}"
         )
+    if src_mask.dtype != bool:
+        raise ValueError(f"src_mask: must be booleans, not {src_mask.dtype}; True = attend")
     if memory.shape[1] != src_mask.shape[1]:
         raise ValueError(f"src_mask: must have the encoder output's length {memory.shape[1]}, not {src_mask.shape[1]}")
 

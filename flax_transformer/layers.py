@@ -88,6 +88,13 @@ EMBEDDING_SCALES: dict[str, Callable[[int], float]] = {
 }
 
 
+# (rows, whether each is padding) -> rows; frozen: looking padding up trains nothing, as torch's padding_idx
+EMBEDDING_PADDINGS: dict[str, Callable[[Array, Array], Array]] = {
+    "trained": lambda rows, padding: rows,
+    "frozen": lambda rows, padding: jnp.where(padding, jax.lax.stop_gradient(rows), rows),
+}
+
+
 class Embedding(nnx.Module):
     """Rows of a table (V, D), scaled. Source: Vaswani et al. 2017, section 3.4."""
 
@@ -97,11 +104,14 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(initial(rngs.params(), (vocab_size, config.d_model), jnp.dtype(config.param_dtype)))
 
     def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        table = self.embedding[...].astype(self.config.compute_dtype)
+        config, table = self.config, self.embedding[...]
         # An id outside the table gives NaN: inside jit nothing can raise, and JAX would wrap or clamp it.
+        tokens = tokens.astype(jnp.int32)
         rows = jnp.take(table, jnp.where(tokens < 0, table.shape[0], tokens), axis=0, mode="fill")
-        scale = EMBEDDING_SCALES[self.config.embedding_scale](self.config.d_model)
-        return (at_least_float32(rows) * scale).astype(table.dtype)  # JAX would round the scale itself to bfloat16
+        rows = EMBEDDING_PADDINGS[config.embedding_padding](rows, (tokens == config.pad_id)[..., None])
+        # Cast last: gradients of frequent tokens would vanish when summed in bfloat16, and so would the scale's digits.
+        scale = EMBEDDING_SCALES[config.embedding_scale](config.d_model)
+        return (at_least_float32(rows) * scale).astype(config.compute_dtype)
 
 
 def count_all(tokens: Int[Array, "B L"], pad_id: int, table_length: int) -> Int[Array, "1 L"]:
@@ -126,8 +136,8 @@ class Positions(nnx.Module):
 
     def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "... L D"]:
         rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id, self.config.table_length)
-        table = self.table[...].astype(self.config.compute_dtype)
-        return jnp.take(table, rows + self.config.position_offset, axis=0, mode="fill")
+        rows = jnp.take(self.table[...], rows + self.config.position_offset, axis=0, mode="fill")
+        return rows.astype(self.config.compute_dtype)
 
 
 class InputStage(nnx.Module):
@@ -142,8 +152,11 @@ class InputStage(nnx.Module):
     def __call__(
         self, x: Float[Array, "B L D"], tokens: Int[Array, "B L"], dropout_key: DropoutKey | None
     ) -> Float[Array, "B L D"]:
+        record(self, "embedded", x)
         if self.positions is not None:
-            x = x + self.positions(tokens)
+            positions = self.positions(tokens)
+            record(self, "positioned", positions)
+            x = x + positions
         x = EMBEDDING_NORMS[self.config.embedding_norm](x, self.norm, partial(self.dropout, key=dropout_key))
         record(self, "output", x)
         return x

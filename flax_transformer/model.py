@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
 from .dropout import Dropout, DropoutKey
+from .initializers import LINEAR_INITS
 from .inputs import check_inputs, check_memory, check_number_types
 from .layers import Embedding, FeedForward, InputStage, Norm, Residual, linear
 from .module import at_least_float32, join_path, record
@@ -120,15 +121,17 @@ class Output(nnx.Module):
         self.config = config
         vocab, dtype = config.tgt_vocab_size, jnp.dtype(config.param_dtype)
         self.proj = nnx.data(None) if config.tied_output else linear(config, config.d_model, vocab, False, rngs)
-        self.bias = nnx.Param(jnp.zeros((vocab,), dtype)) if config.output_bias == "learned" else nnx.data(None)
+        self.bias = nnx.data(None)
+        if config.output_bias == "learned":
+            _, bias_init = LINEAR_INITS[config.linear_init](config.d_model, config.d_model)
+            self.bias = nnx.Param(bias_init(rngs.params(), (vocab,), dtype))
 
     def __call__(self, x: Float[Array, "B T D"], embedding: Float[Array, "V D"]) -> Float[Array, "B T V"]:
         logits = x @ embedding.astype(x.dtype).T if self.proj is None else self.proj(x)
         logits = at_least_float32(logits) * LOGIT_SCALES[self.config.logit_scale](self.config.d_model)
         if self.bias is not None:
             logits = logits + self.bias[...]
-        logits = logits.astype(x.dtype)
-        return OUTPUT_ACTIVATIONS[self.config.output_activation](logits)
+        return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).astype(x.dtype)
 
 
 class Transformer(nnx.Module):
@@ -158,9 +161,13 @@ class Transformer(nnx.Module):
     def from_arrays(cls, config: TransformerConfig, arrays: Mapping[str, Any]) -> "Transformer":
         """A model of these parameters and buffers by name, as `named_arrays` gives them; draws no random ones.
 
-        `convert` checks names, shapes and number types first.
+        Raises:
+            ValueError: names are missing or unknown. `convert` checks shapes and number types.
         """
         graphdef, state = nnx.split(nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0))))
+        names = {join_path(path) for path, _ in nnx.to_flat_state(state)}
+        if wrong := sorted(names ^ set(arrays)):
+            raise ValueError(f"arrays: {len(wrong)} names are missing or not the model's: {', '.join(wrong)}")
         flat = [(path, variable.replace(arrays[join_path(path)])) for path, variable in nnx.to_flat_state(state)]
         return nnx.merge(graphdef, nnx.from_flat_state(flat))
 

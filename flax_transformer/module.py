@@ -36,7 +36,7 @@ def named_arrays(tree: nnx.Module | nnx.State, kind: Any = (nnx.Param, Buffer)) 
 
     An abstract model, as `nnx.eval_shape` makes it, gives their shapes and number types.
     """
-    state = nnx.state(tree, kind) if isinstance(tree, nnx.Module) else tree
+    state = nnx.state(tree, kind) if isinstance(tree, nnx.Module) else nnx.filter_state(tree, kind)
     flat = {join_path(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
     return dict(sorted(flat.items()))
 

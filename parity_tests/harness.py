@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """Within the tolerance; NaN never is."""
+        """Within the tolerance; NaN never is, and infinity only where both have it."""
         return not self.problem and self.error <= self.tolerance
 
     def __str__(self) -> str:
@@ -119,8 +119,12 @@ def compare(
     `rung_of` gives the rung of a path; without it everything is in the first criterion's rung.
     """
     trees = [flatten(side(*inputs) if callable(side) else side) for side in (reference, candidate)]
+    if not criteria:
+        raise ValueError("criteria: must have at least one criterion")
     by_rung = {criterion.rung: criterion for criterion in criteria}
     rungs = {path: rung_of(path) if rung_of else criteria[0].rung for path in (*trees[0], *trees[1])}
+    if unknown := sorted(set(rungs.values()) - set(by_rung)):
+        raise ValueError(f"rung_of gives {', '.join(unknown)}, which no criterion has")
     largest = dict.fromkeys(by_rung, 0.0)
     for path, array in trees[0].items():
         largest[rungs[path]] = max(largest[rungs[path]], _largest(array))
@@ -141,7 +145,10 @@ def flatten(tree: Tree, path: str = "") -> dict[str, np.ndarray]:
         return {path: _to_numpy(tree)}
     flat: dict[str, np.ndarray] = {}
     for key, child in children:
-        flat |= flatten(child, f"{path}.{key}" if path else str(key))
+        arrays = flatten(child, f"{path}.{key}" if path else str(key))
+        if twice := sorted(set(flat) & set(arrays)):
+            raise ValueError(f"the tree has two arrays of the path {twice[0]}")
+        flat |= arrays
     return flat
 
 
@@ -150,15 +157,21 @@ def _to_numpy(leaf: Any) -> np.ndarray:
         leaf = leaf.detach().cpu()
         leaf = leaf.double() if leaf.is_floating_point() else leaf
     array = np.asarray(leaf)
-    return array if array.dtype.kind in "biu" else array.astype(np.float64)
+    if array.dtype.kind in "biu":
+        return array
+    if array.dtype.kind in "cOSUM":
+        raise ValueError(f"only real arrays can be compared, not {array.dtype}: {leaf!r}")
+    return array.astype(np.float64)
 
 
 def _largest(array: np.ndarray) -> float:
-    return float(np.abs(array.astype(np.float64)).max(initial=0.0))
+    """Of the finite elements: an infinite one must not make every difference small."""
+    array = array.astype(np.float64)
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
 def _severity(finding: Finding) -> float:
-    if finding.problem or np.isnan(finding.error):
+    if finding.problem:
         return float("inf")
     return finding.error / max(finding.tolerance, 1e-300)
 
@@ -178,7 +191,10 @@ def _finding(
         return Finding(path, criterion.rung, error=0.0, tolerance=tolerance)
     with np.errstate(invalid="ignore"):
         error = np.abs(reference.astype(np.float64) - candidate.astype(np.float64))
-    flat = int(np.argmax(error))  # argmax finds a NaN first
+    error = np.where(reference == candidate, 0.0, np.where(np.isfinite(error), error, np.inf))
+    both_integers = reference.dtype.kind in "iu" and candidate.dtype.kind in "iu"
+    error = np.where((reference != candidate) & both_integers, np.maximum(error, 1.0), error)
+    flat = int(np.argmax(error))
     index = tuple(int(i) for i in np.unravel_index(flat, error.shape))
     values = (float(reference[index]), float(candidate[index]), float(error[index]))
     return Finding(path, criterion.rung, index, *values, tolerance)

@@ -164,7 +164,10 @@ MUTATIONS = (
         patch=(
             layers.Embedding,
             "forward",
-            lambda self, tokens: torch.nn.functional.embedding(tokens, self.weight.detach()) * 14**0.5,
+            lambda self, tokens: (
+                torch.nn.functional.embedding(tokens, self.weight.detach())
+                * layers.EMBEDDING_SCALES[self.config.embedding_scale](self.config.d_model)
+            ),
         ),
     ),
 )
@@ -196,5 +199,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         main()

@@ -15,7 +15,10 @@ def show_ladder(config: TransformerConfig, title: str, seed: int = 0) -> bool:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
         ladder = climb(
-            config, seed, lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+            config,
+            seed,
+            lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+            reproduce=title,
         )
     console.print(_table(title, ladder.rungs))
     console.print(

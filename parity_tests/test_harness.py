@@ -93,3 +93,40 @@ def test_booleans_and_empty_arrays():
     mask = np.array([True, False])
     assert compare({"m": mask, "e": np.ones((0, 3))}, {"m": jnp.asarray(mask), "e": np.ones((0, 3))}, criteria=exact).ok
     assert not compare({"m": mask}, {"m": ~mask}, criteria=exact).ok
+
+
+@pytest.mark.parametrize("scale", ["one", "array", "rung"])
+def test_infinities_and_nan(scale):
+    criteria = [Criterion("all", 1e-12, scale, "because")]
+    infinite = np.array([np.inf, 1.0])
+    assert compare({"x": infinite}, {"x": infinite.copy()}, criteria=criteria).ok
+    for other in ([3.0, 1.0], [np.inf, 5.0], [-np.inf, 1.0], [np.nan, 1.0]):
+        assert not compare(
+            {"x": infinite, "y": np.ones(1)}, {"x": np.array(other), "y": np.ones(1)}, criteria=criteria
+        ).ok
+    assert not compare({"x": np.array([np.nan])}, {"x": np.array([np.nan])}, criteria=criteria).ok
+
+
+def test_large_integers_are_not_rounded():
+    exact = [Criterion("all", 0.0, "one", "exact")]
+    assert not compare({"x": np.array([2**53])}, {"x": np.array([2**53 + 1])}, criteria=exact).ok
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"x": 1j}, "only real arrays"),
+        ({"x": None}, "only real arrays"),
+        ({"a.b": 1, "a": {"b": 2}}, "two arrays of the path a.b"),
+    ],
+)
+def test_trees_that_cannot_be_compared(tree, message):
+    with pytest.raises(ValueError, match=message):
+        compare(tree, tree, criteria=[CLOSE])
+
+
+def test_wrong_criteria():
+    with pytest.raises(ValueError, match="at least one criterion"):
+        compare({}, {}, criteria=[])
+    with pytest.raises(ValueError, match="rung_of gives other, which no criterion has"):
+        compare({"x": 1.0}, {"x": 1.0}, criteria=[CLOSE], rung_of=lambda path: "other")

@@ -51,6 +51,15 @@ def test_narrow_types_see_a_wrong_epsilon(monkeypatch):
     assert not found.ok
 
 
+def test_too_few_inputs_prove_nothing(monkeypatch):
+    """Where no draw counts, no rung holds: a column without numbers must not read as equal."""
+    monkeypatch.setattr(ladder, "MOST_DRAWS", 2)
+    monkeypatch.setattr(ladder, "rounding_crosses_relu", lambda *_: True)
+    found = ladder.climb(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1))
+    assert not any(rung.ok for rung in found.rungs)
+    assert found.report.ok
+
+
 def test_key_bias_gradient_is_zero_in_both():
     config = TransformerConfig.preset("tiny", param_dtype="float64", compute_dtype="float64")
     batch = random_batch(config, np.random.default_rng(0), 3, 7, 5)

@@ -39,7 +39,7 @@ def randomise(module):
 def twin_of(module):
     """(config, PyTorch twin) with the module's encoder and decoder; embeddings are random and unused."""
     fields, arrays = torch_nn.read_transformer(module)
-    config = TransformerConfig(src_vocab_size=3, tgt_vocab_size=3, positions="none", compute_dtype="float64", **fields)
+    config = TransformerConfig(src_vocab_size=3, tgt_vocab_size=3, positions="none", **fields)
     state_dict = convert.to_state_dict({**random_arrays(config, 0), **arrays}, config)
     return config, torch_reference.Transformer.from_state_dict(config, state_dict)
 
@@ -143,7 +143,7 @@ def test_attention(bias, inputs):
     output, weights = module(tgt, src, src, key_padding_mask=~src_keep, average_attn_weights=False)
 
     fields, arrays = torch_nn.read_attention(module)
-    config = TransformerConfig(src_vocab_size=3, tgt_vocab_size=3, compute_dtype="float64", **fields)
+    config = TransformerConfig(src_vocab_size=3, tgt_vocab_size=3, **fields)
     twin = torch_reference.attention.MultiHeadAttention(config, config.num_heads)
     rules = [(name, name.replace("kernel", "weight")) for name in arrays]
     twin.load_state_dict({to: torch.from_numpy(arrays[n].T if "kernel" in n else arrays[n]) for n, to in rules})

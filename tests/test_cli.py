@@ -35,7 +35,14 @@ def test_parity_exits_with_1_where_the_twins_differ(monkeypatch, capsys):
     assert caught.value.code == 1
     printed = capsys.readouterr().out
     assert "DIFFERENT" in printed
-    assert "begins at src_input.output" in printed
+    assert "reproduce: twinax parity tiny --seed 0" in printed
+    assert "begins at src_input.embedded" in printed
+
+
+def test_wrong_seed():
+    done = twinax("parity", "tiny", "--seed", "-1")
+    assert done.returncode == 2
+    assert done.stderr == "twinax: --seed -1: must be at least 0\n"
 
 
 def test_wrong_preset():

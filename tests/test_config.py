@@ -152,6 +152,7 @@ def test_registries_have_the_names_of_the_schema():
             schema.NormPlacement: layers.NORM_PLACEMENTS,
             schema.EmbeddingNorm: layers.EMBEDDING_NORMS,
             schema.EmbeddingScale: layers.EMBEDDING_SCALES,
+            schema.EmbeddingPadding: layers.EMBEDDING_PADDINGS,
             schema.PositionCounting: layers.POSITION_COUNTINGS,
             schema.CrossAttentionResidual: layers.RESIDUALS,
             schema.Activation: layers.ACTIVATIONS,

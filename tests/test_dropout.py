@@ -106,11 +106,49 @@ def test_micro_batches_change_nothing(twins):
 
 def test_bfloat16_is_scaled_without_rounding_the_rate():
     """0.9 is not a bfloat16: dividing by it in bfloat16 would be off by 0.2%."""
-    x = jnp.ones((1, 4000), jnp.bfloat16)
-    kept = flax_dropout.Dropout(0.1)(x, flax_dropout.DropoutKey(0, 0, jnp.arange(1)))
-    other = torch_dropout.Dropout(0.1)(
-        torch.ones(1, 4000, dtype=torch.bfloat16), torch_dropout.DropoutKey(0, 0, torch.arange(1))
-    )
+    flax, other = flax_dropout.Dropout(0.1), torch_dropout.Dropout(0.1)
+    flax.site = other.site = 3
+    kept = flax(jnp.ones((1, 4000), jnp.bfloat16), flax_dropout.DropoutKey(0, 0, jnp.arange(1)))
+    same = other(torch.ones(1, 4000, dtype=torch.bfloat16), torch_dropout.DropoutKey(0, 0, torch.arange(1)))
     values = {float(v) for v in np.unique(np.asarray(kept, np.float32))}
     assert values == {0.0, float(jnp.bfloat16(1 / 0.9))}
-    assert np.array_equal(np.asarray(kept, np.float32), other.float().numpy())
+    assert np.array_equal(np.asarray(kept, np.float32), same.float().numpy())
+
+
+def test_padding_changes_no_mask():
+    """Another padded length, of sources or targets, leaves the masks of the attention weights as they were."""
+    short, _ = masks(1, 2, [0, 1], 3, 0.5, (2, 3, 4, 5))
+    long, _ = masks(1, 2, [0, 1], 3, 0.5, (2, 3, 7, 9))
+    assert np.array_equal(short, long[:, :, :4, :5])
+
+
+def test_a_site_without_a_number_is_refused():
+    with pytest.raises(ValueError, match="has no number"):
+        flax_dropout.Dropout(0.1)(jnp.ones((1, 2)), flax_dropout.DropoutKey(0, 0, jnp.arange(1)))
+    with pytest.raises(ValueError, match="has no number"):
+        torch_dropout.Dropout(0.1)(torch.ones(1, 2), torch_dropout.DropoutKey(0, 0, torch.arange(1)))
+
+
+def test_the_highest_rate():
+    flax, other = masks(1, 2, [0], 3, 1 - 1e-12, (1, 1000))
+    assert np.array_equal(flax, other)
+    assert not flax.any()
+
+
+# rate -> the first activation that it changes, in the order of the computation
+SITES = {
+    "embedding_dropout": "src_input.output",
+    "attention_dropout": "encoder.layers.0.self_attention.heads",
+    "ffn_dropout": "encoder.layers.0.feed_forward.output",
+    "residual_dropout": "encoder.layers.0.self_attention_residual.output",
+}
+
+
+@pytest.mark.parametrize("rate", SITES)
+def test_each_rate_drops_at_its_own_site(rate):
+    config = CONFIG.replace(**dict.fromkeys(SITES, 0.0) | {rate: 0.5})
+    model = torch_reference.Transformer(config, generator=torch.Generator().manual_seed(0))
+    key = torch_reference.DropoutKey(5, 6, torch.arange(2))
+    tokens = torch.tensor(SRC), torch.tensor(TGT)
+    without, dropped = (torch_reference.activations(model, *tokens, dropout_key=k)[1] for k in (None, key))
+    assert next(path for path in without if not torch.equal(without[path], dropped[path])) == SITES[rate]

@@ -43,12 +43,15 @@ class MultiHeadAttention(nn.Module):
         q = self._split_heads(self.q_proj(x))
         k = self._split_heads(self.k_proj(memory))
         v = self._split_heads(self.v_proj(memory))
+        for name, heads in (("query", q), ("key", k), ("value", v)):
+            record(self, name, heads)
         scores = SCORE_SCALINGS[self.config.score_scaling](q, k)
         record(self, "scores", scores)
         weights = masked_softmax(scores, mask, self.config.mask_value)
         record(self, "weights", weights)
         weights = self.dropout(weights.to(v.dtype), dropout_key)
         heads = torch.einsum("BNTS,BSNU->BTNU", weights, v)
+        record(self, "heads", heads)
         output = self.out_proj(heads.flatten(2))
         record(self, "output", output)
         return output

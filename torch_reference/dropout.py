@@ -1,10 +1,9 @@
 """Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn by no generator.
 
-mask = hash(seed, update, site, row in the whole batch, position in the row) >= rate · 2^32. So micro-batches, devices
-and the framework change nothing, and training with dropout can be compared step by step.
+mask = hash(seed, update, site, row in the whole batch, indices in the row) >= rate · 2^32. So micro-batches, padding,
+devices and the framework change nothing, and training with dropout can be compared step by step.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -33,30 +32,33 @@ class Dropout(nn.Module):
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
-        self.site = 0  # the Transformer numbers its sites
+        self.site: int | None = None  # the Transformer numbers its sites
 
     def forward(self, x: Float[Tensor, "B ..."], key: DropoutKey | None) -> Float[Tensor, "B ..."]:
         if key is None or self.rate == 0:
             return x
+        if self.site is None:
+            raise ValueError("a dropout site has no number: only a whole Transformer numbers them")
         scaled = (at_least_float32(x) / (1 - self.rate)).to(x.dtype)
         return torch.where(keep_mask(key, self.site, self.rate, tuple(x.shape)), scaled, 0)
 
 
 def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
     """True where an element of this shape, batch first, is kept."""
-    position = torch.arange(math.prod(shape[1:]), device=key.rows.device).reshape(1, *shape[1:])
-    low, high = (word.reshape(-1, *[1] * (len(shape) - 1)) for word in _row_keys(key, site))
-    return _mix(_mix(position ^ low) ^ high) >= round(rate * 2**32)
-
-
-def _row_keys(key: DropoutKey, site: int) -> tuple[Int[Tensor, " B"], Int[Tensor, " B"]]:
-    """64 bits a row, in two words, from (seed, update, site, row)."""
-    rows = key.rows.to(torch.int64)
-    low, high = torch.full_like(rows, 0x243F6A88), torch.full_like(rows, 0x85A308D3)  # digits of pi
+    rows, device = key.rows.to(torch.int64), key.rows.device
+    low, high = torch.tensor(0x243F6A88, device=device), torch.tensor(0x85A308D3, device=device)  # digits of pi
     for part in (key.seed, key.update, site, rows):
-        part = part & _WORD
-        low, high = _mix(low ^ part), _mix((high + part * 0x9E3779B9) & _WORD)
-    return low, high
+        low, high = _absorb(low, high, part)
+    for length in shape[1:-1]:  # dimension by dimension: how far another one is padded does not matter
+        low, high = _absorb(low[..., None], high[..., None], torch.arange(length, device=device))
+    last = torch.arange(shape[-1], device=device)
+    return _mix(_mix(last ^ low[..., None]) ^ high[..., None]) >= min(round(rate * 2**32), 2**32 - 1)
+
+
+def _absorb(low: Int[Tensor, "..."], high: Int[Tensor, "..."], part: int | Tensor) -> tuple[Tensor, Tensor]:
+    """64 bits of state, in two words, after one more part of the key."""
+    word = part & _WORD
+    return _mix(low ^ word), _mix((high + word * 0x9E3779B9) & _WORD)
 
 
 def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

@@ -21,7 +21,11 @@ def check_inputs(
     Raises:
         ValueError: names the argument, what it is, and what it must be.
     """
-    name, shape = f"{side}_tokens", list(tokens.shape)
+    name = f"{side}_tokens"
+    for argument, value in ((name, tokens), (f"{side}_mask", mask)):
+        if value is not None and not isinstance(value, Tensor):
+            raise ValueError(f"{argument}: must be a torch tensor, not a {type(value).__name__}")
+    shape = list(tokens.shape)
     if tokens.ndim != 2 or tokens.dtype not in _INTEGERS:
         raise ValueError(f"{name}: must be int64 or int32 of shape (batch, length), not {tokens.dtype}{shape}")
     if not 1 <= tokens.shape[1] <= max_length:
@@ -50,7 +54,9 @@ def check_memory(tgt_tokens: Tensor, memory: Tensor, src_mask: Tensor) -> None:
     if not tgt_tokens.shape[0] == memory.shape[0] == src_mask.shape[0]:
         raise ValueError(
             f"src_tokens and tgt_tokens: must be of one batch, "
-            f"not of {memory.shape[0]} and {tgt_tokens.shape[0]} sentences"
+            f"not of {memory.shape[0]} and {tgt_tokens.shape[0]} sentences; src_mask has {src_mask.shape[0]}"
         )
+    if src_mask.dtype != torch.bool:
+        raise ValueError(f"src_mask: must be booleans, not {src_mask.dtype}; True = attend")
     if memory.shape[1] != src_mask.shape[1]:
         raise ValueError(f"src_mask: must have the encoder output's length {memory.shape[1]}, not {src_mask.shape[1]}")

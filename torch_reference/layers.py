@@ -91,6 +91,13 @@ EMBEDDING_SCALES: dict[str, Callable[[int], float]] = {
 }
 
 
+# (rows, whether each is padding) -> rows; frozen: looking padding up trains nothing, as torch's padding_idx
+EMBEDDING_PADDINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "trained": lambda rows, padding: rows,
+    "frozen": lambda rows, padding: torch.where(padding, rows.detach(), rows),
+}
+
+
 class Embedding(nn.Module):
     """Rows of a table (V, D), scaled. Source: Vaswani et al. 2017, section 3.4."""
 
@@ -101,9 +108,11 @@ class Embedding(nn.Module):
         EMBEDDING_INITS[config.embedding_init](self.weight, config.d_model, generator)
 
     def forward(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
-        table = self.weight.to(dtype_of(self.config.compute_dtype))
-        scale = EMBEDDING_SCALES[self.config.embedding_scale](self.config.d_model)
-        return (at_least_float32(functional.embedding(tokens, table)) * scale).to(table.dtype)
+        config = self.config
+        rows = functional.embedding(tokens, self.weight)
+        rows = EMBEDDING_PADDINGS[config.embedding_padding](rows, (tokens == config.pad_id)[..., None])
+        scale = EMBEDDING_SCALES[config.embedding_scale](config.d_model)
+        return (at_least_float32(rows) * scale).to(dtype_of(config.compute_dtype))
 
 
 def count_all(tokens: Int[Tensor, "B L"], pad_id: int, table_length: int) -> Int[Tensor, "1 L"]:
@@ -124,7 +133,7 @@ class Positions(nn.Module):
         self.config = config
         shape, dtype = (config.table_length, config.d_model), dtype_of(config.param_dtype)
         if config.positions in POSITION_TABLES:
-            table = torch.from_numpy(POSITION_TABLES[config.positions](*shape)).to(dtype)
+            table = torch.tensor(POSITION_TABLES[config.positions](*shape), dtype=dtype)
         else:
             table = torch.empty(shape, dtype=dtype)
             EMBEDDING_INITS[config.embedding_init](table, config.d_model, generator)
@@ -135,8 +144,8 @@ class Positions(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "... L D"]:
         rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id, self.config.table_length)
-        table = self.table.to(dtype_of(self.config.compute_dtype))
-        return functional.embedding(rows + self.config.position_offset, table)
+        rows = functional.embedding(rows + self.config.position_offset, self.table)
+        return rows.to(dtype_of(self.config.compute_dtype))
 
 
 class InputStage(nn.Module):
@@ -152,8 +161,11 @@ class InputStage(nn.Module):
     def forward(
         self, x: Float[Tensor, "B L D"], tokens: Int[Tensor, "B L"], dropout_key: DropoutKey | None
     ) -> Float[Tensor, "B L D"]:
+        record(self, "embedded", x)
         if self.positions is not None:
-            x = x + self.positions(tokens)
+            positions = self.positions(tokens)
+            record(self, "positioned", positions)
+            x = x + positions
         x = EMBEDDING_NORMS[self.config.embedding_norm](x, self.norm, partial(self.dropout, key=dropout_key))
         record(self, "output", x)
         return x

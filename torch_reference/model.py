@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
 from .dropout import Dropout, DropoutKey
+from .initializers import BIAS_INITS
 from .inputs import check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Linear, Norm, Residual
 from .module import at_least_float32, dtype_of, record
@@ -126,14 +127,15 @@ class Output(nn.Module):
         vocab, dtype = config.tgt_vocab_size, dtype_of(config.param_dtype)
         self.proj = None if config.tied_output else Linear(config, config.d_model, vocab, False, generator)
         self.bias = nn.Parameter(torch.zeros(vocab, dtype=dtype)) if config.output_bias == "learned" else None
+        if self.bias is not None and config.linear_init in BIAS_INITS:
+            BIAS_INITS[config.linear_init](self.bias, config.d_model, generator)
 
     def forward(self, x: Float[Tensor, "B T D"], embedding: Float[Tensor, "V D"]) -> Float[Tensor, "B T V"]:
         logits = x @ embedding.to(x.dtype).T if self.proj is None else self.proj(x)
         logits = at_least_float32(logits) * LOGIT_SCALES[self.config.logit_scale](self.config.d_model)
         if self.bias is not None:
             logits = logits + self.bias
-        logits = logits.to(x.dtype)
-        return OUTPUT_ACTIVATIONS[self.config.output_activation](logits)
+        return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).to(x.dtype)
 
 
 class Transformer(nn.Module):

@@ -24,6 +24,9 @@ def parity(
         preset: size of the model. tiny takes seconds; base and big take minutes and gigabytes.
         seed: seed of the random weights and sentences.
     """
+    if seed < 0:
+        print(f"twinax: --seed {seed}: must be at least 0", file=sys.stderr)
+        return 2
     config = import_module("twinax.configs").TransformerConfig.preset(preset)
     show_ladder = import_module("twinax.parity_tests.report").show_ladder
     return 0 if show_ladder(config, f"twinax parity {preset} --seed {seed}", seed) else 1

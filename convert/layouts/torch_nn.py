@@ -86,7 +86,7 @@ def read_attention(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[
     problems: list[str] = []
     fields = _attention_fields("attention", module, problems)
     _refuse(problems)
-    fields["param_dtype"] = _dtype(module)
+    fields["param_dtype"] = fields["compute_dtype"] = _dtype(module)
     specs = _specs(fields, (_ONE_ATTENTION,))
     specs = {name.removeprefix(_ONE_ATTENTION): spec for name, spec in specs.items()}
     return fields, _read(module, attention_rules("", "", fields["q_proj_bias"]), specs)
@@ -134,7 +134,8 @@ def _transformer_fields(module: nn.Transformer) -> dict[str, Any]:
         "mask_value": "exact",
         "score_scaling": "product",
     }
-    fields["param_dtype"], fields["final_norm"] = _dtype(module), encoder.norm is not None
+    fields["param_dtype"] = fields["compute_dtype"] = _dtype(module)
+    fields["final_norm"] = encoder.norm is not None
     if fields["final_norm"] != (decoder.norm is not None):
         problems.append("final norm: encoder and decoder must both have one, or neither")
     fields["num_encoder_layers"], fields["num_decoder_layers"] = len(encoder.layers), len(decoder.layers)

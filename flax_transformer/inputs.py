@@ -39,7 +39,8 @@ def check_inputs(
     """
     name = f"{side}_tokens"
     for argument, value in ((name, tokens), (f"{side}_mask", mask)):
-        if value is not None and not isinstance(value, jax.Array | np.ndarray):
+        given = value is not None or argument == name
+        if given and not isinstance(value, jax.Array | np.ndarray):
             raise ValueError(f"{argument}: must be a JAX or numpy array, not a {type(value).__name__}")
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(f"{name}: must be integers of shape (batch, length), not {tokens.dtype}{list(tokens.shape)}")

@@ -64,6 +64,7 @@ def masks(src_keep, tgt_keep):
 
 
 def theirs(module, src, tgt, src_keep, tgt_keep, cotangent):
+    src, tgt = src.clone().requires_grad_(), tgt.clone().requires_grad_()
     memory = module.encoder(src, src_key_padding_mask=~src_keep)
     output = module.decoder(
         tgt,
@@ -73,24 +74,28 @@ def theirs(module, src, tgt, src_keep, tgt_keep, cotangent):
         memory_key_padding_mask=~src_keep,
     )
     names, parameters = zip(*module.named_parameters(), strict=True)
-    grads = torch.autograd.grad((output * cotangent).sum(), parameters)
+    *grads, src_grad, tgt_grad = torch.autograd.grad((output * cotangent).sum(), (*parameters, src, tgt))
     fields, arrays = torch_nn.read_transformer(module)
     rules = torch_nn.transformer_rules(fields)
     targets = target_specs(rules, {name: Spec(a.shape, str(a.dtype)) for name, a in arrays.items()})
     by_name = {name: from_torch(g) for name, g in zip(names, grads, strict=True)}
-    return {"memory": memory, "output": output, "gradients": translate([r.inverse for r in rules], by_name, targets)}
+    grads = translate([r.inverse for r in rules], by_name, targets) | {"src": src_grad, "tgt": tgt_grad}
+    return {"memory": memory, "output": output, "gradients": grads}
 
 
 def ours(module, src, tgt, src_keep, tgt_keep, cotangent):
     config, twin = twin_of(module)
+    src, tgt = src.clone().requires_grad_(), tgt.clone().requires_grad_()
     encoder_mask, decoder_mask, cross_mask = masks(src_keep, tgt_keep)
     memory = twin.encoder(src, encoder_mask)
     output = twin.decoder(tgt, memory, decoder_mask, cross_mask)
     names, parameters = zip(*twin.named_parameters(), strict=True)
-    grads = torch.autograd.grad((output * cotangent).sum(), parameters, materialize_grads=True)
+    *grads, src_grad, tgt_grad = torch.autograd.grad(
+        (output * cotangent).sum(), (*parameters, src, tgt), materialize_grads=True
+    )
     grads = convert.to_params(dict(zip(names, grads, strict=True)), config, trained_only=True)
     grads = {name: g for name, g in grads.items() if name.startswith(("encoder.", "decoder."))}
-    return {"memory": memory, "output": output, "gradients": grads}
+    return {"memory": memory, "output": output, "gradients": grads | {"src": src_grad, "tgt": tgt_grad}}
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -136,25 +141,40 @@ def test_flax_transformer(inputs):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_attention(bias, inputs):
-    """Weights and outputs, cross-attention with padding; their mask is True = masked, ours True = attend."""
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention(bias, causal, inputs):
+    """Weights, outputs and gradients; their mask is True = masked, ours True = attend."""
     module = randomise(nn.MultiheadAttention(14, 7, bias=bias, batch_first=True, dtype=torch.float64))
-    src, tgt, src_keep, _, _ = inputs
-    output, weights = module(tgt, src, src, key_padding_mask=~src_keep, average_attn_weights=False)
+    src, tgt, src_keep, tgt_keep, cotangent = inputs
+    memory, keep = (tgt, tgt_keep) if causal else (src, src_keep)
+    seen = torch.ones(5, memory.shape[1], dtype=torch.bool)
+    seen = seen.tril() if causal else seen
 
+    x, m = tgt.clone().requires_grad_(), memory.clone().requires_grad_()
+    output, weights = module(x, m, m, key_padding_mask=~keep, attn_mask=~seen, average_attn_weights=False)
+    parameters = dict(module.named_parameters())
+    grads = torch.autograd.grad((output * cotangent).sum(), (*parameters.values(), x, m))
     fields, arrays = torch_nn.read_attention(module)
+    rules = [rule.inverse for rule in torch_nn.attention_rules("", "", bias)]
+    by_name = {name: from_torch(g) for name, g in zip(parameters, grads, strict=False)}
+    specs = {name: Spec(a.shape, "float64") for name, a in by_name.items()}
+    expected = {"output": output, "weights": weights}
+    expected |= {"gradients": translate(rules, by_name, specs) | {"x": grads[-2], "memory": grads[-1]}}
+
     config = TransformerConfig(src_vocab_size=3, tgt_vocab_size=3, **fields)
     twin = torch_reference.attention.MultiHeadAttention(config, config.num_heads)
-    rules = [(name, name.replace("kernel", "weight")) for name in arrays]
-    twin.load_state_dict({to: torch.from_numpy(arrays[n].T if "kernel" in n else arrays[n]) for n, to in rules})
-    mask = src_keep[:, None, None, :].expand(-1, 1, 5, -1)
-    ours_output, captured = torch_reference.activations(twin, tgt, src, mask)
-    compare(
-        {"output": output, "weights": weights},
-        {"output": ours_output, "weights": captured["weights"]},
-        criteria=CRITERIA,
-        rung_of=rung_of,
-    ).check()
+    renamed = {name: name.replace("kernel", "weight") for name in arrays}
+    twin.load_state_dict(
+        {to: torch.from_numpy(arrays[n].T if "kernel" in n else arrays[n]) for n, to in renamed.items()}
+    )
+    x, m = tgt.clone().requires_grad_(), memory.clone().requires_grad_()
+    output, captured = torch_reference.activations(twin, x, m, (seen & keep[:, None, :])[:, None])
+    parameters = dict(twin.named_parameters())
+    grads = torch.autograd.grad((output * cotangent).sum(), (*parameters.values(), x, m))
+    by_name = {name: g.T if name.endswith("weight") else g for name, g in zip(parameters, grads, strict=False)}
+    found = {"output": output, "weights": captured["weights"]}
+    found["gradients"] = {n: by_name[to] for n, to in renamed.items()} | {"x": grads[-2], "memory": grads[-1]}
+    compare(expected, found, criteria=CRITERIA, rung_of=rung_of).check()
 
 
 def test_write_is_the_inverse_of_read():

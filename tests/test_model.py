@@ -175,3 +175,71 @@ def test_norms_against_torch_s_own():
     assert torch.allclose(layers.rms_norm(x, 1e-3), torch.nn.functional.rms_norm(x, (7,), eps=1e-3), atol=1e-14)
     flax_norm = flax_transformer.layers.sample_std_norm(jnp.asarray(x), 1e-3)
     assert np.allclose(np.asarray(flax_norm), layers.sample_std_norm(x, 1e-3), atol=1e-14)
+
+
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_what_stands_around_the_layers(framework):
+    """Embedding scale, position offset, tie, logit scale and output bias, against the formulas in numpy.
+
+    Both models could share a mistake here that no comparison of the two would see.
+    """
+    config = CONFIG.replace(tied_output=True, logit_scale="rsqrt_d_model", position_offset=3, positions="learned")
+    model = flax_transformer.Transformer(config, rngs=nnx.Rngs(0))
+    arrays = {name: np.asarray(a) for name, a in flax_transformer.named_arrays(model).items()}
+    arrays["output.bias"] = np.linspace(-1, 1, 103, dtype=np.float32)
+    model = flax_transformer.Transformer.from_arrays(config, {name: jnp.asarray(a) for name, a in arrays.items()})
+    package, to = (flax_transformer, jnp.asarray) if framework == "flax" else (torch_reference, torch.tensor)
+    model = model if framework == "flax" else convert.to_torch(model)
+    _, found = package.activations(model, to(SRC), to(TGT))
+    found = {path: np.asarray(value.detach() if framework == "torch" else value) for path, value in found.items()}
+
+    for side, tokens in (("src", SRC), ("tgt", TGT)):
+        rows = arrays[f"{side}_input.positions.table"][3 : 3 + tokens.shape[1]]
+        expected = arrays[f"{side}_embedding.embedding"][tokens] * 32**0.5 + rows
+        assert np.allclose(found[f"{side}_input.output"], expected, atol=1e-6)
+    logits = found["decoder.output"] @ arrays["tgt_embedding.embedding"].T * 32**-0.5 + arrays["output.bias"]
+    assert np.allclose(found["logits"], logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_gradients_of_frequent_tokens_survive_bfloat16(framework):
+    """4,096 gradients of 1 add up to 4,096; summed in bfloat16 they would stop at 256."""
+    config = CONFIG.replace(compute_dtype="bfloat16", embedding_scale="none", positions="none", max_length=4096)
+    tokens = np.full((1, 4096), 5)
+    if framework == "flax":
+        table = flax_transformer.layers.Embedding(config, 7, rngs=nnx.Rngs(0))
+        graphdef, state = nnx.split(table)
+        grads = jax.grad(lambda state: nnx.merge(graphdef, state)(jnp.asarray(tokens)).astype(jnp.float32).sum())(state)
+        gradient = np.asarray(flax_transformer.named_arrays(grads)["embedding"])
+    else:
+        table = torch_reference.layers.Embedding(config, 7)
+        table(torch.tensor(tokens)).float().sum().backward()
+        gradient = table.weight.grad.numpy()
+    assert (gradient[5] == 4096).all()
+
+
+def test_frozen_padding_is_torch_s_padding_idx():
+    config = CONFIG.replace(embedding_padding="frozen", embedding_scale="none")
+    ours = torch_reference.layers.Embedding(config, 9)
+    theirs = torch.nn.Embedding.from_pretrained(ours.weight.detach().clone(), freeze=False, padding_idx=0)
+    cotangent = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(0))
+    for table in (ours, theirs):
+        (table(torch.tensor(SRC)) * cotangent).sum().backward()
+    assert torch.equal(ours.weight.grad, theirs.weight.grad)
+    assert (ours.weight.grad[0] == 0).all()
+
+
+def test_narrow_token_types_inside_jit(twins):
+    """Ids that no int8 can be compared with must not wrap into the table."""
+    config = CONFIG.replace(src_vocab_size=300)
+    graphdef, state = nnx.split(flax_transformer.Transformer(config, rngs=nnx.Rngs(0)))
+    run = jax.jit(lambda state, src: nnx.merge(graphdef, state)(src, jnp.asarray(TGT)))
+    assert np.isnan(run(state, jnp.asarray(SRC - 20, jnp.int8))).all()
+    assert np.isfinite(run(state, jnp.asarray(SRC, jnp.int8))).all()
+
+
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+@pytest.mark.parametrize("wrong", [[[3, 4]], None, "ab"])
+def test_what_is_no_array(twins, as_installed, framework, wrong):
+    with pytest.raises(ValueError, match=r"src_tokens: must be a.* not a"):
+        twins[0 if framework == "flax" else 1](wrong, wrong)

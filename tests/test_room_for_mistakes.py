@@ -23,6 +23,7 @@ CONFIG = TransformerConfig(
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_length=8,
+    pad_id=3,
     param_dtype="float64",
     compute_dtype="float64",
 )
@@ -57,7 +58,7 @@ def causal_only_in_training(library):
 def pad_aware_positions(library):
     def count(tokens, pad_id, table_length):
         keep = tokens != pad_id
-        return library.cumsum(keep, 1) * keep + pad_id
+        return library.cumsum(keep, 1) * keep - 1  # position_offset = pad_id + 1 makes padding the row of the pad id
 
     return count
 
@@ -102,16 +103,19 @@ def test_a_new_value_is_one_function(name, monkeypatch):
     module, registry, values = NEW_VALUES[name]
     field = name.split(",")[0]
     monkeypatch.setattr(schema, "check_field_types", lambda config: None)  # it knows the product's own values only
-    config = CONFIG.replace(**{field: name})
+    offset = {"position_offset": CONFIG.pad_id + 1} if name == "position_counting" else {}
+    config = CONFIG.replace(**{field: name}, **offset)
     for package, value in zip((flax_transformer, torch_reference), values, strict=True):
         monkeypatch.setitem(getattr(getattr(package, module), registry), name, value)
-    length = config.max_length if "whole table" in name else 5
+    length = config.max_length if field == "position_counting" else 5
     batch = random_batch(config, np.random.default_rng(0), 3, length, length)
     arrays = random_arrays(config, 0)
     functions = torch_function(config), flax_function(config)
     report = compare(*functions, arrays, batch, criteria=CRITERIA, rung_of=rung_of)
     report.check()
-    unchanged = compare(torch_function(CONFIG), functions[0], arrays, batch, criteria=CRITERIA, rung_of=rung_of).ok
+    unchanged = compare(
+        torch_function(CONFIG.replace(**offset)), functions[0], arrays, batch, criteria=CRITERIA, rung_of=rung_of
+    ).ok
     assert unchanged == ("whole table" in name)
 
 

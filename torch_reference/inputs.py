@@ -23,7 +23,8 @@ def check_inputs(
     """
     name = f"{side}_tokens"
     for argument, value in ((name, tokens), (f"{side}_mask", mask)):
-        if value is not None and not isinstance(value, Tensor):
+        given = value is not None or argument == name
+        if given and not isinstance(value, Tensor):
             raise ValueError(f"{argument}: must be a torch tensor, not a {type(value).__name__}")
     shape = list(tokens.shape)
     if tokens.ndim != 2 or tokens.dtype not in _INTEGERS:

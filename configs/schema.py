@@ -19,10 +19,11 @@ NormPlacement = Literal["pre", "post"]
 Norm = Literal["layer_norm", "rms_norm", "sample_std_norm"]
 EmbeddingNorm = Literal["none", "before_dropout", "after_dropout"]
 Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "sinusoidal_half_t2t", "learned", "stored", "none"]
-PositionCounting = Literal["all"]
+PositionCounting = Literal["all", "non_padding"]
 EmbeddingScale = Literal["none", "sqrt_d_model"]
 EmbeddingPadding = Literal["trained", "frozen"]
-OutputBias = Literal["none", "learned"]
+DecoderStart = Literal["token", "zero_embedding"]
+OutputBias = Literal["none", "learned", "stored"]
 LogitScale = Literal["none", "rsqrt_d_model"]
 OutputActivation = Literal["none"]
 ScoreScaling = Literal["product", "query"]
@@ -73,13 +74,14 @@ class TransformerConfig:
     embedding_scale: EmbeddingScale = "sqrt_d_model"
     embedding_padding: EmbeddingPadding = "trained"  # frozen: looking the pad id up trains nothing
     positions: Positions = "sinusoidal_interleaved"  # stored: fixed values that come with the weights, no formula
-    position_counting: PositionCounting = "all"  # which tokens advance the position
+    position_counting: PositionCounting = "all"  # which tokens advance the position; non_padding: padding has none
     position_offset: int = 0  # row of the table for the first token
     position_table_length: int | None = None  # rows; None: max_length + position_offset
+    decoder_start: DecoderStart = "token"  # zero_embedding: the first target token counts as zeros, whatever its id
 
     # Output.
     tied_output: bool = False  # logits from the target embedding table
-    output_bias: OutputBias = "learned"
+    output_bias: OutputBias = "learned"  # stored: fixed values that come with the weights
     logit_scale: LogitScale = "none"
     output_activation: OutputActivation = "none"  # what follows the logits
 
@@ -104,6 +106,8 @@ class TransformerConfig:
     attention_dropout: float = 0.0  # on attention weights
     ffn_dropout: float = 0.0  # inside the feed-forward network, after the activation
     residual_dropout: float = 0.1  # on the output of each sublayer
+    encoder_layerdrop: float = 0.0  # of whole layers, for the whole batch
+    decoder_layerdrop: float = 0.0
 
     # Initialisation.
     linear_init: LinearInit = "xavier_uniform"
@@ -114,6 +118,8 @@ class TransformerConfig:
     bos_id: int | None = 1
     eos_id: int = 2
     decoder_start_id: int | None = 1  # None: decoding must be told
+    forced_bos_id: int | None = None  # decoding emits it first
+    forced_eos_id: int | None = None  # decoding emits it where it reaches its longest length
 
     # Number types.
     param_dtype: DType = "float32"
@@ -210,8 +216,15 @@ _AT_LEAST_ONE = (
     "max_length",
     "position_table_length",
 )
-_IDS = ("pad_id", "bos_id", "eos_id", "decoder_start_id")
-_RATES = ("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout")
+_IDS = ("pad_id", "bos_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id")
+_RATES = (
+    "embedding_dropout",
+    "attention_dropout",
+    "ffn_dropout",
+    "residual_dropout",
+    "encoder_layerdrop",
+    "decoder_layerdrop",
+)
 _LOWEST_FLOAT32 = -(2 - 2**-23) * 2.0**127
 
 

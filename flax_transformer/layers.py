@@ -119,11 +119,20 @@ def count_all(tokens: Int[Array, "B L"], pad_id: int, table_length: int) -> Int[
     return jnp.arange(tokens.shape[1])[None]
 
 
-POSITION_COUNTINGS: dict[str, Callable[..., Array]] = {"all": count_all}
+def count_non_padding(tokens: Int[Array, "B L"], pad_id: int, table_length: int) -> Int[Array, "B L"]:
+    """Position of a token: how many tokens but padding stand before it; padding has none, -1.
+
+    Source: fairseq `make_positions`, as M2M100 has it.
+    """
+    keep = (tokens != pad_id).astype(jnp.int32)
+    return jnp.cumsum(keep, 1) * keep - 1
+
+
+POSITION_COUNTINGS: dict[str, Callable[..., Array]] = {"all": count_all, "non_padding": count_non_padding}
 
 
 class Positions(nnx.Module):
-    """The rows of a position table (P, D) that belong to the tokens."""
+    """The rows of a position table (P, D) that belong to the tokens; zeros where a token has no position."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -135,9 +144,10 @@ class Positions(nnx.Module):
             self.table = kind(EMBEDDING_INITS[config.embedding_init](config.d_model)(rngs.params(), shape, dtype))
 
     def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "... L D"]:
-        rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id, self.config.table_length)
-        rows = jnp.take(self.table[...], rows + self.config.position_offset, axis=0, mode="fill")
-        return rows.astype(self.config.compute_dtype)
+        config = self.config
+        positions = POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id, config.table_length)
+        rows = jnp.take(self.table[...], positions + config.position_offset, axis=0, mode="fill")
+        return jnp.where((positions >= 0)[..., None], rows, 0).astype(config.compute_dtype)
 
 
 class InputStage(nnx.Module):

@@ -13,11 +13,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
-from .dropout import Dropout, DropoutKey
+from .dropout import DropoutKey, LayerDrop, Site
 from .initializers import LINEAR_INITS
 from .inputs import check_inputs, check_memory, check_number_types
 from .layers import Embedding, FeedForward, InputStage, Norm, Residual, linear
-from .module import at_least_float32, join_path, record
+from .module import Buffer, at_least_float32, join_path, record
 
 
 class EncoderLayer(nnx.Module):
@@ -28,12 +28,14 @@ class EncoderLayer(nnx.Module):
         self.self_attention_residual = Residual(config)
         self.feed_forward = FeedForward(config, config.d_ff, rngs=rngs)
         self.feed_forward_residual = Residual(config)
+        self.layerdrop = LayerDrop(config.encoder_layerdrop)
 
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 S S"], dropout_key: DropoutKey | None = None
     ) -> Float[Array, "B S D"]:
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key), dropout_key)
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key), dropout_key)
+        y = self.feed_forward_residual(y, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+        return self.layerdrop(x, y, dropout_key)
 
 
 class DecoderLayer(nnx.Module):
@@ -47,6 +49,7 @@ class DecoderLayer(nnx.Module):
         self.cross_attention_residual = Residual(config, config.cross_attention_residual)
         self.feed_forward = FeedForward(config, config.decoder_d_ff or config.d_ff, rngs=rngs)
         self.feed_forward_residual = Residual(config)
+        self.layerdrop = LayerDrop(config.decoder_layerdrop)
 
     def __call__(
         self,
@@ -56,11 +59,12 @@ class DecoderLayer(nnx.Module):
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B T D"]:
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, y, self_mask, dropout_key), dropout_key)
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, memory, cross_mask, dropout_key), dropout_key
+        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, self_mask, dropout_key), dropout_key)
+        y = self.cross_attention_residual(
+            y, lambda y: self.cross_attention(y, memory, cross_mask, dropout_key), dropout_key
         )
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+        y = self.feed_forward_residual(y, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+        return self.layerdrop(x, y, dropout_key)
 
 
 class Encoder(nnx.Module):
@@ -125,6 +129,8 @@ class Output(nnx.Module):
         if config.output_bias == "learned":
             _, bias_init = LINEAR_INITS[config.linear_init](config.d_model, config.d_model)
             self.bias = nnx.Param(bias_init(rngs.params(), (vocab,), dtype))
+        elif config.output_bias == "stored":
+            self.bias = Buffer(jnp.zeros(vocab, dtype))
 
     def __call__(self, x: Float[Array, "B T D"], embedding: Float[Array, "V D"]) -> Float[Array, "B T V"]:
         logits = x @ embedding.astype(x.dtype).T if self.proj is None else self.proj(x)
@@ -132,6 +138,13 @@ class Output(nnx.Module):
         if self.bias is not None:
             logits = logits + self.bias[...]
         return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).astype(x.dtype)
+
+
+# embedded target tokens (B, T, D) -> the same, with what decoding starts from in position 0
+DECODER_STARTS: dict[str, Callable[[Array], Array]] = {
+    "token": lambda x: x,
+    "zero_embedding": lambda x: x.at[:, 0].set(0),
+}
 
 
 class Transformer(nnx.Module):
@@ -154,7 +167,7 @@ class Transformer(nnx.Module):
         self.decoder = Decoder(config, rngs=rngs)
         self.output = Output(config, rngs=rngs)
         for path, module in nnx.iter_modules(self):
-            if isinstance(module, Dropout):
+            if isinstance(module, Site):
                 module.site = zlib.crc32(join_path(path).encode())
 
     @classmethod
@@ -222,7 +235,8 @@ class Transformer(nnx.Module):
         record(self, "decoder_mask", self_mask)
         record(self, "cross_mask", cross_mask)
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
-        x = self.tgt_input(embedding(tgt_tokens), tgt_tokens, dropout_key)
+        x = DECODER_STARTS[config.decoder_start](embedding(tgt_tokens))
+        x = self.tgt_input(x, tgt_tokens, dropout_key)
         logits = self.output(self.decoder(x, memory, self_mask, cross_mask, dropout_key), embedding.embedding[...])
         record(self, "logits", logits)
         return logits

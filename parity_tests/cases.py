@@ -29,6 +29,8 @@ SIZES: dict[str, list[Any]] = {
     "attention_dropout": [0.0, 0.4],
     "ffn_dropout": [0.0, 0.2],
     "residual_dropout": [0.0, 0.1],
+    "encoder_layerdrop": [0.0, 0.5],
+    "decoder_layerdrop": [0.0, 0.5],
     "pad_id": [0, 3],
 }
 # Initialisers and special ids, which no forward pass reads, and number types, which the ladder's columns are.
@@ -38,6 +40,8 @@ NOT_VARIED = {
     "bos_id",
     "eos_id",
     "decoder_start_id",
+    "forced_bos_id",
+    "forced_eos_id",
     "param_dtype",
     "compute_dtype",
 }

@@ -156,6 +156,7 @@ def test_registries_have_the_names_of_the_schema():
             schema.PositionCounting: layers.POSITION_COUNTINGS,
             schema.CrossAttentionResidual: layers.RESIDUALS,
             schema.Activation: layers.ACTIVATIONS,
+            schema.DecoderStart: model.DECODER_STARTS,
             schema.LogitScale: model.LOGIT_SCALES,
             schema.OutputActivation: model.OUTPUT_ACTIVATIONS,
             schema.LinearInit: initializers.LINEAR_INITS,

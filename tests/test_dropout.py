@@ -74,10 +74,10 @@ def twins():
 def test_sites_have_distinct_numbers_that_both_models_share(twins):
     flax, other = twins
     numbers = {
-        ".".join(map(str, path)): m.site for path, m in nnx.iter_modules(flax) if isinstance(m, flax_dropout.Dropout)
+        ".".join(map(str, path)): m.site for path, m in nnx.iter_modules(flax) if isinstance(m, flax_dropout.Site)
     }
-    assert numbers == {path: m.site for path, m in other.named_modules() if isinstance(m, torch_dropout.Dropout)}
-    assert len(set(numbers.values())) == len(numbers) == 2 + 4 + 6
+    assert numbers == {path: m.site for path, m in other.named_modules() if isinstance(m, torch_dropout.Site)}
+    assert len(set(numbers.values())) == len(numbers) == 2 + 5 + 7
 
 
 def test_training_activations_are_equal(twins):
@@ -152,3 +152,30 @@ def test_each_rate_drops_at_its_own_site(rate):
     tokens = torch.tensor(SRC), torch.tensor(TGT)
     without, dropped = (torch_reference.activations(model, *tokens, dropout_key=k)[1] for k in (None, key))
     assert next(path for path in without if not torch.equal(without[path], dropped[path])) == SITES[rate]
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_dropped_layer_is_gone_around(side):
+    """By the whole batch, whatever rows it has; as often as the rate says; and its neighbours independently."""
+    config = CONFIG.replace(**{f"num_{side}_layers": 2, f"{side}_layerdrop": 0.4, "final_norm": False})
+    model = torch_reference.Transformer(config)
+    tokens = torch.tensor([[4, 5, 6, 1], [4, 5, 1, 1], [1, 4, 1, 1]])
+    dropped = []
+    for update in range(300):
+        rows = torch.arange(3) + 3 * (update % 2)
+        key = torch_dropout.DropoutKey(7, update // 2, rows)
+        _, found = torch_reference.activations(model, tokens, tokens, dropout_key=key)
+        entered = [found[f"{'src' if side == 'encoder' else 'tgt'}_input.output"]]
+        entered += [found[f"{side}.layers.0.feed_forward_residual.output"]]
+        output = found[f"{side}.output"]
+        last = found[f"{side}.layers.1.feed_forward_residual.output"]
+        second = not torch.equal(output, last)
+        first = torch.equal(output, entered[0]) if second else None
+        dropped.append((second, first))
+    assert dropped[0::2] == dropped[1::2]  # the rows of the batch do not matter
+    share = np.mean([second for second, _ in dropped])
+    assert 0.28 < share < 0.52  # 150 draws, 3 standard deviations
+    both = np.mean([first for second, first in dropped if second])
+    assert 0.2 < both < 0.6
+    _, found = torch_reference.activations(model, tokens, tokens)
+    assert torch.equal(found[f"{side}.output"], found[f"{side}.layers.1.feed_forward_residual.output"])

@@ -2,12 +2,14 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
+from twinax import flax_transformer, torch_reference
 from twinax.configs.position_tables import POSITION_TABLES
 
 
@@ -42,3 +44,13 @@ def test_half_split_is_the_interleaved_table_reordered():
 def test_tables_are_float64():
     assert {table(3, 8).dtype for table in POSITION_TABLES.values()} == {np.dtype(np.float64)}
     assert torch.from_numpy(POSITION_TABLES["sinusoidal_half"](3, 8)).dtype == torch.float64
+
+
+@pytest.mark.parametrize("pad_id", [0, 1, 3])
+def test_positions_without_padding_are_m2m100_s(pad_id):
+    """Theirs counts from pad_id + 1 and gives padding the row of the pad id, which is zeros."""
+    tokens = torch.from_numpy(np.random.default_rng(pad_id).integers(0, 5, (7, 9)))
+    theirs = M2M100SinusoidalPositionalEmbedding.create_position_ids_from_input_ids(tokens, pad_id) - (pad_id + 1)
+    ours = torch_reference.layers.count_non_padding(tokens, pad_id, 20)
+    assert torch.equal(ours, theirs)
+    assert np.array_equal(flax_transformer.layers.count_non_padding(jnp.asarray(tokens.numpy()), pad_id, 20), theirs)

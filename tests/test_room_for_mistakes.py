@@ -55,14 +55,6 @@ def causal_only_in_training(library):
     return mask
 
 
-def pad_aware_positions(library):
-    def count(tokens, pad_id, table_length):
-        keep = tokens != pad_id
-        return library.cumsum(keep, 1) * keep - 1  # position_offset = pad_id + 1 makes padding the row of the pad id
-
-    return count
-
-
 def whole_table(library):
     """The whole table is added, whatever the input's length: right where that is the table's."""
     return lambda tokens, pad_id, table_length: library.arange(table_length)[None]
@@ -88,7 +80,6 @@ NEW_VALUES = {
         "DECODER_MASKS",
         (causal_only_in_training(jnp), causal_only_in_training(torch)),
     ),
-    "position_counting": ("layers", "POSITION_COUNTINGS", (pad_aware_positions(jnp), pad_aware_positions(torch))),
     "position_counting, whole table": ("layers", "POSITION_COUNTINGS", (whole_table(jnp), whole_table(torch))),
     "output_activation": (
         "model",
@@ -103,8 +94,7 @@ def test_a_new_value_is_one_function(name, monkeypatch):
     module, registry, values = NEW_VALUES[name]
     field = name.split(",")[0]
     monkeypatch.setattr(schema, "check_field_types", lambda config: None)  # it knows the product's own values only
-    offset = {"position_offset": CONFIG.pad_id + 1} if name == "position_counting" else {}
-    config = CONFIG.replace(**{field: name}, **offset)
+    config = CONFIG.replace(**{field: name})
     for package, value in zip((flax_transformer, torch_reference), values, strict=True):
         monkeypatch.setitem(getattr(getattr(package, module), registry), name, value)
     length = config.max_length if field == "position_counting" else 5
@@ -113,9 +103,7 @@ def test_a_new_value_is_one_function(name, monkeypatch):
     functions = torch_function(config), flax_function(config)
     report = compare(*functions, arrays, batch, criteria=CRITERIA, rung_of=rung_of)
     report.check()
-    unchanged = compare(
-        torch_function(CONFIG.replace(**offset)), functions[0], arrays, batch, criteria=CRITERIA, rung_of=rung_of
-    ).ok
+    unchanged = compare(torch_function(CONFIG), functions[0], arrays, batch, criteria=CRITERIA, rung_of=rung_of).ok
     assert unchanged == ("whole table" in name)
 
 

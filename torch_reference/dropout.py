@@ -23,24 +23,48 @@ class DropoutKey(NamedTuple):
     rows: Int[Tensor, " B"]  # row of each sentence in the whole batch
 
 
-class Dropout(nn.Module):
-    """Zeroes elements with probability `rate` and divides the others by 1 - rate.
-
-    Source: Srivastava et al. 2014, section 4, in the inverted form.
-    """
+class Site(nn.Module):
+    """A place where dropout strikes, with its rate and number."""
 
     def __init__(self, rate: float):
         super().__init__()
         self.rate = rate
         self.site: int | None = None  # the Transformer numbers its sites
 
+    @property
+    def number(self) -> int:
+        """The site's number. Raises: ValueError where it has none."""
+        if self.site is None:
+            raise ValueError("a dropout site has no number: only a whole Transformer numbers them")
+        return self.site
+
+
+class Dropout(Site):
+    """Zeroes elements with probability `rate` and divides the others by 1 - rate.
+
+    Source: Srivastava et al. 2014, section 4, in the inverted form.
+    """
+
     def forward(self, x: Float[Tensor, "B ..."], key: DropoutKey | None) -> Float[Tensor, "B ..."]:
         if key is None or self.rate == 0:
             return x
-        if self.site is None:
-            raise ValueError("a dropout site has no number: only a whole Transformer numbers them")
         scaled = (at_least_float32(x) / (1 - self.rate)).to(x.dtype)
-        return torch.where(keep_mask(key, self.site, self.rate, tuple(x.shape)), scaled, 0)
+        return torch.where(keep_mask(key, self.number, self.rate, tuple(x.shape)), scaled, 0)
+
+
+class LayerDrop(Site):
+    """With probability `rate` the whole batch goes around a layer: its output is its input. No scaling.
+
+    Source: Fan et al. 2020, "Reducing Transformer Depth on Demand", section 3.
+    """
+
+    def forward(
+        self, before: Float[Tensor, "B L D"], after: Float[Tensor, "B L D"], key: DropoutKey | None
+    ) -> Float[Tensor, "B L D"]:
+        if key is None or self.rate == 0:
+            return after
+        keep = keep_mask(key._replace(rows=torch.zeros_like(key.rows[:1])), self.number, self.rate, (1, 1))
+        return torch.where(keep[..., None], after, before)
 
 
 def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:

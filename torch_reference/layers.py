@@ -120,11 +120,20 @@ def count_all(tokens: Int[Tensor, "B L"], pad_id: int, table_length: int) -> Int
     return torch.arange(tokens.shape[1], device=tokens.device)[None]
 
 
-POSITION_COUNTINGS: dict[str, Callable[..., Tensor]] = {"all": count_all}
+def count_non_padding(tokens: Int[Tensor, "B L"], pad_id: int, table_length: int) -> Int[Tensor, "B L"]:
+    """Position of a token: how many tokens but padding stand before it; padding has none, -1.
+
+    Source: fairseq `make_positions`, as M2M100 has it.
+    """
+    keep = (tokens != pad_id).to(torch.int64)
+    return torch.cumsum(keep, 1) * keep - 1
+
+
+POSITION_COUNTINGS: dict[str, Callable[..., Tensor]] = {"all": count_all, "non_padding": count_non_padding}
 
 
 class Positions(nn.Module):
-    """The rows of a position table (P, D) that belong to the tokens."""
+    """The rows of a position table (P, D) that belong to the tokens; zeros where a token has no position."""
 
     table: Tensor
 
@@ -143,9 +152,10 @@ class Positions(nn.Module):
             self.register_buffer("table", table)
 
     def forward(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "... L D"]:
-        rows = POSITION_COUNTINGS[self.config.position_counting](tokens, self.config.pad_id, self.config.table_length)
-        rows = functional.embedding(rows + self.config.position_offset, self.table)
-        return rows.to(dtype_of(self.config.compute_dtype))
+        config = self.config
+        positions = POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id, config.table_length)
+        rows = functional.embedding((positions + config.position_offset).clamp(min=0), self.table)
+        return torch.where((positions >= 0)[..., None], rows, 0).to(dtype_of(config.compute_dtype))
 
 
 class InputStage(nn.Module):

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
-from .dropout import Dropout, DropoutKey
+from .dropout import DropoutKey, LayerDrop, Site
 from .initializers import BIAS_INITS
 from .inputs import check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Linear, Norm, Residual
@@ -29,12 +29,14 @@ class EncoderLayer(nn.Module):
         self.self_attention_residual = Residual(config)
         self.feed_forward = FeedForward(config, config.d_ff, generator)
         self.feed_forward_residual = Residual(config)
+        self.layerdrop = LayerDrop(config.encoder_layerdrop)
 
     def forward(
         self, x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S S"], dropout_key: DropoutKey | None = None
     ) -> Float[Tensor, "B S D"]:
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key), dropout_key)
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key), dropout_key)
+        y = self.feed_forward_residual(y, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+        return self.layerdrop(x, y, dropout_key)
 
 
 class DecoderLayer(nn.Module):
@@ -49,6 +51,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention_residual = Residual(config, config.cross_attention_residual)
         self.feed_forward = FeedForward(config, config.decoder_d_ff or config.d_ff, generator)
         self.feed_forward_residual = Residual(config)
+        self.layerdrop = LayerDrop(config.decoder_layerdrop)
 
     def forward(
         self,
@@ -58,11 +61,12 @@ class DecoderLayer(nn.Module):
         cross_mask: Bool[Tensor, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
     ) -> Float[Tensor, "B T D"]:
-        x = self.self_attention_residual(x, lambda y: self.self_attention(y, y, self_mask, dropout_key), dropout_key)
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, memory, cross_mask, dropout_key), dropout_key
+        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, self_mask, dropout_key), dropout_key)
+        y = self.cross_attention_residual(
+            y, lambda y: self.cross_attention(y, memory, cross_mask, dropout_key), dropout_key
         )
-        return self.feed_forward_residual(x, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+        y = self.feed_forward_residual(y, lambda y: self.feed_forward(y, dropout_key), dropout_key)
+        return self.layerdrop(x, y, dropout_key)
 
 
 class Encoder(nn.Module):
@@ -126,9 +130,14 @@ class Output(nn.Module):
         self.config = config
         vocab, dtype = config.tgt_vocab_size, dtype_of(config.param_dtype)
         self.proj = None if config.tied_output else Linear(config, config.d_model, vocab, False, generator)
-        self.bias = nn.Parameter(torch.zeros(vocab, dtype=dtype)) if config.output_bias == "learned" else None
-        if self.bias is not None and config.linear_init in BIAS_INITS:
-            BIAS_INITS[config.linear_init](self.bias, config.d_model, generator)
+        bias = None
+        if config.output_bias == "learned":
+            bias = nn.Parameter(torch.zeros(vocab, dtype=dtype))
+            if config.linear_init in BIAS_INITS:
+                BIAS_INITS[config.linear_init](bias, config.d_model, generator)
+        elif config.output_bias == "stored":
+            bias = nn.Buffer(torch.zeros(vocab, dtype=dtype))
+        self.bias = bias
 
     def forward(self, x: Float[Tensor, "B T D"], embedding: Float[Tensor, "V D"]) -> Float[Tensor, "B T V"]:
         logits = x @ embedding.to(x.dtype).T if self.proj is None else self.proj(x)
@@ -136,6 +145,13 @@ class Output(nn.Module):
         if self.bias is not None:
             logits = logits + self.bias
         return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).to(x.dtype)
+
+
+# embedded target tokens (B, T, D) -> the same, with what decoding starts from in position 0
+DECODER_STARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "token": lambda x: x,
+    "zero_embedding": lambda x: torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:]], dim=1),
+}
 
 
 class Transformer(nn.Module):
@@ -153,7 +169,7 @@ class Transformer(nn.Module):
         self.decoder = Decoder(config, generator)
         self.output = Output(config, generator)
         for path, module in self.named_modules():
-            if isinstance(module, Dropout):
+            if isinstance(module, Site):
                 module.site = zlib.crc32(path.encode())
 
     @classmethod
@@ -217,7 +233,8 @@ class Transformer(nn.Module):
         record(self, "decoder_mask", self_mask)
         record(self, "cross_mask", cross_mask)
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
-        x = self.tgt_input(embedding(tgt_tokens), tgt_tokens, dropout_key)
+        x = DECODER_STARTS[config.decoder_start](embedding(tgt_tokens))
+        x = self.tgt_input(x, tgt_tokens, dropout_key)
         logits = self.output(self.decoder(x, memory, self_mask, cross_mask, dropout_key), embedding.weight)
         record(self, "logits", logits)
         return logits

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow lint types
+.PHONY: install test test-slow conversion-matrix lint types
 
 install: .venv/installed
 
@@ -17,6 +17,10 @@ test: install
 # Minutes rather than seconds: the larger presets.
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+# The five families of transformers against the twins; writes the table into the page. About a minute.
+conversion-matrix: install
+	$(BIN)/python -m twinax.parity_tests.conversion docs/conversion.md
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,6 +1,17 @@
 """Weights between the two frameworks, and between layouts."""
 
+from .checkpoint import Checkpoint, family, load, save
 from .port import to_flax, to_params, to_state_dict, to_torch
 from .rules import ConversionError
 
-__all__ = ["ConversionError", "to_flax", "to_params", "to_state_dict", "to_torch"]
+__all__ = [
+    "Checkpoint",
+    "ConversionError",
+    "family",
+    "load",
+    "save",
+    "to_flax",
+    "to_params",
+    "to_state_dict",
+    "to_torch",
+]

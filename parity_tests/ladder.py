@@ -4,7 +4,7 @@ Meaning is proven in float64 with a tight absolute bound; then float32 and bfloa
 models' own errors against float64.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -47,6 +47,7 @@ class Rung:
 
     name: str
     error: float  # worst |difference| in float64
+    oracle_error: float | None  # the same between either model and a third one, the oracle; None where there is none
     float32_ratio: float | None  # Flax's error / PyTorch's, both against float64; None where it does not apply
     bfloat16_ratio: float | None
     ok: bool
@@ -57,13 +58,19 @@ class Ladder:
     """What climbing found."""
 
     report: Report  # float64
+    oracle_reports: Mapping[str, Report]  # each model's against the oracle
     rungs: tuple[Rung, ...]
     product_ratio: float  # float32 error of XLA's matrix product over PyTorch's, at the model's widest layer
 
     @property
     def ok(self) -> bool:
         """Every rung holds, and every array within it."""
-        return self.report.ok and all(rung.ok for rung in self.rungs)
+        return all(report.ok for report in self.reports) and all(rung.ok for rung in self.rungs)
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        """All comparisons in float64."""
+        return (self.report, *self.oracle_reports.values())
 
 
 def rung_of(path: str) -> str:
@@ -79,12 +86,51 @@ def rung_of(path: str) -> str:
     return "attention weights" if path.endswith(".weights") else "sublayers"
 
 
+def run_twins(config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch) -> dict[str, Outputs]:
+    """What each of the two models finds on one batch, by its framework."""
+    return {"PyTorch": torch_function(config)(arrays, batch), "Flax": flax_function(config)(arrays, batch)}
+
+
 def compare_models(
     config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch, *, reproduce: str = ""
 ) -> Report:
     """The ladder in float64 on one batch. Needs `jax_enable_x64` and a float64 config."""
-    functions = torch_function(config), flax_function(config)
-    return compare(*functions, arrays, batch, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
+    found = run_twins(config, arrays, batch)
+    return compare(found["PyTorch"], found["Flax"], criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
+
+
+def compare_with_oracle(
+    found: Mapping[str, Outputs],
+    expected: Outputs,
+    batch: Batch,
+    pad_id: int,
+    *,
+    criteria: Sequence[Criterion] = CRITERIA,
+    reproduce: str = "",
+) -> dict[str, Report]:
+    """What `run_twins` found against what a third function did, in float64, by framework."""
+    expected = comparable(expected, expected, batch, pad_id)
+    return {
+        framework: compare(
+            expected,
+            comparable(outputs, expected, batch, pad_id),
+            criteria=criteria,
+            rung_of=rung_of,
+            reproduce=reproduce,
+        )
+        for framework, outputs in found.items()
+    }
+
+
+def comparable(outputs: Outputs, expected: Outputs, batch: Batch, pad_id: int) -> Outputs:
+    """Of `outputs` what the oracle has, less the attention maps of sentences without a source token.
+
+    `transformers` gives maps by its eager attention alone, which there spreads over the padding; its default gives 0,
+    as the twins do.
+    """
+    keep = batch.src_tokens != pad_id if batch.src_mask is None else batch.src_mask
+    rows = np.flatnonzero(keep.any(1))
+    return {path: outputs[path][rows] if path.endswith(".weights") else outputs[path] for path in expected}
 
 
 def climb(
@@ -92,36 +138,48 @@ def climb(
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda *_: None,
     reproduce: str = "",
+    arrays: Mapping[str, np.ndarray] | None = None,
+    oracle: Callable[[Batch], Outputs] | None = None,
 ) -> Ladder:
-    """The whole ladder for a random model of this config, on the CPU.
+    """The whole ladder for a model of this config, on the CPU.
 
-    `progress` is told (what is being done, steps done, steps in all).
+    `progress` is told (what is being done, steps done, steps in all). The model is that of `arrays`, or a random one.
+    Where there is an `oracle` that computes some of the outputs in float64, both models are compared with it too.
     """
     total = 1 + 2 * POOLED
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         with jax.enable_x64(False):
-            arrays = random_arrays(config.replace(param_dtype="float32", compute_dtype="float32"), seed)
+            arrays = arrays or random_arrays(config.replace(param_dtype="float32"), seed)
         progress("float64", 0, total)
         wide = config.replace(param_dtype="float64", compute_dtype="float64")
         wide_arrays = {name: a.astype(np.float64) for name, a in arrays.items()}
+        arrays = {name: a.astype(np.float32) for name, a in arrays.items()}
+        batch = _draw(config, seed, 0, 4)
         with jax.enable_x64(True):
-            report = compare_models(wide, wide_arrays, _draw(config, seed, 0, 4), reproduce=reproduce)
-        ratios = {}
+            found = run_twins(wide, wide_arrays, batch)
+        twins = found["PyTorch"], found["Flax"]
+        report = compare(*twins, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
+        oracle_reports = {}
+        if oracle is not None:
+            progress("float64 against the oracle", 0, total)
+            oracle_reports = compare_with_oracle(found, oracle(batch), batch, config.pad_id, reproduce=reproduce)
+        del found, twins
+        ratios, sentences = {}, max(2, -(-FEWEST_ELEMENTS // (POOLED * batch.tgt_tokens.shape[1] * config.d_model)))
         for i, (dtype, gradients) in enumerate((("float32", True), ("bfloat16", False))):
             errors = _Errors()
             for draw in range(MOST_DRAWS):
                 if errors.inputs == POOLED:
                     break
                 progress(f"{dtype} against float64", 1 + i * POOLED + errors.inputs, total)
-                batch = _draw(config, seed, 1 + draw, 2)
-                oracle = flatten(torch_function(wide, gradients=gradients)(wide_arrays, batch))
+                batch = _draw(config, seed, 1 + draw, sentences)
+                exact = flatten(torch_function(wide, gradients=gradients)(wide_arrays, batch))
                 narrow = run_both(config, dtype, arrays, batch, gradients)
-                if not (gradients and any(rounding_crosses_relu(config, oracle, side) for side in narrow)):
-                    errors.add(oracle, *narrow)
+                if not (gradients and any(rounding_crosses_relu(config, exact, side) for side in narrow)):
+                    errors.add(exact, *narrow)
             ratios[dtype] = errors.ratios()
         progress("done", total, total)
         product = product_ratio(config)
-    return Ladder(report, tuple(_rows(report, ratios, product)), product)
+    return Ladder(report, oracle_reports, tuple(_rows(report, oracle_reports, ratios, product)), product)
 
 
 def product_ratio(config: TransformerConfig) -> float:
@@ -199,14 +257,17 @@ class _Errors:
         }
 
 
-def _rows(report: Report, ratios: Mapping[str, Mapping[str, float]], product: float) -> Iterator[Rung]:
+def _rows(
+    report: Report, oracle: Mapping[str, Report], ratios: Mapping[str, Mapping[str, float]], product: float
+) -> Iterator[Rung]:
     widened = min(max(product, 1 / LARGEST_PRODUCT_RATIO), LARGEST_PRODUCT_RATIO)
     allowed = {"float32": (min(1, widened) / RATIO_BOUND, max(1, widened) * RATIO_BOUND)}
     allowed["bfloat16"] = (1 / RATIO_BOUND, RATIO_BOUND)
     for name in RUNGS:
-        worst = report.worst(name)
         found = {dtype: ratios[dtype].get(name) for dtype in allowed}
         near = all(r is None or allowed[dtype][0] <= r <= allowed[dtype][1] for dtype, r in found.items())
-        exact = worst is not None and all(f.ok for f in report.findings if f.rung == name)
-        error = float(np.max([f.error for f in report.findings if f.rung == name], initial=0.0))
-        yield Rung(name, error, *found.values(), ok=exact and near)
+        findings = [f for f in report.findings if f.rung == name]
+        more = [f for each in oracle.values() for f in each.findings if f.rung == name]
+        exact = bool(findings) and all(f.ok for f in findings + more)
+        errors = [float(np.max([f.error for f in some])) if some else None for some in (findings, more)]
+        yield Rung(name, errors[0] or 0.0, errors[1], *found.values(), ok=exact and near)

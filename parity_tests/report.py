@@ -1,44 +1,53 @@
 """The ladder as a table on the terminal."""
 
+from typing import Any
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..configs.schema import TransformerConfig
-from .ladder import POOLED, RATIO_BOUND, Rung, climb
+from .ladder import POOLED, RATIO_BOUND, Ladder, climb
 
 
-def show_ladder(config: TransformerConfig, title: str, seed: int = 0) -> bool:
-    """Climbs the ladder with a progress bar and prints it; True where every rung holds."""
+def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> bool:
+    """Climbs the ladder, `climb(*args, **kwargs)`, with a progress bar and prints it; True where every rung holds."""
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
         ladder = climb(
-            config,
-            seed,
-            lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+            *args,
+            progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
             reproduce=title,
+            **kwargs,
         )
-    console.print(_table(title, ladder.rungs))
-    console.print(
-        "float64: worst difference between the two models on the CPU. float32, bf16: Flax's error over PyTorch's, both "
-        f"against float64, over {POOLED} inputs; neither may be more than {RATIO_BOUND} times the other's. "
-        f"Bare float32 matrix products of this width: {ladder.product_ratio:.2f}; above 1, it widens float32's bound.",
-        style="dim",
-    )
-    if not ladder.report.ok:
-        console.print(str(ladder.report), markup=False, style="red")
+    console.print(_table(title, ladder, oracle_name))
+    console.print(_caption(ladder, oracle_name), style="dim")
+    for name, report in {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}.items():
+        if not report.ok:
+            versus = "" if report is ladder.report else f" and {oracle_name}"
+            console.print(f"{name}{versus}: {report}", markup=False, style="red")
     return ladder.ok
 
 
-def _table(title: str, rungs: tuple[Rung, ...]) -> Table:
+def _caption(ladder: Ladder, oracle_name: str) -> str:
+    oracle = f"{oracle_name}: worst float64 difference of either model from it. " if oracle_name else ""
+    return (
+        f"float64: worst difference between the two models on the CPU. {oracle}float32, bf16: Flax's error over "
+        f"PyTorch's, both against float64, over {POOLED} inputs; neither may be more than {RATIO_BOUND} times the "
+        f"other's. Bare float32 matrix products of this width: {ladder.product_ratio:.2f}; more than 1 widens it."
+    )
+
+
+def _table(title: str, ladder: Ladder, oracle_name: str) -> Table:
     table = Table("rung", title=title, title_justify="left")
-    for name in ("float64 error", "float32 ratio", "bf16 ratio"):
+    for name in ("float64", *filter(None, [oracle_name]), "float32", "bf16"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
-    for rung in rungs:
+    for rung in ladder.rungs:
+        errors = [rung.error, rung.oracle_error] if oracle_name else [rung.error]
+        texts = ["–" if error is None else f"{error:.1e}" if error else "0" for error in errors]
         ratios = ("–" if ratio is None else f"{ratio:.2f}" for ratio in (rung.float32_ratio, rung.bfloat16_ratio))
         verdict = "[green]equal[/]" if rung.ok else "[bold red]DIFFERENT[/]"
-        table.add_row(rung.name, f"{rung.error:.1e}" if rung.error else "0", *ratios, verdict)
+        table.add_row(rung.name, *texts, *ratios, verdict)
     return table

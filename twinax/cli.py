@@ -1,37 +1,68 @@
 """The command `twinax`. What a subcommand needs is imported when it runs."""
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import tyro
 
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
 
 
-def parity(
-    preset: tyro.conf.Positional[Literal["tiny", "small", "base", "big"]] = "tiny",
-    seed: int = 0,
-) -> int:
-    """Prove on a random model that the Flax and the PyTorch twin are one function.
+class _UsageError(Exception):
+    """What a person gave to the command cannot be used; the text is the one line that they see."""
 
-    Prints the ladder as a table: for every rung the worst float64 difference between the two models, and in float32 and
-    bfloat16 the ratio of their errors. Exits with 0 where every rung holds, else with 1.
+
+def parity(model: tyro.conf.Positional[str] = "tiny", seed: int = 0) -> int:
+    """Prove that the Flax and the PyTorch twin of a model are one function.
+
+    The model is a random one of a preset's size, or that of a local Hugging Face directory (Marian, BART, mBART,
+    M2M100, Pegasus); then both twins are compared with `transformers` too. Prints the ladder as a table: for every rung
+    the worst float64 difference, and in float32 and bfloat16 the ratio of the twins' errors. Exits with 0 where every
+    rung holds, else with 1.
 
     Example: twinax parity tiny
 
     Args:
-        preset: size of the model. tiny takes seconds; base and big take minutes and gigabytes.
-        seed: seed of the random weights and sentences.
+        model: a preset (tiny, small, base, big), or a directory with config.json and weights. tiny takes seconds; base
+            and big take minutes and gigabytes.
+        seed: seed of the random sentences, and of a preset's random weights.
     """
     if seed < 0:
-        print(f"twinax: --seed {seed}: must be at least 0", file=sys.stderr)
-        return 2
-    config = import_module("twinax.configs").TransformerConfig.preset(preset)
+        raise _UsageError(f"--seed {seed}: must be at least 0")
     show_ladder = import_module("twinax.parity_tests.report").show_ladder
-    return 0 if show_ladder(config, f"twinax parity {preset} --seed {seed}", seed) else 1
+    return 0 if show_ladder(f"twinax parity {model} --seed {seed}", seed=seed, **_model_of(model)) else 1
+
+
+def _model_of(model: str) -> dict[str, Any]:
+    """Arguments of the ladder for a preset's name or a directory."""
+    configs, presets = import_module("twinax.configs"), import_module("twinax.configs.presets").PRESETS
+    if model in presets:
+        return {"config": configs.TransformerConfig.preset(model)}
+    if not Path(model).is_dir():
+        near = get_close_matches(model, presets, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise _UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a directory{hint}")
+    convert = import_module("twinax.convert")
+    try:
+        checkpoint = convert.load(model)
+    except convert.ConversionError as error:
+        raise _UsageError(str(error)) from None
+    found = {"config": checkpoint.config, "arrays": checkpoint.arrays}
+    if find_spec("transformers") is None:
+        print("twinax: transformers is not installed: the twins are compared with each other only", file=sys.stderr)
+        return found
+    oracle = import_module("twinax.parity_tests.transformers_oracle").load_oracle(model, checkpoint)
+    return {**found, "oracle": oracle, "oracle_name": "transformers"}
 
 
 def main() -> None:
     """Entry point of the command."""
-    sys.exit(tyro.extras.subcommand_cli_from_dict({"parity": parity}, prog="twinax", description=_DESCRIPTION))
+    try:
+        sys.exit(tyro.extras.subcommand_cli_from_dict({"parity": parity}, prog="twinax", description=_DESCRIPTION))
+    except _UsageError as error:
+        print(f"twinax: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,111 @@
+"""What a config.json of `transformers`' encoder-decoder families may say, and what each setting is to us.
+
+A name that stands in none of these tables, nor in a family's own, is refused.
+"""
+
+from typing import Any
+
+# theirs -> our config field of the same value
+SETTINGS = {
+    "d_model": "d_model",
+    "encoder_layers": "num_encoder_layers",
+    "decoder_layers": "num_decoder_layers",
+    "encoder_attention_heads": "num_heads",
+    "decoder_attention_heads": "decoder_num_heads",
+    "encoder_ffn_dim": "d_ff",
+    "decoder_ffn_dim": "decoder_d_ff",
+    "max_position_embeddings": "max_length",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "ffn_dropout",
+    "encoder_layerdrop": "encoder_layerdrop",
+    "decoder_layerdrop": "decoder_layerdrop",
+    "pad_token_id": "pad_id",
+    "bos_token_id": "bos_id",
+    "eos_token_id": "eos_id",
+    "decoder_start_token_id": "decoder_start_id",
+    "forced_bos_token_id": "forced_bos_id",
+    "forced_eos_token_id": "forced_eos_id",
+}
+# Of these, what generation_config.json says counts where there is one, as in `generate`.
+DECODING = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+
+# theirs -> (our config field, their value -> ours); of two names for one value the first is written
+VALUES: dict[str, tuple[str, dict[Any, str]]] = {
+    "activation_function": (
+        "activation",
+        {
+            "relu": "relu",
+            "gelu": "gelu",
+            "silu": "silu",
+            "swish": "silu",
+            "gelu_new": "gelu_tanh",
+            "gelu_pytorch_tanh": "gelu_tanh",
+        },
+    ),
+    "scale_embedding": ("embedding_scale", {True: "sqrt_d_model", False: "none"}),
+}
+# Settings that become our fields in some other way; the last two where a family has them.
+OTHERS = ("dropout", "vocab_size", "tie_word_embeddings", "dtype", "torch_dtype")
+SEPARATE_EMBEDDINGS = ("share_encoder_decoder_embeddings", "decoder_vocab_size")
+# What a setting is where config.json leaves it out; a family's own differ in part.
+DEFAULTS: dict[str, Any] = {
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+    "max_position_embeddings": 1024,
+    "vocab_size": 50265,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": 2,
+    "share_encoder_decoder_embeddings": True,
+    "decoder_vocab_size": None,  # None: vocab_size
+    "dtype": None,  # None: that of the weights
+}
+
+# another name -> the setting that it must agree with
+ALIASES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+}
+
+# Settings with one value that we have, and what another would mean.
+CONSTANTS: dict[str, tuple[Any, str]] = {
+    "is_encoder_decoder": (True, "twinax has encoders with decoders only"),
+    "is_decoder": (False, "twinax has encoders with decoders only"),
+    "add_cross_attention": (False, "twinax has encoders with decoders only"),
+    "tie_encoder_decoder": (False, "twinax does not share layers between encoder and decoder"),
+    "torchscript": (False, "it breaks the ties of the embeddings"),
+    "chunk_size_feed_forward": (0, "twinax does not cut the feed-forward network into chunks"),
+    "pruned_heads": ({}, "twinax prunes no heads"),
+    "use_bfloat16": (False, "dtype says what the number type is"),
+}
+
+# Settings of decoding and book-keeping, which change nothing in what the model computes: kept and written back.
+_KEPT = """
+_attn_implementation_autoset _commit_hash _name_or_path _num_labels add_bias_logits architectures bad_words_ids
+begin_suppress_tokens classif_dropout classifier_dropout cross_attention_hidden_size diversity_penalty do_sample
+early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty extra_pos_embeddings finetuning_task
+force_bos_token_to_be_generated gradient_checkpointing id2label init_std label2id length_penalty max_length
+max_new_tokens min_length min_new_tokens model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams
+num_labels num_return_sequences output_attentions output_hidden_states output_past output_scores prefix problem_type
+remove_invalid_values renormalize_logits repetition_penalty return_dict return_dict_in_generate sep_token_id
+suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p transformers_version
+typical_p use_cache
+"""
+KEPT = frozenset(_KEPT.split())

@@ -1,0 +1,199 @@
+"""The five families of `transformers` against the twins: values, gradients, attention maps, and the way there and back.
+
+`python -m twinax.parity_tests.conversion PAGE` prints the table and writes it into the page, between its two marks.
+"""
+
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from safetensors.numpy import load_file
+
+from .. import convert
+from ..convert.checkpoint import Checkpoint, family
+from ..convert.files import WEIGHTS
+from .functions import random_batch
+from .harness import Criterion, Report
+from .ladder import RUNGS, compare_with_oracle, run_twins
+from .transformers_oracle import load_oracle
+
+# The same bound for everything, each array by its own largest value.
+CRITERIA = tuple(Criterion(rung, 1e-12, "array", "the same function; all families reach 1e-14") for rung in RUNGS)
+
+_SIZES = {
+    "vocab_size": 31,
+    "d_model": 12,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 17,
+    "decoder_ffn_dim": 19,
+    "max_position_embeddings": 13,
+}
+_MARIAN = {"pad_token_id": 28, "decoder_start_token_id": 28, "activation_function": "swish", "scale_embedding": True}
+# name -> (layout, settings): what a family can vary, each value once at least
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Marian": ("marian", _MARIAN),
+    "Marian, two vocabularies": (
+        "marian",
+        _MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 29},
+    ),
+    "Marian, untied": ("marian", _MARIAN | {"tie_word_embeddings": False, "activation_function": "relu"}),
+    "BART": ("bart", {}),
+    "BART, untied, scaled": ("bart", {"tie_word_embeddings": False, "scale_embedding": True}),
+    "mBART": ("mbart", {"scale_embedding": True, "activation_function": "gelu_new"}),
+    "M2M100": ("m2m100", {}),
+    "M2M100, odd width": (
+        "m2m100",
+        {"d_model": 15, "decoder_attention_heads": 5, "pad_token_id": 0, "bos_token_id": 1},
+    ),
+    "Pegasus": ("pegasus", {"scale_embedding": True, "activation_function": "relu"}),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Worst float64 difference of either twin from `transformers`, and what the way there and back changed."""
+
+    name: str
+    encoder: float
+    logits: float
+    gradients: float
+    maps: float
+    changed: tuple[str, ...]
+    reports: tuple[Report, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Every array within its bound, and nothing changed."""
+        return not self.changed and all(report.ok for report in self.reports)
+
+
+def random_model(name: str, seed: int = 0) -> Any:
+    """A model of `transformers` with random weights; biases, gains and the output bias too: at 0 they hide mistakes."""
+    import transformers
+
+    layout, settings = VARIANTS[name]
+    architecture = getattr(transformers, family(layout).architecture)
+    model = architecture(architecture.config_class(**{**_SIZES, **settings})).eval()
+    generator = torch.Generator().manual_seed(seed)
+    learned = [p for n, p in model.named_parameters() if p.requires_grad]
+    with torch.no_grad():
+        for array in (*learned, *(b for n, b in model.named_buffers() if n == "final_logits_bias")):
+            width = 4 if array.ndim == 1 else array.shape[-1]
+            array.add_(torch.randn(array.shape, generator=generator) * width**-0.5)
+    return model
+
+
+def measure(name: str, folder: Path) -> Row:
+    """A variant's row, with its directories in a folder."""
+    random_model(name).save_pretrained(folder / "theirs")
+    checkpoint = convert.load(folder / "theirs")
+    config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
+    batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
+    batch.src_tokens[2] = config.pad_id  # a sentence without a source token
+    batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id  # and one with a hole
+    expected = load_oracle(folder / "theirs", checkpoint)(batch)
+    with jax.enable_x64(True):
+        found = run_twins(config, {name: a.astype(np.float64) for name, a in checkpoint.arrays.items()}, batch)
+    reports = compare_with_oracle(
+        found, expected, batch, config.pad_id, criteria=CRITERIA, reproduce=f"measure({name!r})"
+    )
+    measured = ("encoder", "logits", "gradients", "attention weights")
+    errors = {rung: max(f.error for r in reports.values() for f in r.findings if f.rung == rung) for rung in measured}
+    ways = {"flax": checkpoint.to_flax(), "pytorch": checkpoint.to_torch()}
+    changed = []
+    for way, model in ways.items():
+        there = replace(checkpoint, arrays=Checkpoint.of(model).arrays)
+        convert.save(there, folder / way, layout=VARIANTS[name][0])
+        changed += [f"by way of {way}: {change}" for change in changes(folder / "theirs", folder / way)]
+    return Row(
+        name,
+        encoder=errors["encoder"],
+        logits=errors["logits"],
+        gradients=errors["gradients"],
+        maps=errors["attention weights"],
+        changed=tuple(changed),
+        reports=tuple(reports.values()),
+    )
+
+
+def changes(before: Path, after: Path) -> list[str]:
+    """What `transformers` or a reader of bytes finds different in two directories of one model."""
+    import transformers
+
+    old, new = load_file(before / WEIGHTS), load_file(after / WEIGHTS)
+    changed = sorted(old.keys() ^ new.keys())
+    changed += [n for n in old.keys() & new.keys() if (old[n].shape, old[n].dtype) != (new[n].shape, new[n].dtype)]
+    changed += [n for n in old.keys() & new.keys() if old[n].tobytes() != new[n].tobytes()]
+    documents = ("config.json", "generation_config.json")
+    changed += [n for n in documents if json.loads((before / n).read_text()) != json.loads((after / n).read_text())]
+    architecture = getattr(transformers, json.loads((after / "config.json").read_text())["architectures"][0])
+    models = [architecture.from_pretrained(folder, output_loading_info=True) for folder in (before, after)]
+    changed += [f"{kind} of from_pretrained: {names}" for kind, names in models[1][1].items() if names]
+    if _ties(models[0][0]) != _ties(models[1][0]):
+        changed.append("ties")
+    return changed
+
+
+def _ties(model: Any) -> set[frozenset[str]]:
+    by_memory: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        by_memory.setdefault(parameter.data_ptr(), []).append(name)
+    return {frozenset(names) for names in by_memory.values()}
+
+
+def as_markdown(rows: Iterable[Row]) -> str:
+    """The table for a page."""
+    lines = [
+        "| family | encoder output | logits | gradients | attention maps | there and back |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        errors = (f"{error:.1e}" for error in (row.encoder, row.logits, row.gradients, row.maps))
+        way = ", ".join(row.changed) or "identical"
+        lines.append(f"| {row.name} | {' | '.join(errors)} | {way} |")
+    return "\n".join(lines)
+
+
+BEGIN, END = "<!-- conversion-matrix -->", "<!-- end of conversion-matrix -->"
+
+
+def main(page: Path) -> int:
+    """Measures every variant, prints the table, writes it into the page. Returns 0 where all hold."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    text = page.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        print(f"{page}: needs one line {BEGIN} and one {END}", file=sys.stderr)
+        return 2
+    rows = []
+    for name in track(VARIANTS, "families", console=Console(stderr=True), transient=True):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measure(name, Path(folder)))
+    table = Table(*("family", "encoder", "logits", "gradients", "maps", "there and back"))
+    for row in rows:
+        table.add_row(*(cell.strip() for cell in as_markdown([row]).splitlines()[-1].strip("| ").split("|")))
+    Console().print(table)
+    head, tail = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(f"{head}{BEGIN}\n{as_markdown(rows)}\n{END}{tail}")
+    for report in (report for row in rows for report in row.reports if not report.ok):
+        print(report)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m twinax.parity_tests.conversion PAGE")
+    sys.exit(main(Path(sys.argv[1])))

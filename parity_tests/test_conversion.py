@@ -1,0 +1,121 @@
+"""The families of `transformers`, which nobody here wrote: values, gradients, maps, and the way there and back."""
+
+import dataclasses
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from twinax import convert
+from twinax.convert.checkpoint import LAYOUTS, family
+from twinax.parity_tests import conversion
+from twinax.parity_tests.functions import flax_function, random_batch, torch_function
+from twinax.parity_tests.harness import compare
+from twinax.parity_tests.ladder import comparable, rung_of
+from twinax.parity_tests.transformers_oracle import load_oracle, oracle_of
+
+# `transformers` says how it writes and what it will change in later versions
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("name", conversion.VARIANTS)
+def test_variant(name, tmp_path):
+    row = conversion.measure(name, tmp_path)
+    for report in row.reports:
+        report.check()
+    assert row.changed == ()
+    assert len(row.reports) == 2
+    assert row.ok
+
+
+def test_every_layout_has_a_variant():
+    assert {layout for layout, _ in conversion.VARIANTS.values()} == set(LAYOUTS)
+
+
+ENCODER, DECODER = "encoder.layers.*", "decoder.layers.*"
+# what is wrong -> (variant, part of the family, the wrong value or what it changes)
+MISTAKES = {
+    "q and k swapped": (
+        "BART",
+        "modules",
+        {
+            f"{ENCODER}.self_attention.q_proj": f"model.{ENCODER}.self_attn.k_proj",
+            f"{ENCODER}.self_attention.k_proj": f"model.{ENCODER}.self_attn.q_proj",
+        },
+    ),
+    "norms of attention and feed-forward swapped": (
+        "Pegasus",
+        "modules",
+        {
+            f"{DECODER}.self_attention_residual.norm": f"model.{DECODER}.final_layer_norm",
+            f"{DECODER}.feed_forward_residual.norm": f"model.{DECODER}.self_attn_layer_norm",
+        },
+    ),
+    "positions from row 1": ("BART", "fixed", {"position_offset": 1, "position_table_length": 15}),
+    "positions that count padding": ("M2M100", "fixed", {"position_counting": "all"}),
+    "table computed in float64": ("M2M100", "position_table", None),
+    "pre-norm": ("Marian", "fixed", {"norm_placement": "pre"}),
+    "eps of 1e-6": ("mBART", "fixed", {"norm_eps": 1e-6}),
+    "padding trained": ("Marian", "fixed", {"embedding_padding": "trained"}),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_family_is_seen(mistake, tmp_path, monkeypatch):
+    """Through PyTorch alone, which needs no compiling."""
+    name, part, wrong = MISTAKES[mistake]
+    layout = conversion.VARIANTS[name][0]
+    conversion.random_model(name).save_pretrained(tmp_path)
+    right = family(layout)
+    expected_of = load_oracle(tmp_path, convert.load(tmp_path))
+    if part == "modules":
+        wrong = {**wrong, **{ours: right.modules[ours] for ours in right.modules.keys() - wrong.keys()}}
+    elif part == "fixed":
+        changes, wrong = wrong, lambda settings: right.fixed(settings) | changes
+    monkeypatch.setattr(f"twinax.convert.layouts.{layout}.FAMILY", replace(right, **{part: wrong}))
+    checkpoint = convert.load(tmp_path)
+    config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
+    batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
+    batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id
+    monkeypatch.undo()
+    expected = expected_of(batch)
+    found = torch_function(config)({n: a.astype(np.float64) for n, a in checkpoint.arrays.items()}, batch)
+    found = comparable(found, expected, batch, config.pad_id)
+    assert not compare(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).ok
+
+
+def test_a_zero_start_is_marian_s_with_a_zero_pad_row(tmp_path):
+    """Marian was trained to start from zeros; in `transformers` it starts from the pad id, whose row is 0 then."""
+    model = conversion.random_model("Marian, two vocabularies").double()
+    model.save_pretrained(tmp_path)
+    checkpoint = convert.load(tmp_path)  # its pad row is random
+    with torch.no_grad():
+        model.model.decoder.embed_tokens.weight[checkpoint.config.pad_id] = 0
+        model.lm_head.weight = torch.nn.Parameter(
+            torch.from_numpy(checkpoint.arrays["tgt_embedding.embedding"]).clone()
+        )
+    config = checkpoint.config.replace(decoder_start="zero_embedding")
+    batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
+    tgt = np.where(batch.tgt_tokens == config.pad_id, 3, batch.tgt_tokens)
+    tgt[:, 0] = config.decoder_start_id
+    batch = batch._replace(tgt_tokens=tgt)
+    expected = {"logits": oracle_of(model, checkpoint)(batch)["logits"]}
+    for function in (torch_function, flax_function):
+        found = {"logits": function(config, gradients=False)(checkpoint.arrays, batch)["logits"]}
+        compare(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).check()
+
+
+def test_random_models_hide_nothing():
+    """No learned array and no output bias is constant, as gains and biases of a new model are."""
+    for name in conversion.VARIANTS:
+        for path, array in conversion.random_model(name).state_dict().items():
+            assert array.flatten().std() > 0 or "embed_positions" in path, path
+
+
+def test_row_shows_what_changed():
+    row = conversion.Row("X", 1e-15, 1e-15, 1e-16, 1e-16, (), ())
+    assert row.ok
+    changed = dataclasses.replace(row, changed=("by way of flax: ties",))
+    assert not changed.ok
+    assert "| by way of flax: ties |" in conversion.as_markdown([changed])

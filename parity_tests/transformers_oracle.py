@@ -1,0 +1,75 @@
+"""`transformers`' own model of a directory as a third function, beside the twins: a reference that nobody here wrote.
+
+It needs the package `transformers`, which the twins do not.
+"""
+
+from collections.abc import Callable
+from os import PathLike
+from typing import Any
+
+import torch
+
+from ..convert.arrays import from_torch
+from ..convert.checkpoint import Checkpoint, family
+from ..convert.port import flax_specs
+from ..convert.rules import target_specs, translate
+from .functions import GRADIENTS, Batch, Outputs
+
+Oracle = Callable[[Batch], Outputs]
+
+
+def load_oracle(directory: str | PathLike[str], checkpoint: Checkpoint) -> Oracle:
+    """The directory's model in float64, loaded by `transformers`; `checkpoint` is what `convert.load` made of it."""
+    import transformers
+
+    assert checkpoint.layout is not None
+    transformers.utils.logging.disable_progress_bar()
+    architecture = getattr(transformers, family(checkpoint.layout).architecture)
+    return oracle_of(architecture.from_pretrained(directory, dtype=torch.float64).eval(), checkpoint)
+
+
+def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
+    """f(batch) -> encoder's and decoder's output, logits, loss, attention maps and gradients, by our paths.
+
+    Attention maps come from `transformers`' eager attention, which alone gives them; all else from its default.
+    """
+    config = checkpoint.config
+
+    def run(batch: Batch) -> Outputs:
+        src, tgt, labels = (torch.from_numpy(array) for array in (batch.src_tokens, batch.tgt_tokens, batch.labels))
+        keep = src != config.pad_id if batch.src_mask is None else torch.from_numpy(batch.src_mask)
+        inputs = {"input_ids": src, "attention_mask": keep.long(), "decoder_input_ids": tgt, "use_cache": False}
+        model.set_attn_implementation("sdpa")
+        found = model(**inputs, output_hidden_states=True)
+        losses = torch.nn.functional.cross_entropy(
+            found.logits.flatten(0, 1), labels.flatten(), ignore_index=config.pad_id, reduction="sum"
+        )
+        loss = losses / (labels != config.pad_id).sum().clamp(min=1)
+        outputs = {"encoder.output": found.encoder_last_hidden_state, "decoder.output": found.decoder_hidden_states[-1]}
+        outputs |= {"logits": found.logits, "loss": loss} | _gradients(model, loss, checkpoint)
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            found = model(**inputs, output_attentions=True)
+        model.set_attn_implementation("sdpa")
+        maps = {
+            "encoder.layers.{}.self_attention.weights": found.encoder_attentions,
+            "decoder.layers.{}.self_attention.weights": found.decoder_attentions,
+            "decoder.layers.{}.cross_attention.weights": found.cross_attentions,
+        }
+        outputs |= {path.format(i): a for path, layers in maps.items() for i, a in enumerate(layers)}
+        return outputs
+
+    return run
+
+
+def _gradients(model: Any, loss: torch.Tensor, checkpoint: Checkpoint) -> Outputs:
+    """Of every trained array of ours; theirs have one parameter where tensors are tied, as ours."""
+    assert checkpoint.layout is not None
+    specs = flax_specs(checkpoint.config.replace(param_dtype="float64", compute_dtype="float64"), trained_only=True)
+    rules = [rule for rule in family(checkpoint.layout).rules(checkpoint.config) if rule.source[0] in specs]
+    theirs = target_specs(rules, specs)
+    parameters = {name: p for name, p in model.named_parameters() if name in theirs}
+    grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+    by_name = {name: from_torch(g) for name, g in zip(parameters, grads, strict=True)}
+    translated = translate([rule.inverse for rule in rules], by_name, theirs)
+    return {GRADIENTS + name: g for name, g in translated.items()}

@@ -1,0 +1,492 @@
+"""Directories of weights: every form they come in, what is written back, and one clear line for what is wrong."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_tensors
+
+from twinax import convert, torch_reference
+from twinax.convert import files
+from twinax.convert.checkpoint import LAYOUTS, Checkpoint, family
+from twinax.convert.layouts.hugging_face import canonical
+from twinax.convert.layouts.hugging_face_settings import DEFAULTS, SETTINGS, VALUES
+from twinax.parity_tests.conversion import VARIANTS, changes, random_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    """A directory a variant, as `transformers` writes it."""
+    folder = tmp_path_factory.mktemp("theirs")
+    for name in VARIANTS:
+        random_model(name).save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def bart(directories, tmp_path):
+    """A directory of BART that a test may damage."""
+    return copy(directories / "BART", tmp_path / "bart")
+
+
+def copy(source, target):
+    target.mkdir()
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def edit(directory, **settings):
+    values = json.loads((directory / "config.json").read_text()) | settings
+    (directory / "config.json").write_text(json.dumps(values))
+
+
+def edit_weights(directory, change):
+    arrays = load_file(directory / WEIGHTS)
+    change(arrays)
+    save_file(arrays, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        (one[n].shape, one[n].dtype, one[n].tobytes()) == (other[n].shape, other[n].dtype, other[n].tobytes())
+        for n in one
+    )
+
+
+# ---- what is read
+
+
+def as_torch_file(directory):
+    torch.save(load_tensors(directory / WEIGHTS), directory / "pytorch_model.bin")
+    (directory / WEIGHTS).unlink()
+
+
+def as_old_torch_file(directory):
+    tensors = load_tensors(directory / WEIGHTS)
+    torch.save(tensors, directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    (directory / WEIGHTS).unlink()
+
+
+def as_shards(directory):
+    shard(directory, "model-{}.safetensors", SHARDS, save_file, load_file)
+
+
+def as_torch_shards(directory):
+    shard(directory, "pytorch_model-{}.bin", "pytorch_model.bin.index.json", torch.save, load_tensors)
+
+
+def shard(directory, name, index, write, read):
+    arrays, weight_map = read(directory / WEIGHTS), {}
+    for i, names in enumerate((sorted(arrays)[:20], sorted(arrays)[20:])):
+        write({n: arrays[n] for n in names}, directory / name.format(i))
+        weight_map |= dict.fromkeys(names, name.format(i))
+    (directory / index).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / WEIGHTS).unlink()
+
+
+def with_the_copies_of_old_versions(directory):
+    def change(arrays):
+        for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
+            arrays[f"{name}.weight"] = arrays["model.shared.weight"]
+        arrays["model.encoder.version"] = np.ones(1, np.float32)
+
+    edit_weights(directory, change)
+
+
+def with_another_of_the_copies(directory):
+    edit_weights(directory, lambda arrays: arrays.update({"lm_head.weight": arrays.pop("model.shared.weight")}))
+
+
+def as_the_bare_model(directory):
+    def change(arrays):
+        for name in list(arrays):
+            arrays[name.removeprefix("model.")] = arrays.pop(name)
+
+    edit_weights(directory, change)
+
+
+FORMS = (
+    as_torch_file, as_old_torch_file, as_shards, as_torch_shards, with_the_copies_of_old_versions,
+    with_another_of_the_copies, as_the_bare_model,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_directory_is_the_same_checkpoint(bart, form):
+    expected = convert.load(bart)
+    form(bart)
+    found = convert.load(bart)
+    assert found.config == expected.config
+    assert same(found.arrays, expected.arrays)
+
+
+def test_shards_that_transformers_writes(bart, tmp_path):
+    transformers.BartForConditionalGeneration.from_pretrained(bart).save_pretrained(
+        tmp_path / "s", max_shard_size="9KB"
+    )
+    assert len(list((tmp_path / "s").glob("model-*.safetensors"))) > 1
+    assert same(convert.load(tmp_path / "s").arrays, convert.load(bart).arrays)
+
+
+def test_what_may_be_missing_is_what_transformers_makes_anew(directories, tmp_path):
+    """The output bias is zeros, and a fixed table is computed, in float32."""
+    directory = copy(directories / "Pegasus", tmp_path / "pegasus")
+    expected = convert.load(directory)
+    missing = ["final_logits_bias", "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"]
+    edit_weights(directory, lambda arrays: [arrays.pop(name) for name in missing])
+    found = convert.load(directory)
+    assert not found.arrays["output.bias"].any()
+    assert same(found.arrays | {"output.bias": expected.arrays["output.bias"]}, expected.arrays)
+
+
+def test_a_table_in_the_file_counts(directories, tmp_path):
+    """As in `transformers`, which loads Marian's table where there is one; so it is written back, and no other."""
+    directory = copy(directories / "Marian", tmp_path / "marian")
+    edit_weights(directory, lambda a: a.update({"model.encoder.embed_positions.weight": np.ones((13, 12), np.float32)}))
+    checkpoint = convert.load(directory)
+    assert (checkpoint.arrays["src_input.positions.table"] == 1).all()
+    convert.save(checkpoint, tmp_path / "again", layout="marian")
+    assert changes(directory, tmp_path / "again") == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["Marian, untied", "Pegasus", "M2M100"])
+def test_number_types_there_and_back(name, dtype, tmp_path):
+    random_model(name).to(dtype).save_pretrained(tmp_path / "theirs")
+    checkpoint = convert.load(tmp_path / "theirs")
+    assert checkpoint.config.param_dtype == checkpoint.config.compute_dtype == str(dtype).removeprefix("torch.")
+    checkpoint = replace(checkpoint, arrays=Checkpoint.of(checkpoint.to_torch()).arrays)
+    convert.save(checkpoint, tmp_path / "again", layout=checkpoint.layout)
+    assert changes(tmp_path / "theirs", tmp_path / "again") == []
+
+
+def test_generation_config_decides_on_decoding(bart):
+    (bart / "generation_config.json").write_text(json.dumps({"forced_bos_token_id": 7, "decoder_start_token_id": 5}))
+    config = convert.load(bart).config
+    assert (config.forced_bos_id, config.forced_eos_id, config.decoder_start_id) == (7, None, 5)
+    (bart / "generation_config.json").unlink()
+    config = convert.load(bart).config
+    assert (config.forced_bos_id, config.forced_eos_id, config.decoder_start_id) == (None, 2, 2)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_defaults_are_those_of_transformers(layout):
+    """What a config.json leaves out is what the class of its family says."""
+    found = family(layout)
+    theirs = getattr(transformers, found.architecture).config_class().to_dict()
+    for name, value in {**DEFAULTS, **found.defaults}.items():
+        if name in theirs and name not in ("dtype", "decoder_vocab_size"):
+            assert theirs[name] == value, name
+        elif name.endswith("_token_id"):
+            assert value is None, name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_setting_that_transformers_writes_is_known(layout, tmp_path):
+    found = family(layout)
+    settings = getattr(transformers, found.architecture).config_class().to_dict()
+    assert found.config(settings, "float32").d_model == 1024
+
+
+# what config.json of versions 3 and 4 said beyond the fields of today
+OLD = {
+    "marian": {"_num_labels": 3, "add_bias_logits": False, "add_final_layer_norm": False, "bad_words_ids": [[58100]],
+               "classif_dropout": 0.0, "normalize_before": False, "normalize_embedding": False, "num_beams": 6,
+               "num_hidden_layers": 12, "static_position_embeddings": True, "torch_dtype": "float32"},
+    "bart": {"add_final_layer_norm": False, "extra_pos_embeddings": 2, "forced_bos_token_id": 0, "length_penalty": 2.0,
+             "force_bos_token_to_be_generated": True, "gradient_checkpointing": False, "no_repeat_ngram_size": 3,
+             "normalize_before": False, "normalize_embedding": True, "task_specific_params": {"x": {"num_beams": 4}}},
+    "mbart": {"add_final_layer_norm": True, "normalize_before": True, "normalize_embedding": True, "output_past": True,
+              "static_position_embeddings": False, "tokenizer_class": "MBart50Tokenizer", "_name_or_path": "x"},
+    "m2m100": {"early_stopping": True, "max_length": 200, "num_beams": 5, "tokenizer_class": "M2M100Tokenizer"},
+    "pegasus": {"add_bias_logits": False, "add_final_layer_norm": True, "extra_pos_embeddings": 0,
+                "force_bos_token_to_be_generated": False, "normalize_before": True, "normalize_embedding": False,
+                "static_position_embeddings": True, "length_penalty": 0.6},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_settings_of_old_versions_are_known(layout):
+    assert family(layout).config(OLD[layout], "float32") == family(layout).config({}, "float32").replace(
+        forced_bos_id=OLD[layout].get("forced_bos_token_id")
+    )
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_settings_and_config_are_inverse(layout, data):
+    """Settings -> config -> settings -> config: the same config, whatever the family's settings."""
+    small = st.integers(1, 8)
+    settings = {name: data.draw(small, name) for name in SETTINGS if "layers" in name or "ffn" in name}
+    settings |= {name: data.draw(st.sampled_from([1, 2, 4]), name) for name in SETTINGS if "heads" in name}
+    settings |= {name: data.draw(st.floats(0, 0.9), name) for name in SETTINGS if "drop" in name}
+    settings |= {name: data.draw(st.integers(0, 8), name) for name in SETTINGS if name.endswith("_token_id")}
+    settings |= {name: data.draw(st.sampled_from(list(values)), name) for name, (_, values) in VALUES.items()}
+    settings |= {"d_model": 8, "vocab_size": 9, "dropout": 0.25, "max_position_embeddings": data.draw(small)}
+    settings["tie_word_embeddings"] = data.draw(st.booleans())
+    if layout == "marian":
+        settings["share_encoder_decoder_embeddings"] = shared = data.draw(st.booleans())
+        settings["decoder_vocab_size"] = 9 if shared else 11
+    config = family(layout).config(settings, "float32")
+    assert family(layout).config(family(layout).settings(config), "float32") == config == canonical(config)
+
+
+# ---- what is written
+
+
+def test_a_model_of_our_own_becomes_a_directory(tmp_path):
+    """A PyTorch twin that never was in `transformers`, with the settings of Marian."""
+    settings = {"d_model": 12, "vocab_size": 31, "pad_token_id": 0, "bos_token_id": 3, "decoder_start_token_id": 0}
+    settings |= {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 3}
+    config = family("marian").config(DEFAULTS | settings, "float32")
+    checkpoint = Checkpoint.of(torch_reference.Transformer(config))
+    convert.save(checkpoint, tmp_path / "ours", layout="marian")
+    model, info = transformers.MarianMTModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values())
+    assert model.generation_config.decoder_start_token_id == 0
+    assert model.generation_config.eos_token_id == 2
+    found = convert.load(tmp_path / "ours")
+    assert found.config == config
+    assert same(found.arrays, checkpoint.arrays)
+
+
+def test_a_changed_config_is_written_and_the_rest_kept(bart, tmp_path):
+    edit(bart, num_beams=3, activation_function="gelu_new")
+    checkpoint = convert.load(bart)
+    changed = replace(checkpoint, config=checkpoint.config.replace(residual_dropout=0.4, embedding_dropout=0.4))
+    convert.save(changed, tmp_path / "again", layout="bart")
+    before, after = (json.loads((d / "config.json").read_text()) for d in (bart, tmp_path / "again"))
+    assert {name for name in before if after[name] != before[name]} == {"dropout"}
+    assert after["dropout"] == 0.4
+
+
+def test_another_layout_lists_every_reason(bart, tmp_path):
+    with pytest.raises(convert.ConversionError) as caught:
+        convert.save(convert.load(bart), tmp_path / "x", layout="marian")
+    assert str(caught.value).splitlines() == [
+        "marian has no such model:",
+        "  embedding_norm='before_dropout': here a marian model has 'none'",
+        "  positions='learned': here a marian model has 'sinusoidal_half'",
+        "  position_offset=2: here a marian model has 0",
+    ]
+    assert not (tmp_path / "x").exists()
+
+
+def test_m2m100_cannot_hold_another_table(directories, tmp_path):
+    checkpoint = convert.load(directories / "M2M100")
+    name = "src_input.positions.table"
+    other = replace(checkpoint, arrays=checkpoint.arrays | {name: checkpoint.arrays[name] + 1})
+    with pytest.raises(convert.ConversionError, match=f"{name}: m2m_100 computes its table"):
+        convert.save(other, tmp_path / "x", layout="m2m100")
+    formula = torch_reference.Transformer(checkpoint.config).state_dict()[name].numpy()
+    convert.save(replace(checkpoint, arrays=checkpoint.arrays | {name: formula}), tmp_path / "y", layout="m2m100")
+
+
+def test_arrays_that_do_not_fit_the_config_are_not_written(bart, tmp_path):
+    checkpoint = convert.load(bart)
+    arrays = dict(checkpoint.arrays)
+    del arrays["output.bias"]
+    with pytest.raises(convert.ConversionError, match=r"missing: output.bias, float32\[31\]"):
+        convert.save(replace(checkpoint, arrays=arrays), tmp_path / "x", layout="bart")
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_existing_directory_is_left_alone(bart):
+    before = {path.name: path.read_bytes() for path in bart.iterdir()}
+    with pytest.raises(convert.ConversionError, match="exists and is not empty"):
+        convert.save(convert.load(bart), bart, layout="bart")
+    with pytest.raises(convert.ConversionError, match="exists and is not empty"):
+        convert.save(convert.load(bart), bart / "config.json", layout="bart")
+    assert before == {path.name: path.read_bytes() for path in bart.iterdir()}
+
+
+def test_a_full_disk_leaves_nothing(bart, tmp_path, monkeypatch):
+    checkpoint = convert.load(bart)
+
+    def full(*args, **kwargs):
+        (Path(args[1])).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.safetensors.numpy, "save_file", full)
+    with pytest.raises(convert.ConversionError, match=r"cannot be written: .*No space left on device"):
+        convert.save(checkpoint, tmp_path / "new", layout="bart")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bart"]
+
+
+def test_of_two_at_once_one_wins(bart, tmp_path):
+    checkpoint, failures = convert.load(bart), []
+
+    def write():
+        try:
+            convert.save(checkpoint, tmp_path / "new", layout="bart")
+        except convert.ConversionError as error:
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(failures) == 3
+    assert changes(bart, tmp_path / "new") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bart", "new"]
+
+
+# ---- what is wrong
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+class RunsCode:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+def no_shard(directory):
+    as_shards(directory)
+    (directory / "model-1.safetensors").unlink()
+
+
+def wrong_shard(directory):
+    as_shards(directory)
+    (directory / "model-1.safetensors").write_bytes((directory / "model-0.safetensors").read_bytes())
+
+
+def shard_elsewhere(directory):
+    as_shards(directory)
+    (directory / SHARDS).write_text(json.dumps({"weight_map": {"a": "../model-1.safetensors"}}))
+
+
+def truncated_torch_file(directory):
+    as_torch_file(directory)
+    truncate(directory / "pytorch_model.bin")
+
+
+def code(directory):
+    (directory / WEIGHTS).unlink()
+    torch.save({"a": RunsCode()}, directory / "pytorch_model.bin")
+
+
+def no_state_dict(directory):
+    (directory / WEIGHTS).unlink()
+    torch.save({"model": {"a": torch.ones(1)}}, directory / "pytorch_model.bin")
+
+
+def narrow(arrays):
+    arrays["model.encoder.layers.0.fc1.weight"] = arrays["model.encoder.layers.0.fc1.weight"][:5]
+
+
+def half(arrays):
+    name = "model.encoder.layers.0.fc1.weight"
+    arrays[name] = arrays[name].astype(ml_dtypes.bfloat16)
+
+
+WRONG = {
+    "no directory": (lambda d: [p.unlink() for p in d.iterdir()] and d.rmdir(), "there is no such directory"),
+    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
+    "config is no JSON": (lambda d: truncate(d / "config.json"), "config.json: cannot be read as JSON"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: is a JSON list, not an object"),
+    "unknown family": (
+        lambda d: edit(d, model_type="t5"),
+        "model_type='t5' is no family that twinax knows: marian, bart, mbart, m2m_100, pegasus",
+    ),
+    "unknown setting": (
+        lambda d: edit(d, rope_theta=1e4),
+        "rope_theta=10000.0: twinax does not know what it does in bart",
+    ),
+    "refused setting": (
+        lambda d: edit(d, normalize_before=True),
+        "normalize_before=True: must be False, since transformers' BART is post-norm whatever it says",
+    ),
+    "unknown activation": (
+        lambda d: edit(d, activation_function="tanh"),
+        "activation_function='tanh': known are 'relu'",
+    ),
+    "no pad id": (lambda d: edit(d, pad_token_id=None), "pad_id=None: must be a whole number"),
+    "two eos ids": (lambda d: edit(d, eos_token_id=[1, 2]), r"eos_id=[1, 2]: must be a whole number"),
+    "contradicting alias": (
+        lambda d: edit(d, num_hidden_layers=3),
+        "num_hidden_layers=3: contradicts encoder_layers=2",
+    ),
+    "number type": (
+        lambda d: edit(d, dtype="bfloat16"),
+        "dtype='bfloat16': contradicts the weights, which are float32",
+    ),
+    "quantised": (lambda d: edit(d, quantization_config={}), "quantization_config={}: twinax does not know"),
+    "vocabulary": (
+        lambda d: edit(d, vocab_size=32),
+        "wrong: model.shared.weight is float32[31, 12], must be float32[32, 12]",
+    ),
+    "layers": (lambda d: edit(d, decoder_layers=1), "not in the model: model.decoder.layers.1."),
+    "untied": (lambda d: edit(d, tie_word_embeddings=False), "missing: lm_head.weight, float32[31, 12]"),
+    "no weights": (lambda d: (d / WEIGHTS).unlink(), "has no weights; looked for model.safetensors, pytorch_model.bin"),
+    "truncated": (lambda d: truncate(d / WEIGHTS), "model.safetensors: not a whole safetensors file"),
+    "empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), "model.safetensors: not a whole safetensors file"),
+    "no tensors": (lambda d: save_file({}, d / WEIGHTS), "model.safetensors: holds no tensors"),
+    "truncated torch file": (truncated_torch_file, "pytorch_model.bin: not a whole PyTorch file"),
+    "code in a torch file": (code, "pytorch_model.bin: damaged, or holds more than tensors and would run code"),
+    "nested torch file": (no_state_dict, "pytorch_model.bin: is no state dict"),
+    "missing shard": (no_shard, "1 of 2 shards missing: model-1.safetensors"),
+    "wrong shard": (wrong_shard, "model-1.safetensors: is not the shard of model.safetensors.index.json"),
+    "shard elsewhere": (shard_elsewhere, "names a file outside its directory: ../model-1.safetensors"),
+    "wrong shape": (
+        lambda d: edit_weights(d, narrow),
+        "wrong: model.encoder.layers.0.fc1.weight is float32[5, 12], must be float32[17, 12]",
+    ),
+    "mixed number types": (
+        lambda d: edit_weights(d, half),
+        "wrong: model.encoder.layers.0.fc1.weight is bfloat16[17, 12], must be float32[17, 12]",
+    ),
+    "foreign tensor": (
+        lambda d: edit_weights(d, lambda a: a.update({"classification_head.bias": np.ones(3, np.float32)})),
+        "not in the model: classification_head.bias, float32[3]",
+    ),
+    "ties that are none": (
+        lambda d: edit_weights(d, lambda a: a.update({"lm_head.weight": a["model.shared.weight"] + 1})),
+        "tie_word_embeddings=True: contradicts the weights, lm_head.weight is not model.shared.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_input_gets_a_clear_line(what, bart, capfd):
+    damage, line = WRONG[what]
+    damage(bart)
+    with pytest.raises(convert.ConversionError) as caught:
+        convert.load(bart)
+    assert line in str(caught.value)
+    assert str(bart) in str(caught.value)
+    assert "code ran" not in capfd.readouterr().out
+
+
+def test_marian_s_vocabularies_must_agree_where_shared():
+    with pytest.raises(convert.ConversionError, match="decoder_vocab_size=9, vocab_size=8: must be equal"):
+        family("marian").config({"vocab_size": 8, "decoder_vocab_size": 9}, "float32")
+
+
+def test_unknown_layout(bart, tmp_path):
+    with pytest.raises(convert.ConversionError, match="layout='t5': there is no such layout; known are marian, bart"):
+        convert.save(convert.load(bart), tmp_path / "x", layout="t5")
+
+
+def test_a_file_for_a_directory(bart):
+    with pytest.raises(convert.ConversionError, match="is a file; give its directory"):
+        convert.load(bart / WEIGHTS)

@@ -35,7 +35,8 @@ def _caption(ladder: Ladder, oracle_name: str) -> str:
     return (
         f"float64: worst difference between the two models on the CPU. {oracle}float32, bf16: Flax's error over "
         f"PyTorch's, both against float64, over {POOLED} inputs; neither may be more than {RATIO_BOUND} times the "
-        f"other's. Bare float32 matrix products of this width: {ladder.product_ratio:.2f}; more than 1 widens it."
+        f"other's. Bare float32 matrix products of this width: {ladder.product_ratio:.2f}; above 1, this widens "
+        "float32's bound."
     )
 
 

@@ -4,6 +4,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
 
-from twinax import convert, torch_reference
+from twinax import TransformerConfig, convert, torch_reference
 from twinax.convert import files
 from twinax.convert.checkpoint import LAYOUTS, Checkpoint, family
 from twinax.convert.layouts.hugging_face import canonical
@@ -228,6 +229,11 @@ def test_settings_of_old_versions_are_known(layout):
     )
 
 
+def test_every_value_of_ours_can_be_written():
+    for field, known in VALUES.values():
+        assert set(known.values()) == set(get_args(get_type_hints(TransformerConfig)[field]))
+
+
 @given(data=st.data())
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_settings_and_config_are_inverse(layout, data):
@@ -421,6 +427,7 @@ WRONG = {
         "activation_function='tanh': known are 'relu'",
     ),
     "no pad id": (lambda d: edit(d, pad_token_id=None), "pad_id=None: must be a whole number"),
+    "pad id that is a text": (lambda d: edit(d, pad_token_id="1"), "pad_id='1': must be a whole number"),
     "two eos ids": (lambda d: edit(d, eos_token_id=[1, 2]), r"eos_id=[1, 2]: must be a whole number"),
     "contradicting alias": (
         lambda d: edit(d, num_hidden_layers=3),

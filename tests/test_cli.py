@@ -57,3 +57,70 @@ def test_help_has_an_example(arguments):
     done = twinax(*arguments)
     assert done.returncode == 0
     assert "Example: twinax parity tiny" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A small Marian model as `transformers` writes it."""
+    from twinax.parity_tests.conversion import random_model
+
+    folder = tmp_path_factory.mktemp("marian")
+    random_model("Marian").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parity_of_a_directory_has_transformers_for_a_third(directory):
+    done = twinax("parity", str(directory))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "┃ transformers ┃" in done.stdout
+    for rung in ("attention weights", "encoder", "decoder", "logits", "gradients"):
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"│ {rung} ")]
+        assert float(line.split("│")[3]) <= 1e-12
+        assert line.split("│")[-2].strip() == "equal"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkeypatch, capsys):
+    from twinax import cli
+    from twinax.parity_tests import ladder, transformers_oracle
+
+    right = transformers_oracle.load_oracle
+
+    def wrong(*args):
+        oracle = right(*args)
+        return lambda batch: {name: value + (name == "logits") * 1e-9 for name, value in oracle(batch).items()}
+
+    monkeypatch.setattr(transformers_oracle, "load_oracle", wrong)
+    monkeypatch.setattr(ladder, "POOLED", 2)
+    monkeypatch.setattr(sys, "argv", ["twinax", "parity", str(directory)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 1
+    printed = capsys.readouterr().out
+    assert "Flax and transformers: 1 of " in printed
+    assert "PyTorch and transformers: 1 of " in printed
+    assert "begins at logits" in printed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parity_of_a_directory_without_transformers(directory, monkeypatch, capsys):
+    from twinax import cli
+
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert "oracle" not in cli._model_of(str(directory))
+    assert "transformers is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("nowhere/model", "nowhere/model: is neither a preset (tiny, small, base, big) nor a directory"),
+        ("smal", "smal: is neither a preset (tiny, small, base, big) nor a directory; did you mean small?"),
+        (".", ".: has no config.json"),
+    ],
+)
+def test_parity_of_what_is_no_model(model, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = twinax("parity", model)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"twinax: {line}\n")

@@ -7,6 +7,7 @@ others'. The way back is derived: rules have inverses, and a config can be writt
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,9 @@ class Family:
         values |= {"src_vocab_size": given["vocab_size"], "tgt_vocab_size": given["decoder_vocab_size"]}
         values |= {"param_dtype": dtype, "compute_dtype": dtype}
         try:
-            return canonical(TransformerConfig(**values | self.fixed(given)))
-        except (ConfigError, TypeError) as error:
+            config = TransformerConfig(**values)  # first, so that `fixed` sees settings of the right types
+            return canonical(config.replace(**self.fixed(given)))
+        except ConfigError as error:
             raise ConversionError(f"{self.model_type} settings: {error}") from None
 
     def settings(self, config: TransformerConfig) -> dict[str, Any]:
@@ -159,12 +161,12 @@ class Family:
         theirs = translate(rules, arrays, flax_specs(config))
         named = {rule.source[0]: rule.target[0] for rule in rules}
         for ours, table in self.tables(config).items():
-            same = _read_rows(arrays[ours], config) == _read_rows(table, config)
             exact = POSITION_TABLES[config.positions](*table.shape).astype(table.dtype)
-            if ours not in named and not same and _read_rows(arrays[ours], config) != _read_rows(exact, config):
-                raise ConversionError(f"{ours}: {self.model_type} computes its table and cannot hold another")
-            if same and ours in named and not self.saves_tables:
+            same, as_formula = (_same(_read_rows(arrays[ours], config), _read_rows(t, config)) for t in (table, exact))
+            if ours in named and same and not self.saves_tables:
                 del theirs[named[ours]]
+            elif ours not in named and not (same or as_formula):
+                raise ConversionError(f"{ours}: {self.model_type} computes its table and cannot hold another")
         for name in self.unused(settings):  # `transformers` wants it there, whatever it holds
             theirs[name] = unused.get(name, theirs[_ENCODER])
         return theirs
@@ -277,13 +279,20 @@ def _ties(config: TransformerConfig) -> tuple[str, ...]:
 def _untie(arrays: Arrays, names: tuple[str, ...]) -> None:
     """Leaves one of several copies of a tied tensor. Raises: ConversionError where they differ."""
     copies = {name: arrays.pop(name) for name in names if name in arrays}
-    for name, array in copies.items():
-        first, kept = next(iter(copies.items()))
-        if (array.shape, array.dtype) != (kept.shape, kept.dtype) or array.tobytes() != kept.tobytes():
+    for first, name in pairwise(copies):
+        if not _same(copies[first], copies[name]):
             raise ConversionError(f"tie_word_embeddings=True: contradicts the weights, {name} is not {first}")
-        arrays[names[0]] = kept
+    if copies:
+        arrays[names[0]] = next(iter(copies.values()))
 
 
-def _read_rows(table: np.ndarray, config: TransformerConfig) -> bytes:
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Bit for bit: NaN too, which equals nothing."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return np.array_equal(np.ascontiguousarray(one).view(np.uint8), np.ascontiguousarray(other).view(np.uint8))
+
+
+def _read_rows(table: np.ndarray, config: TransformerConfig) -> np.ndarray:
     """The rows of a position table that a token can have."""
-    return table[config.position_offset :][: config.max_length].tobytes()
+    return table[config.position_offset :][: config.max_length]

@@ -1,0 +1,69 @@
+"""The learning rate of every update, one formula for both frameworks.
+
+n counts updates from `first_update`, w is `warmup_updates`, r is `learning_rate`. `numbers` is numpy, or jax.numpy where
+n is traced.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .training import TrainingConfig
+
+
+def warm_up(n: Any, config: TrainingConfig, numbers: Any) -> Any:
+    """min(1, n / w)."""
+    return numbers.minimum(1.0, n / config.warmup_updates) if config.warmup_updates else 1.0
+
+
+def constant(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
+    """r · min(1, n / w)."""
+    return config.learning_rate * warm_up(n, config, numbers)
+
+
+def noam(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
+    """r · d_model^-0.5 · min(n^-0.5, n · w^-1.5). Source: Vaswani et al. 2017, section 5.3."""
+    return config.learning_rate * d_model**-0.5 * _rise_and_decay(n, config, numbers) * config.warmup_updates**-0.5
+
+
+def inverse_sqrt(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
+    """r · min(n / w, sqrt(w / n)). Source: fairseq, `inverse_sqrt`."""
+    return config.learning_rate * _rise_and_decay(n, config, numbers)
+
+
+def cosine(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
+    """Warm-up to r, then last + (r - last)(1 + cos(pi t)) / 2, with t from 0 at w to 1 at `total_updates`, and 1 on.
+
+    Source: Loshchilov and Hutter 2017, eq. 5.
+    """
+    assert config.total_updates is not None
+    t = (n - config.warmup_updates) / (config.total_updates - config.warmup_updates)
+    falls = (1 + numbers.cos(math.pi * numbers.clip(t, 0.0, 1.0))) / 2
+    rate = config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * falls
+    return rate * warm_up(n, config, numbers)
+
+
+def step(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
+    """Warm-up to r, then r · f^floor((n - w) / s), f being `step_factor`, s `step_updates`."""
+    drops = numbers.maximum((n - config.warmup_updates) // config.step_updates, 0)
+    return config.learning_rate * warm_up(n, config, numbers) * config.step_factor**drops
+
+
+def _rise_and_decay(n: Any, config: TrainingConfig, numbers: Any) -> Any:
+    """min(n / w, sqrt(w / n)); 0 at n = 0."""
+    w = config.warmup_updates
+    return numbers.minimum(n / w, numbers.sqrt(w / numbers.maximum(n, 1)))
+
+
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "constant": constant,
+    "noam": noam,
+    "inverse_sqrt": inverse_sqrt,
+    "cosine": cosine,
+    "step": step,
+}
+
+
+def learning_rate(update: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
+    """The rate of an update; the first one is number 0 here, and n = `first_update` in the formula."""
+    return SCHEDULES[config.schedule](update + config.first_update, config, d_model, numbers)

@@ -1,0 +1,93 @@
+"""How a model is trained: loss, optimiser, schedule, step. Both frameworks read it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .validation import ConfigError, check_field_types
+
+Smoothing = Literal["all", "others", "others_but_padding"]
+Optimizer = Literal["adam", "adamw"]
+Decayed = Literal["matrices", "all"]
+WithoutGradient = Literal["skip", "decay"]
+ClipRule = Literal["torch", "optax"]
+Schedule = Literal["constant", "noam", "inverse_sqrt", "cosine", "step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Everything that, with a model, its data and a seed, determines every update.
+
+    Raises:
+        ConfigError: a field has a value that it may not have; names field, value and what is allowed.
+    """
+
+    # Loss.
+    label_smoothing: float = 0.0  # probability that is taken from the label
+    smoothing: Smoothing = "all"  # which tokens share it
+
+    # Optimiser.
+    optimizer: Optimizer = "adam"  # weight_decay is an L2 gradient in adam, decoupled in adamw, as in torch.optim
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    decayed: Decayed = "matrices"  # matrices: neither norms nor biases
+    without_gradient: WithoutGradient = "skip"  # a parameter that the loss does not reach; torch skips, optax decays it
+    clip_norm: float | None = None  # largest norm of all gradients together; None: not clipped
+    clip_rule: ClipRule = "torch"  # torch: times clip_norm / (norm + 1e-6); optax: times clip_norm / norm
+
+    # Schedule of the learning rate.
+    schedule: Schedule = "noam"
+    learning_rate: float = 1.0  # after warm-up; noam: the factor of d_model^-0.5
+    warmup_updates: int = 4000
+    total_updates: int | None = None  # where cosine ends
+    final_learning_rate: float = 0.0  # there
+    step_updates: int | None = None  # step: after so many updates, again and again,
+    step_factor: float = 0.1  # times this
+    first_update: Literal[0, 1] = 1  # n of the first update in the schedule's formula; torch's schedulers have 0
+
+    # The step.
+    accumulation: int = 1  # parts of a batch that are computed one after the other
+    seed: int = 0  # of dropout
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        _check_ranges(self)
+        _check_schedule(self)
+
+
+def _check_ranges(config: TrainingConfig) -> None:
+    for name in ("label_smoothing", "beta1", "beta2"):
+        value = getattr(config, name)
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name}={value!r}: must be at least 0 and below 1")
+    for name in ("eps", "clip_norm", "learning_rate", "step_factor"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name}={value!r}: must be a finite number above 0")
+    for name in ("weight_decay", "final_learning_rate"):
+        value = getattr(config, name)
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{name}={value!r}: must be a finite number of at least 0")
+    least: dict[str, Any] = {"warmup_updates": 0, "total_updates": 1, "step_updates": 1, "accumulation": 1, "seed": 0}
+    for name, smallest in least.items():
+        value = getattr(config, name)
+        if value is not None and value < smallest:
+            raise ConfigError(f"{name}={value!r}: must be at least {smallest}")
+    if config.seed >= 2**32:
+        raise ConfigError(f"seed={config.seed}: must be below 2^32")
+
+
+def _check_schedule(config: TrainingConfig) -> None:
+    if config.schedule == "cosine" and config.total_updates is None:
+        raise ConfigError("schedule='cosine': needs total_updates")
+    if config.schedule == "step" and config.step_updates is None:
+        raise ConfigError("schedule='step': needs step_updates")
+    if config.schedule in ("noam", "inverse_sqrt") and config.warmup_updates == 0:
+        raise ConfigError(f"schedule={config.schedule!r}: needs warmup_updates of at least 1")
+    if config.total_updates is not None and config.warmup_updates >= config.total_updates:
+        raise ConfigError(
+            f"warmup_updates={config.warmup_updates}: must be below total_updates={config.total_updates}, "
+            "or training ends before its learning rate is reached"
+        )

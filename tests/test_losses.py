@@ -1,0 +1,153 @@
+"""The losses against torch, optax and the formulas in plain float64; the written-out gradient against the plain one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinax.configs import ConfigError
+from twinax.configs.label_smoothing import SMOOTHINGS
+from twinax.configs.training import TrainingConfig
+from twinax.torch_reference import losses as torch_losses
+from twinax.train import losses
+
+KINDS = tuple(SMOOTHINGS)
+PAD = 2
+
+
+def inputs(seed, vocab_size=11, scale=3.0):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, vocab_size, (3, 5))
+    labels[0, 3:] = PAD
+    return rng.normal(0, scale, (3, 5, vocab_size)), labels
+
+
+def in_both(logits, labels, config, pad_id=PAD):
+    flax = losses.cross_entropy(jnp.asarray(logits), jnp.asarray(labels), pad_id, config)
+    other = torch_losses.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels), pad_id, config)
+    return [(float(total), int(tokens)) for total, tokens in (flax, other)]
+
+
+def by_the_formula(logits, labels, kind, smoothing):
+    """Token by token, from the distributions themselves."""
+    total, vocab_size = 0.0, logits.shape[-1]
+    for z, label in zip(logits.reshape(-1, vocab_size), labels.ravel(), strict=True):
+        if label == PAD:
+            continue
+        q = np.zeros(vocab_size)
+        if kind == "all":
+            q += smoothing / vocab_size
+        elif kind == "others":
+            q += smoothing / (vocab_size - 1)
+        else:
+            q += smoothing / (vocab_size - 2)
+            q[PAD] = 0
+        q[label] = 1 - smoothing + (smoothing / vocab_size if kind == "all" else 0)
+        assert q.sum() == pytest.approx(1, abs=1e-12)
+        log_p = z - z.max() - np.log(np.exp(z - z.max()).sum())
+        total -= (q * log_p).sum()
+        total += (q[q > 0] * np.log(q[q > 0])).sum() if kind != "all" else 0
+    return total
+
+
+@given(seed=st.integers(0, 999), smoothing=st.floats(0, 0.9), scale=st.sampled_from([0.1, 3, 300]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_is_the_formula(kind, seed, smoothing, scale):
+    logits, labels = inputs(seed, scale=scale)
+    config = TrainingConfig(label_smoothing=smoothing, smoothing=kind)
+    expected = by_the_formula(logits, labels, kind, smoothing)
+    for total, tokens in in_both(logits, labels, config):
+        assert total == pytest.approx(expected, rel=1e-13, abs=1e-12)
+        assert tokens == (labels != PAD).sum()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_over_all_is_torch_s_and_optax_s(smoothing):
+    logits, labels = inputs(0)
+    theirs = torch.nn.functional.cross_entropy(
+        torch.from_numpy(logits).flatten(0, 1), torch.from_numpy(labels).flatten(), label_smoothing=smoothing,
+        ignore_index=PAD, reduction="sum",
+    )  # fmt: skip
+    smoothed = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float64), smoothing)
+    optax_s = jnp.where(labels != PAD, optax.softmax_cross_entropy(jnp.asarray(logits), smoothed), 0).sum()
+    assert float(optax_s) == pytest.approx(theirs.item(), rel=1e-13)
+    for total, _ in in_both(logits, labels, TrainingConfig(label_smoothing=smoothing)):
+        assert total == pytest.approx(theirs.item(), rel=1e-13)
+
+
+def test_over_others_but_padding_is_torch_s_kl_divergence():
+    """As The Annotated Transformer has it: `KLDivLoss` to a distribution that it fills in place."""
+    logits, labels = inputs(1)
+    x, y = torch.from_numpy(logits).flatten(0, 1).log_softmax(-1), torch.from_numpy(labels).flatten()
+    q = torch.full_like(x, 0.1 / (x.shape[1] - 2))
+    q.scatter_(1, y[:, None], 0.9)
+    q[:, PAD] = 0
+    q[y == PAD] = 0
+    theirs = torch.nn.KLDivLoss(reduction="sum")(x, q).item()
+    for total, _ in in_both(logits, labels, TrainingConfig(label_smoothing=0.1, smoothing="others_but_padding")):
+        assert total == pytest.approx(theirs, rel=1e-13)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_gradient_is_the_plain_one(kind, smoothing):
+    """Of JAX's rule for the same formula, and of PyTorch's; with a weight on the loss, under jit."""
+    logits, labels = inputs(2)
+    config = TrainingConfig(label_smoothing=smoothing, smoothing=kind)
+    target = SMOOTHINGS[kind](smoothing, logits.shape[-1])
+
+    def plain(z):
+        per_token, _ = losses._forward(z, jnp.asarray(labels), PAD, target)
+        return 0.7 * jnp.where(labels != PAD, per_token, 0).sum()
+
+    def ours(z):
+        return 0.7 * losses.cross_entropy(z, jnp.asarray(labels), PAD, config)[0]
+
+    found = jax.jit(jax.grad(ours))(jnp.asarray(logits))
+    z = torch.from_numpy(logits).requires_grad_()
+    (0.7 * torch_losses.cross_entropy(z, torch.from_numpy(labels), PAD, config)[0]).backward()
+    for expected in (jax.grad(plain)(jnp.asarray(logits)), z.grad.numpy()):
+        assert np.abs(np.asarray(found) - np.asarray(expected)).max() < 1e-15
+
+
+def test_only_the_logits_wait_for_the_gradient():
+    """In bfloat16: nothing of (B, T, V) in float32 is kept, which plain differentiation does."""
+    logits, labels = (jnp.asarray(a) for a in inputs(3))
+    logits = logits.astype(jnp.bfloat16)
+    config = TrainingConfig(label_smoothing=0.1)
+    target = SMOOTHINGS["all"](0.1, logits.shape[-1])
+
+    def kept(function):
+        _, pull_back = jax.vjp(function, logits)
+        return [a for a in jax.tree.leaves(pull_back) if getattr(a, "size", 0) == logits.size]
+
+    ours = kept(lambda z: losses.cross_entropy(z, labels, PAD, config)[0])
+    assert [a.dtype for a in ours] == [jnp.bfloat16]
+    plain = kept(lambda z: losses._forward(z, labels, PAD, target)[0].sum())
+    assert any(a.dtype == jnp.float32 for a in plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_alone_is_zero_over_zero_tokens(kind):
+    logits, labels = inputs(4)
+    config = TrainingConfig(label_smoothing=0.1, smoothing=kind)
+    assert in_both(logits, np.full_like(labels, PAD), config) == [(0.0, 0), (0.0, 0)]
+    gradient = jax.grad(lambda z: losses.cross_entropy(z, jnp.full(labels.shape, PAD), PAD, config)[0])
+    assert not gradient(jnp.asarray(logits)).any()
+
+
+def test_padding_with_infinite_logits_does_not_spread():
+    logits, labels = inputs(5)
+    logits[0, 4] = np.nan
+    config = TrainingConfig(label_smoothing=0.1)
+    assert all(np.isfinite(total) for total, _ in in_both(logits, labels, config))
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), [("others", 1), ("others_but_padding", 2)])
+def test_a_vocabulary_without_other_tokens_is_refused(kind, vocab_size):
+    with pytest.raises(ConfigError, match="no other token to share it"):
+        SMOOTHINGS[kind](0.1, vocab_size)

@@ -1,0 +1,30 @@
+"""Cross entropy with label smoothing, written plainly; `train.losses` has the same with a gradient of its own.
+
+Letters: B batch, T target length, V vocabulary.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..configs.label_smoothing import SMOOTHINGS
+from ..configs.training import TrainingConfig
+from .module import at_least_float32
+
+
+def cross_entropy(
+    logits: Float[Tensor, "B T V"], labels: Int[Tensor, "B T"], pad_id: int, config: TrainingConfig
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """(sum of -sum_v q(v) log p(v) in nats, number of tokens), padding left out; less q's entropy where q says so.
+
+    p = softmax(logits), q the smoothed label.
+
+    Source: Szegedy et al. 2016, section 7; `configs.label_smoothing`.
+    """
+    target = SMOOTHINGS[config.smoothing](config.label_smoothing, logits.shape[-1])
+    keep = labels != pad_id
+    q = torch.full_like(logits, target.other, dtype=at_least_float32(logits).dtype)
+    q[..., pad_id] = target.padding
+    q.scatter_(-1, labels[..., None], target.label)
+    losses = -(q * at_least_float32(logits).log_softmax(-1)).sum(-1) - target.entropy
+    return torch.where(keep, losses, 0).sum(), keep.sum()

@@ -1,0 +1,65 @@
+"""Cross entropy with label smoothing, with a gradient of its own: no (B, T, V) array of float32 waits for it.
+
+Letters: B batch, T target length, V vocabulary.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ..configs.label_smoothing import SMOOTHINGS, Target
+from ..configs.training import TrainingConfig
+from ..flax_transformer.module import at_least_float32
+
+
+def cross_entropy(
+    logits: Float[Array, "B T V"], labels: Int[Array, "B T"], pad_id: int, config: TrainingConfig
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """(sum of -sum_v q(v) log p(v) in nats, number of tokens), padding left out; less q's entropy where q says so.
+
+    p = softmax(logits), q the smoothed label.
+
+    Source: Szegedy et al. 2016, section 7; `configs.label_smoothing`.
+    """
+    target = SMOOTHINGS[config.smoothing](config.label_smoothing, logits.shape[-1])
+    keep = labels != pad_id
+    losses: Any = _losses(logits, labels, pad_id, target)  # custom_vjp hides the type
+    return jnp.where(keep, losses, 0).sum(), keep.sum()
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _losses(
+    logits: Float[Array, "B T V"], labels: Int[Array, "B T"], pad_id: int, target: Target
+) -> Float[Array, "B T"]:
+    """log sum_v exp(z_v) - sum_v q_v z_v - entropy, which is the cross entropy since q sums to 1."""
+    return _forward(logits, labels, pad_id, target)[0]
+
+
+def _forward(
+    logits: Float[Array, "B T V"], labels: Int[Array, "B T"], pad_id: int, target: Target
+) -> tuple[Float[Array, "B T"], tuple[Array, Array, Array]]:
+    z = at_least_float32(logits)
+    normaliser = jax.nn.logsumexp(z, axis=-1)
+    at_label = jnp.take_along_axis(z, labels[..., None], axis=-1)[..., 0]
+    expected = (target.label - target.other) * at_label + (target.padding - target.other) * z[..., pad_id]
+    expected += target.other * z.sum(-1)
+    # What waits for the gradient is the logits in their own number type, not the probabilities in float32.
+    return normaliser - expected - target.entropy, (logits, labels, normaliser)
+
+
+def _backward(
+    pad_id: int, target: Target, saved: tuple[Array, Array, Array], gradient: Float[Array, "B T"]
+) -> tuple[Float[Array, "B T V"], None]:
+    """d loss / d z = p - q."""
+    logits, labels, normaliser = saved
+    p = jnp.exp(at_least_float32(logits) - normaliser[..., None])
+    token = jnp.arange(logits.shape[-1])
+    q = jnp.where(token == pad_id, target.padding, target.other)
+    q = jnp.where(token == labels[..., None], target.label, q)
+    return ((p - q) * gradient[..., None]).astype(logits.dtype), None
+
+
+_losses.defvjp(_forward, _backward)

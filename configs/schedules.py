@@ -1,7 +1,7 @@
 """The learning rate of every update, one formula for both frameworks.
 
-n counts updates from `first_update`, w is `warmup_updates`, r is `learning_rate`. `numbers` is numpy, or jax.numpy where
-n is traced.
+n counts updates from `first_update`, w is `warmup_updates`, r is `learning_rate`. `numbers` is numpy, or jax.numpy
+where n is traced.
 """
 
 import math

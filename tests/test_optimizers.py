@@ -1,0 +1,197 @@
+"""Optimiser and schedules against torch.optim over 50 updates, in float64: within 1e-12 of the largest parameter."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+import transformers
+from torch.optim import lr_scheduler
+
+from twinax.configs import ConfigError
+from twinax.configs.schedules import SCHEDULES, learning_rate
+from twinax.configs.training import TrainingConfig
+from twinax.train import optimizers
+
+UPDATES = 50
+SHAPES = {"a.kernel": (5, 7), "b.embedding": (11, 3), "a.bias": (7,), "norm.scale": (4,), "unreached.kernel": (2, 3)}
+
+
+def start(seed=0):
+    rng = np.random.default_rng(seed)
+    params = {name: rng.normal(0, 1, shape) for name, shape in SHAPES.items()}
+    gradients = [
+        {name: rng.normal(0, 10 ** rng.uniform(-4, 1), s) for name, s in SHAPES.items()} for _ in range(UPDATES)
+    ]
+    for gradient in gradients:
+        gradient["unreached.kernel"][:] = 0
+    return params, gradients
+
+
+def ours(config, rate_of):
+    params, gradients = start()
+    optimizer = optimizers.make_optimizer(config, without_gradient={"unreached.kernel"})
+    state = optimizer.init(params)
+
+    @jax.jit
+    def update(params, state, gradient, rate):
+        gradient = optimizers.clip(gradient, optax.tree.norm(gradient), config)
+        direction, state = optimizer.update(gradient, state, params)
+        return {name: p - rate * direction[name] for name, p in params.items()}, state
+
+    for number, gradient in enumerate(gradients):
+        params, state = update(params, state, gradient, rate_of(number))
+    return {name: np.asarray(p) for name, p in params.items()}
+
+
+def theirs(config, make_scheduler, clip=torch.nn.utils.clip_grad_norm_, with_gradient=True):
+    params, gradients = start()
+    params = {name: torch.nn.Parameter(torch.from_numpy(p)) for name, p in params.items()}
+    decayed = [p for p in params.values() if p.ndim > 1 or config.decayed == "all"]
+    others = [p for p in params.values() if not (p.ndim > 1 or config.decayed == "all")]
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    groups = [{"params": decayed}, *([{"params": others, "weight_decay": 0.0}] if others else [])]
+    betas = (config.beta1, config.beta2)
+    optimizer = kind(groups, lr=config.learning_rate, betas=betas, eps=config.eps, weight_decay=config.weight_decay)
+    scheduler = make_scheduler(optimizer)
+    for gradient in gradients:
+        for name, p in params.items():
+            p.grad = torch.from_numpy(gradient[name]) if name != "unreached.kernel" or not with_gradient else None
+        if config.clip_norm:
+            clip(params.values(), config.clip_norm)
+        optimizer.step()
+        scheduler.step()
+    return {name: p.detach().numpy() for name, p in params.items()}
+
+
+def assert_equal(found, expected):
+    largest = max(np.abs(p).max() for p in expected.values())
+    for name, p in expected.items():
+        assert np.abs(found[name] - p).max() <= 1e-12 * largest, name
+
+
+def unscheduled(optimizer):
+    return lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("decayed", ["matrices", "all"])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_optimizer(optimizer, weight_decay, decayed, clip_norm):
+    config = TrainingConfig(
+        optimizer=optimizer, weight_decay=weight_decay, decayed=decayed, clip_norm=clip_norm, learning_rate=0.03,
+        beta1=0.8, beta2=0.95, eps=1e-6, schedule="constant", warmup_updates=0,
+    )  # fmt: skip
+    assert_equal(ours(config, lambda n: 0.03), theirs(config, unscheduled))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_clipping_and_decay_as_optax_has_them(weight_decay):
+    """A parameter without gradient decays there, and the norm has no 1e-6 added."""
+    config = TrainingConfig(
+        optimizer="adamw", weight_decay=weight_decay, clip_norm=0.5, clip_rule="optax", without_gradient="decay",
+        decayed="all", beta2=0.999, eps=1e-8,
+    )  # fmt: skip
+    params, gradients = start()
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(0.5), optax.adamw(0.03, 0.9, 0.999, 1e-8, weight_decay=weight_decay)
+    )
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    assert_equal(ours(config, lambda n: 0.03), {name: np.asarray(p) for name, p in params.items()})
+
+
+def test_the_rules_differ():
+    """Each choice moves the result by more than the comparison allows."""
+    base = {"optimizer": "adamw", "weight_decay": 0.1, "clip_norm": 0.5}
+    expected = ours(TrainingConfig(**base), lambda n: 0.03)
+    others = ({"clip_rule": "optax"}, {"without_gradient": "decay"}, {"decayed": "all"}, {"optimizer": "adam"})
+    for other in others:
+        with pytest.raises(AssertionError):
+            assert_equal(ours(TrainingConfig(**base | other), lambda n: 0.03), expected)
+
+
+RATE, WARM, TOTAL = 0.03, 7, 40
+CASES = {
+    # name -> (our settings, torch's scheduler); first_update=0 is torch's convention
+    "constant": (
+        {"schedule": "constant", "warmup_updates": 7},
+        lambda o: lr_scheduler.LinearLR(o, 1e-300, 1.0, WARM),
+    ),
+    "cosine": (
+        {"schedule": "cosine", "warmup_updates": 0, "total_updates": 40, "final_learning_rate": 0.002},
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.CosineAnnealingLR(o, TOTAL, 0.002), lr_scheduler.ConstantLR(o, 0.002 / RATE, 99)], [TOTAL]
+        ),
+    ),
+    "step": (
+        {"schedule": "step", "warmup_updates": 0, "step_updates": 9, "step_factor": 0.5},
+        lambda o: lr_scheduler.StepLR(o, 9, 0.5),
+    ),
+    "cosine with warm-up": (
+        {"schedule": "cosine", "warmup_updates": 7, "total_updates": 60},  # theirs rises again after the end
+        lambda o: transformers.get_cosine_schedule_with_warmup(o, WARM, 60),
+    ),
+    "inverse square root": (
+        {"schedule": "inverse_sqrt", "warmup_updates": 7},
+        lambda o: transformers.get_inverse_sqrt_schedule(o, WARM, timescale=WARM),
+    ),
+    "noam": (
+        {"schedule": "noam", "warmup_updates": 7, "first_update": 1},
+        lambda o: lr_scheduler.LambdaLR(o, lambda n: 16**-0.5 * min((n + 1) ** -0.5, (n + 1) * WARM**-1.5)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # schedulers call each other in their own deprecated way
+@pytest.mark.parametrize("name", CASES)
+def test_schedule(name):
+    settings, make_scheduler = CASES[name]
+    config = TrainingConfig(**{"learning_rate": RATE, "first_update": 0, "optimizer": "adamw", **settings})
+    expected = theirs(config, make_scheduler)
+    numbers = {"numpy": np, "traced": jnp}
+    for library in numbers.values():
+        rate_of = jax.jit(lambda n, library=library: learning_rate(n, config, 16, library)) if library is jnp else (
+            lambda n: learning_rate(n, config, 16, np)
+        )  # fmt: skip
+        assert_equal(ours(config, rate_of), expected)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("first_update", [0, 1])
+def test_warm_up_rises_evenly_and_n_counts_from_the_first_update(schedule, first_update):
+    config = TrainingConfig(
+        schedule=schedule, warmup_updates=10, total_updates=30, step_updates=5, learning_rate=2.0,
+        first_update=first_update,
+    )  # fmt: skip
+    top = 2.0 * (4**-0.5 * 10**-0.5 if schedule == "noam" else 1)
+    rates = [float(learning_rate(update, config, 4, np)) for update in range(40)]
+    assert rates[:10] == pytest.approx([top * (update + first_update) / 10 for update in range(10)])
+    assert max(rates) == pytest.approx(top)
+    assert all(math.isfinite(rate) and rate >= 0 for rate in rates)
+
+
+WRONG = {
+    "label_smoothing=1.0: must be at least 0 and below 1": {"label_smoothing": 1.0},
+    "clip_norm=0.0: must be a finite number above 0": {"clip_norm": 0},
+    "schedule='cosine': needs total_updates": {"schedule": "cosine"},
+    "schedule='step': needs step_updates": {"schedule": "step"},
+    "schedule='noam': needs warmup_updates of at least 1": {"warmup_updates": 0},
+    "warmup_updates=10: must be below total_updates=10": {"warmup_updates": 10, "total_updates": 10},
+    "accumulation=0: must be at least 1": {"accumulation": 0},
+    "optimizer='sgd': must be one of 'adam', 'adamw'": {"optimizer": "sgd"},
+    "seed=4294967296: must be below": {"seed": 2**32},
+    "weight_decay=-1.0: must be a finite number of at least 0": {"weight_decay": -1},
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_settings(line):
+    with pytest.raises(ConfigError, match=f"^{line}"):
+        TrainingConfig(**WRONG[line])

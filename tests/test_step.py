@@ -1,0 +1,210 @@
+"""The step in JAX: pure, compiled once, the same whatever the parts and devices; and what it refuses."""
+
+import subprocess
+import sys
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from twinax import TransformerConfig, convert, flax_transformer, torch_reference
+from twinax.configs.training import TrainingConfig
+from twinax.parity_tests.functions import random_arrays, random_batch
+from twinax.torch_reference import optimizers as torch_optimizers
+from twinax.torch_reference import step as torch_step
+from twinax.train import step
+from twinax.train.reach import without_gradient
+
+MODEL = TransformerConfig.preset(
+    "tiny", num_encoder_layers=1, num_decoder_layers=1, attention_dropout=0.1, ffn_dropout=0.1,
+    param_dtype="float64", compute_dtype="float64",
+)  # fmt: skip
+TRAINING = TrainingConfig(warmup_updates=10, label_smoothing=0.1, clip_norm=1.0, optimizer="adamw", weight_decay=0.01)
+
+
+def new_state(model_config=MODEL, config=TRAINING):
+    arrays = {name: jnp.asarray(a) for name, a in random_arrays(model_config, 0).items()}
+    return step.init_state(flax_transformer.Transformer.from_arrays(model_config, arrays), config)
+
+
+def batch(number=0, sentences=6):
+    drawn = random_batch(MODEL, np.random.default_rng(number), sentences, 7, 5)
+    rows = np.arange(sentences) + sentences * number
+    return step.Batch(*(jnp.asarray(a) for a in (drawn.src_tokens, drawn.tgt_tokens, drawn.labels, rows)))
+
+
+def copied(state):
+    return jax.tree.map(lambda a: np.array(a), state)
+
+
+def largest_difference(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def plain_step():
+    return step.make_train_step(MODEL, TRAINING)
+
+
+def test_one_trace_a_shape(monkeypatch):
+    monkeypatch.setattr(step, "_accumulate", chex.assert_max_traces(step._accumulate, n=2))
+    run, state = step.make_train_step(MODEL, TRAINING), new_state()
+    for number in range(4):
+        state, _ = run(state, batch(number))
+    for number in range(3):
+        state, _ = run(state, batch(number, sentences=4))
+    assert int(state.update) == 7
+
+
+def test_the_state_is_donated_and_nothing_waits_for_the_host(plain_step):
+    state, first = new_state(), batch(0)
+    _, _ = plain_step(new_state(), first)  # compiled: constants have gone to the device
+    with jax.transfer_guard("disallow"):
+        after, metrics = plain_step(state, first)
+    assert all(a.is_deleted() for a in jax.tree.leaves(state.params))
+    assert all(isinstance(value, jax.Array) for value in metrics)
+    assert not any(a.is_deleted() for a in jax.tree.leaves(after))
+
+
+def test_equal_states_and_batches_give_equal_updates(plain_step):
+    results = [copied(plain_step(new_state(), batch(3))) for _ in range(2)]
+    chex.assert_trees_all_equal(*results)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 6])
+def test_parts_are_the_whole_batch_to_rounding(parts, plain_step):
+    """Weighted by tokens: the parts have different numbers of them, one none at all; dropout is on."""
+    whole = batch(1)
+    labels = whole.labels.at[-1].set(MODEL.pad_id)
+    whole = whole._replace(labels=labels)
+    in_parts = step.make_train_step(MODEL, TrainingConfig(**{**vars(TRAINING), "accumulation": parts}))
+    expected, found = plain_step(new_state(), whole), in_parts(new_state(), whole)
+    assert largest_difference(expected[1], found[1]) < 1e-13
+    # Adam's first update is the gradient's sign where it is noise: compare what it is made of
+    assert largest_difference(expected[0].optimizer, found[0].optimizer) < 1e-14
+
+
+def test_padding_changes_nothing(plain_step):
+    """Two columns of padding more, on both sides: the same masks, the same gradients."""
+    narrow = batch(2)
+
+    def widen(tokens):
+        return jnp.pad(tokens, ((0, 0), (0, 2)), constant_values=MODEL.pad_id)
+
+    wide = step.Batch(*(widen(tokens) for tokens in narrow[:3]), narrow.rows)
+    expected, found = plain_step(new_state(), narrow), plain_step(new_state(), wide)
+    assert largest_difference(expected[0].optimizer, found[0].optimizer) < 1e-14
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_narrow_number_types(compute):
+    """Parameters and moments stay float32; the loss falls."""
+    config = MODEL.replace(param_dtype="float32", compute_dtype=compute)
+    training = TrainingConfig(schedule="constant", learning_rate=3e-3, warmup_updates=0)
+    run, state, losses = step.make_train_step(config, training), new_state(config, training), []
+    for _ in range(30):
+        state, metrics = run(state, batch(0))
+        losses.append(float(metrics.loss))
+    assert {a.dtype for a in state.params.values()} == {np.dtype(np.float32)}
+    assert metrics.loss.dtype in (np.float32, np.float64)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_batch_of_padding_changes_nothing_and_says_so(plain_step):
+    state = new_state()
+    before = copied(state)
+    after, metrics = plain_step(state, batch()._replace(labels=jnp.full((6, 5), MODEL.pad_id)))
+    chex.assert_trees_all_equal(copied(after), before)
+    assert (float(metrics.loss), int(metrics.tokens)) == (0.0, 0)
+    assert step.explain(after, metrics) == "update 0: the batch has no token but padding; nothing was changed"
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_named(plain_step):
+    state, _ = plain_step(new_state(), batch(0))
+    name = "decoder.layers.0.feed_forward.outer_proj.bias"
+    state = state._replace(params={**state.params, name: state.params[name].at[3].set(jnp.inf)})
+    before = copied(state)
+    after, metrics = plain_step(state, batch(1))
+    chex.assert_trees_all_equal(copied(after), before)
+    line = step.explain(after, metrics)
+    assert line.startswith("update 1: the gradient of decoder.final_norm.bias and ")
+    assert line.endswith("is not finite (loss nan); nothing was changed")
+    healthy, metrics = plain_step(new_state(), batch(1))
+    assert step.explain(healthy, metrics) is None
+
+
+def test_the_reference_refuses_the_same():
+    model = convert.to_torch(
+        flax_transformer.Transformer.from_arrays(MODEL, {n: jnp.asarray(a) for n, a in random_arrays(MODEL, 0).items()})
+    )
+    optimizer = torch_optimizers.make_optimizer(model, TRAINING)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors = torch_step.Batch(*(torch.tensor(np.asarray(a)) for a in batch()))
+    empty = tensors._replace(labels=torch.full_like(tensors.labels, MODEL.pad_id))
+    metrics = torch_step.train_step(model, optimizer, TRAINING, 0, empty)
+    assert (metrics.loss, metrics.tokens, metrics.applied) == (0.0, 0, False)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    with torch.no_grad():
+        model.decoder.layers[0].feed_forward.outer_proj.bias[3] = torch.inf
+    assert not torch_step.train_step(model, optimizer, TRAINING, 0, tensors).applied
+    assert not optimizer.state
+    with pytest.raises(ValueError, match="accumulation=4: does not divide the batch of 6 sentences"):
+        torch_step.train_step(model, optimizer, TrainingConfig(accumulation=4), 0, tensors)
+
+
+def test_parts_that_do_not_divide_the_batch():
+    run = step.make_train_step(MODEL, TrainingConfig(accumulation=4))
+    with pytest.raises(ValueError, match="accumulation=4: does not divide the batch of 6 sentences"):
+        run(new_state(), batch())
+
+
+DEVICES = """
+import jax, numpy as np, sys
+jax.config.update("jax_enable_x64", True)
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+sys.path.insert(0, TESTS)
+import test_step as t
+assert len(jax.devices()) == 8
+run = t.step.make_train_step(t.MODEL, t.TRAINING)
+whole = t.batch(5, sentences=16)
+mesh = Mesh(np.array(jax.devices()), ("data",))
+spread = jax.device_put(whole, NamedSharding(mesh, P("data")))
+everywhere = jax.device_put(t.new_state(), NamedSharding(mesh, P()))
+expected, found = run(t.new_state(), whole), run(everywhere, spread)
+assert len(found[0].params["output.bias"].sharding.device_set) == 8
+print(t.largest_difference(expected[1], found[1]), t.largest_difference(expected[0].optimizer, found[0].optimizer))
+"""
+
+
+def test_eight_devices_are_one(request):
+    """Each computes its sentences with its own part of the masks: equal to rounding, with dropout on."""
+    code = f"TESTS = {str(request.path.parent)!r}\n" + DEVICES
+    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    metrics, moments = map(float, done.stdout.split())
+    assert metrics < 1e-13
+    assert moments < 1e-14
+
+
+def test_what_the_loss_does_not_reach_is_what_torch_gives_no_gradient(monkeypatch):
+    from twinax.configs import schema
+    from twinax.flax_transformer import layers
+
+    assert without_gradient(MODEL) == frozenset()
+    monkeypatch.setattr(schema, "check_field_types", lambda config: None)
+    for package in (layers, torch_reference.layers):
+        monkeypatch.setitem(package.RESIDUALS, "query_only", lambda x, y: x)
+    config = MODEL.replace(cross_attention_residual="query_only")
+    model = torch_reference.Transformer(config)
+    tokens = torch.tensor([[4, 5], [6, 7]])
+    model(tokens, tokens).square().sum().backward()
+    named = {name: p.grad for name, p in model.named_parameters()}
+    unreached = {name for name, gradient in named.items() if gradient is None}
+    assert unreached
+    renamed = convert.port.port_rules(convert.port.flax_specs(config, trained_only=True))
+    assert without_gradient(config) == {rule.source[0] for rule in renamed if rule.target[0] in unreached}

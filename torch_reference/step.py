@@ -1,0 +1,76 @@
+"""One training step in plain PyTorch: what `train.step` is compared with.
+
+Letters: B sentences in the whole batch, S source length, T target length.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..configs.schedules import learning_rate
+from ..configs.training import TrainingConfig
+from .dropout import DropoutKey
+from .losses import cross_entropy
+from .model import Transformer
+from .optimizers import clip
+
+
+class Batch(NamedTuple):
+    """Sentence pairs. The decoder reads `tgt_tokens` and is asked for `labels`, which are shifted by one."""
+
+    src_tokens: Int[Tensor, "B S"]
+    tgt_tokens: Int[Tensor, "B T"]
+    labels: Int[Tensor, "B T"]
+    rows: Int[Tensor, " B"]  # of the sentences in the whole batch
+
+
+class Metrics(NamedTuple):
+    """What a step tells."""
+
+    loss: float  # nats a token
+    tokens: int  # labels that are not padding
+    gradient_norm: float  # before clipping
+    learning_rate: float
+    applied: bool  # False: nothing was changed
+
+
+def train_step(
+    model: Transformer, optimizer: torch.optim.Optimizer, config: TrainingConfig, update: int, batch: Batch
+) -> Metrics:
+    """Changes model and optimiser by update number `update`, counted from 0; says what it did.
+
+    Raises:
+        ValueError: `accumulation` does not divide the batch.
+    """
+    sentences, parts = len(batch.labels), config.accumulation
+    if sentences % parts:
+        raise ValueError(f"accumulation={parts}: does not divide the batch of {sentences} sentences")
+    optimizer.zero_grad(set_to_none=True)
+    total, tokens = 0.0, 0
+    for part in (Batch(*tensors) for tensors in zip(*(tensor.chunk(parts) for tensor in batch), strict=True)):
+        key = DropoutKey(config.seed, update, part.rows)
+        logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)
+        loss, number = cross_entropy(logits, part.labels, model.config.pad_id, config)
+        loss.backward()  # adds to what is there
+        total, tokens = total + loss.item(), tokens + int(number)
+
+    parameters = list(model.parameters())
+    if config.without_gradient == "decay":
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    for gradient in gradients:
+        gradient.div_(max(tokens, 1))
+    norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+    rate = float(learning_rate(update, config, model.config.d_model, np))
+    loss = total / max(tokens, 1)
+    applied = tokens > 0 and bool(norm.isfinite()) and bool(np.isfinite(loss))
+    if applied:
+        clip(gradients, norm, config)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    return Metrics(loss, tokens, norm.item(), rate, applied)

@@ -1,0 +1,143 @@
+"""One training step: a pure function of (state, batch), jitted once, its state donated.
+
+Letters: B sentences in the whole batch, S source length, T target length.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from ..configs.schedules import learning_rate
+from ..configs.schema import TransformerConfig
+from ..configs.training import TrainingConfig
+from ..flax_transformer.dropout import DropoutKey
+from ..flax_transformer.model import Transformer
+from ..flax_transformer.module import Buffer, named_arrays
+from .losses import cross_entropy
+from .optimizers import clip, make_optimizer
+from .reach import without_gradient
+
+Arrays = Mapping[str, Array]
+
+
+class Batch(NamedTuple):
+    """Sentence pairs. The decoder reads `tgt_tokens` and is asked for `labels`, which are shifted by one."""
+
+    src_tokens: Int[Array, "B S"]
+    tgt_tokens: Int[Array, "B T"]
+    labels: Int[Array, "B T"]
+    rows: Int[Array, " B"]  # of the sentences in the whole batch, wherever this part of it is computed
+
+
+class TrainState(NamedTuple):
+    """All that training goes on from: with the same batches, equal states give equal updates."""
+
+    params: Arrays
+    buffers: Arrays  # fixed tables
+    optimizer: optax.OptState
+    update: Int[Array, ""]  # updates made
+    seed: UInt[Array, ""]  # of dropout
+    position: Int[Array, "2"]  # in the data: epoch, batch; whoever reads the data moves it
+
+
+class Metrics(NamedTuple):
+    """What a step tells; arrays on the device, so that asking for them is what waits."""
+
+    loss: Float[Array, ""]  # nats a token
+    tokens: Int[Array, ""]  # labels that are not padding
+    gradient_norm: Float[Array, ""]  # before clipping
+    learning_rate: Float[Array, ""]
+    applied: Bool[Array, ""]  # False: the state is what it was
+    update: Int[Array, ""]  # number of the update, from 0
+    nonfinite: Bool[Array, " P"]  # for each parameter, sorted by name, whether its gradient is
+
+
+def init_state(model: Transformer, config: TrainingConfig) -> TrainState:
+    """The state before the first update. It takes the model's arrays over: the first step gives their memory away."""
+    params, buffers = named_arrays(model, nnx.Param), named_arrays(model, Buffer)
+    optimizer = make_optimizer(config, without_gradient(model.config)).init(params)
+    zero, seed = jnp.zeros((), jnp.int32), jnp.uint32(config.seed)
+    return TrainState(params, buffers, optimizer, zero, seed, jnp.zeros(2, jnp.int32))
+
+
+def make_train_step(
+    model_config: TransformerConfig, config: TrainingConfig
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """The jitted step of a model and a way to train it; compiled once for every shape of batch.
+
+    p <- p - rate · direction(clip(g)), where g is the gradient of (sum of losses) / (number of tokens). A batch without
+    tokens, or with a loss or gradient that is not finite, changes nothing: `explain` says so.
+
+    Raises:
+        ValueError: when it is called on a batch that `accumulation` does not divide.
+    """
+    optimizer = make_optimizer(config, without_gradient(model_config))
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        total, tokens, gradients = _accumulate(state, batch, model_config, config)
+        gradients = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1).astype(g.dtype), gradients)
+        squares = {name: jnp.square(g).sum() for name, g in sorted(gradients.items())}
+        norm = jnp.sqrt(sum(squares.values(), start=jnp.zeros(())))
+        rate = learning_rate(state.update, config, model_config.d_model, jnp)
+        directions: Any
+        directions, moments = optimizer.update(clip(gradients, norm, config), state.optimizer, state.params)
+        params = {name: p - (rate * directions[name]).astype(p.dtype) for name, p in state.params.items()}
+
+        loss = total / jnp.maximum(tokens, 1)
+        applied = (tokens > 0) & jnp.isfinite(norm) & jnp.isfinite(loss)
+        keep = partial(jax.tree.map, lambda new, old: jnp.where(applied, new, old))
+        after = state._replace(
+            params=keep(params, dict(state.params)),
+            optimizer=keep(moments, state.optimizer),
+            update=state.update + applied,
+        )
+        nonfinite = ~jnp.isfinite(jnp.stack(list(squares.values())))
+        return after, Metrics(loss, tokens, norm, rate, applied, state.update, nonfinite)
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def _accumulate(
+    state: TrainState, batch: Batch, model_config: TransformerConfig, config: TrainingConfig
+) -> tuple[Float[Array, ""], Int[Array, ""], Arrays]:
+    """(sum of losses, tokens, gradient of the sum) of the batch, computed in `accumulation` parts in turn."""
+
+    def loss(params: Arrays, part: Batch) -> tuple[Array, Array]:
+        model = Transformer.from_arrays(model_config, {**state.buffers, **params})
+        key = DropoutKey(state.seed, state.update, part.rows)
+        logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)
+        return cross_entropy(logits, part.labels, model_config.pad_id, config)
+
+    def compute(part: Batch) -> tuple[Array, Array, Arrays]:
+        (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, part)
+        return total, tokens, gradients
+
+    sentences, parts = len(batch.labels), config.accumulation
+    if parts == 1:
+        return compute(batch)
+    if sentences % parts:
+        raise ValueError(f"accumulation={parts}: does not divide the batch of {sentences} sentences")
+    stacked = jax.tree.map(lambda a: a.reshape(parts, sentences // parts, *a.shape[1:]), batch)
+    zeros = jax.tree.map(
+        lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(compute, jax.tree.map(lambda a: a[0], stacked))
+    )
+    add = partial(jax.tree.map, jnp.add)
+    return jax.lax.scan(lambda sums, part: (add(sums, compute(part)), None), zeros, stacked)[0]
+
+
+def explain(state: TrainState, metrics: Metrics) -> str | None:
+    """Why a step changed nothing, in one line; None where it did. Waits for the step."""
+    if metrics.applied:
+        return None
+    number = int(metrics.update)
+    if metrics.tokens == 0:
+        return f"update {number}: the batch has no token but padding; nothing was changed"
+    bad = [name for name, is_bad in zip(sorted(state.params), metrics.nonfinite, strict=True) if is_bad]
+    what = f"the gradient of {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else "") if bad else "the loss"
+    return f"update {number}: {what} is not finite (loss {float(metrics.loss)}); nothing was changed"

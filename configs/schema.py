@@ -32,6 +32,7 @@ DecoderMask = Literal["causal"]
 CrossMask = Literal["source"]
 CrossAttentionResidual = Literal["add"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+DropoutGenerator = Literal["counter", "threefry"]
 LinearInit = Literal["xavier_uniform", "lecun_normal", "normal_rsqrt_d_model", "torch_default"]
 EmbeddingInit = Literal["normal_rsqrt_d_model", "xavier_uniform", "torch_default"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -108,6 +109,7 @@ class TransformerConfig:
     residual_dropout: float = 0.1  # on the output of each sublayer
     encoder_layerdrop: float = 0.0  # of whole layers, for the whole batch
     decoder_layerdrop: float = 0.0
+    dropout_generator: DropoutGenerator = "counter"  # counter: the same masks in both frameworks; threefry: JAX's own
 
     # Initialisation.
     linear_init: LinearInit = "xavier_uniform"

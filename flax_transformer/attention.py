@@ -31,7 +31,7 @@ class MultiHeadAttention(nnx.Module):
         self.k_proj = linear(config, config.d_model, query_key, config.k_proj_bias, rngs)
         self.v_proj = linear(config, config.d_model, value, config.v_proj_bias, rngs)
         self.out_proj = linear(config, value, config.d_model, config.out_proj_bias, rngs)
-        self.dropout = Dropout(config.attention_dropout)
+        self.dropout = Dropout(config.attention_dropout, config.dropout_generator)
 
     def __call__(
         self,

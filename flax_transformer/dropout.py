@@ -1,11 +1,13 @@
-"""Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn by no generator.
+"""Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn from no stream.
 
 mask = hash(seed, update, site, row in the whole batch, indices in the row) >= rate · 2^32. So micro-batches, padding,
 devices and the framework change nothing, and training with dropout can be compared step by step.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
@@ -25,16 +27,19 @@ class DropoutKey(NamedTuple):
 class Site(nnx.Module):
     """A place where dropout strikes, with its rate and number."""
 
-    def __init__(self, rate: float):
-        self.rate = rate
+    def __init__(self, rate: float, generator: str = "counter"):
+        self.rate, self.generator = rate, generator
         self.site: int | None = None  # the Transformer numbers its sites
 
-    @property
-    def number(self) -> int:
-        """The site's number. Raises: ValueError where it has none."""
+    def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
+        """True where an element of this shape, batch first, is kept.
+
+        Raises:
+            ValueError: the site has no number.
+        """
         if self.site is None:
             raise ValueError("a dropout site has no number: only a whole Transformer numbers them")
-        return self.site
+        return GENERATORS[self.generator](key, self.site, self.rate, shape)
 
 
 class Dropout(Site):
@@ -47,7 +52,7 @@ class Dropout(Site):
         if key is None or self.rate == 0:
             return x
         scaled = (at_least_float32(x) / (1 - self.rate)).astype(x.dtype)
-        return jnp.where(keep_mask(key, self.number, self.rate, x.shape), scaled, 0)
+        return jnp.where(self.keep(key, x.shape), scaled, 0)
 
 
 class LayerDrop(Site):
@@ -61,8 +66,19 @@ class LayerDrop(Site):
     ) -> Float[Array, "B L D"]:
         if key is None or self.rate == 0:
             return after
-        keep = keep_mask(key._replace(rows=jnp.zeros(1, int)), self.number, self.rate, (1, 1))
+        keep = self.keep(key._replace(rows=jnp.zeros(1, int)), (1, 1))
         return jnp.where(keep[..., None], after, before)
+
+
+def threefry_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
+    """As `keep_mask`, by JAX's own generator: as independent of devices and parts, but not of how far a row is padded.
+
+    Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
+    """
+    drawn = jax.random.key(key.seed, impl="threefry2x32")
+    for part in (key.update, jnp.uint32(site)):
+        drawn = jax.random.fold_in(drawn, part)
+    return jax.vmap(lambda row: jax.random.bernoulli(jax.random.fold_in(drawn, row), 1 - rate, shape[1:]))(key.rows)
 
 
 def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
@@ -91,3 +107,6 @@ def _mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
+
+
+GENERATORS: dict[str, Callable[..., Array]] = {"counter": keep_mask, "threefry": threefry_mask}

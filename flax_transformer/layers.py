@@ -157,7 +157,7 @@ class InputStage(nnx.Module):
         self.config = config
         self.positions = Positions(config, rngs=rngs) if config.positions != "none" else nnx.data(None)
         self.norm = Norm(config) if config.embedding_norm != "none" else nnx.data(None)
-        self.dropout = Dropout(config.embedding_dropout)
+        self.dropout = Dropout(config.embedding_dropout, config.dropout_generator)
 
     def __call__(
         self, x: Float[Array, "B L D"], tokens: Int[Array, "B L"], dropout_key: DropoutKey | None
@@ -193,7 +193,7 @@ class FeedForward(nnx.Module):
         self.config = config
         self.inner_proj = linear(config, config.d_model, d_ff, config.ffn_bias, rngs)
         self.outer_proj = linear(config, d_ff, config.d_model, config.ffn_bias, rngs)
-        self.dropout = Dropout(config.ffn_dropout)
+        self.dropout = Dropout(config.ffn_dropout, config.dropout_generator)
 
     def __call__(self, x: Float[Array, "B L D"], dropout_key: DropoutKey | None = None) -> Float[Array, "B L D"]:
         inner = ACTIVATIONS[self.config.activation](self.inner_proj(x))
@@ -217,7 +217,7 @@ class Residual(nnx.Module):
     def __init__(self, config: TransformerConfig, add: str = "add"):
         self.config, self.add = config, add
         self.norm = Norm(config)
-        self.dropout = Dropout(config.residual_dropout)
+        self.dropout = Dropout(config.residual_dropout, config.dropout_generator)
 
     def __call__(
         self, x: Float[Array, "B L D"], sublayer: Callable[[Array], Array], dropout_key: DropoutKey | None

@@ -28,7 +28,7 @@ class EncoderLayer(nnx.Module):
         self.self_attention_residual = Residual(config)
         self.feed_forward = FeedForward(config, config.d_ff, rngs=rngs)
         self.feed_forward_residual = Residual(config)
-        self.layerdrop = LayerDrop(config.encoder_layerdrop)
+        self.layerdrop = LayerDrop(config.encoder_layerdrop, config.dropout_generator)
 
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 S S"], dropout_key: DropoutKey | None = None
@@ -49,7 +49,7 @@ class DecoderLayer(nnx.Module):
         self.cross_attention_residual = Residual(config, config.cross_attention_residual)
         self.feed_forward = FeedForward(config, config.decoder_d_ff or config.d_ff, rngs=rngs)
         self.feed_forward_residual = Residual(config)
-        self.layerdrop = LayerDrop(config.decoder_layerdrop)
+        self.layerdrop = LayerDrop(config.decoder_layerdrop, config.dropout_generator)
 
     def __call__(
         self,

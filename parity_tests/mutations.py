@@ -154,7 +154,7 @@ MUTATIONS = (
         patch=(
             dropout.Dropout,
             "forward",
-            lambda self, x, key: torch.where(dropout.keep_mask(key, self.site, self.rate, tuple(x.shape)), x, 0),
+            lambda self, x, key: torch.where(self.keep(key, tuple(x.shape)), x, 0),
         ),
     ),
     Mutation("output matrix transposed", "logits", arrays=_changed("output.proj.kernel", np.transpose)),

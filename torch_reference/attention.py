@@ -31,7 +31,7 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = Linear(config, config.d_model, query_key, config.k_proj_bias, generator)
         self.v_proj = Linear(config, config.d_model, value, config.v_proj_bias, generator)
         self.out_proj = Linear(config, value, config.d_model, config.out_proj_bias, generator)
-        self.dropout = Dropout(config.attention_dropout)
+        self.dropout = Dropout(config.attention_dropout, config.dropout_generator)
 
     def forward(
         self,

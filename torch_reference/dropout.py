@@ -1,9 +1,10 @@
-"""Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn by no generator.
+"""Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn from no stream.
 
 mask = hash(seed, update, site, row in the whole batch, indices in the row) >= rate · 2^32. So micro-batches, padding,
 devices and the framework change nothing, and training with dropout can be compared step by step.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -26,17 +27,22 @@ class DropoutKey(NamedTuple):
 class Site(nn.Module):
     """A place where dropout strikes, with its rate and number."""
 
-    def __init__(self, rate: float):
+    def __init__(self, rate: float, generator: str = "counter"):
         super().__init__()
-        self.rate = rate
+        self.rate, self.generator = rate, generator
         self.site: int | None = None  # the Transformer numbers its sites
 
-    @property
-    def number(self) -> int:
-        """The site's number. Raises: ValueError where it has none."""
+    def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
+        """True where an element of this shape, batch first, is kept.
+
+        Raises:
+            ValueError: the site has no number, or its generator is JAX's own.
+        """
         if self.site is None:
             raise ValueError("a dropout site has no number: only a whole Transformer numbers them")
-        return self.site
+        if self.generator not in GENERATORS:
+            raise ValueError(f"dropout_generator={self.generator!r}: PyTorch has no such one; both have 'counter'")
+        return GENERATORS[self.generator](key, self.site, self.rate, shape)
 
 
 class Dropout(Site):
@@ -49,7 +55,7 @@ class Dropout(Site):
         if key is None or self.rate == 0:
             return x
         scaled = (at_least_float32(x) / (1 - self.rate)).to(x.dtype)
-        return torch.where(keep_mask(key, self.number, self.rate, tuple(x.shape)), scaled, 0)
+        return torch.where(self.keep(key, tuple(x.shape)), scaled, 0)
 
 
 class LayerDrop(Site):
@@ -63,7 +69,7 @@ class LayerDrop(Site):
     ) -> Float[Tensor, "B L D"]:
         if key is None or self.rate == 0:
             return after
-        keep = keep_mask(key._replace(rows=torch.zeros_like(key.rows[:1])), self.number, self.rate, (1, 1))
+        keep = self.keep(key._replace(rows=torch.zeros_like(key.rows[:1])), (1, 1))
         return torch.where(keep[..., None], after, before)
 
 
@@ -93,3 +99,6 @@ def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
     return x ^ (x >> 16)
+
+
+GENERATORS: dict[str, Callable[..., Tensor]] = {"counter": keep_mask}

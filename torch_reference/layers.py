@@ -166,7 +166,7 @@ class InputStage(nn.Module):
         self.config = config
         self.positions = Positions(config, generator) if config.positions != "none" else None
         self.norm = Norm(config) if config.embedding_norm != "none" else None
-        self.dropout = Dropout(config.embedding_dropout)
+        self.dropout = Dropout(config.embedding_dropout, config.dropout_generator)
 
     def forward(
         self, x: Float[Tensor, "B L D"], tokens: Int[Tensor, "B L"], dropout_key: DropoutKey | None
@@ -203,7 +203,7 @@ class FeedForward(nn.Module):
         self.config = config
         self.inner_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, generator)
         self.outer_proj = Linear(config, d_ff, config.d_model, config.ffn_bias, generator)
-        self.dropout = Dropout(config.ffn_dropout)
+        self.dropout = Dropout(config.ffn_dropout, config.dropout_generator)
 
     def forward(self, x: Float[Tensor, "B L D"], dropout_key: DropoutKey | None = None) -> Float[Tensor, "B L D"]:
         inner = ACTIVATIONS[self.config.activation](self.inner_proj(x))
@@ -228,7 +228,7 @@ class Residual(nn.Module):
         super().__init__()
         self.config, self.add = config, add
         self.norm = Norm(config)
-        self.dropout = Dropout(config.residual_dropout)
+        self.dropout = Dropout(config.residual_dropout, config.dropout_generator)
 
     def forward(
         self, x: Float[Tensor, "B L D"], sublayer: Callable[[Tensor], Tensor], dropout_key: DropoutKey | None

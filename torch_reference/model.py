@@ -29,7 +29,7 @@ class EncoderLayer(nn.Module):
         self.self_attention_residual = Residual(config)
         self.feed_forward = FeedForward(config, config.d_ff, generator)
         self.feed_forward_residual = Residual(config)
-        self.layerdrop = LayerDrop(config.encoder_layerdrop)
+        self.layerdrop = LayerDrop(config.encoder_layerdrop, config.dropout_generator)
 
     def forward(
         self, x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S S"], dropout_key: DropoutKey | None = None
@@ -51,7 +51,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention_residual = Residual(config, config.cross_attention_residual)
         self.feed_forward = FeedForward(config, config.decoder_d_ff or config.d_ff, generator)
         self.feed_forward_residual = Residual(config)
-        self.layerdrop = LayerDrop(config.decoder_layerdrop)
+        self.layerdrop = LayerDrop(config.decoder_layerdrop, config.dropout_generator)
 
     def forward(
         self,

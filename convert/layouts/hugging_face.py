@@ -62,7 +62,7 @@ _SHARED, _ENCODER, _DECODER, _OUTPUT = (
 _BIAS = "final_logits_bias"  # (1, V)
 _AS_ROW = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][0]])
 # Fields that no such directory holds, or that change rounding alone: they need not come back as they were.
-NOT_WRITTEN = ("linear_init", "embedding_init", "score_scaling", "compute_dtype")
+NOT_WRITTEN = ("linear_init", "embedding_init", "score_scaling", "compute_dtype", "dropout_generator")
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]

@@ -1,6 +1,7 @@
 """Weights between the two frameworks, and between layouts."""
 
 from .checkpoint import Checkpoint, family, load, save
+from .optimizer import to_optax_state, to_optimizer_state
 from .port import to_flax, to_params, to_state_dict, to_torch
 from .rules import ConversionError
 
@@ -11,6 +12,8 @@ __all__ = [
     "load",
     "save",
     "to_flax",
+    "to_optax_state",
+    "to_optimizer_state",
     "to_params",
     "to_state_dict",
     "to_torch",

@@ -1,0 +1,158 @@
+"""A short form of the trajectories; the port of the optimiser's state, and what it refuses."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from twinax import convert, torch_reference
+from twinax.configs import schema
+from twinax.parity_tests import trajectories
+from twinax.parity_tests.trajectories import InFlax, InPyTorch
+from twinax.torch_reference.optimizers import make_optimizer
+from twinax.train.reach import without_gradient
+
+COURSES = {course.name: course for course in trajectories.courses()}
+# one with everything: decay, accumulation, post-norm, cosine
+SHORT = ("adam, noam, pre-norm", "adamw, cosine, post-norm, in 3 parts")
+
+
+def test_any_three_choices_meet():
+    choices = [
+        (c.training.optimizer, c.training.schedule, c.model.norm_placement, c.training.accumulation)
+        for c in COURSES.values()
+    ]
+    assert len(choices) == 8
+    for left_out in range(4):
+        assert len({tuple(v for i, v in enumerate(choice) if i != left_out) for choice in choices}) == 8
+
+
+def small(course):
+    return replace(course, model=course.model.replace(num_encoder_layers=1, num_decoder_layers=1))
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_course(name):
+    outcome = trajectories.measure(small(COURSES[name]), updates=40)
+    assert outcome.loss <= trajectories.LOSS_BOUND
+    assert outcome.relay <= trajectories.LOSS_BOUND
+    assert outcome.parameters <= trajectories.PARAMETER_BOUND
+    assert outcome.resumed
+    assert outcome.ok
+    assert outcome.losses[-5:].mean() < outcome.losses[:5].mean() - 0.5  # something is learnt, or nothing is compared
+    assert np.abs(np.subtract(*outcome.losses.T)).max() < np.abs(np.subtract(*outcome.narrow_losses.T)).max()
+
+
+@pytest.fixture(scope="module")
+def course():
+    return small(COURSES["adamw, noam, post-norm"])
+
+
+@pytest.fixture(scope="module")
+def trained(course):
+    """(Flax, PyTorch) after three updates."""
+    flax = InFlax(course)
+    pytorch = InPyTorch(course, flax.state)
+    for number in range(3):
+        flax.update(number)
+        pytorch.update(number)
+    return flax, pytorch
+
+
+def test_moments_are_the_other_framework_s(course, trained):
+    flax, pytorch = trained
+    ported = InPyTorch(course, flax.state).optimizer.state_dict()
+    own = pytorch.optimizer.state_dict()
+    assert ported["param_groups"][0]["params"] == own["param_groups"][0]["params"]
+    assert ported["state"].keys() == own["state"].keys()
+    for index, entry in own["state"].items():
+        assert ported["state"][index].keys() == entry.keys()
+        for key, value in entry.items():
+            assert ported["state"][index][key].dtype == value.dtype
+            assert (ported["state"][index][key] - value).abs().max() < 1e-14, key
+
+
+def test_there_and_back_is_identical(course, trained):
+    flax, _ = trained
+    back = InPyTorch(course, flax.state).to_flax(3)
+    for one, other in zip(jax.tree.leaves(flax.state), jax.tree.leaves(back), strict=True):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+
+
+def test_before_the_first_update_torch_has_no_entries(course):
+    flax = InFlax(course)
+    pytorch = InPyTorch(course, flax.state)
+    assert pytorch.optimizer.state_dict()["state"] == {}
+    assert pytorch.to_flax(0).optimizer[0].count == 0
+
+
+def test_parameters_that_the_loss_does_not_reach_have_no_entry(course, monkeypatch):
+    from twinax import flax_transformer
+
+    monkeypatch.setattr(schema, "check_field_types", lambda config: None)
+    for package in (flax_transformer, torch_reference):
+        monkeypatch.setitem(package.layers.RESIDUALS, "query_only", lambda x, y: x)
+    course = replace(course, model=course.model.replace(cross_attention_residual="query_only"))
+    flax = InFlax(course)
+    pytorch = InPyTorch(course, flax.state)
+    for number in range(4):
+        assert abs(flax.update(number) - pytorch.update(number)) < 1e-9
+    unreached = without_gradient(course.model)
+    own = pytorch.optimizer.state_dict()["state"]
+    assert len(own) == len(flax.state.params) - len(unreached)
+    assert InPyTorch(course, flax.state).optimizer.state_dict()["state"].keys() == own.keys()
+    start = InFlax(course).params()
+    for name in unreached:  # neither moved nor decayed, in both
+        assert np.array_equal(flax.params()[name], start[name])
+        assert np.array_equal(pytorch.params()[name], start[name])
+    assert np.array_equal(
+        flax.state.optimizer[0].mu[min(unreached)], pytorch.to_flax(4).optimizer[0].mu[min(unreached)]
+    )
+
+
+def test_different_numbers_of_updates_are_refused(course, trained):
+    pytorch = InPyTorch(course, trained[0].state)
+    state = pytorch.optimizer.state_dict()
+    state["state"][1]["step"] = torch.tensor(9.0)
+    pytorch.optimizer.load_state_dict(state)
+    with pytest.raises(convert.ConversionError, match=r"different numbers of updates, \[3, 9\]; optax has one"):
+        pytorch.to_flax(3)
+
+
+def test_a_missing_entry_is_refused(course, trained):
+    pytorch = InPyTorch(course, trained[0].state)
+    state = pytorch.optimizer.state_dict()
+    del state["state"][0]
+    pytorch.optimizer.load_state_dict(state)
+    with pytest.raises(
+        convert.ConversionError, match=r"1 parameters have no state while others have: src_embedding\.weight"
+    ):
+        pytorch.to_flax(3)
+
+
+def test_what_is_not_adam_is_refused(course, trained):
+    pytorch = trained[1]
+    for state in (optax.sgd(0.1).init(trained[0].state.params), (trained[0].state.optimizer,) * 2):
+        with pytest.raises(convert.ConversionError, match="states of Adam; one is needed"):
+            convert.to_optimizer_state(state, pytorch.model, pytorch.optimizer)
+    other = make_optimizer(torch_reference.Transformer(course.model), course.training)
+    with pytest.raises(convert.ConversionError, match="not those of the model"):
+        convert.to_optimizer_state(trained[0].state.optimizer, pytorch.model, other)
+    nested = optax.scale_by_adam().init([jnp.ones(3)])
+    with pytest.raises(convert.ConversionError, match="the moments are a list; arrays by name are needed"):
+        convert.to_optimizer_state(nested, pytorch.model, pytorch.optimizer)
+
+
+def test_lost_moments_are_seen(course, trained):
+    """A port that forgets the second moment leaves the curve at once."""
+    pytorch = InPyTorch(course, trained[0].state)
+    for entry in pytorch.optimizer.state.values():
+        entry["exp_avg_sq"] *= 1.0001
+    right = InPyTorch(course, trained[0].state)
+    losses = [(pytorch.update(number), right.update(number)) for number in (3, 4)]
+    assert np.abs(np.subtract(*np.array(losses).T)).max() > trajectories.LOSS_BOUND

@@ -1,0 +1,342 @@
+"""Whole trainings, update by update: Flax and PyTorch from one start, on the same batches, with dropout on.
+
+`python -m twinax.parity_tests.trajectories PICTURE` runs every course, prints a table and draws the curves.
+"""
+
+import io
+import multiprocessing
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from .. import convert, flax_transformer
+from ..configs.schema import TransformerConfig
+from ..configs.training import TrainingConfig
+from ..torch_reference import step as torch_step
+from ..torch_reference.model import Transformer
+from ..torch_reference.optimizers import make_optimizer
+from ..train.reach import without_gradient
+from ..train.step import Batch, Metrics, TrainState, init_state, make_train_step
+from .functions import random_arrays
+
+UPDATES, EVERY, SENTENCES, LENGTH = 200, 10, 6, 8
+LOSS_BOUND, PARAMETER_BOUND, RATIO_BOUND = 1e-9, 1e-8, 1.5
+
+
+@dataclass(frozen=True)
+class Course:
+    """A model and a way to train it, in float64."""
+
+    model: TransformerConfig
+    training: TrainingConfig
+
+    @property
+    def name(self) -> str:
+        """What sets it apart."""
+        parts = [self.training.optimizer, self.training.schedule, f"{self.model.norm_placement}-norm"]
+        return ", ".join(
+            [*parts, f"in {self.training.accumulation} parts"] if self.training.accumulation > 1 else parts
+        )
+
+    def narrow(self) -> "Course":
+        """The same in float32."""
+        return replace(self, model=self.model.replace(param_dtype="float32", compute_dtype="float32"))
+
+
+def courses() -> Iterator[Course]:
+    """Half of the 16 combinations, in which any three choices meet."""
+    model = TransformerConfig.preset(
+        "tiny", attention_dropout=0.1, ffn_dropout=0.1, param_dtype="float64", compute_dtype="float64"
+    )
+    training = TrainingConfig(label_smoothing=0.1, clip_norm=1.0, warmup_updates=40, beta2=0.98, seed=7)
+    for adam, noam, pre, whole in product((True, False), repeat=4):
+        if adam ^ noam ^ pre ^ whole:
+            continue
+        schedule: dict[str, Any] = {"schedule": "noam", "learning_rate": 0.2}
+        if not noam:
+            schedule = {"schedule": "cosine", "learning_rate": 3e-3, "total_updates": UPDATES}
+        decay = {"optimizer": "adam"} if adam else {"optimizer": "adamw", "weight_decay": 0.01}
+        changed = {**vars(training), **schedule, **decay, "accumulation": 1 if whole else 3}
+        placement = (
+            {"norm_placement": "pre", "final_norm": True} if pre else {"norm_placement": "post", "final_norm": False}
+        )
+        yield Course(model.replace(**placement), TrainingConfig(**changed))
+
+
+def batch(course: Course, update: int) -> Batch:
+    """Random sentences and their reversals, ragged; as numpy arrays."""
+    rng, config = np.random.default_rng(update), course.model
+    src: Any = rng.integers(3, 60, (SENTENCES, LENGTH))
+    lengths = rng.integers(2, LENGTH + 1, SENTENCES)
+    keep = np.arange(LENGTH) < lengths[:, None]
+    src = np.where(keep, src, config.pad_id)
+    backwards = np.take_along_axis(src, np.maximum(lengths[:, None] - 1 - np.arange(LENGTH), 0), axis=1)
+    labels: Any = np.where(keep, backwards, config.pad_id)
+    tgt: Any = np.concatenate([np.full((SENTENCES, 1), config.bos_id), labels[:, :-1]], axis=1)
+    rows: Any = np.arange(SENTENCES) + SENTENCES * update
+    return Batch(src, tgt, labels, rows)
+
+
+@lru_cache
+def _step(course: Course) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    return make_train_step(course.model, course.training)
+
+
+class InFlax:
+    """A training in Flax that is somewhere on its course."""
+
+    def __init__(self, course: Course, state: TrainState | None = None):
+        self.course, self.run = course, _step(course)
+        self.state = self.new() if state is None else state
+
+    def new(self) -> TrainState:
+        """The start, the same for both frameworks."""
+        arrays = {name: jnp.asarray(a) for name, a in random_arrays(self.course.model, 0).items()}
+        model = flax_transformer.Transformer.from_arrays(self.course.model, arrays)
+        return init_state(model, self.course.training)
+
+    def update(self, number: int) -> float:
+        """Loss of one update, in nats a token."""
+        self.state, metrics = self.run(self.state, batch(self.course, number))
+        return float(metrics.loss)
+
+    def saved(self) -> bytes:
+        """The state as a file would hold it."""
+        return pickle.dumps(jax.tree.map(np.asarray, self.state))
+
+    def load(self, saved: bytes) -> None:
+        """Goes on from there."""
+        self.state = jax.tree.map(jnp.asarray, pickle.loads(saved))
+
+    def params(self) -> dict[str, np.ndarray]:
+        """Parameters by name."""
+        return {name: np.asarray(a) for name, a in self.state.params.items()}
+
+
+class InPyTorch:
+    """The same in PyTorch, taken over from a state in Flax."""
+
+    def __init__(self, course: Course, state: TrainState):
+        self.course, self.taken_over = course, jax.tree.map(jnp.copy, state)  # a step gives its state away
+        arrays = {**state.buffers, **state.params}
+        self.model = Transformer.from_state_dict(course.model, convert.to_state_dict(arrays, course.model))
+        self.optimizer = make_optimizer(self.model, course.training)
+        unreached = without_gradient(course.model)
+        self.optimizer.load_state_dict(
+            convert.to_optimizer_state(state.optimizer, self.model, self.optimizer, unreached)
+        )
+
+    def update(self, number: int) -> float:
+        """Loss of one update, in nats a token."""
+        tensors = torch_step.Batch(*(torch.from_numpy(np.asarray(a)) for a in batch(self.course, number)))
+        return torch_step.train_step(self.model, self.optimizer, self.course.training, number, tensors).loss
+
+    def saved(self) -> bytes:
+        """Model and optimiser as a file would hold them."""
+        file = io.BytesIO()
+        torch.save([self.model.state_dict(), self.optimizer.state_dict()], file)
+        return file.getvalue()
+
+    def load(self, saved: bytes) -> None:
+        """Goes on from there."""
+        model, optimizer = torch.load(io.BytesIO(saved), weights_only=True)
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+
+    def params(self) -> dict[str, np.ndarray]:
+        """Parameters by Flax name."""
+        params = convert.to_params(self.model.state_dict(), self.course.model)
+        return {name: a for name, a in params.items() if not name.endswith(".positions.table")}
+
+    def to_flax(self, number: int) -> TrainState:
+        """The state in Flax before update `number`."""
+        unreached = without_gradient(self.course.model)
+        moments = convert.to_optax_state(self.optimizer, self.model, self.taken_over.optimizer, unreached)
+        params = {name: jnp.asarray(a) for name, a in self.params().items()}
+        update = jnp.asarray(number, jnp.int32)
+        return self.taken_over._replace(params=params, optimizer=moments, update=update)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a course showed; losses are (update, framework), in nats a token."""
+
+    name: str
+    losses: np.ndarray
+    narrow_losses: np.ndarray  # free-running in float32: they inform
+    parameters: float  # largest difference at the end, of the largest parameter
+    resumed: bool  # saved and loaded halfway, the same bits, in both
+    relay: float  # worst loss difference of Flax, then PyTorch, then Flax, a third each
+    ratio: float  # of the float32 errors of single updates, parameters
+    moment_ratio: float  # the same of Adam's first moment
+
+    @property
+    def loss(self) -> float:
+        """Worst difference of any update's loss."""
+        return float(np.abs(np.subtract(*self.losses.T)).max())
+
+    @property
+    def ok(self) -> bool:
+        """Every bound holds."""
+        ratios = all(1 / RATIO_BOUND <= ratio <= RATIO_BOUND for ratio in (self.ratio, self.moment_ratio))
+        near = self.loss <= LOSS_BOUND and self.relay <= LOSS_BOUND and self.parameters <= PARAMETER_BOUND
+        return near and ratios and self.resumed
+
+
+def measure(course: Course, updates: int = UPDATES) -> Outcome:
+    """Runs a course in both frameworks and all that is compared on the way."""
+    with jax.enable_x64(True):
+        flax = InFlax(course)
+        pytorch = InPyTorch(course, flax.state)
+        third, half, files, losses, errors = 3 * updates // 12, updates // 2, {}, [], _Errors(course)
+        for number in range(updates):
+            if number in (third, half):
+                files[number] = flax.saved(), pytorch.saved()
+            if number % EVERY == 0:
+                errors.add(flax, number)
+            losses.append((flax.update(number), pytorch.update(number)))
+        ends = flax.params(), pytorch.params()
+        largest = max(np.abs(p).max() for p in ends[1].values())
+        difference = max(np.abs(ends[0][name] - p).max() for name, p in ends[1].items()) / largest
+
+        relay = _relay(flax, files[third][0], third)
+        for side, saved in zip((flax, pytorch), files[half], strict=True):
+            side.load(saved)
+            for number in range(half, updates):
+                side.update(number)
+        again = flax.params(), pytorch.params()
+        resumed = all(
+            np.array_equal(old[name], new[name]) for old, new in zip(ends, again, strict=True) for name in old
+        )
+    narrow = _free_run(course.narrow(), updates)
+    difference_of_relay = float(np.abs(relay - np.array(losses)[third : third + len(relay), 0]).max())
+    return Outcome(
+        course.name, np.array(losses), narrow, float(difference), resumed, difference_of_relay, *errors.ratios()
+    )
+
+
+def _relay(flax: InFlax, saved: bytes, updates: int) -> np.ndarray:
+    """Losses of `updates` updates in PyTorch and as many in Flax after it, from what Flax saved after as many."""
+    flax.load(saved)
+    pytorch = InPyTorch(flax.course, flax.state)
+    losses = [pytorch.update(number) for number in range(updates, 2 * updates)]
+    flax.state = pytorch.to_flax(2 * updates)
+    return np.array(losses + [flax.update(number) for number in range(2 * updates, 3 * updates)])
+
+
+def _free_run(course: Course, updates: int) -> np.ndarray:
+    with jax.enable_x64(False):
+        flax = InFlax(course)
+        pytorch = InPyTorch(course, flax.state)
+        return np.array([(flax.update(number), pytorch.update(number)) for number in range(updates)])
+
+
+class _Errors:
+    """Squared errors of single float32 updates of both frameworks, each from the same state, against float64."""
+
+    def __init__(self, course: Course):
+        self.narrow = course.narrow()
+        self.sums = {"parameters": np.zeros(2), "moments": np.zeros(2)}
+
+    def add(self, flax: InFlax, number: int) -> None:
+        state = jax.tree.map(lambda a: _cast(a, np.float64, np.float32), flax.state)
+        wide = jax.tree.map(lambda a: jnp.asarray(_cast(a, np.float32, np.float64)), state)
+        exact, _ = flax.run(wide, batch(flax.course, number))
+        with jax.enable_x64(False):
+            state = jax.tree.map(jnp.asarray, state)
+            pytorch = InPyTorch(self.narrow, state)
+            pytorch.update(number)
+            found = _step(self.narrow)(state, batch(self.narrow, number))[0], pytorch.to_flax(number + 1)
+        for name in exact.params:
+            if not name.endswith("k_proj.bias"):  # its gradient is zero but for rounding
+                self._add("parameters", exact.params[name], *(side.params[name] for side in found))
+                self._add("moments", _mu(exact)[name], *(_mu(side)[name] for side in found))
+
+    def _add(self, what: str, exact: Any, *found: Any) -> None:
+        exact = np.asarray(exact)
+        self.sums[what] += [np.square(np.asarray(side, np.float64) - exact).sum() for side in found]
+
+    def ratios(self) -> tuple[float, float]:
+        first, second = (float(np.sqrt(flax / pytorch)) for flax, pytorch in self.sums.values())
+        return first, second
+
+
+def _cast(array: Any, of: Any, to: Any) -> np.ndarray:
+    array = np.array(array)
+    return array.astype(to) if array.dtype == of else array
+
+
+def _mu(state: TrainState) -> Any:
+    return optax.tree.get(state.optimizer, "mu")
+
+
+def draw(outcomes: list[Outcome], picture: Path) -> None:
+    """Losses, their differences in float64, and in float32."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 10), layout="constrained")
+    losses, wide, narrow = figure.subplots(3, sharex=True)
+    for i, outcome in enumerate(outcomes):
+        color = f"C{i}"
+        losses.plot(outcome.losses[:, 0], color=color, linewidth=2.5, alpha=0.4, label=outcome.name)
+        losses.plot(outcome.losses[:, 1], color=color, linewidth=0.8, linestyle="--")
+        for axes, pairs in ((wide, outcome.losses), (narrow, outcome.narrow_losses)):
+            axes.semilogy(np.maximum.accumulate(np.abs(np.subtract(*pairs.T))), color=color)
+    losses.set(title="loss in float64: Flax (wide) and PyTorch (dashed)", ylabel="nats a token")
+    losses.legend(fontsize=8, ncols=2)
+    wide.axhline(LOSS_BOUND, color="black", linewidth=0.8, linestyle=":")
+    wide.set(title=f"worst difference so far in float64; {LOSS_BOUND:g} is allowed", ylabel="nats a token")
+    narrow.set(
+        title="worst difference so far in float32, free-running: it informs, nothing is decided by it", xlabel="update"
+    )
+    narrow.set(ylabel="nats a token")
+    figure.savefig(picture, dpi=110)
+
+
+def as_table(outcomes: list[Outcome]) -> Table:
+    """A row a course."""
+    table = Table("course", "loss", "relay", "parameters", "resumed", "float32", "verdict")
+    for o in outcomes:
+        numbers = (f"{value:.1e}" for value in (o.loss, o.relay, o.parameters))
+        ratios = f"{o.ratio:.2f}, {o.moment_ratio:.2f}"
+        table.add_row(o.name, *numbers, "same" if o.resumed else "NO", ratios, "equal" if o.ok else "DIFFERENT")
+    return table
+
+
+def _alone(course: Course) -> Outcome:
+    torch.set_num_threads(1)
+    return measure(course)
+
+
+def main(picture: Path) -> int:
+    """Runs all courses, as many at once as there are cores. Returns 0 where every bound holds."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        found = pool.map(_alone, all_courses := list(courses()))
+        console = Console(stderr=True)
+        outcomes = list(track(found, "courses", total=len(all_courses), console=console, transient=True))
+    Console().print(as_table(outcomes))
+    draw(outcomes, picture)
+    return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m twinax.parity_tests.trajectories PICTURE")
+    sys.exit(main(Path(sys.argv[1])))

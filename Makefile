@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix lint types
+.PHONY: install test test-slow conversion-matrix trajectories lint types
 
 install: .venv/installed
 
@@ -21,6 +21,10 @@ test-slow: install
 # The five families of transformers against the twins; writes the table into the page. About a minute.
 conversion-matrix: install
 	$(BIN)/python -m twinax.parity_tests.conversion docs/conversion.md
+
+# Trainings in both frameworks, update by update; writes the table and the picture. About five minutes.
+trajectories: install
+	$(BIN)/python -m twinax.parity_tests.trajectories docs/parity.md
 
 lint: install
 	$(BIN)/ruff check .

@@ -6,10 +6,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jax
+import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
+torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use
 # The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
 install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
 

@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from safetensors.numpy import load_file
 
 from .. import convert
@@ -26,6 +24,7 @@ from ..convert.files import WEIGHTS
 from .functions import random_batch
 from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins
+from .report import marks, write_table
 from .transformers_oracle import load_oracle
 
 # The same bound for everything, each array by its own largest value.
@@ -155,39 +154,24 @@ def _ties(model: Any) -> set[frozenset[str]]:
     return {frozenset(names) for names in by_memory.values()}
 
 
-def as_markdown(rows: Iterable[Row]) -> str:
-    """The table for a page."""
-    lines = [
-        "| family | encoder output | logits | gradients | attention maps | there and back |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        errors = (f"{error:.1e}" for error in (row.encoder, row.logits, row.gradients, row.maps))
-        way = ", ".join(row.changed) or "identical"
-        lines.append(f"| {row.name} | {' | '.join(errors)} | {way} |")
-    return "\n".join(lines)
+HEADER = ("family", "encoder output", "logits", "gradients", "attention maps", "there and back")
 
 
-BEGIN, END = "<!-- conversion-matrix -->", "<!-- end of conversion-matrix -->"
+def as_cells(row: Row) -> tuple[str, ...]:
+    """A row of the table."""
+    errors = (f"{error:.1e}" for error in (row.encoder, row.logits, row.gradients, row.maps))
+    return (row.name, *errors, ", ".join(row.changed) or "identical")
 
 
 def main(page: Path) -> int:
     """Measures every variant, prints the table, writes it into the page. Returns 0 where all hold."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        print(f"{page}: needs one line {BEGIN} and one {END}", file=sys.stderr)
-        return 2
+    marks(page, "conversion-matrix")
     rows = []
     for name in track(VARIANTS, "families", console=Console(stderr=True), transient=True):
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measure(name, Path(folder)))
-    table = Table(*("family", "encoder", "logits", "gradients", "maps", "there and back"))
-    for row in rows:
-        table.add_row(*(cell.strip() for cell in as_markdown([row]).splitlines()[-1].strip("| ").split("|")))
-    Console().print(table)
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    page.write_text(f"{head}{BEGIN}\n{as_markdown(rows)}\n{END}{tail}")
+    write_table(page, "conversion-matrix", HEADER, [as_cells(row) for row in rows])
     for report in (report for row in rows for report in row.reports if not report.ok):
         print(report)
     return 0 if all(row.ok for row in rows) else 1

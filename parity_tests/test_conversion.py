@@ -13,6 +13,7 @@ from twinax.parity_tests import conversion
 from twinax.parity_tests.functions import flax_function, random_batch, torch_function
 from twinax.parity_tests.harness import compare
 from twinax.parity_tests.ladder import comparable, rung_of
+from twinax.parity_tests.report import write_table
 from twinax.parity_tests.transformers_oracle import load_oracle, oracle_of
 
 # `transformers` says how it writes and what it will change in later versions
@@ -118,4 +119,13 @@ def test_row_shows_what_changed():
     assert row.ok
     changed = dataclasses.replace(row, changed=("by way of flax: ties",))
     assert not changed.ok
-    assert "| by way of flax: ties |" in conversion.as_markdown([changed])
+    assert conversion.as_cells(changed)[-1] == "by way of flax: ties"
+
+
+def test_the_table_goes_between_its_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- x -->\nold\n<!-- end of x -->\nafter\n")
+    write_table(page, "x", ("a", "b"), [("1", "2")])
+    assert page.read_text() == "before\n<!-- x -->\n| a | b |\n|---|---|\n| 1 | 2 |\n<!-- end of x -->\nafter\n"
+    with pytest.raises(ValueError, match="must have <!-- y --> and <!-- end of y -->, each once"):
+        write_table(page, "y", ("a",), [])

@@ -1,6 +1,7 @@
 """Whole trainings, update by update: Flax and PyTorch from one start, on the same batches, with dropout on.
 
-`python -m twinax.parity_tests.trajectories PICTURE` runs every course, prints a table and draws the curves.
+`python -m twinax.parity_tests.trajectories PAGE` runs every course, writes the table into the page and draws the curves
+beside it.
 """
 
 import io
@@ -23,7 +24,6 @@ import optax
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from .. import convert, flax_transformer
 from ..configs.schema import TransformerConfig
@@ -34,6 +34,7 @@ from ..torch_reference.optimizers import make_optimizer
 from ..train.reach import without_gradient
 from ..train.step import Batch, Metrics, TrainState, init_state, make_train_step
 from .functions import random_arrays
+from .report import marks, write_table
 
 UPDATES, EVERY, SENTENCES, LENGTH = 200, 10, 6, 8
 LOSS_BOUND, PARAMETER_BOUND, RATIO_BOUND = 1e-9, 1e-8, 1.5
@@ -309,14 +310,14 @@ def draw(outcomes: list[Outcome], picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
-def as_table(outcomes: list[Outcome]) -> Table:
-    """A row a course."""
-    table = Table("course", "loss", "relay", "parameters", "resumed", "float32", "verdict")
-    for o in outcomes:
-        numbers = (f"{value:.1e}" for value in (o.loss, o.relay, o.parameters))
-        ratios = f"{o.ratio:.2f}, {o.moment_ratio:.2f}"
-        table.add_row(o.name, *numbers, "same" if o.resumed else "NO", ratios, "equal" if o.ok else "DIFFERENT")
-    return table
+HEADER = ("course", "loss", "relay", "parameters", "resumed", "float32", "verdict")
+
+
+def as_cells(o: Outcome) -> tuple[str, ...]:
+    """A row of the table."""
+    numbers = (f"{value:.1e}" for value in (o.loss, o.relay, o.parameters))
+    ratios = f"{o.ratio:.2f}, {o.moment_ratio:.2f}"
+    return (o.name, *numbers, "same bits" if o.resumed else "NO", ratios, "equal" if o.ok else "DIFFERENT")
 
 
 def _alone(course: Course) -> Outcome:
@@ -324,19 +325,19 @@ def _alone(course: Course) -> Outcome:
     return measure(course)
 
 
-def main(picture: Path) -> int:
-    """Runs all courses, as many at once as there are cores. Returns 0 where every bound holds."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+def main(page: Path) -> int:
+    """Runs all courses, as many at once as there are cores; a table and a picture for the page. 0 where all hold."""
+    marks(page, "trajectories")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         found = pool.map(_alone, all_courses := list(courses()))
-        console = Console(stderr=True)
-        outcomes = list(track(found, "courses", total=len(all_courses), console=console, transient=True))
-    Console().print(as_table(outcomes))
-    draw(outcomes, picture)
+        progress = {"total": len(all_courses), "console": Console(stderr=True), "transient": True}
+        outcomes = list(track(found, "courses", **progress))
+    write_table(page, "trajectories", HEADER, [as_cells(outcome) for outcome in outcomes])
+    draw(outcomes, page.parent / "trajectories.png")
     return 0 if all(outcome.ok for outcome in outcomes) else 1
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m twinax.parity_tests.trajectories PICTURE")
+        sys.exit("usage: python -m twinax.parity_tests.trajectories PAGE")
     sys.exit(main(Path(sys.argv[1])))

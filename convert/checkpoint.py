@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from os import PathLike
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ..flax_transformer.module import named_arrays
 from .arrays import to_jax_arrays
 from .files import read_json, read_weights, write_directory
 from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
-from .layouts.hugging_face_settings import DECODING
+from .layouts.hugging_face_settings import ALIASES, DECODING
 from .port import to_params, to_state_dict
 from .rules import ConversionError
 
@@ -66,8 +67,8 @@ def load(directory: str | PathLike[str]) -> Checkpoint:
             those of the config.
     """
     path = Path(directory)
-    if not path.is_dir():
-        what = "is a file; give its directory" if path.is_file() else "there is no such directory"
+    if not isdir(path):
+        what = "is a file; give its directory" if isfile(path) else "there is no such directory"
         raise ConversionError(f"{path}: {what}")
     documents = {_CONFIG: read_json(path / _CONFIG)}
     if (path / _GENERATION).is_file():
@@ -135,7 +136,9 @@ def _rewritten(found: Family, documents: dict[str, Any], config: TransformerConf
     settings = found.settings(config)
     identity = {"model_type": found.model_type, "is_encoder_decoder": True}
     ids = {name: value for name, value in settings.items() if name.endswith("_token_id") and value is not None}
-    written = {_CONFIG: {**documents.get(_CONFIG, {}), **settings, **identity}}
+    # other names of what is written anew would contradict it
+    kept = {name: v for name, v in documents.get(_CONFIG, {}).items() if name not in (*ALIASES, "torch_dtype")}
+    written = {_CONFIG: {**kept, **settings, **identity}}
     if _GENERATION in documents or not documents:
         kept = {name: value for name, value in documents.get(_GENERATION, {}).items() if not name.endswith("_token_id")}
         written[_GENERATION] = kept | ids

@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConversionError(f"{path.parent}: has no {path.name}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConversionError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConversionError(f"{path}: is a JSON {type(values).__name__}, not an object")
@@ -41,22 +42,23 @@ def read_weights(directory: Path) -> dict[str, np.ndarray]:
         ConversionError: no weights, a shard that is missing, a file that is damaged or holds more than tensors.
     """
     for form in _FORMS:
-        if (directory / form).is_file():
+        if isfile(directory / form):
             return _read_file(directory / form)
-        if (directory / f"{form}{_INDEX}").is_file():
+        if isfile(directory / f"{form}{_INDEX}"):
             return _read_shards(directory / f"{form}{_INDEX}")
     raise ConversionError(f"{directory}: has no weights; looked for {', '.join(_FORMS)} and shards of either")
 
 
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
     shard_of = read_json(index).get("weight_map")
-    if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
+    if not shard_of or not isinstance(shard_of, dict) or not all(isinstance(s, str) for s in shard_of.values()):
         raise ConversionError(f"{index}: has no weight_map from tensors to files")
     shards = sorted(set(shard_of.values()))
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise ConversionError(f"{index}: names a file outside its directory: {outside[0]}")
-    if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
-        raise ConversionError(f"{index.parent}: {len(missing)} of {len(shards)} shards missing: {', '.join(missing)}")
+    if missing := [shard for shard in shards if not isfile(index.parent / shard)]:
+        names = ", ".join(missing[:3]) + (", …" if missing[3:] else "")
+        raise ConversionError(f"{index.parent}: {len(missing)} of {len(shards)} shards missing: {names}")
     arrays: dict[str, np.ndarray] = {}
     for shard in shards:
         found = _read_file(index.parent / shard)
@@ -78,7 +80,9 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         return safetensors.numpy.load_file(path)
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError) as error:
+    except AttributeError:  # numpy.float8_…, which is not there
+        raise ConversionError(f"{path}: holds tensors of a number type that numpy does not have") from None
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ConversionError(f"{path}: not a whole safetensors file: {error}") from None
 
 
@@ -91,14 +95,22 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
         raise ConversionError(f"{path}: reading it needs PyTorch, which is not installed") from None
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = str(error).split("\n")[0]
-        raise ConversionError(f"{path}: damaged, or holds more than tensors and would run code: {reason}") from None
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ConversionError(f"{path}: not a whole PyTorch file: {str(error).splitlines()[0]}") from None
+    except pickle.UnpicklingError:  # its text advises to let the code run
+        raise ConversionError(f"{path}: damaged, or holds more than tensors; none of its code was run") from None
+    except Exception as error:  # a damaged file makes the reader fail in any way
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConversionError(f"{path}: not a whole PyTorch file: {reason}") from None
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ConversionError(f"{path}: is no state dict, names with a tensor each")
-    return {str(name): from_torch(tensors.pop(name)) for name in list(tensors)}
+    arrays = {}
+    for name in list(tensors):
+        tensor = tensors.pop(name)
+        try:
+            arrays[str(name)] = from_torch(tensor)
+        except (TypeError, NotImplementedError, RuntimeError):
+            kind = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
+            raise ConversionError(f"{path}: {name} is {kind}, which numpy does not have") from None
+    return arrays
 
 
 def write_directory(directory: Path, arrays: Mapping[str, np.ndarray], documents: Mapping[str, Any]) -> None:
@@ -107,10 +119,13 @@ def write_directory(directory: Path, arrays: Mapping[str, np.ndarray], documents
     Raises:
         ConversionError: something is there already, or the disk refuses.
     """
-    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
-        raise ConversionError(f"{directory}: exists and is not empty; give another name, or remove it")
     temporary = None
     try:
+        directory = directory.resolve()  # a link to a directory stays one
+        if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+            raise ConversionError(f"{directory}: exists and is not empty; give another name, or remove it")
+        if directory == Path.cwd():
+            raise ConversionError(f"{directory}: is the current directory; give the name of a new one")
         directory.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -122,7 +137,9 @@ def write_directory(directory: Path, arrays: Mapping[str, np.ndarray], documents
                 os.fsync(file.fileno())
         temporary.chmod(0o777 & ~_umask())
         temporary.rename(directory)
-    except (OSError, safetensors.SafetensorError) as error:
+    except ConversionError:
+        raise
+    except (OSError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise ConversionError(f"{directory}: cannot be written: {error}") from None
     finally:
         if temporary is not None:

@@ -100,10 +100,19 @@ def flax_specs(config: TransformerConfig, trained_only: bool = False) -> dict[st
 
 @lru_cache(maxsize=64)
 def _flax_shapes(config: TransformerConfig, trained_only: bool) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, of a float32 model: float64 may be switched off."""
-    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
-    arrays = named_arrays(model, nnx.Param if trained_only else (nnx.Param, Buffer))
-    return {name: a.shape for name, a in arrays.items()}
+    """Shapes by name, of a float32 model: float64 may be switched off.
+
+    Of one layer a side, which stands for all: building a deep model takes nnx the square of its depth.
+    """
+    layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    small = config.replace(num_encoder_layers=1, num_decoder_layers=1)
+    model = nnx.eval_shape(lambda: Transformer(small, rngs=nnx.Rngs(0)))
+    shapes = {}
+    for name, array in named_arrays(model, nnx.Param if trained_only else (nnx.Param, Buffer)).items():
+        side, first, rest = name.partition(".layers.0.")
+        names = [f"{side}.layers.{i}.{rest}" for i in range(layers[side])] if first else [name]
+        shapes |= dict.fromkeys(names, array.shape)
+    return dict(sorted(shapes.items()))
 
 
 def _by_name(tree: Mapping[str, Any] | nnx.State) -> dict[str, Any]:

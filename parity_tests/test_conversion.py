@@ -86,6 +86,20 @@ def test_a_mistake_in_a_family_is_seen(mistake, tmp_path, monkeypatch):
     assert not compare(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).ok
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["M2M100", "Marian, untied", "BART"])
+def test_narrow_checkpoints_are_the_same_function(name, dtype, tmp_path):
+    """Tables that a file lacks are rounded to its number type, as `transformers` does."""
+    conversion.random_model(name).to(dtype).save_pretrained(tmp_path)
+    checkpoint = convert.load(tmp_path)
+    config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
+    batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
+    expected = load_oracle(tmp_path, checkpoint)(batch)
+    arrays = {n: a.astype(np.float64) for n, a in checkpoint.arrays.items()}
+    found = comparable(torch_function(config)(arrays, batch), expected, batch, config.pad_id)
+    compare(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).check()
+
+
 def test_a_zero_start_is_marian_s_with_a_zero_pad_row(tmp_path):
     """Marian was trained to start from zeros; in `transformers` it starts from the pad id, whose row is 0 then."""
     model = conversion.random_model("Marian, two vocabularies").double()

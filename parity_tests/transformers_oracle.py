@@ -19,13 +19,17 @@ Oracle = Callable[[Batch], Outputs]
 
 
 def load_oracle(directory: str | PathLike[str], checkpoint: Checkpoint) -> Oracle:
-    """The directory's model in float64, loaded by `transformers`; `checkpoint` is what `convert.load` made of it."""
+    """The directory's model, loaded by `transformers`, in float64; `checkpoint` is what `convert.load` made of it.
+
+    Loaded in its own number type, in which it computes its position tables, and widened then.
+    """
     import transformers
 
     assert checkpoint.layout is not None
     transformers.utils.logging.disable_progress_bar()
     architecture = getattr(transformers, family(checkpoint.layout).architecture)
-    return oracle_of(architecture.from_pretrained(directory, dtype=torch.float64).eval(), checkpoint)
+    own_type = getattr(torch, checkpoint.config.param_dtype)
+    return oracle_of(architecture.from_pretrained(directory, dtype=own_type).double().eval(), checkpoint)
 
 
 def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:

@@ -1,5 +1,6 @@
 """Directories of weights: every form they come in, what is written back, and one clear line for what is wrong."""
 
+import contextlib
 import json
 import threading
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file as save_tensors
 
 from twinax import TransformerConfig, convert, torch_reference
 from twinax.convert import files
@@ -211,6 +213,7 @@ OLD = {
                "classif_dropout": 0.0, "normalize_before": False, "normalize_embedding": False, "num_beams": 6,
                "num_hidden_layers": 12, "static_position_embeddings": True, "torch_dtype": "float32"},
     "bart": {"add_final_layer_norm": False, "extra_pos_embeddings": 2, "forced_bos_token_id": 0, "length_penalty": 2.0,
+             "do_blenderbot_90_layernorm": False, "xla_device": None,
              "force_bos_token_to_be_generated": True, "gradient_checkpointing": False, "no_repeat_ngram_size": 3,
              "normalize_before": False, "normalize_embedding": True, "task_specific_params": {"x": {"num_beams": 4}}},
     "mbart": {"add_final_layer_norm": True, "normalize_before": True, "normalize_embedding": True, "output_past": True,
@@ -280,6 +283,28 @@ def test_a_changed_config_is_written_and_the_rest_kept(bart, tmp_path):
     before, after = (json.loads((d / "config.json").read_text()) for d in (bart, tmp_path / "again"))
     assert {name for name in before if after[name] != before[name]} == {"dropout"}
     assert after["dropout"] == 0.4
+
+
+def test_other_names_of_a_changed_setting_are_not_written(bart, tmp_path):
+    """`transformers` takes num_hidden_layers for encoder_layers, and builds a layer that no file has."""
+    edit(bart, num_hidden_layers=2, hidden_size=12, torch_dtype="float32")
+    checkpoint = convert.load(bart)
+    arrays = {name: a for name, a in checkpoint.arrays.items() if "encoder.layers.1." not in name}
+    shorter = replace(checkpoint, config=checkpoint.config.replace(num_encoder_layers=1), arrays=arrays)
+    convert.save(shorter, tmp_path / "again", layout="bart")
+    _, info = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(info.values())
+    assert convert.load(tmp_path / "again").config == shorter.config
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert not {"num_hidden_layers", "hidden_size", "torch_dtype"} & written.keys()
+
+
+def test_a_list_of_one_eos_id_is_that_id(bart, tmp_path):
+    edit(bart, eos_token_id=[2])
+    checkpoint = convert.load(bart)
+    assert checkpoint.config.eos_id == 2
+    convert.save(checkpoint, tmp_path / "again", layout="bart")
+    assert changes(bart, tmp_path / "again") == []
 
 
 def test_another_layout_lists_every_reason(bart, tmp_path):
@@ -391,6 +416,40 @@ def code(directory):
     torch.save({"a": RunsCode()}, directory / "pytorch_model.bin")
 
 
+def empty_torch_file(directory):
+    (directory / WEIGHTS).unlink()
+    (directory / "pytorch_model.bin").write_bytes(b"")
+
+
+def with_bias(directory, change, write):
+    tensors = load_tensors(directory / WEIGHTS)
+    tensors["final_logits_bias"] = change(tensors["final_logits_bias"])
+    (directory / WEIGHTS).unlink()
+    write(tensors, directory)
+
+
+def float8(directory):
+    with_bias(directory, lambda t: t.to(torch.float8_e4m3fn), lambda t, d: save_tensors(t, d / WEIGHTS))
+
+
+def float8_in_torch(directory):
+    with_bias(directory, lambda t: t.to(torch.float8_e4m3fn), lambda t, d: torch.save(t, d / "pytorch_model.bin"))
+
+
+def sparse(directory):
+    with_bias(directory, lambda t: t.to_sparse(), lambda t, d: torch.save(t, d / "pytorch_model.bin"))
+
+
+def empty_index(directory):
+    (directory / WEIGHTS).unlink()
+    (directory / SHARDS).write_text(json.dumps({"weight_map": {}}))
+
+
+def long_name(directory):
+    (directory / WEIGHTS).unlink()
+    (directory / SHARDS).write_text(json.dumps({"weight_map": {"a": "x" * 5000}}))
+
+
 def no_state_dict(directory):
     (directory / WEIGHTS).unlink()
     torch.save({"model": {"a": torch.ones(1)}}, directory / "pytorch_model.bin")
@@ -426,9 +485,9 @@ WRONG = {
         lambda d: edit(d, activation_function="tanh"),
         "activation_function='tanh': known are 'relu'",
     ),
-    "no pad id": (lambda d: edit(d, pad_token_id=None), "pad_id=None: must be a whole number"),
-    "pad id that is a text": (lambda d: edit(d, pad_token_id="1"), "pad_id='1': must be a whole number"),
-    "two eos ids": (lambda d: edit(d, eos_token_id=[1, 2]), r"eos_id=[1, 2]: must be a whole number"),
+    "no pad id": (lambda d: edit(d, pad_token_id=None), "pad_token_id=None: must be a whole number"),
+    "pad id that is a text": (lambda d: edit(d, pad_token_id="1"), "pad_token_id='1': must be a whole number"),
+    "two eos ids": (lambda d: edit(d, eos_token_id=[1, 2]), "eos_token_id=[1, 2]: must be a whole number"),
     "contradicting alias": (
         lambda d: edit(d, num_hidden_layers=3),
         "num_hidden_layers=3: contradicts encoder_layers=2",
@@ -442,15 +501,31 @@ WRONG = {
         lambda d: edit(d, vocab_size=32),
         "wrong: model.shared.weight is float32[31, 12], must be float32[32, 12]",
     ),
-    "layers": (lambda d: edit(d, decoder_layers=1), "not in the model: model.decoder.layers.1."),
+    "layers": (lambda d: edit(d, decoder_layers=1), "decoder_layers=1: contradicts the weights, which have 2"),
     "untied": (lambda d: edit(d, tie_word_embeddings=False), "missing: lm_head.weight, float32[31, 12]"),
     "no weights": (lambda d: (d / WEIGHTS).unlink(), "has no weights; looked for model.safetensors, pytorch_model.bin"),
     "truncated": (lambda d: truncate(d / WEIGHTS), "model.safetensors: not a whole safetensors file"),
     "empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), "model.safetensors: not a whole safetensors file"),
     "no tensors": (lambda d: save_file({}, d / WEIGHTS), "model.safetensors: holds no tensors"),
     "truncated torch file": (truncated_torch_file, "pytorch_model.bin: not a whole PyTorch file"),
-    "code in a torch file": (code, "pytorch_model.bin: damaged, or holds more than tensors and would run code"),
+    "code in a torch file": (code, "pytorch_model.bin: damaged, or holds more than tensors; none of its code was run"),
     "nested torch file": (no_state_dict, "pytorch_model.bin: is no state dict"),
+    "empty torch file": (empty_torch_file, "pytorch_model.bin: not a whole PyTorch file: EOFError"),
+    "float8": (float8, "model.safetensors: holds tensors of a number type that numpy does not have"),
+    "float8 in a torch file": (
+        float8_in_torch,
+        "final_logits_bias is torch.float8_e4m3fn on cpu, torch.strided, which",
+    ),
+    "sparse": (sparse, "final_logits_bias is torch.float32 on cpu, torch.sparse_coo, which numpy does not have"),
+    "deep JSON": (lambda d: (d / "config.json").write_text("[" * 100_000), "config.json: cannot be read as JSON"),
+    "empty index": (empty_index, "model.safetensors.index.json: has no weight_map"),
+    "long name of a shard": (long_name, "1 of 1 shards missing: xxx"),
+    "layers without end": (
+        lambda d: edit(d, encoder_layers=10**9),
+        "encoder_layers=1000000000: contradicts the weights",
+    ),
+    "dropout of null": (lambda d: edit(d, dropout=None), "bart settings: dropout=None: must be a number"),
+    "1 for true": (lambda d: edit(d, scale_embedding=1), "scale_embedding=1: known are True, False"),
     "missing shard": (no_shard, "1 of 2 shards missing: model-1.safetensors"),
     "wrong shard": (wrong_shard, "model-1.safetensors: is not the shard of model.safetensors.index.json"),
     "shard elsewhere": (shard_elsewhere, "names a file outside its directory: ../model-1.safetensors"),
@@ -482,6 +557,46 @@ def test_wrong_input_gets_a_clear_line(what, bart, capfd):
     assert line in str(caught.value)
     assert str(bart) in str(caught.value)
     assert "code ran" not in capfd.readouterr().out
+
+
+@given(data=st.data())
+def test_a_damaged_torch_file_is_one_line_whatever_is_wrong(data, tmp_path_factory):
+    """Cut anywhere, or with bytes changed, in its old form and its new one."""
+    path = tmp_path_factory.mktemp("torch") / "pytorch_model.bin"
+    torch.save(
+        {"a": torch.ones(7), "b": torch.ones(2, 3)}, path, _use_new_zipfile_serialization=data.draw(st.booleans())
+    )
+    whole = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del whole[data.draw(st.integers(0, len(whole) - 1)) :]
+    else:
+        for _ in range(3):
+            whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole)
+    with contextlib.suppress(convert.ConversionError):  # a flipped bit of a number is a number
+        files.read_weights(path.parent)
+
+
+def test_a_table_that_memory_cannot_hold(directories, tmp_path):
+    for name in ("Marian", "M2M100"):
+        directory = copy(directories / name, tmp_path / name)
+        edit(directory, max_position_embeddings=10**12)
+        with pytest.raises(convert.ConversionError, match="max_position_embeddings=1000000000000: a position table"):
+            convert.load(directory)
+
+
+def test_the_current_directory_is_not_replaced(bart, tmp_path, monkeypatch):
+    checkpoint = convert.load(bart)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(convert.ConversionError, match="is the current directory; give the name of a new one"):
+        convert.save(checkpoint, ".", layout="bart")
+    with pytest.raises(convert.ConversionError, match="cannot be written"):
+        convert.save(checkpoint, "x\0", layout="bart")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").mkdir()
+    convert.save(checkpoint, tmp_path / "link", layout="bart")
+    assert changes(bart, tmp_path / "target") == []
 
 
 def test_marian_s_vocabularies_must_agree_where_shared():

@@ -1,5 +1,6 @@
 """The command, as a person calls it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -112,12 +113,26 @@ def test_parity_of_a_directory_without_transformers(directory, monkeypatch, caps
     assert "transformers is not installed" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_directory_that_transformers_refuses(directory, tmp_path):
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"use_cache": "no"}))
+    done = twinax("parity", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"twinax: {tmp_path}: transformers cannot load it: ")
+    assert "use_cache" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("model", "line"),
     [
         ("nowhere/model", "nowhere/model: is neither a preset (tiny, small, base, big) nor a directory"),
         ("smal", "smal: is neither a preset (tiny, small, base, big) nor a directory; did you mean small?"),
         (".", ".: has no config.json"),
+        ("x" * 300, f"{'x' * 300}: is neither a preset (tiny, small, base, big) nor a directory"),
     ],
 )
 def test_parity_of_what_is_no_model(model, line, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import sys
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
+from os.path import isdir
 from typing import Any
 
 import tyro
@@ -42,7 +42,7 @@ def _model_of(model: str) -> dict[str, Any]:
     configs, presets = import_module("twinax.configs"), import_module("twinax.configs.presets").PRESETS
     if model in presets:
         return {"config": configs.TransformerConfig.preset(model)}
-    if not Path(model).is_dir():
+    if not isdir(model):
         near = get_close_matches(model, presets, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise _UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a directory{hint}")
@@ -55,7 +55,10 @@ def _model_of(model: str) -> dict[str, Any]:
     if find_spec("transformers") is None:
         print("twinax: transformers is not installed: the twins are compared with each other only", file=sys.stderr)
         return found
-    oracle = import_module("twinax.parity_tests.transformers_oracle").load_oracle(model, checkpoint)
+    try:
+        oracle = import_module("twinax.parity_tests.transformers_oracle").load_oracle(model, checkpoint)
+    except Exception as error:  # whatever it is, it says that transformers does not take the directory
+        raise _UsageError(f"{model}: transformers cannot load it: {' '.join(str(error).split())[:300]}") from None
     return {**found, "oracle": oracle, "oracle_name": "transformers"}
 
 

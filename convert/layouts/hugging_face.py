@@ -64,6 +64,16 @@ _AS_ROW = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][
 # Fields that no such directory holds, or that change rounding alone: they need not come back as they were.
 NOT_WRITTEN = ("linear_init", "embedding_init", "score_scaling", "compute_dtype", "dropout_generator")
 
+# our fields -> the settings that they come from
+_THEIRS = {ours: theirs for theirs, ours in SETTINGS.items()} | {
+    "embedding_dropout": "dropout",
+    "shared_embeddings": "tie_word_embeddings",
+    "tied_output": "tie_word_embeddings",
+    "src_vocab_size": "vocab_size",
+    "tgt_vocab_size": "decoder_vocab_size",
+    "param_dtype": "dtype",
+}
+
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]
 
@@ -103,7 +113,8 @@ class Family:
             config = TransformerConfig(**values)  # first, so that `fixed` sees settings of the right types
             return canonical(config.replace(**self.fixed(given)))
         except ConfigError as error:
-            raise ConversionError(f"{self.model_type} settings: {error}") from None
+            ours, equals, rest = str(error).partition("=")
+            raise ConversionError(f"{self.model_type} settings: {_THEIRS.get(ours, ours)}{equals}{rest}") from None
 
     def settings(self, config: TransformerConfig) -> dict[str, Any]:
         """Their settings of our config.
@@ -139,7 +150,8 @@ class Family:
         """
         arrays = {name: a for name, a in _with_prefix(arrays).items() if name not in self.ignored}
         config = self.config(settings, _dtype(arrays))
-        rules, tables = self.rules(config), self.tables(config)
+        _check_layers(arrays, config)
+        tables, rules = self.tables(config), self.rules(config)
         _untie(arrays, _ties(config))
         unused = {name: arrays.pop(name) for name in self.unused(settings) if name in arrays}
         specs = target_specs(rules, flax_specs(config))
@@ -201,8 +213,11 @@ class Family:
             return {}
         shape = (config.table_length, config.d_model)
         make = self.position_table or (lambda config: POSITION_TABLES[config.positions](*shape).astype(np.float32))
-        names = [name for name in flax_specs(config) if name.endswith(".positions.table")]
-        return {name: make(config).astype(flax_specs(config)[name].dtype) for name in names}
+        try:
+            return {f"{module}.table": make(config).astype(config.param_dtype) for module in POSITIONS}
+        except (MemoryError, RuntimeError):
+            size = f"max_position_embeddings={config.max_length}"
+            raise ConversionError(f"{size}: a position table of that length does not fit into memory") from None
 
     def unused(self, settings: Settings) -> tuple[str, ...]:
         """Their arrays that such a model has and no computation reads: the shared table of an untied one."""
@@ -216,6 +231,9 @@ class Family:
         given = {**DEFAULTS, **self.defaults, **settings}
         given["dtype"] = str(given["dtype"] or given.get("torch_dtype") or "").removeprefix("torch.") or None
         given["decoder_vocab_size"] = given["decoder_vocab_size"] or given["vocab_size"]
+        for name in ("eos_token_id", "forced_eos_token_id"):
+            if isinstance(given[name], list) and len(given[name]) == 1:
+                (given[name],) = given[name]
         return given
 
     def _problems(self, settings: Settings, given: Settings, dtype: str) -> Iterator[str]:
@@ -226,13 +244,13 @@ class Family:
             yield f"{name}={settings[name]!r}: twinax does not know what it does in {self.model_type}"
         for name in sorted(set(settings) & set(constants)):
             allowed, why = constants[name]
-            if settings[name] != allowed and settings[name] is not None:
+            if not _equal(settings[name], allowed) and settings[name] is not None:
                 yield f"{name}={settings[name]!r}: must be {allowed!r}, since {why}"
         for name in sorted(set(settings) & set(ALIASES)):
-            if settings[name] != given[ALIASES[name]]:
+            if not _equal(settings[name], given[ALIASES[name]]):
                 yield f"{name}={settings[name]!r}: contradicts {ALIASES[name]}={given[ALIASES[name]]!r}"
         for name, (_, values) in VALUES.items():
-            if given[name] not in list(values):
+            if not any(_equal(given[name], value) for value in values):
                 yield f"{name}={given[name]!r}: known are {', '.join(map(repr, values))}"
         if given["share_encoder_decoder_embeddings"] and given["decoder_vocab_size"] != given["vocab_size"]:
             sizes = f"decoder_vocab_size={given['decoder_vocab_size']!r}, vocab_size={given['vocab_size']!r}"
@@ -256,6 +274,20 @@ def canonical(config: TransformerConfig) -> TransformerConfig:
     if config.table_length == config.max_length + config.position_offset:
         changes["position_table_length"] = None
     return config.replace(**changes)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Of one type too: 1 is not True, and `transformers` would not take it for that either."""
+    return type(one) is type(other) and one == other
+
+
+def _check_layers(arrays: Arrays, config: TransformerConfig) -> None:
+    """Raises: ConversionError, before anything is built of so many layers, where the weights have others."""
+    for side, wanted in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
+        numbers = (re.match(rf"model\.{side}\.layers\.(\d+)\.", name) for name in arrays)
+        found = {int(number[1]) for number in numbers if number}
+        if len(found) != wanted:
+            raise ConversionError(f"{side}_layers={wanted}: contradicts the weights, which have {len(found)}")
 
 
 def _with_prefix(arrays: Arrays) -> Arrays:

@@ -93,6 +93,7 @@ CONSTANTS: dict[str, tuple[Any, str]] = {
     "torchscript": (False, "it breaks the ties of the embeddings"),
     "chunk_size_feed_forward": (0, "twinax does not cut the feed-forward network into chunks"),
     "pruned_heads": ({}, "twinax prunes no heads"),
+    "do_blenderbot_90_layernorm": (False, "twinax adds positions before the norm of the embeddings"),
     "use_bfloat16": (False, "dtype says what the number type is"),
 }
 
@@ -106,6 +107,6 @@ max_new_tokens min_length min_new_tokens model_type name_or_path no_repeat_ngram
 num_labels num_return_sequences output_attentions output_hidden_states output_past output_scores prefix problem_type
 remove_invalid_values renormalize_logits repetition_penalty return_dict return_dict_in_generate sep_token_id
 suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p transformers_version
-typical_p use_cache
+typical_p use_cache xla_device
 """
 KEPT = frozenset(_KEPT.split())

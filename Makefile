@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories lint types
+.PHONY: install test test-slow conversion-matrix trajectories benchmark-dropout lint types
 
 install: .venv/installed
 
@@ -25,6 +25,10 @@ conversion-matrix: install
 # Trainings in both frameworks, update by update; writes the table and the picture. About five minutes.
 trajectories: install
 	$(BIN)/python -m twinax.parity_tests.trajectories docs/parity.md
+
+# What dropout costs in a train step. About a minute.
+benchmark-dropout: install
+	$(BIN)/python benchmarks/dropout.py small
 
 lint: install
 	$(BIN)/ruff check .

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import torch
 
 from .. import convert, flax_transformer, torch_reference
 from ..configs.position_tables import POSITION_TABLES
 from ..configs.schema import TransformerConfig
+from ..configs.training import TrainingConfig
 from ..convert.port import flax_specs
+from ..torch_reference import losses as torch_losses
+from ..train import losses
 
 
 class Batch(NamedTuple):
@@ -33,6 +35,7 @@ class Batch(NamedTuple):
 
 Outputs = dict[str, Any]
 GRADIENTS = "gradients."
+LOSS = TrainingConfig()  # cross entropy without smoothing, which every oracle has
 
 
 @lru_cache(maxsize=4)
@@ -48,10 +51,8 @@ def flax_function(
         logits, outputs = flax_transformer.activations(
             model, batch.src_tokens, batch.tgt_tokens, batch.src_mask, batch.tgt_mask, key
         )
-        logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        keep = batch.labels != config.pad_id
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-        loss = jnp.where(keep, losses, 0).sum() / jnp.maximum(keep.sum(), 1)
+        total, number = losses.cross_entropy(logits, jnp.asarray(batch.labels), config.pad_id, LOSS)
+        loss = total / jnp.maximum(number, 1)
         return loss, outputs | {"loss": loss}
 
     def run(arrays: Mapping[str, Any], batch: Batch) -> Outputs:
@@ -85,12 +86,8 @@ def run_torch(model: torch_reference.Transformer, batch: Batch, *, gradients: bo
     key = batch.dropout and torch_reference.DropoutKey(*batch.dropout, rows)
     with torch.set_grad_enabled(gradients):
         logits, outputs = torch_reference.activations(model, *tokens, *masks, key)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        labels = torch.from_numpy(batch.labels)
-        losses = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels.flatten(), ignore_index=config.pad_id, reduction="sum"
-        )
-        loss = losses / (labels != config.pad_id).sum().clamp(min=1)
+        total, number = torch_losses.cross_entropy(logits, torch.from_numpy(batch.labels), config.pad_id, LOSS)
+        loss = total / number.clamp(min=1)
     outputs = {name: value.detach() for name, value in outputs.items()} | {"loss": loss.detach()}
     if gradients:
         names, params = zip(*model.named_parameters(), strict=True)

@@ -38,12 +38,22 @@ def _accepts(hint: Any, value: Any) -> bool:
         if get_origin(member) is Literal:
             if any(value == allowed and type(value) is type(allowed) for allowed in get_args(member)):
                 return True
+        elif get_origin(member) is tuple:
+            if type(value) is tuple and all(type(item) is get_args(member)[0] for item in value):
+                return True
         elif type(value) is member:
             return True
     return False
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", type(None): "None"}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+    type(None): "None",
+    tuple[int, ...]: "whole numbers",
+}
 
 
 def _describe(hint: Any) -> str:

@@ -1,7 +1,9 @@
 """The Transformer in functional Flax NNX; `torch_reference` has the same files, classes and attribute names."""
 
+from .decode import generate
 from .dropout import DropoutKey
 from .model import Transformer
 from .module import Buffer, activations, named_arrays
+from .scoring import attention_maps, score
 
-__all__ = ["Buffer", "DropoutKey", "Transformer", "activations", "named_arrays"]
+__all__ = ["Buffer", "DropoutKey", "Transformer", "activations", "attention_maps", "generate", "named_arrays", "score"]

@@ -5,6 +5,7 @@ Masks are boolean, True = attend.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,13 @@ from ..configs.schema import TransformerConfig
 from .dropout import Dropout, DropoutKey
 from .layers import linear
 from .module import at_least_float32, record
+
+
+class KeysValues(NamedTuple):
+    """What an attention looks at, by head."""
+
+    keys: Float[Array, "B S N H"]
+    values: Float[Array, "B S N U"]
 
 
 class MultiHeadAttention(nnx.Module):
@@ -40,11 +48,27 @@ class MultiHeadAttention(nnx.Module):
         mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B T D"]:
-        q = self._split_heads(self.q_proj(x))
+        return self.attend(x, self.keys_values(memory), mask, dropout_key)
+
+    def keys_values(self, memory: Float[Array, "B S D"]) -> KeysValues:
+        """Keys and values of what is attended to: decoding computes them once."""
         k = self._split_heads(self.k_proj(memory))
         v = self._split_heads(self.v_proj(memory))
-        for name, heads in (("query", q), ("key", k), ("value", v)):
-            record(self, name, heads)
+        record(self, "key", k)
+        record(self, "value", v)
+        return KeysValues(k, v)
+
+    def attend(
+        self,
+        x: Float[Array, "B T D"],
+        keys_values: KeysValues,
+        mask: Bool[Array, "B 1 T S"],
+        dropout_key: DropoutKey | None = None,
+    ) -> Float[Array, "B T D"]:
+        """The attention of x to keys and values that are there already."""
+        k, v = keys_values
+        q = self._split_heads(self.q_proj(x))
+        record(self, "query", q)
         scores = SCORE_SCALINGS[self.config.score_scaling](q, k)
         record(self, "scores", scores)
         weights = masked_softmax(scores, mask, self.config.mask_value)

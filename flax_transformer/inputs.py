@@ -25,8 +25,8 @@ def check_number_types(config: TransformerConfig) -> None:
 
 def check_inputs(
     side: str,
-    tokens: jax.Array,
-    mask: jax.Array | None,
+    tokens: jax.Array | np.ndarray,
+    mask: jax.Array | np.ndarray | None,
     vocab_size: int,
     max_length: int,
     dropout_key: DropoutKey | None,

@@ -131,8 +131,13 @@ def count_non_padding(tokens: Int[Array, "B L"], pad_id: int, table_length: int)
 POSITION_COUNTINGS: dict[str, Callable[..., Array]] = {"all": count_all, "non_padding": count_non_padding}
 
 
+def count_positions(config: TransformerConfig, tokens: Int[Array, "B L"]) -> Int[Array, "... L"]:
+    """The positions of tokens, from 0; -1 where a token has none."""
+    return POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id, config.table_length)
+
+
 class Positions(nnx.Module):
-    """The rows of a position table (P, D) that belong to the tokens; zeros where a token has no position."""
+    """The rows of a position table (P, D) at the given positions; zeros at -1."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -143,9 +148,8 @@ class Positions(nnx.Module):
             kind = nnx.Param if config.positions == "learned" else Buffer
             self.table = kind(EMBEDDING_INITS[config.embedding_init](config.d_model)(rngs.params(), shape, dtype))
 
-    def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "... L D"]:
+    def __call__(self, positions: Int[Array, "... L"]) -> Float[Array, "... L D"]:
         config = self.config
-        positions = POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id, config.table_length)
         rows = jnp.take(self.table[...], positions + config.position_offset, axis=0, mode="fill")
         return jnp.where((positions >= 0)[..., None], rows, 0).astype(config.compute_dtype)
 
@@ -160,13 +164,13 @@ class InputStage(nnx.Module):
         self.dropout = Dropout(config.embedding_dropout, config.dropout_generator)
 
     def __call__(
-        self, x: Float[Array, "B L D"], tokens: Int[Array, "B L"], dropout_key: DropoutKey | None
+        self, x: Float[Array, "B L D"], positions: Int[Array, "... L"], dropout_key: DropoutKey | None
     ) -> Float[Array, "B L D"]:
         record(self, "embedded", x)
         if self.positions is not None:
-            positions = self.positions(tokens)
-            record(self, "positioned", positions)
-            x = x + positions
+            rows = self.positions(positions)
+            record(self, "positioned", rows)
+            x = x + rows
         x = EMBEDDING_NORMS[self.config.embedding_norm](x, self.norm, partial(self.dropout, key=dropout_key))
         record(self, "output", x)
         return x

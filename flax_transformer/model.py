@@ -4,7 +4,8 @@ Letters: B batch, S source length, T target length, D d_model, V vocabulary. Mas
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,11 +13,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from ..configs.schema import TransformerConfig
-from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
+from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, KeysValues, MultiHeadAttention
 from .dropout import DropoutKey, LayerDrop, Site
 from .initializers import LINEAR_INITS
 from .inputs import check_inputs, check_memory, check_number_types
-from .layers import Embedding, FeedForward, InputStage, Norm, Residual, linear
+from .layers import Embedding, FeedForward, InputStage, Norm, Residual, count_positions, linear
 from .module import Buffer, at_least_float32, join_path, record
 
 
@@ -38,6 +39,11 @@ class EncoderLayer(nnx.Module):
         return self.layerdrop(x, y, dropout_key)
 
 
+# (number of the layer, keys and values of the positions computed now) -> what their self-attention looks at. Decoding
+# puts them into a cache and looks at all of it; whoever computes all positions at once looks at them alone.
+Remember = Callable[[int, KeysValues], KeysValues]
+
+
 class DecoderLayer(nnx.Module):
     """Self-attention, attention to the encoder's output, then feed-forward, each in a residual connection."""
 
@@ -54,14 +60,19 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"],
-        self_mask: Bool[Array, "B 1 T T"],
+        memory: KeysValues,
+        self_mask: Bool[Array, "B 1 T L"],
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
+        remember: Callable[[KeysValues], KeysValues] = lambda new: new,
     ) -> Float[Array, "B T D"]:
-        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, self_mask, dropout_key), dropout_key)
+        def attend_to_self(y: Array) -> Array:
+            keys_values = remember(self.self_attention.keys_values(y))
+            return self.self_attention.attend(y, keys_values, self_mask, dropout_key)
+
+        y = self.self_attention_residual(x, attend_to_self, dropout_key)
         y = self.cross_attention_residual(
-            y, lambda y: self.cross_attention(y, memory, cross_mask, dropout_key), dropout_key
+            y, lambda y: self.cross_attention.attend(y, memory, cross_mask, dropout_key), dropout_key
         )
         y = self.feed_forward_residual(y, lambda y: self.feed_forward(y, dropout_key), dropout_key)
         return self.layerdrop(x, y, dropout_key)
@@ -95,17 +106,22 @@ class Decoder(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"],
-        self_mask: Bool[Array, "B 1 T T"],
+        memory: Sequence[KeysValues],
+        self_mask: Bool[Array, "B 1 T L"],
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
+        remember: Remember = lambda layer, new: new,
     ) -> Float[Array, "B T D"]:
-        for layer in self.layers:
-            x = layer(x, memory, self_mask, cross_mask, dropout_key)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, memory[i], self_mask, cross_mask, dropout_key, partial(remember, i))
         if self.final_norm is not None:
             x = self.final_norm(x)
         record(self, "output", x)
         return x
+
+    def keys_values(self, memory: Float[Array, "B S D"]) -> list[KeysValues]:
+        """What each layer makes of the encoder's output, once for all target positions."""
+        return [layer.cross_attention.keys_values(memory) for layer in self.layers]
 
 
 LOGIT_SCALES: dict[str, Callable[[int], float]] = {
@@ -140,10 +156,10 @@ class Output(nnx.Module):
         return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).astype(x.dtype)
 
 
-# embedded target tokens (B, T, D) -> the same, with what decoding starts from in position 0
-DECODER_STARTS: dict[str, Callable[[Array], Array]] = {
-    "token": lambda x: x,
-    "zero_embedding": lambda x: x.at[:, 0].set(0),
+# (embedded target tokens (B, T, D), which of the T are first in their sentence) -> what the decoder reads
+DECODER_STARTS: dict[str, Callable[[Array, Array], Array]] = {
+    "token": lambda x, first: x,
+    "zero_embedding": lambda x, first: jnp.where(first[:, None], 0, x),
 }
 
 
@@ -215,7 +231,7 @@ class Transformer(nnx.Module):
         check_inputs("src", src_tokens, src_mask, self.config.src_vocab_size, self.config.max_length, dropout_key)
         mask = ENCODER_MASKS[self.config.encoder_mask](self.source_keep(src_tokens, src_mask), src_tokens.shape[1])
         record(self, "encoder_mask", mask)
-        x = self.src_input(self.src_embedding(src_tokens), src_tokens, dropout_key)
+        x = self.src_input(self.src_embedding(src_tokens), count_positions(self.config, src_tokens), dropout_key)
         return self.encoder(x, mask, dropout_key)
 
     def decode(
@@ -234,9 +250,26 @@ class Transformer(nnx.Module):
         cross_mask = CROSS_MASKS[config.cross_mask](src_mask, tgt_tokens.shape[1])
         record(self, "decoder_mask", self_mask)
         record(self, "cross_mask", cross_mask)
+        positions, first = count_positions(config, tgt_tokens), jnp.arange(tgt_tokens.shape[1]) == 0
+        keys_values = self.decoder.keys_values(memory)
+        return self.next_logits(tgt_tokens, positions, first, keys_values, self_mask, cross_mask, dropout_key)
+
+    def next_logits(
+        self,
+        tgt_tokens: Int[Array, "B T"],
+        positions: Int[Array, "... T"],
+        first: Bool[Array, " T"],
+        memory: Sequence[KeysValues],
+        self_mask: Bool[Array, "B 1 T L"],
+        cross_mask: Bool[Array, "B 1 T S"],
+        dropout_key: DropoutKey | None = None,
+        remember: Remember = lambda layer, new: new,
+    ) -> Float[Array, "B T V"]:
+        """Logits of tokens at given positions, unchecked; `first` is True where a token starts its sentence."""
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
-        x = DECODER_STARTS[config.decoder_start](embedding(tgt_tokens))
-        x = self.tgt_input(x, tgt_tokens, dropout_key)
-        logits = self.output(self.decoder(x, memory, self_mask, cross_mask, dropout_key), embedding.embedding[...])
+        x = DECODER_STARTS[self.config.decoder_start](embedding(tgt_tokens), first)
+        x = self.tgt_input(x, positions, dropout_key)
+        x = self.decoder(x, memory, self_mask, cross_mask, dropout_key, remember)
+        logits = self.output(x, embedding.embedding[...])
         record(self, "logits", logits)
         return logits

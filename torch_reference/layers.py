@@ -132,8 +132,13 @@ def count_non_padding(tokens: Int[Tensor, "B L"], pad_id: int, table_length: int
 POSITION_COUNTINGS: dict[str, Callable[..., Tensor]] = {"all": count_all, "non_padding": count_non_padding}
 
 
+def count_positions(config: TransformerConfig, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "... L"]:
+    """The positions of tokens, from 0; -1 where a token has none."""
+    return POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id, config.table_length)
+
+
 class Positions(nn.Module):
-    """The rows of a position table (P, D) that belong to the tokens; zeros where a token has no position."""
+    """The rows of a position table (P, D) at the given positions; zeros at -1."""
 
     table: Tensor
 
@@ -151,9 +156,8 @@ class Positions(nn.Module):
         else:
             self.register_buffer("table", table)
 
-    def forward(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "... L D"]:
+    def forward(self, positions: Int[Tensor, "... L"]) -> Float[Tensor, "... L D"]:
         config = self.config
-        positions = POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id, config.table_length)
         rows = functional.embedding((positions + config.position_offset).clamp(min=0), self.table)
         return torch.where((positions >= 0)[..., None], rows, 0).to(dtype_of(config.compute_dtype))
 
@@ -169,13 +173,13 @@ class InputStage(nn.Module):
         self.dropout = Dropout(config.embedding_dropout, config.dropout_generator)
 
     def forward(
-        self, x: Float[Tensor, "B L D"], tokens: Int[Tensor, "B L"], dropout_key: DropoutKey | None
+        self, x: Float[Tensor, "B L D"], positions: Int[Tensor, "... L"], dropout_key: DropoutKey | None
     ) -> Float[Tensor, "B L D"]:
         record(self, "embedded", x)
         if self.positions is not None:
-            positions = self.positions(tokens)
-            record(self, "positioned", positions)
-            x = x + positions
+            rows = self.positions(positions)
+            record(self, "positioned", rows)
+            x = x + rows
         x = EMBEDDING_NORMS[self.config.embedding_norm](x, self.norm, partial(self.dropout, key=dropout_key))
         record(self, "output", x)
         return x

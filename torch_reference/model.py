@@ -16,7 +16,7 @@ from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAtten
 from .dropout import DropoutKey, LayerDrop, Site
 from .initializers import BIAS_INITS
 from .inputs import check_inputs, check_memory
-from .layers import Embedding, FeedForward, InputStage, Linear, Norm, Residual
+from .layers import Embedding, FeedForward, InputStage, Linear, Norm, Residual, count_positions
 from .module import at_least_float32, dtype_of, record
 
 
@@ -147,10 +147,10 @@ class Output(nn.Module):
         return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).to(x.dtype)
 
 
-# embedded target tokens (B, T, D) -> the same, with what decoding starts from in position 0
-DECODER_STARTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "token": lambda x: x,
-    "zero_embedding": lambda x: torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:]], dim=1),
+# (embedded target tokens (B, T, D), which of the T are first in their sentence) -> what the decoder reads
+DECODER_STARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": lambda x, first: x,
+    "zero_embedding": lambda x, first: torch.where(first[:, None], 0, x),
 }
 
 
@@ -213,7 +213,7 @@ class Transformer(nn.Module):
         check_inputs("src", src_tokens, src_mask, self.config.src_vocab_size, self.config.max_length, dropout_key)
         mask = ENCODER_MASKS[self.config.encoder_mask](self.source_keep(src_tokens, src_mask), src_tokens.shape[1])
         record(self, "encoder_mask", mask)
-        x = self.src_input(self.src_embedding(src_tokens), src_tokens, dropout_key)
+        x = self.src_input(self.src_embedding(src_tokens), count_positions(self.config, src_tokens), dropout_key)
         return self.encoder(x, mask, dropout_key)
 
     def decode(
@@ -233,8 +233,9 @@ class Transformer(nn.Module):
         record(self, "decoder_mask", self_mask)
         record(self, "cross_mask", cross_mask)
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
-        x = DECODER_STARTS[config.decoder_start](embedding(tgt_tokens))
-        x = self.tgt_input(x, tgt_tokens, dropout_key)
+        first = torch.arange(tgt_tokens.shape[1], device=tgt_tokens.device) == 0
+        x = DECODER_STARTS[config.decoder_start](embedding(tgt_tokens), first)
+        x = self.tgt_input(x, count_positions(config, tgt_tokens), dropout_key)
         logits = self.output(self.decoder(x, memory, self_mask, cross_mask, dropout_key), embedding.weight)
         record(self, "logits", logits)
         return logits

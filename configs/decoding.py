@@ -1,0 +1,199 @@
+"""How a trained model is asked for translations: settings, and what follows from them for both frameworks.
+
+n is the length of a hypothesis: its tokens, the end counted, the start not. K is the beam size, V the vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from .schema import TransformerConfig
+from .validation import ConfigError, check_field_types
+
+LengthPenalty = Literal["power", "gnmt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """Beam search, by the rule of `transformers`' `generate` with `early_stopping=False`; a beam of 1 is greedy search.
+
+    At each step the 2K best continuations count. One that ends is finished where it ranks among the first K, with the
+    score (sum of log-probabilities) / penalty(n); the K best others go on. A sentence is done when its K finished
+    hypotheses are all at least as good as the best that goes on would be at its present length.
+
+    Raises:
+        ConfigError: a field has a value that it may not have; names field, value and what is allowed.
+    """
+
+    beam_size: int = 1
+    n_best: int = 1  # hypotheses to give back for a sentence
+    length_penalty: LengthPenalty = "power"  # power: n^a; gnmt: ((5 + n) / 6)^a
+    length_exponent: float = 1.0  # a; 0: scores are plain sums
+    min_length: int = 1  # smallest n; 1 allows the empty translation
+    max_length: int | None = None  # largest n, where the end is forced; None: the model's own
+    forbidden_ids: tuple[int, ...] = ()  # never chosen, beside padding
+    cache: bool = True  # keep keys and values of earlier positions; False: compute all positions again at each step
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forbidden_ids", tuple(self.forbidden_ids))
+        check_field_types(self)
+        for name in ("beam_size", "n_best", "min_length", "max_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value!r}: must be at least 1")
+        if self.n_best > self.beam_size:
+            raise ConfigError(f"n_best={self.n_best}: must not be above beam_size={self.beam_size}")
+        if self.max_length is not None and self.min_length > self.max_length:
+            raise ConfigError(f"min_length={self.min_length}: must not be above max_length={self.max_length}")
+        if not -math.inf < self.length_exponent < math.inf:
+            raise ConfigError(f"length_exponent={self.length_exponent!r}: must be a finite number")
+
+
+class Decoded(NamedTuple):
+    """Hypotheses for B sentences, best first; N is `n_best`."""
+
+    tokens: np.ndarray  # (B, N, longest n); padding after the end
+    lengths: np.ndarray  # (B, N); 0 where a sentence has fewer hypotheses, which happens where few tokens are allowed
+    scores: np.ndarray  # (B, N) sum of log-probabilities in nats, over the penalty; -inf where there is none
+    margins: np.ndarray | None = None  # (B,) the closest of the decisions, in nats; PyTorch's alone
+
+    def sentences(self) -> list[list[list[int]]]:
+        """Tokens of each hypothesis of each sentence, without the end and what follows it."""
+        rows = zip(self.tokens, self.lengths, strict=True)
+        return [[t[: n - 1].tolist() for t, n in zip(*row, strict=True) if n] for row in rows]
+
+
+# n -> what a sum of log-probabilities is divided by
+LENGTH_PENALTIES = {"power": lambda n, a: n**a, "gnmt": lambda n, a: ((5 + n) / 6) ** a}
+
+
+class Steps(NamedTuple):
+    """What is allowed where, as tables; row or element n is about the n-th token, and there is none for n = 0."""
+
+    kind: np.ndarray  # (longest n + 1,) row of `allowed`
+    allowed: np.ndarray  # (kinds, V)
+    forced: np.ndarray  # (longest n + 1,) whether the token is given: then its log-probability counts as 0
+    penalty: np.ndarray  # (longest n + 1,) float64
+
+
+def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
+    """The tables of a model and a way to decode.
+
+    Raises:
+        ConfigError: the two do not go together.
+    """
+    check(model, config)
+    longest, eos = config.max_length or model.max_length, model.eos_id
+    ordinary = np.ones(model.tgt_vocab_size, bool)
+    ordinary[[model.pad_id, *config.forbidden_ids]] = False
+    ordinary[eos] = True
+    without_end = ordinary & (np.arange(len(ordinary)) != eos)
+    if not without_end.any() and config.min_length > 1:
+        raise ConfigError(f"min_length={config.min_length}: forbidden_ids leave no token but the end")
+    forced_ids = {1: model.forced_bos_id, longest: eos if model.forced_eos_id is None else model.forced_eos_id}
+    forced_ids = {n: token for n, token in forced_ids.items() if token is not None}
+    kind = np.where(np.arange(longest + 1) < config.min_length, 1, 0)
+    forced = np.zeros(longest + 1, bool)
+    allowed = [ordinary, without_end]
+    for n, token in forced_ids.items():
+        kind[n], forced[n] = len(allowed), True
+        allowed.append(np.arange(len(ordinary)) == token)
+    penalty = LENGTH_PENALTIES[config.length_penalty](np.maximum(np.arange(longest + 1), 1.0), config.length_exponent)
+    return Steps(kind, np.stack(allowed), forced, penalty)
+
+
+def check(model: TransformerConfig, config: DecodingConfig) -> None:
+    """Raises: ConfigError where a model cannot be decoded so."""
+    vocab = model.tgt_vocab_size
+    if model.decoder_start_id is None:
+        raise ConfigError("decoder_start_id=None: the model does not say with which token its decoder starts; set it")
+    if config.beam_size > vocab:
+        raise ConfigError(f"beam_size={config.beam_size}: must not be above the target vocabulary of {vocab} tokens")
+    if config.max_length is not None and config.max_length > model.max_length:
+        raise ConfigError(f"max_length={config.max_length}: the model's positions end at {model.max_length}")
+    if config.min_length > model.max_length:
+        raise ConfigError(f"min_length={config.min_length}: the model's positions end at {model.max_length}")
+    for token in config.forbidden_ids:
+        if not 0 <= token < vocab:
+            raise ConfigError(f"forbidden_ids: {token} is outside the target vocabulary, 0 to {vocab - 1}")
+        if token == model.eos_id:
+            raise ConfigError(f"forbidden_ids: {token} is eos_id, without which nothing ends; see min_length")
+    if config.cache and (reason := without_cache(model)):
+        raise ConfigError(f"cache=True: {reason}; set cache=False, which computes all positions again at each step")
+
+
+# A masked key with a score above this has a share in the softmax, if a small one: scores stay below ±1e3.
+HIDES = -1e4
+
+
+def without_cache(model: TransformerConfig) -> str | None:
+    """Why earlier positions cannot be kept, because later ones change them; None where they can."""
+    if model.mask_value != "exact" and model.mask_value > HIDES:
+        return f"mask_value={model.mask_value} does not hide masked keys, so that every position sees later ones"
+    return None
+
+
+def check_sources(keep: np.ndarray) -> None:
+    """Raises: ValueError where there is no sentence (B, S) to translate, or one without a token."""
+    if not keep.shape[0]:
+        raise ValueError("src_tokens: there is no sentence in the batch")
+    empty = np.flatnonzero(~keep.any(1))
+    if len(empty):
+        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        raise ValueError(f"src_tokens[{empty[0]}]{more}: a sentence has no token but padding; leave it out")
+
+
+def collect(tokens: np.ndarray, scores: np.ndarray, model: TransformerConfig, config: DecodingConfig) -> Decoded:
+    """The result of a search that ended with these hypotheses (B, K, longest n + 1), start token included.
+
+    Raises:
+        ValueError: a score is NaN.
+    """
+    wrong = np.flatnonzero(np.isnan(scores).any(1))
+    if len(wrong):
+        raise ValueError(f"src_tokens[{wrong[0]}]: the model's logits are NaN; its weights are not finite, most likely")
+    tokens, scores = tokens[:, : config.n_best, 1:], scores[:, : config.n_best]
+    ends = tokens == model.eos_id
+    lengths = np.where(ends.any(-1), ends.argmax(-1) + 1, tokens.shape[-1])
+    lengths = np.where(np.isfinite(scores), lengths, 0)
+    tokens = np.where(np.arange(tokens.shape[-1]) < lengths[..., None], tokens, model.pad_id)
+    return Decoded(tokens[..., : max(1, lengths.max())], lengths, scores)
+
+
+class Scored(NamedTuple):
+    """log p(target | source) in nats of B sentences."""
+
+    totals: np.ndarray  # (B,)
+    tokens: np.ndarray  # (B, T) of each token, given those before it; 0 where there is padding
+
+
+class AttentionMaps(NamedTuple):
+    """Attention weights by sentence, layer and head; a row's weights add up to 1. N heads, L layers."""
+
+    encoder: np.ndarray  # (B, L, N, S, S)
+    decoder: np.ndarray  # (B, L, N, T, T); row t is where target token t is chosen, column u is what stands before u
+    cross: np.ndarray  # (B, L, N, T, S)
+
+
+def decoder_inputs(tgt_tokens: np.ndarray, model: TransformerConfig) -> np.ndarray:
+    """What the decoder reads to say these tokens (B, T): the start token and all but the last.
+
+    Raises:
+        ValueError: the model has no start token, or a sentence has no token.
+    """
+    if model.decoder_start_id is None:
+        raise ConfigError("decoder_start_id=None: the model does not say with which token its decoder starts; set it")
+    empty = np.flatnonzero((tgt_tokens == model.pad_id).all(1))
+    if len(empty):
+        raise ValueError(f"tgt_tokens[{empty[0]}]: a sentence has no token, not even its end, eos_id={model.eos_id}")
+    start = np.full_like(tgt_tokens[:, :1], model.decoder_start_id)
+    return np.concatenate([start, tgt_tokens[:, :-1]], axis=1)
+
+
+def map_names(model: TransformerConfig) -> tuple[list[str], list[str], list[str]]:
+    """Paths of the attention weights in encoder, decoder and between the two, by layer."""
+    encoder = [f"encoder.layers.{i}.self_attention.weights" for i in range(model.num_encoder_layers)]
+    decoder = [f"decoder.layers.{i}.self_attention.weights" for i in range(model.num_decoder_layers)]
+    return encoder, decoder, [name.replace("self", "cross") for name in decoder]

@@ -1,0 +1,201 @@
+"""Greedy and beam search with a cache of keys and values.
+
+The hypotheses of a sentence stand side by side where the decoder has positions, (B, K, D), so that they share the
+sentence's encoder output. The cache holds what each place in the beam wrote at each time and is never reordered:
+`ancestors` says whose keys a hypothesis may see.
+
+Letters: B sentences, S source length, K beam size, T length of the cache, N heads, H and U their widths.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from ..configs.decoding import Decoded, DecodingConfig, check_sources, collect, plan
+from ..configs.schema import TransformerConfig
+from .attention import CROSS_MASKS, KeysValues
+from .beam import Search, advance, start
+from .inputs import check_inputs
+from .layers import count_positions
+from .model import Remember, Transformer
+from .module import at_least_float32, named_arrays
+
+# The first length of the cache; each next one is twice as long. So are the lengths to which sources are padded.
+SHORTEST = 16
+
+
+class Past(NamedTuple):
+    """What decoding remembers of the positions so far."""
+
+    layers: list[KeysValues]  # (B, T, K, N, H) and (B, T, K, N, U), by time and place in the beam
+    ancestors: Int[Array, "B K T"]  # the place where each hypothesis stood at each time; -1: not yet
+
+
+def generate(
+    model: Transformer, src_tokens: ArrayLike, config: DecodingConfig | None = None, src_mask: ArrayLike | None = None
+) -> Decoded:
+    """The best translations of a batch of sentences (B, S), by the rule that `DecodingConfig` states.
+
+    Compiles once for each batch size, source length and length of the cache; both lengths go in steps, 16, 32, 64 and
+    so on up to the model's longest. Without a cache, for each batch size, source length and target length.
+
+    Raises:
+        ValueError: no sentence, one without a token or too long, or an id outside the vocabulary.
+        ConfigError: model and `config` do not go together.
+    Source: `transformers`, `generate` with `early_stopping=False`.
+    """
+    config = config or DecodingConfig()
+    plan(model.config, config)
+    src, keep = checked_sources(model.config, src_tokens, src_mask)
+    search = (_with_cache if config.cache else _without_cache)(model, config, src, keep)
+    return collect(np.asarray(search.finished), np.asarray(search.scores), model.config, config)
+
+
+def checked_sources(
+    config: TransformerConfig, src_tokens: ArrayLike, src_mask: ArrayLike | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(sources, which of their tokens count). Raises: ValueError where `generate` says so."""
+    src, keep = np.asarray(src_tokens), None if src_mask is None else np.asarray(src_mask)
+    check_inputs("src", src, keep, config.src_vocab_size, config.max_length, None)
+    keep = src != config.pad_id if keep is None else keep
+    check_sources(keep)
+    return src, keep
+
+
+def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray) -> Search:
+    arrays, longest = named_arrays(model), config.max_length or model.config.max_length
+    src, keep = lengthen(src, model.config, model.config.pad_id), lengthen(keep, model.config, False)
+    begin, go_on = _compiled(model.config, config)
+    memory, search, past = begin(arrays, src, keep)
+    while int(search.length) < longest and not bool(search.done.all()):
+        past = _grow(past, _round_up(int(search.length) + 1, longest))
+        search, past = go_on(arrays, memory, keep, search, past)
+    return search
+
+
+@lru_cache(maxsize=16)
+def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
+    """(what comes before the first token, the search until it is done or the cache is full)."""
+    steps, beam_size = plan(model_config, config), config.beam_size
+    places = jnp.arange(beam_size)
+
+    def begin(
+        arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"]
+    ) -> tuple[list[KeysValues], Search, Past]:
+        model = Transformer.from_arrays(model_config, arrays)
+        memory = model.decoder.keys_values(model.encode(src, keep))
+        layers = jax.tree.map(lambda a: jnp.zeros((len(src), 0, beam_size, *a.shape[2:]), a.dtype), memory)
+        return memory, _start(model_config, config, len(src)), Past(layers, jnp.zeros((len(src), beam_size, 0), int))
+
+    def go_on(
+        arrays: Mapping[str, Array], memory: list[KeysValues], keep: Bool[Array, "B S"], search: Search, past: Past
+    ) -> tuple[Search, Past]:
+        model = Transformer.from_arrays(model_config, arrays)
+        cross_mask = CROSS_MASKS[model_config.cross_mask](keep, beam_size)
+        room = past.ancestors.shape[-1]
+
+        def step(state: tuple[Search, Past]) -> tuple[Search, Past]:
+            search, (layers, ancestors) = state
+            layers, time = list(layers), search.length
+            ancestors = ancestors.at[:, :, time].set(places)
+            self_mask = (ancestors[..., None] == places).reshape(len(keep), 1, beam_size, room * beam_size)
+
+            def remember(layer: int, new: KeysValues) -> KeysValues:
+                layers[layer] = jax.tree.map(lambda old, now: old.at[:, time].set(now), layers[layer], new)
+                return jax.tree.map(lambda a: a.reshape(len(keep), room * beam_size, *a.shape[3:]), layers[layer])
+
+            log_probs = _next(model, search, memory, self_mask, cross_mask, remember)
+            search, parents = advance(search, log_probs, steps, model_config.eos_id)
+            return search, Past(layers, jnp.take_along_axis(ancestors, parents[..., None], axis=1))
+
+        def unfinished(state: tuple[Search, Past]) -> Bool[Array, ""]:
+            return (state[0].length < room) & ~state[0].done.all()
+
+        return jax.lax.while_loop(unfinished, step, (search, past))
+
+    return jax.jit(begin), jax.jit(go_on, donate_argnames=("search", "past"))
+
+
+def _next(
+    model: Transformer,
+    search: Search,
+    memory: list[KeysValues],
+    self_mask: Bool[Array, "B 1 K L"],
+    cross_mask: Bool[Array, "B 1 K S"],
+    remember: Remember,
+) -> Float[Array, "B K V"]:
+    """Log-probabilities of what follows each hypothesis, all of which have one length."""
+    config, time = model.config, search.length
+    batch, beam_size, _ = search.tokens.shape
+    counted = count_positions(config, search.tokens.reshape(batch * beam_size, -1))[:, time]
+    positions = jnp.broadcast_to(counted, batch * beam_size).reshape(batch, beam_size)
+    first = jnp.broadcast_to(time == 0, beam_size)
+    tokens = search.tokens[:, :, time]
+    logits = model.next_logits(tokens, positions, first, memory, self_mask, cross_mask, remember=remember)
+    return jax.nn.log_softmax(at_least_float32(logits))
+
+
+def _without_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray) -> Search:
+    encode, step = _compiled_without_cache(model.config, config)
+    arrays, longest = named_arrays(model), config.max_length or model.config.max_length
+    memory, search = encode(arrays, src, keep), _start(model.config, config, len(src))
+    for length in range(1, longest + 1):
+        search = step(arrays, memory, keep, search, length)
+        if bool(search.done.all()):
+            break
+    return search
+
+
+@lru_cache(maxsize=16)
+def _compiled_without_cache(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
+    """(the encoder, one step of the search: the model as it is, of the hypotheses so far)."""
+    steps = plan(model_config, config)
+
+    def encode(arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
+        return Transformer.from_arrays(model_config, arrays).encode(src, keep)
+
+    def step(
+        arrays: Mapping[str, Array],
+        memory: Float[Array, "B S D"],
+        keep: Bool[Array, "B S"],
+        search: Search,
+        length: int,
+    ) -> Search:
+        model = Transformer.from_arrays(model_config, arrays)
+        prefixes = search.tokens[:, :, :length].reshape(-1, length)
+        memory, keep = (jnp.repeat(a, config.beam_size, axis=0) for a in (memory, keep))
+        logits = model.decode(prefixes, memory, keep)[:, -1].reshape(*search.sums.shape, -1)
+        return advance(search, jax.nn.log_softmax(at_least_float32(logits)), steps, model_config.eos_id)[0]
+
+    return jax.jit(encode), jax.jit(step, static_argnames="length")
+
+
+def _start(model: TransformerConfig, config: DecodingConfig, batch: int) -> Search:
+    dtype = jnp.promote_types(model.compute_dtype, jnp.float32)
+    longest = config.max_length or model.max_length
+    assert model.decoder_start_id is not None  # `plan` says so
+    return start(batch, config.beam_size, longest, model.decoder_start_id, model.pad_id, dtype)
+
+
+def _round_up(length: int, longest: int) -> int:
+    """The smallest length of the cache, or of a padded source, that is enough."""
+    return min(max(SHORTEST, 1 << (length - 1).bit_length()), longest)
+
+
+def lengthen(values: np.ndarray, config: TransformerConfig, fill: int | bool) -> np.ndarray:
+    """The same (B, L), L being one of the lengths that are compiled."""
+    more = _round_up(values.shape[1], config.max_length) - values.shape[1]
+    return np.pad(values, ((0, 0), (0, more)), constant_values=fill)
+
+
+def _grow(past: Past, room: int) -> Past:
+    """The same with room for more positions."""
+    more = room - past.ancestors.shape[-1]
+    layers = jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, more), *[(0, 0)] * (a.ndim - 2))), past.layers)
+    return Past(layers, jnp.pad(past.ancestors, ((0, 0), (0, 0), (0, more)), constant_values=-1))

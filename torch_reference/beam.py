@@ -1,0 +1,104 @@
+"""The rule of beam search, as `configs.decoding.DecodingConfig` states it, whatever computes the log-probabilities.
+
+Letters: B sentences, K beam size, V vocabulary, M longest hypothesis; n is the length of a hypothesis.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..configs.decoding import Steps
+
+
+class Search(NamedTuple):
+    """Where the search stands. Both kinds of hypotheses are sorted by score; -inf: there is none."""
+
+    length: int  # n of those that go on
+    tokens: Int[Tensor, "B K M+1"]  # those that go on, from the start token; padding after n
+    sums: Float[Tensor, "B K"]  # of their log-probabilities
+    finished: Int[Tensor, "B K M+1"]  # the best that ended
+    scores: Float[Tensor, "B K"]  # sum / penalty(n)
+    done: Bool[Tensor, " B"]  # no better one is looked for
+    margins: Float[Tensor, " B"]  # the smallest difference that decided anything so far, in nats
+
+
+def start(
+    batch: int, beam_size: int, longest: int, start_id: int, pad_id: int, dtype: torch.dtype, device: torch.device
+) -> Search:
+    """One hypothesis a sentence, of the start token alone."""
+    tokens = torch.full((batch, beam_size, longest + 1), pad_id, device=device)
+    first = tokens.clone()
+    first[:, :, 0] = start_id
+    none = torch.full((batch, beam_size), -torch.inf, dtype=dtype, device=device)
+    sums = none.clone()
+    sums[:, 0] = 0
+    return Search(0, first, sums, tokens, none, torch.zeros_like(none[:, 0], dtype=torch.bool), -none[:, 0])
+
+
+def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
+    """The search one token later."""
+    beam_size, vocab_size = log_probs.shape[1:]
+    n = search.length + 1
+    penalty = float(steps.penalty[n])
+    if steps.forced[n]:
+        log_probs = torch.zeros_like(log_probs)
+    log_probs = log_probs.masked_fill(~torch.from_numpy(steps.allowed[steps.kind[n]]).to(log_probs.device), -torch.inf)
+
+    # The 2K best continuations: as each hypothesis can end but once, K of them go on.
+    all_sums, flat = _sort((search.sums[..., None] + log_probs).flatten(1))
+    sums, flat = all_sums[:, : 2 * beam_size], flat[:, : 2 * beam_size]
+    candidates = _pick(search.tokens, flat // vocab_size)
+    candidates[:, :, n] = flat % vocab_size
+    ends = (candidates[:, :, n] == eos_id) | (n == len(steps.kind) - 1)
+
+    enters = ends & may_finish(torch.arange(2 * beam_size, device=ends.device), beam_size) & ~search.done[:, None]
+    pool = torch.cat([search.scores, torch.where(enters, sums / penalty, -torch.inf)], dim=1)
+    pool, best = _sort(pool)
+    scores = pool[:, :beam_size]
+    finished = _pick(torch.cat([search.finished, candidates], dim=1), best[:, :beam_size])
+
+    going_on, live = _sort(torch.where(ends, -torch.inf, sums))
+    live_sums, best_live = going_on[:, :beam_size], going_on[:, 0] / penalty
+    done = search.done | settled(scores[:, -1], best_live)
+
+    # Two sorted neighbours, the first of which was taken: into the pool or not, to go on or not, to be given back
+    # before or after; and the comparison that ends the search.
+    decisions = [
+        *_gaps(all_sums[:, beam_size - 1 : beam_size + 1]),
+        *_gaps(all_sums[:, 2 * beam_size - 1 : 2 * beam_size + 1]),
+        *_gaps(going_on[:, beam_size - 1 : beam_size + 1]),
+        *_gaps(pool[:, : beam_size + 1]),
+        *_gaps(torch.stack([scores[:, -1], best_live], dim=1)),
+    ]
+    closest = torch.stack([search.margins, *decisions]).amin(0)
+    margins = torch.where(search.done, search.margins, closest)
+    tokens = _pick(candidates, live[:, :beam_size])
+    return Search(n, tokens, live_sums, finished, scores, done, margins)
+
+
+def may_finish(rank: Int[Tensor, " L"], beam_size: int) -> Bool[Tensor, " L"]:
+    """Whether a continuation that ends counts, by its rank among all."""
+    return rank < beam_size
+
+
+def settled(worst_finished: Float[Tensor, " B"], best_live: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """Whether no better hypothesis is looked for; both scores are over the penalty of the present length."""
+    return worst_finished >= best_live
+
+
+def _sort(values: Float[Tensor, "B L"]) -> tuple[Tensor, Tensor]:
+    """(descending values, their indices); of equals the first comes first, which `torch.topk` does not promise."""
+    return torch.sort(values, dim=1, descending=True, stable=True)
+
+
+def _pick(values: Tensor, chosen: Int[Tensor, "B L"]) -> Tensor:
+    """Of each sentence's hypotheses the chosen ones."""
+    return values.gather(1, chosen[..., None].expand(-1, -1, values.shape[-1]))
+
+
+def _gaps(values: Float[Tensor, "B L"]) -> list[Tensor]:
+    """Differences of neighbours; inf where one of them is not there."""
+    gaps = (values[:, 1:] - values[:, :-1]).abs()
+    return list(torch.where(gaps.isfinite(), gaps, torch.inf).unbind(1))

@@ -1,0 +1,52 @@
+"""Greedy and beam search, written plainly: the model as it is reads all of the hypotheses so far at each step.
+
+Letters: B sentences, S source length, K beam size.
+"""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ..configs.decoding import Decoded, DecodingConfig, check_sources, collect, plan
+from .beam import advance, start
+from .inputs import check_inputs
+from .model import Transformer
+from .module import at_least_float32
+
+
+@torch.no_grad()
+def generate(
+    model: Transformer,
+    src_tokens: Int[Tensor, "B S"],
+    config: DecodingConfig | None = None,
+    src_mask: Bool[Tensor, "B S"] | None = None,
+) -> Decoded:
+    """The best translations of a batch of sentences, by the rule that `DecodingConfig` states.
+
+    It also says how close the closest of a sentence's decisions was: where another computation decides otherwise, its
+    numerical error has to be that large.
+
+    Raises:
+        ValueError: no sentence, one without a token or too long, or an id outside the vocabulary.
+        ConfigError: model and `config` do not go together.
+    Source: `transformers`, `generate` with `early_stopping=False`.
+    """
+    config = config or DecodingConfig()
+    steps, settings, beam_size = plan(model.config, config), model.config, config.beam_size
+    check_inputs("src", src_tokens, src_mask, settings.src_vocab_size, settings.max_length, None)
+    keep = model.source_keep(src_tokens, src_mask)
+    check_sources(keep.numpy(force=True))
+    memory = model.encode(src_tokens, src_mask).repeat_interleave(beam_size, dim=0)
+    keep = keep.repeat_interleave(beam_size, dim=0)
+
+    longest, dtype = len(steps.kind) - 1, at_least_float32(memory).dtype
+    assert settings.decoder_start_id is not None  # `plan` says so
+    search = start(
+        len(src_tokens), beam_size, longest, settings.decoder_start_id, settings.pad_id, dtype, src_tokens.device
+    )
+    while search.length < longest and not search.done.all():
+        prefixes = search.tokens[:, :, : search.length + 1].flatten(0, 1)
+        logits = model.decode(prefixes, memory, keep)[:, -1].unflatten(0, (-1, beam_size))
+        search = advance(search, at_least_float32(logits).log_softmax(-1), steps, settings.eos_id)
+    found, scores, margins = (a.numpy(force=True) for a in (search.finished, search.scores, search.margins))
+    return collect(found, scores, settings, config)._replace(margins=margins)

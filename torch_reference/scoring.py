@@ -1,0 +1,54 @@
+"""What a model says of given translations: their log-probabilities, and the attention behind them.
+
+Letters: B sentences, S source length, T target length.
+"""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ..configs.decoding import AttentionMaps, Scored, check_sources, decoder_inputs, map_names
+from .inputs import check_inputs
+from .model import Transformer
+from .module import activations, at_least_float32
+
+
+@torch.no_grad()
+def score(
+    model: Transformer,
+    src_tokens: Int[Tensor, "B S"],
+    tgt_tokens: Int[Tensor, "B T"],
+    src_mask: Bool[Tensor, "B S"] | None = None,
+) -> Scored:
+    """log p(target | source) of target sentences (B, T): without the start, with the end, padding after it.
+
+    Raises:
+        ValueError: shapes that do not fit, a sentence without a token, or an id outside the vocabulary.
+    """
+    logits = model(src_tokens, _inputs(model, src_tokens, tgt_tokens, src_mask), src_mask)
+    chosen = at_least_float32(logits).log_softmax(-1).gather(-1, tgt_tokens[..., None].long())[..., 0]
+    tokens = torch.where(tgt_tokens == model.config.pad_id, 0, chosen).numpy(force=True)
+    return Scored(tokens.sum(1), tokens)
+
+
+@torch.no_grad()
+def attention_maps(
+    model: Transformer,
+    src_tokens: Int[Tensor, "B S"],
+    tgt_tokens: Int[Tensor, "B T"],
+    src_mask: Bool[Tensor, "B S"] | None = None,
+) -> AttentionMaps:
+    """Every attention weight where the model says these target sentences; takes and raises what `score` does."""
+    inputs = _inputs(model, src_tokens, tgt_tokens, src_mask)
+    _, found = activations(model, src_tokens, inputs, src_mask)
+    stacks = [torch.stack([found[name] for name in names], dim=1) for names in map_names(model.config)]
+    return AttentionMaps(*(stack.numpy(force=True) for stack in stacks))
+
+
+def _inputs(model: Transformer, src_tokens: Tensor, tgt_tokens: Tensor, src_mask: Tensor | None) -> Tensor:
+    """What the decoder reads, all arguments checked."""
+    config = model.config
+    check_inputs("src", src_tokens, src_mask, config.src_vocab_size, config.max_length, None)
+    check_inputs("tgt", tgt_tokens, None, config.tgt_vocab_size, config.max_length, None)
+    check_sources(model.source_keep(src_tokens, src_mask).numpy(force=True))
+    return torch.from_numpy(decoder_inputs(tgt_tokens.numpy(force=True), config)).to(tgt_tokens.device)

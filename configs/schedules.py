@@ -66,5 +66,5 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 
 def learning_rate(update: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
     """The rate of an update; the first one is number 0 here, and n = `first_update` in the formula."""
-    n = numbers.asarray(update + config.first_update, float)  # JAX would divide int32 in float32
+    n = numbers.asarray(update, float) + config.first_update  # JAX would divide int32 in float32
     return SCHEDULES[config.schedule](n, config, d_model, numbers)

@@ -1,9 +1,11 @@
 """How a model is trained: loss, optimiser, schedule, step. Both frameworks read it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .schema import TransformerConfig
 from .validation import ConfigError, check_field_types
 
 Smoothing = Literal["all", "others", "others_but_padding"]
@@ -41,7 +43,7 @@ class TrainingConfig:
     schedule: Schedule = "noam"
     learning_rate: float = 1.0  # after warm-up; noam: the factor of d_model^-0.5
     warmup_updates: int = 4000
-    total_updates: int | None = None  # where cosine ends
+    total_updates: int | None = None  # where cosine ends; whatever the schedule, warm-up must be shorter
     final_learning_rate: float = 0.0  # there
     step_updates: int | None = None  # step: after so many updates, again and again,
     step_factor: float = 0.1  # times this
@@ -91,3 +93,24 @@ def _check_schedule(config: TrainingConfig) -> None:
             f"warmup_updates={config.warmup_updates}: must be below total_updates={config.total_updates}, "
             "or training ends before its learning rate is reached"
         )
+
+
+def check_trainable(model: TransformerConfig) -> None:
+    """Raises: ConfigError where Adam cannot work on the model's number type."""
+    if model.param_dtype == "float16":
+        raise ConfigError(
+            "param_dtype='float16': squares of gradients do not fit into it; train with param_dtype='float32' and "
+            "compute_dtype='bfloat16'"
+        )
+
+
+def describe_refusal(update: int, tokens: int, loss: float, nonfinite: Sequence[str]) -> str:
+    """Why an update changed nothing, in one line; `nonfinite` names the parameters whose gradient's norm is."""
+    if not tokens:
+        return f"update {update}: the batch has no token but padding; nothing was changed"
+    if nonfinite:
+        more = f" and {len(nonfinite) - 1} more" if len(nonfinite) > 1 else ""
+        what = f"the norm of the gradient of {nonfinite[0]}{more}"
+    else:
+        what = "the norm of all gradients" if math.isfinite(loss) else "the loss"
+    return f"update {update}: {what} is not finite (loss {loss}); nothing was changed"

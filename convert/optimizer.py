@@ -16,6 +16,8 @@ from .arrays import to_jax_arrays
 from .port import flax_specs, port_rules, to_params, to_state_dict
 from .rules import ConversionError
 
+_ENTRY = ("step", "exp_avg", "exp_avg_sq")
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,7 +35,7 @@ def to_optimizer_state(
     `without_gradient`: Flax names of parameters that the loss does not reach; `torch.optim` has no entry for these.
 
     Raises:
-        ConversionError: the state is not Adam's by name, or its moments are not those of the model.
+        ConversionError: the state or the optimiser is not Adam's, or the moments are not those of the model.
     """
     import torch
 
@@ -56,8 +58,8 @@ def to_optax_state(
     """`like`, a new state of the same settings in optax, with the moments and the count of `optimizer`.
 
     Raises:
-        ConversionError: parameters have had different numbers of updates, or one that the loss reaches has had none
-            while others have.
+        ConversionError: the optimiser is not Adam; parameters have had different numbers of updates, or one that the
+            loss reaches has had none while others have.
     """
     names, entries = _names(model, optimizer), optimizer.state_dict()["state"]
     steps = {int(entry["step"]) for entry in entries.values()}
@@ -65,7 +67,10 @@ def to_optax_state(
         raise ConversionError(f"the parameters have had different numbers of updates, {sorted(steps)}; optax has one")
     missing = [n for i, n in names.items() if i not in entries and _flax_names(model)[n] not in without_gradient]
     if entries and missing:
-        raise ConversionError(f"{len(missing)} parameters have no state while others have: {', '.join(missing)}")
+        raise ConversionError(
+            f"{len(missing)} parameters have no state while others have: {', '.join(missing)}; "
+            "where the loss does not reach them, give their Flax names as without_gradient"
+        )
     zeros = {name: p.new_zeros(p.shape) for name, p in model.named_parameters()}
     moments = []
     for key in ("exp_avg", "exp_avg_sq"):
@@ -85,11 +90,28 @@ def _adam(state: optax.OptState) -> optax.ScaleByAdamState:
 
 def _names(model: "torch_reference.Transformer", optimizer: "torch.optim.Optimizer") -> dict[int, str]:
     """The model's name of every parameter, by its number in the optimiser's `state_dict`."""
+    _check_optimizer(optimizer)
     by_identity = {id(p): name for name, p in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if sorted(map(id, parameters)) != sorted(by_identity):
         raise ConversionError("the optimiser's parameters are not those of the model, each once")
     return {index: by_identity[id(p)] for index, p in enumerate(parameters)}
+
+
+def _check_optimizer(optimizer: "torch.optim.Optimizer") -> None:
+    """Raises: ConversionError where it keeps another state than optax' Adam, or goes another way with it."""
+    import torch
+
+    kind = type(optimizer)
+    if kind not in (torch.optim.Adam, torch.optim.AdamW):
+        raise ConversionError(f"the optimiser is {kind.__name__}; torch.optim.Adam or AdamW is needed")
+    for name in ("amsgrad", "maximize"):
+        if any(group[name] for group in optimizer.param_groups):
+            raise ConversionError(f"the optimiser has {name}=True, which optax' Adam does not have")
+    for entry in optimizer.state.values():
+        if set(entry) != set(_ENTRY):
+            found = ", ".join(map(str, entry)) or "nothing"
+            raise ConversionError(f"the optimiser keeps {found} for a parameter; {', '.join(_ENTRY)} are needed")
 
 
 def _flax_names(model: "torch_reference.Transformer") -> dict[str, str]:

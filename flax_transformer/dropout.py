@@ -75,10 +75,11 @@ def threefry_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...
 
     Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
     """
-    drawn = jax.random.key(key.seed, impl="threefry2x32")
-    for part in (key.update, jnp.uint32(site)):
-        drawn = jax.random.fold_in(drawn, part)
-    return jax.vmap(lambda row: jax.random.bernoulli(jax.random.fold_in(drawn, row), 1 - rate, shape[1:]))(key.rows)
+    drawn = jax.random.key(_word(key.seed), impl="threefry2x32")
+    for part in (key.update, site):
+        drawn = jax.random.fold_in(drawn, _word(part))
+    rows = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(drawn, row), shape[1:], jnp.uint32))(key.rows)
+    return rows >= _threshold(rate)
 
 
 def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
@@ -89,13 +90,22 @@ def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -
     for length in shape[1:-1]:  # dimension by dimension: how far another one is padded does not matter
         low, high = _absorb(low[..., None], high[..., None], jnp.arange(length))
     last = jnp.arange(shape[-1], dtype=jnp.uint32)
-    threshold = min(round(rate * 2**32), 2**32 - 1)
-    return _mix(_mix(last ^ low[..., None]) ^ high[..., None]) >= jnp.uint32(threshold)
+    return _mix(_mix(last ^ low[..., None]) ^ high[..., None]) >= _threshold(rate)
+
+
+def _threshold(rate: float) -> UInt[Array, ""]:
+    """Of 32 random bits, what a kept element's are at least."""
+    return jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def _word(part: ArrayLike) -> UInt[Array, "..."]:
+    """The last 32 bits."""
+    return jnp.uint32(part & 0xFFFFFFFF) if isinstance(part, int) else jnp.asarray(part).astype(jnp.uint32)
 
 
 def _absorb(low: UInt[Array, "..."], high: UInt[Array, "..."], part: ArrayLike) -> tuple[Array, Array]:
     """64 bits of state, in two words, after one more part of the key."""
-    word = jnp.uint32(part & 0xFFFFFFFF) if isinstance(part, int) else jnp.asarray(part).astype(jnp.uint32)
+    word = _word(part)
     return _mix(low ^ word), _mix(high + word * jnp.uint32(0x9E3779B9))
 
 

@@ -115,6 +115,45 @@ def test_parameters_that_the_loss_does_not_reach_have_no_entry(course, monkeypat
     )
 
 
+CHOICES = {
+    "clipped and decayed as optax": {
+        "clip_rule": "optax",
+        "clip_norm": 0.5,
+        "decayed": "all",
+        "without_gradient": "decay",
+    },
+    "L2": {"optimizer": "adam", "decayed": "all"},
+    "others share": {"smoothing": "others", "schedule": "inverse_sqrt", "learning_rate": 0.01},
+    "others but padding, in steps": {
+        "smoothing": "others_but_padding", "schedule": "step", "learning_rate": 0.01, "warmup_updates": 2,
+        "step_updates": 2, "first_update": 0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_choice_is_the_same_in_both(name, course, monkeypatch):
+    """Everything that a step tells, and the parameters; one of them the loss does not reach."""
+    from twinax import flax_transformer
+
+    monkeypatch.setattr(schema, "check_field_types", lambda config: None)
+    for package in (flax_transformer, torch_reference):
+        monkeypatch.setitem(package.layers.RESIDUALS, "query_only", lambda x, y: x)
+    training = replace(course.training, **{"weight_decay": 0.5, "warmup_updates": 4, **CHOICES[name]})
+    course = replace(course, training=training, model=course.model.replace(cross_attention_residual="query_only"))
+    flax = InFlax(course)
+    pytorch = InPyTorch(course, flax.state)
+    for number in range(5):
+        assert flax.step(number) == pytest.approx(pytorch.step(number), rel=1e-9)
+    start, ends = InFlax(course).params(), (flax.params(), pytorch.params())
+    largest = max(np.abs(p).max() for p in ends[0].values())
+    assert all(np.abs(ends[0][name] - p).max() <= 1e-9 * largest for name, p in ends[1].items())
+    moved = {name for name, p in start.items() if not np.array_equal(p, ends[0][name])}
+    unreached = without_gradient(course.model)
+    assert unreached
+    assert moved >= unreached if training.without_gradient == "decay" else not moved & unreached
+
+
 def test_different_numbers_of_updates_are_refused(course, trained):
     pytorch = InPyTorch(course, trained[0].state)
     state = pytorch.optimizer.state_dict()
@@ -146,6 +185,27 @@ def test_what_is_not_adam_is_refused(course, trained):
     nested = optax.scale_by_adam().init([jnp.ones(3)])
     with pytest.raises(convert.ConversionError, match="the moments are a list; arrays by name are needed"):
         convert.to_optimizer_state(nested, pytorch.model, pytorch.optimizer)
+
+
+def other_optimizers(parameters):
+    """What the state of each would be taken for Adam's, or lose."""
+    yield torch.optim.SGD(parameters, lr=0.1), "the optimiser is SGD; torch.optim.Adam or AdamW is needed"
+    yield torch.optim.RAdam(parameters), "the optimiser is RAdam; torch.optim.Adam or AdamW is needed"
+    for name in ("amsgrad", "maximize"):
+        line = f"the optimiser has {name}=True, which optax' Adam does not have"
+        yield torch.optim.AdamW(parameters, **{name: True}), line
+    odd = torch.optim.Adam(parameters)
+    odd.state[parameters[0]] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(1)}
+    yield odd, "the optimiser keeps step, exp_avg for a parameter; step, exp_avg, exp_avg_sq are needed"
+
+
+def test_other_optimizers_are_refused(trained):
+    flax, pytorch = trained
+    for optimizer, line in other_optimizers(list(pytorch.model.parameters())):
+        with pytest.raises(convert.ConversionError, match=f"^{line}$"):
+            convert.to_optimizer_state(flax.state.optimizer, pytorch.model, optimizer)
+        with pytest.raises(convert.ConversionError, match=f"^{line}$"):
+            convert.to_optax_state(optimizer, pytorch.model, flax.state.optimizer)
 
 
 def test_lost_moments_are_seen(course, trained):

@@ -36,8 +36,11 @@ from ..train.step import Batch, Metrics, TrainState, init_state, make_train_step
 from .functions import random_arrays
 from .report import marks, write_table
 
-UPDATES, EVERY, SENTENCES, LENGTH = 200, 10, 6, 8
+UPDATES, INPUTS, SENTENCES, LENGTH = 200, 20, 6, 8
 LOSS_BOUND, PARAMETER_BOUND, RATIO_BOUND = 1e-9, 1e-8, 1.5
+# torch's AdamW rounds a float32 parameter twice, times (1 - rate · decay) and then less the direction: its error alone
+# is larger by this.
+TWICE_ROUNDED = 2**0.5
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,12 @@ class InFlax:
 
     def update(self, number: int) -> float:
         """Loss of one update, in nats a token."""
+        return self.step(number)[0]
+
+    def step(self, number: int) -> tuple[float, ...]:
+        """(loss, tokens, gradient norm, learning rate, applied, update) of one update."""
         self.state, metrics = self.run(self.state, batch(self.course, number))
-        return float(metrics.loss)
+        return tuple(map(float, metrics[:-1]))
 
     def saved(self) -> bytes:
         """The state as a file would hold it."""
@@ -145,8 +152,13 @@ class InPyTorch:
 
     def update(self, number: int) -> float:
         """Loss of one update, in nats a token."""
+        return self.step(number)[0]
+
+    def step(self, number: int) -> tuple[float, ...]:
+        """(loss, tokens, gradient norm, learning rate, applied, update) of one update."""
         tensors = torch_step.Batch(*(torch.from_numpy(np.asarray(a)) for a in batch(self.course, number)))
-        return torch_step.train_step(self.model, self.optimizer, self.course.training, number, tensors).loss
+        metrics = torch_step.train_step(self.model, self.optimizer, self.course.training, number, tensors)
+        return tuple(map(float, metrics[:-1]))
 
     def saved(self) -> bytes:
         """Model and optimiser as a file would hold them."""
@@ -186,6 +198,7 @@ class Outcome:
     relay: float  # worst loss difference of Flax, then PyTorch, then Flax, a third each
     ratio: float  # of the float32 errors of single updates, parameters
     moment_ratio: float  # the same of Adam's first moment
+    torch_rounding: float  # by what PyTorch's own error of the parameters is larger, for a known reason
 
     @property
     def loss(self) -> float:
@@ -195,7 +208,8 @@ class Outcome:
     @property
     def ok(self) -> bool:
         """Every bound holds."""
-        ratios = all(1 / RATIO_BOUND <= ratio <= RATIO_BOUND for ratio in (self.ratio, self.moment_ratio))
+        low = 1 / RATIO_BOUND
+        ratios = all(low <= ratio <= RATIO_BOUND for ratio in (self.ratio * self.torch_rounding, self.moment_ratio))
         near = self.loss <= LOSS_BOUND and self.relay <= LOSS_BOUND and self.parameters <= PARAMETER_BOUND
         return near and ratios and self.resumed
 
@@ -209,7 +223,7 @@ def measure(course: Course, updates: int = UPDATES) -> Outcome:
         for number in range(updates):
             if number in (third, half):
                 files[number] = flax.saved(), pytorch.saved()
-            if number % EVERY == 0:
+            if number % (updates // INPUTS) == 0:
                 errors.add(flax, number)
             losses.append((flax.update(number), pytorch.update(number)))
         ends = flax.params(), pytorch.params()
@@ -227,8 +241,16 @@ def measure(course: Course, updates: int = UPDATES) -> Outcome:
         )
     narrow = _free_run(course.narrow(), updates)
     difference_of_relay = float(np.abs(relay - np.array(losses)[third : third + len(relay), 0]).max())
+    rounding = TWICE_ROUNDED if course.training.optimizer == "adamw" and course.training.weight_decay else 1.0
     return Outcome(
-        course.name, np.array(losses), narrow, float(difference), resumed, difference_of_relay, *errors.ratios()
+        course.name,
+        np.array(losses),
+        narrow,
+        float(difference),
+        resumed,
+        difference_of_relay,
+        *errors.ratios(),
+        torch_rounding=rounding,
     )
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
@@ -145,6 +146,55 @@ def test_padding_with_infinite_logits_does_not_spread():
     logits[0, 4] = np.nan
     config = TrainingConfig(label_smoothing=0.1)
     assert all(np.isfinite(total) for total, _ in in_both(logits, labels, config))
+
+
+def test_a_suppressed_token_is_torch_s():
+    """A logit of -inf: no loss where nothing is expected of it."""
+    logits, labels = inputs(6)
+    logits[..., 7] = -np.inf
+    labels[labels == 7] = 6
+    flat = torch.from_numpy(logits).flatten(0, 1), torch.from_numpy(labels).flatten()
+    theirs = torch.nn.functional.cross_entropy(*flat, ignore_index=PAD, reduction="sum").item()
+    for total, _ in in_both(logits, labels, TrainingConfig()):
+        assert total == pytest.approx(theirs, rel=1e-13)
+    gradient = jax.grad(lambda z: losses.cross_entropy(z, jnp.asarray(labels), PAD, TrainingConfig())[0])
+    assert np.isfinite(gradient(jnp.asarray(logits))).all()
+    for total, _ in in_both(logits, labels, TrainingConfig(label_smoothing=0.1)):
+        assert total == np.inf
+
+
+def test_what_all_logits_have_in_common_costs_no_digits():
+    logits, labels = inputs(7, vocab_size=1000)
+    config = TrainingConfig(label_smoothing=0.1)
+    shifted = logits.astype(np.float32) + np.float32(4096)
+    exact = shifted.astype(np.float64)
+
+    def gradient(z):
+        return np.asarray(jax.grad(lambda z: losses.cross_entropy(z, jnp.asarray(labels), PAD, config)[0])(z))
+
+    for (narrow, _), (wide, _) in zip(in_both(shifted, labels, config), in_both(exact, labels, config), strict=True):
+        assert narrow == pytest.approx(wide, rel=1e-6)
+    assert np.abs(gradient(jnp.asarray(shifted)) - gradient(jnp.asarray(exact))).max() < 1e-6
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 5), (3, 6)])
+def test_labels_of_another_shape_are_refused(shape, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    logits, _ = inputs(8)
+    with pytest.raises(ValueError, match=r"^labels: must be integers of shape \[3, 5\], not int64"):
+        losses.cross_entropy(jnp.asarray(logits), jnp.ones(shape, int), PAD, TrainingConfig())
+    with pytest.raises(ValueError, match=r"^labels: must be integers of shape \[3, 5\], not torch.int64"):
+        torch_losses.cross_entropy(torch.from_numpy(logits), torch.ones(shape, dtype=int), PAD, TrainingConfig())
+
+
+@pytest.mark.parametrize("label", [-100, -1, 11])
+def test_a_label_outside_the_vocabulary_is_no_loss(label):
+    """In JAX it cannot be an error under jit: it is NaN, which the step refuses."""
+    logits, labels = inputs(8)
+    labels[1, 2] = label
+    assert jnp.isnan(losses.cross_entropy(jnp.asarray(logits), jnp.asarray(labels), PAD, TrainingConfig())[0])
+    with pytest.raises(ValueError, match=f"^labels: 1 are outside the vocabulary, 0 to 10, the first is {label}$"):
+        torch_losses.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels), PAD, TrainingConfig())
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), [("others", 1), ("others_but_padding", 2)])

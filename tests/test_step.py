@@ -1,5 +1,6 @@
 """The step in JAX: pure, compiled once, the same whatever the parts and devices; and what it refuses."""
 
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
+from twinax.configs import ConfigError
 from twinax.configs.training import TrainingConfig
 from twinax.parity_tests.functions import random_arrays, random_batch
 from twinax.torch_reference import optimizers as torch_optimizers
@@ -131,7 +133,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_named(plain_step):
     after, metrics = plain_step(state, batch(1))
     chex.assert_trees_all_equal(copied(after), before)
     line = step.explain(after, metrics)
-    assert line.startswith("update 1: the gradient of decoder.final_norm.bias and ")
+    assert line.startswith("update 1: the norm of the gradient of decoder.final_norm.bias and ")
     assert line.endswith("is not finite (loss nan); nothing was changed")
     healthy, metrics = plain_step(new_state(), batch(1))
     assert step.explain(healthy, metrics) is None
@@ -148,12 +150,56 @@ def test_the_reference_refuses_the_same():
     metrics = torch_step.train_step(model, optimizer, TRAINING, 0, empty)
     assert (metrics.loss, metrics.tokens, metrics.applied) == (0.0, 0, False)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch_step.explain(metrics) == "update 0: the batch has no token but padding; nothing was changed"
     with torch.no_grad():
         model.decoder.layers[0].feed_forward.outer_proj.bias[3] = torch.inf
-    assert not torch_step.train_step(model, optimizer, TRAINING, 0, tensors).applied
+    metrics = torch_step.train_step(model, optimizer, TRAINING, 5, tensors)
+    assert re.fullmatch(
+        r"update 5: the norm of the gradient of \S+ and \d+ more is not finite \(loss nan\); nothing was changed",
+        torch_step.explain(metrics) or "",
+    )
     assert not optimizer.state
     with pytest.raises(ValueError, match="accumulation=4: does not divide the batch of 6 sentences"):
         torch_step.train_step(model, optimizer, TrainingConfig(accumulation=4), 0, tensors)
+
+
+def test_a_loss_alone_that_is_not_finite_is_refused():
+    """An output bias of -inf, as for a token that is never to be said, with smoothing: every gradient is finite."""
+    model = flax_transformer.Transformer.from_arrays(
+        MODEL, {n: jnp.asarray(a) for n, a in random_arrays(MODEL, 0).items()}
+    )
+    model.output.bias[...] = model.output.bias[...].at[MODEL.tgt_vocab_size - 1].set(-jnp.inf)
+    other = convert.to_torch(model)
+    state = step.init_state(model, TRAINING)
+    drawn = batch()
+    drawn = drawn._replace(labels=jnp.where(drawn.labels == MODEL.tgt_vocab_size - 1, 5, drawn.labels))
+    tensors = torch_step.Batch(*(torch.tensor(np.asarray(a)) for a in drawn))
+    state, metrics = step.make_train_step(MODEL, TRAINING)(state, drawn)
+    theirs = torch_step.train_step(other, torch_optimizers.make_optimizer(other, TRAINING), TRAINING, 0, tensors)
+    line = "update 0: the loss is not finite (loss inf); nothing was changed"
+    assert (step.explain(state, metrics), torch_step.explain(theirs)) == (line, line)
+    assert float(metrics.gradient_norm) == pytest.approx(theirs.gradient_norm, rel=1e-13)
+
+
+def test_float16_parameters_are_refused():
+    config = MODEL.replace(param_dtype="float16", compute_dtype="float16")
+    with pytest.raises(ConfigError, match=r"^param_dtype='float16': squares of gradients do not fit"):
+        step.make_train_step(config, TRAINING)
+    with pytest.raises(ConfigError, match=r"^param_dtype='float16': squares of gradients do not fit"):
+        torch_optimizers.make_optimizer(torch_reference.Transformer(config), TRAINING)
+
+
+@pytest.mark.parametrize("name", ["src_tokens", "tgt_tokens", "rows"])
+def test_arrays_of_different_batches(name):
+    drawn = batch()
+    drawn = drawn._replace(**{name: getattr(drawn, name)[:4]})
+    line = f"^{name}: must have 6 rows, as labels, not 4"
+    with pytest.raises(ValueError, match=line):
+        step.make_train_step(MODEL, TrainingConfig(accumulation=2))(new_state(), drawn)
+    model = torch_reference.Transformer(MODEL)
+    tensors = torch_step.Batch(*(torch.tensor(np.asarray(a)) for a in drawn))
+    with pytest.raises(ValueError, match=line):
+        torch_step.train_step(model, torch_optimizers.make_optimizer(model, TRAINING), TRAINING, 0, tensors)
 
 
 def test_parts_that_do_not_divide_the_batch():
@@ -174,14 +220,19 @@ whole = t.batch(5, sentences=16)
 mesh = Mesh(np.array(jax.devices()), ("data",))
 spread = jax.device_put(whole, NamedSharding(mesh, P("data")))
 everywhere = jax.device_put(t.new_state(), NamedSharding(mesh, P()))
-expected, found = run(t.new_state(), whole), run(everywhere, spread)
+expected = run(t.new_state(), whole)
+run = t.step.make_train_step(t.MODEL, t.TrainingConfig(**{**vars(t.TRAINING), "accumulation": 2}))
+everywhere = jax.device_put(t.new_state(), NamedSharding(mesh, P()))
+compiled = run.lower(everywhere, spread).compile()
+assert "all-gather" not in compiled.as_text()  # each device has its share of every part
+found = compiled(everywhere, spread)
 assert len(found[0].params["output.bias"].sharding.device_set) == 8
 print(t.largest_difference(expected[1], found[1]), t.largest_difference(expected[0].optimizer, found[0].optimizer))
 """
 
 
 def test_eight_devices_are_one(request):
-    """Each computes its sentences with its own part of the masks: equal to rounding, with dropout on."""
+    """Each computes its sentences with its own part of the masks: equal to rounding, with dropout on, in two parts."""
     code = f"TESTS = {str(request.path.parent)!r}\n" + DEVICES
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

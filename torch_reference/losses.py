@@ -19,12 +19,23 @@ def cross_entropy(
 
     p = softmax(logits), q the smoothed label.
 
+    Raises:
+        ValueError: the labels are not integers of the logits' batch and length, or not in the vocabulary.
     Source: Szegedy et al. 2016, section 7; `configs.label_smoothing`.
     """
+    if labels.shape != logits.shape[:-1] or labels.is_floating_point():
+        raise ValueError(
+            f"labels: must be integers of shape {list(logits.shape[:-1])}, not {labels.dtype}{list(labels.shape)}"
+        )
+    if outside := labels[(labels < 0) | (labels >= logits.shape[-1])].tolist():
+        raise ValueError(
+            f"labels: {len(outside)} are outside the vocabulary, 0 to {logits.shape[-1] - 1}, the first is {outside[0]}"
+        )
     target = SMOOTHINGS[config.smoothing](config.label_smoothing, logits.shape[-1])
     keep = labels != pad_id
     q = torch.full_like(logits, target.other, dtype=at_least_float32(logits).dtype)
     q[..., pad_id] = target.padding
-    q.scatter_(-1, labels[..., None], target.label)
-    losses = -(q * at_least_float32(logits).log_softmax(-1)).sum(-1) - target.entropy
+    q.scatter_(-1, labels[..., None].long(), target.label)
+    # Terms of weight 0 are left out: a logit may be -inf.
+    losses = -torch.where(q == 0, 0, q * at_least_float32(logits).log_softmax(-1)).sum(-1) - target.entropy
     return torch.where(keep, losses, 0).sum(), keep.sum()

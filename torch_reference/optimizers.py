@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..configs.training import TrainingConfig
+from ..configs.training import TrainingConfig, check_trainable
+from .model import Transformer
 
 # (norm of all gradients, its bound) -> what the gradients are multiplied with
 CLIP_RULES: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -25,8 +26,13 @@ def clip(gradients: Iterable[Tensor], norm: Tensor, config: TrainingConfig) -> N
             gradient.mul_(factor.to(gradient.dtype))
 
 
-def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam:
-    """`torch.optim.Adam` or `AdamW` of the model's parameters; the step sets the learning rate."""
+def make_optimizer(model: Transformer, config: TrainingConfig) -> torch.optim.Adam:
+    """`torch.optim.Adam` or `AdamW` of the model's parameters; the step sets the learning rate.
+
+    Raises:
+        ConfigError: the model's parameters are float16.
+    """
+    check_trainable(model.config)
     decays = DECAYED[config.decayed]
     groups = [
         {"params": [p for p in model.parameters() if decays(p)], "weight_decay": config.weight_decay},

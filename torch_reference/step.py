@@ -11,10 +11,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..configs.schedules import learning_rate
-from ..configs.training import TrainingConfig
+from ..configs.training import TrainingConfig, describe_refusal
 from .dropout import DropoutKey
 from .losses import cross_entropy
 from .model import Transformer
+from .module import at_least_float32
 from .optimizers import clip
 
 
@@ -35,6 +36,8 @@ class Metrics(NamedTuple):
     gradient_norm: float  # before clipping
     learning_rate: float
     applied: bool  # False: nothing was changed
+    update: int  # number of the update, from 0
+    nonfinite: tuple[str, ...]  # parameters whose gradient's norm is
 
 
 def train_step(
@@ -42,15 +45,20 @@ def train_step(
 ) -> Metrics:
     """Changes model and optimiser by update number `update`, counted from 0; says what it did.
 
+    Where it refuses the batch, the next one is update `update` again.
+
     Raises:
-        ValueError: `accumulation` does not divide the batch.
+        ValueError: `accumulation` does not divide the batch, or its arrays do not fit.
     """
     sentences, parts = len(batch.labels), config.accumulation
+    for name, tensor in batch._asdict().items():
+        if len(tensor) != sentences:
+            raise ValueError(f"{name}: must have {sentences} rows, as labels, not {len(tensor)}")
     if sentences % parts:
         raise ValueError(f"accumulation={parts}: does not divide the batch of {sentences} sentences")
     optimizer.zero_grad(set_to_none=True)
     total, tokens = 0.0, 0
-    for part in (Batch(*tensors) for tensors in zip(*(tensor.chunk(parts) for tensor in batch), strict=True)):
+    for part in (Batch(*(tensor[i::parts] for tensor in batch)) for i in range(parts)):
         key = DropoutKey(config.seed, update, part.rows)
         logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)
         loss, number = cross_entropy(logits, part.labels, model.config.pad_id, config)
@@ -64,7 +72,8 @@ def train_step(
     gradients = [p.grad for p in parameters if p.grad is not None]
     for gradient in gradients:
         gradient.div_(max(tokens, 1))
-    norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+    squares = {n: at_least_float32(p.grad).square().sum() for n, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack(list(squares.values())).sum().sqrt()
     rate = float(learning_rate(update, config, model.config.d_model, np))
     loss = total / max(tokens, 1)
     applied = tokens > 0 and bool(norm.isfinite()) and bool(np.isfinite(loss))
@@ -73,4 +82,12 @@ def train_step(
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-    return Metrics(loss, tokens, norm.item(), rate, applied)
+    nonfinite = tuple(name for name, square in squares.items() if not square.isfinite())
+    return Metrics(loss, tokens, norm.item(), rate, applied, update, nonfinite)
+
+
+def explain(metrics: Metrics) -> str | None:
+    """Why a step changed nothing, in one line; None where it did."""
+    if metrics.applied:
+        return None
+    return describe_refusal(metrics.update, metrics.tokens, metrics.loss, metrics.nonfinite)

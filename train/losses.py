@@ -22,8 +22,16 @@ def cross_entropy(
 
     p = softmax(logits), q the smoothed label.
 
+    A label outside the vocabulary makes the sum NaN.
+
+    Raises:
+        ValueError: the labels are not integers of the logits' batch and length.
     Source: Szegedy et al. 2016, section 7; `configs.label_smoothing`.
     """
+    if labels.shape != logits.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(
+            f"labels: must be integers of shape {list(logits.shape[:-1])}, not {labels.dtype}{list(labels.shape)}"
+        )
     target = SMOOTHINGS[config.smoothing](config.label_smoothing, logits.shape[-1])
     keep = labels != pad_id
     losses: Any = _losses(logits, labels, pad_id, target)  # custom_vjp hides the type
@@ -40,22 +48,27 @@ def _losses(
 
 def _forward(
     logits: Float[Array, "B T V"], labels: Int[Array, "B T"], pad_id: int, target: Target
-) -> tuple[Float[Array, "B T"], tuple[Array, Array, Array]]:
-    z = at_least_float32(logits)
-    normaliser = jax.nn.logsumexp(z, axis=-1)
-    at_label = jnp.take_along_axis(z, labels[..., None], axis=-1)[..., 0]
-    expected = (target.label - target.other) * at_label + (target.padding - target.other) * z[..., pad_id]
-    expected += target.other * z.sum(-1)
+) -> tuple[Float[Array, "B T"], tuple[Array, ...]]:
+    largest = at_least_float32(logits.max(-1))  # taken off first: what all logits have in common costs no digits then
+    z = at_least_float32(logits) - largest[..., None]
+    normaliser = jnp.log(jnp.exp(z).sum(-1))
+    labels = jnp.where(labels < 0, z.shape[-1], labels)  # outside the vocabulary is NaN; JAX would count from the end
+    expected = (target.label - target.other) * jnp.take_along_axis(z, labels[..., None], axis=-1)[..., 0]
+    # Terms of weight 0 are left out: a logit may be -inf.
+    if target.padding != target.other:
+        expected += (target.padding - target.other) * z[..., pad_id]
+    if target.other:
+        expected += target.other * z.sum(-1)
     # What waits for the gradient is the logits in their own number type, not the probabilities in float32.
-    return normaliser - expected - target.entropy, (logits, labels, normaliser)
+    return normaliser - expected - target.entropy, (logits, labels, largest, normaliser)
 
 
 def _backward(
-    pad_id: int, target: Target, saved: tuple[Array, Array, Array], gradient: Float[Array, "B T"]
+    pad_id: int, target: Target, saved: tuple[Array, ...], gradient: Float[Array, "B T"]
 ) -> tuple[Float[Array, "B T V"], None]:
     """d loss / d z = p - q."""
-    logits, labels, normaliser = saved
-    p = jnp.exp(at_least_float32(logits) - normaliser[..., None])
+    logits, labels, largest, normaliser = saved
+    p = jnp.exp(at_least_float32(logits) - largest[..., None] - normaliser[..., None])
     token = jnp.arange(logits.shape[-1])
     q = jnp.where(token == pad_id, target.padding, target.other)
     q = jnp.where(token == labels[..., None], target.label, q)

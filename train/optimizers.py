@@ -51,7 +51,5 @@ def make_optimizer(config: TrainingConfig, without_gradient: Collection[str] = (
         return {name: DECAYED[config.decayed](name) and name not in left_out for name in params}
 
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
-    if not config.weight_decay:
-        return adam
     decay = optax.add_decayed_weights(config.weight_decay, decays)
     return optax.chain(decay, adam) if config.optimizer == "adam" else optax.chain(adam, decay)

@@ -15,10 +15,10 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from ..configs.schedules import learning_rate
 from ..configs.schema import TransformerConfig
-from ..configs.training import TrainingConfig
+from ..configs.training import TrainingConfig, check_trainable, describe_refusal
 from ..flax_transformer.dropout import DropoutKey
 from ..flax_transformer.model import Transformer
-from ..flax_transformer.module import Buffer, named_arrays
+from ..flax_transformer.module import Buffer, at_least_float32, named_arrays
 from .losses import cross_entropy
 from .optimizers import clip, make_optimizer
 from .reach import without_gradient
@@ -55,7 +55,7 @@ class Metrics(NamedTuple):
     learning_rate: Float[Array, ""]
     applied: Bool[Array, ""]  # False: the state is what it was
     update: Int[Array, ""]  # number of the update, from 0
-    nonfinite: Bool[Array, " P"]  # for each parameter, sorted by name, whether its gradient is
+    nonfinite: Bool[Array, " P"]  # for each parameter, sorted by name, whether its gradient's norm is
 
 
 def init_state(model: Transformer, config: TrainingConfig) -> TrainState:
@@ -75,14 +75,16 @@ def make_train_step(
     tokens, or with a loss or gradient that is not finite, changes nothing: `explain` says so.
 
     Raises:
-        ValueError: when it is called on a batch that `accumulation` does not divide.
+        ConfigError: the model's parameters are float16.
+        ValueError: when it is called on a batch that `accumulation` does not divide, or whose arrays do not fit.
     """
+    check_trainable(model_config)
     optimizer = make_optimizer(config, without_gradient(model_config))
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         total, tokens, gradients = _accumulate(state, batch, model_config, config)
-        gradients = jax.tree.map(lambda g: g / jnp.maximum(tokens, 1).astype(g.dtype), gradients)
-        squares = {name: jnp.square(g).sum() for name, g in sorted(gradients.items())}
+        gradients = jax.tree.map(lambda g: (at_least_float32(g) / jnp.maximum(tokens, 1)).astype(g.dtype), gradients)
+        squares = {name: jnp.square(at_least_float32(g)).sum() for name, g in sorted(gradients.items())}
         norm = jnp.sqrt(sum(squares.values(), start=jnp.zeros(())))
         rate = learning_rate(state.update, config, model_config.d_model, jnp)
         directions: Any
@@ -119,14 +121,17 @@ def _accumulate(
         return total, tokens, gradients
 
     sentences, parts = len(batch.labels), config.accumulation
-    if parts == 1:
-        return compute(batch)
+    for name, array in batch._asdict().items():
+        if len(array) != sentences:
+            raise ValueError(f"{name}: must have {sentences} rows, as labels, not {len(array)}")
     if sentences % parts:
         raise ValueError(f"accumulation={parts}: does not divide the batch of {sentences} sentences")
-    stacked = jax.tree.map(lambda a: a.reshape(parts, sentences // parts, *a.shape[1:]), batch)
-    zeros = jax.tree.map(
-        lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(compute, jax.tree.map(lambda a: a[0], stacked))
-    )
+    if parts == 1:
+        return compute(batch)
+    # A part is every so-manieth sentence: where the batch is spread over devices, each has its share of every part.
+    stacked = jax.tree.map(lambda a: a.reshape(sentences // parts, parts, *a.shape[1:]).swapaxes(0, 1), batch)
+    zero = jnp.zeros((), jnp.promote_types(model_config.compute_dtype, jnp.float32))
+    zeros = zero, jnp.zeros((), int), jax.tree.map(jnp.zeros_like, dict(state.params))
     add = partial(jax.tree.map, jnp.add)
     return jax.lax.scan(lambda sums, part: (add(sums, compute(part)), None), zeros, stacked)[0]
 
@@ -135,9 +140,5 @@ def explain(state: TrainState, metrics: Metrics) -> str | None:
     """Why a step changed nothing, in one line; None where it did. Waits for the step."""
     if metrics.applied:
         return None
-    number = int(metrics.update)
-    if metrics.tokens == 0:
-        return f"update {number}: the batch has no token but padding; nothing was changed"
-    bad = [name for name, is_bad in zip(sorted(state.params), metrics.nonfinite, strict=True) if is_bad]
-    what = f"the gradient of {bad[0]}" + (f" and {len(bad) - 1} more" if bad[1:] else "") if bad else "the loss"
-    return f"update {number}: {what} is not finite (loss {float(metrics.loss)}); nothing was changed"
+    names = [name for name, is_bad in zip(sorted(state.params), metrics.nonfinite, strict=True) if is_bad]
+    return describe_refusal(int(metrics.update), int(metrics.tokens), float(metrics.loss), names)

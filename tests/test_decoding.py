@@ -1,0 +1,262 @@
+"""Settings of decoding, what is refused, scores, attention maps and their pictures."""
+
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+
+from twinax import TransformerConfig, convert, flax_transformer, torch_reference
+from twinax.attention_plot import attention_blocks, attention_plot
+from twinax.configs import ConfigError
+from twinax.configs.decoding import LENGTH_PENALTIES, DecodingConfig, LengthPenalty, plan, without_cache
+from twinax.parity_tests.functions import random_arrays
+
+CONFIG = TransformerConfig.preset(
+    "tiny", num_encoder_layers=1, num_decoder_layers=2, decoder_num_heads=2, max_length=9, src_vocab_size=13,
+    tgt_vocab_size=17, param_dtype="float64", compute_dtype="float64",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def twins():
+    arrays = random_arrays(CONFIG, 0)
+    arrays["output.bias"][CONFIG.eos_id] += 1.5
+    model = flax_transformer.Transformer.from_arrays(CONFIG, {name: jnp.asarray(a) for name, a in arrays.items()})
+    return model, convert.to_torch(model)
+
+
+def sources(batch=5, length=6):
+    src = np.random.default_rng(0).integers(3, 13, (batch, length))
+    return np.where(np.arange(length) < 2 + np.arange(batch)[:, None] % (length - 1), src, CONFIG.pad_id)
+
+
+def both(twins, function, *arrays):
+    """The result of a function of that name in both frameworks."""
+    model, other = twins
+    tensors = [torch.from_numpy(a) for a in arrays]
+    return getattr(flax_transformer, function)(model, *arrays), getattr(torch_reference, function)(other, *tensors)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "beam_size=0: must be at least 1": {"beam_size": 0},
+    "max_length=0: must be at least 1": {"max_length": 0},
+    "n_best=3: must not be above beam_size=2": {"n_best": 3, "beam_size": 2},
+    "min_length=5: must not be above max_length=4": {"min_length": 5, "max_length": 4},
+    "length_exponent=inf: must be a finite number": {"length_exponent": float("inf")},
+    "length_penalty='t2t': must be one of 'power', 'gnmt'": {"length_penalty": "t2t"},
+    r"forbidden_ids=\('3',\): must be whole numbers": {"forbidden_ids": ("3",)},
+    "beam_size=18: must not be above the target vocabulary of 17 tokens": {"beam_size": 18},
+    "max_length=10: the model's positions end at 9": {"max_length": 10},
+    "min_length=10: the model's positions end at 9": {"min_length": 10},
+    "forbidden_ids: 17 is outside the target vocabulary, 0 to 16": {"forbidden_ids": (17,)},
+    "forbidden_ids: 2 is eos_id, without which nothing ends; see min_length": {"forbidden_ids": [2]},
+    "min_length=2: forbidden_ids leave no token but the end": {"min_length": 2, "forbidden_ids": (1, *range(3, 17))},
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_settings(line):
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        plan(CONFIG, DecodingConfig(**WRONG[line]))
+
+
+def test_a_model_without_a_start():
+    with pytest.raises(ConfigError, match=r"^decoder_start_id=None: the model does not say"):
+        plan(CONFIG.replace(decoder_start_id=None), DecodingConfig())
+
+
+BAD_SOURCES = {
+    r"src_tokens\[2\]: a sentence has no token but padding; leave it out": np.array([[4, 5], [6, 0], [0, 0]]),
+    "src_tokens: there is no sentence in the batch": np.zeros((0, 3), int),
+    "src_tokens: length 10 is not between 1 and the config's max_length=9": np.full((1, 10), 4),
+    "src_tokens: length 0 is not between 1": np.zeros((2, 0), int),
+    r"src_tokens\[0, 1\] is 13: 1 ids are outside the vocabulary, 0 to 12": np.array([[4, 13]]),
+}
+
+
+@pytest.mark.parametrize("line", BAD_SOURCES)
+def test_bad_sources(twins, line):
+    src = BAD_SOURCES[line]
+    tgt = np.full((len(src), 2), 2)
+    for function, arrays in (("generate", (src,)), ("score", (src, tgt)), ("attention_maps", (src, tgt))):
+        for package, model, convert_array in zip(
+            (flax_transformer, torch_reference), twins, (np.asarray, torch.from_numpy), strict=True
+        ):
+            with pytest.raises(ValueError, match=f"^{line}"):
+                getattr(package, function)(model, *map(convert_array, arrays))
+
+
+def test_weights_that_are_not_finite(twins):
+    model, _ = twins
+    arrays = flax_transformer.named_arrays(model)
+    broken = {**arrays, "output.bias": arrays["output.bias"].at[4].set(jnp.nan)}
+    model = flax_transformer.Transformer.from_arrays(CONFIG, broken)
+    with pytest.raises(ValueError, match=r"^src_tokens\[0\]: the model's logits are NaN"):
+        flax_transformer.generate(model, sources(2), DecodingConfig(max_length=3))
+    with pytest.raises(ValueError, match=r"^src_tokens\[0\]: the model's logits are NaN"):
+        torch_reference.generate(convert.to_torch(model), torch.from_numpy(sources(2)), DecodingConfig(max_length=3))
+
+
+def test_greedy_search_is_the_likeliest_next_token(twins):
+    """Plainly, without any of the search."""
+    model, src = twins[0], sources()
+    found = flax_transformer.generate(model, src)
+    for row, tokens in zip(src, found.sentences(), strict=True):
+        said = [CONFIG.decoder_start_id]
+        while len(said) <= len(tokens[0]) + 1:
+            logits = np.array(model(jnp.asarray(row[None]), jnp.asarray([said])))[0, -1]
+            logits[CONFIG.pad_id] = -np.inf
+            said.append(CONFIG.eos_id if len(said) == CONFIG.max_length else int(logits.argmax()))
+        assert said[1:] == [*tokens[0], CONFIG.eos_id]
+
+
+@pytest.mark.parametrize("penalty", get_args(LengthPenalty))
+def test_scores_are_those_of_the_sentences(twins, penalty):
+    """What `score` says of a hypothesis, over its penalty, is the score it was found with."""
+    config = DecodingConfig(beam_size=3, n_best=3, length_penalty=penalty, length_exponent=0.7)
+    found = flax_transformer.generate(twins[0], sources(), config)
+    for rank in range(3):
+        shorter = found.lengths[:, rank] < CONFIG.max_length  # there the end is forced, and costs nothing
+        for scored in both(twins, "score", sources(), found.tokens[:, rank]):
+            penalties = LENGTH_PENALTIES[penalty](found.lengths[:, rank].astype(float), 0.7)
+            assert np.abs(scored.totals / penalties - found.scores[:, rank])[shorter].max() < 1e-12
+            assert shorter.sum() >= 3
+
+
+def test_scores_are_the_cross_entropy_of_torch(twins):
+    src, tgt = sources(), np.random.default_rng(1).integers(3, 17, (5, 7))
+    tgt = np.where(np.arange(7) < 1 + np.arange(5)[:, None], tgt, CONFIG.pad_id)
+    inputs = np.concatenate([np.full((5, 1), CONFIG.decoder_start_id), tgt[:, :-1]], axis=1)
+    logits = twins[1](torch.from_numpy(src), torch.from_numpy(inputs)).detach()
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), torch.from_numpy(tgt).flatten(), ignore_index=CONFIG.pad_id, reduction="none"
+    ).unflatten(0, tgt.shape)
+    for scored in both(twins, "score", src, tgt):
+        assert scored.tokens.shape == tgt.shape
+        assert np.abs(scored.tokens + losses.numpy()).max() < 1e-12
+        assert np.abs(scored.totals + losses.numpy().sum(1)).max() < 1e-12
+
+
+def test_attention_maps(twins):
+    src = sources()
+    tgt = flax_transformer.generate(twins[0], src).tokens[:, 0]
+    flax, other = both(twins, "attention_maps", src, tgt)
+    length = tgt.shape[1]
+    assert flax.encoder.shape == (5, 1, CONFIG.num_heads, 6, 6)
+    assert flax.decoder.shape == (5, 2, 2, length, length)
+    assert flax.cross.shape == (5, 2, 2, length, 6)
+    for mine, reference in zip(flax, other, strict=True):
+        assert np.abs(mine - reference).max() < 1e-12
+    assert np.abs(flax.cross.sum(-1) - 1).max() < 1e-12
+    assert not np.triu(flax.decoder, 1).any()
+    assert not np.moveaxis(flax.cross, -1, 1)[src == CONFIG.pad_id].any()
+
+
+@pytest.mark.parametrize("function", ["score", "attention_maps"])
+def test_bad_targets(twins, function, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    src = sources(2)
+    for line, tgt in {
+        r"tgt_tokens\[1\]: a sentence has no token, not even its end, eos_id=2": np.array([[5, 2], [0, 0]]),
+        "tgt_tokens: length 10 is not between 1 and the config's max_length=9": np.full((2, 10), 4),
+        "src_tokens and tgt_tokens: must be of one batch": np.full((3, 4), 4),
+    }.items():
+        for package, model, convert_array in zip(
+            (flax_transformer, torch_reference), twins, (np.asarray, torch.from_numpy), strict=True
+        ):
+            with pytest.raises(ValueError, match=f"^{line}"):
+                getattr(package, function)(model, convert_array(src), convert_array(tgt))
+
+
+HINTS = get_type_hints(TransformerConfig)
+VALUES = [
+    (field.name, value)
+    for field in fields(TransformerConfig)
+    if get_origin(HINTS[field.name]) is Literal
+    and field.name not in ("param_dtype", "compute_dtype", "dropout_generator")
+    for value in get_args(HINTS[field.name])
+] + [("mask_value", value) for value in (-1e-9, -100.0, -1e4, -1e9)]
+
+
+@pytest.mark.parametrize(("name", "value"), VALUES)
+def test_settings_without_a_cache_are_those_in_which_a_token_sees_later_ones(name, value):
+    """Measured: whether a later target token changes an earlier logit."""
+    config = CONFIG.replace(**{name: value, "num_decoder_layers": 1})
+    arrays = random_arrays(config.replace(param_dtype="float32", compute_dtype="float32"), 0)
+    model = torch_reference.Transformer.from_state_dict(
+        config, convert.to_state_dict({n: a.astype(np.float64) for n, a in arrays.items()}, config)
+    )
+    src, tgt = torch.tensor([[4, 5, 6]]), torch.tensor([[1, 7, 8, 9], [1, 7, 8, 3]])
+    with torch.no_grad():
+        logits = model(src.expand(2, -1), tgt)
+    sees_later = bool((logits[0, :3] - logits[1, :3]).abs().max() > 1e-12)
+    assert sees_later <= (without_cache(config) is not None)
+
+
+def test_a_model_that_cannot_be_cached_is_decoded_without():
+    config = CONFIG.replace(mask_value=-1e-9, max_length=4, num_decoder_layers=1)
+    model = flax_transformer.Transformer.from_arrays(
+        config, {n: jnp.asarray(a) for n, a in random_arrays(config, 0).items()}
+    )
+    src = sources(3)[:, :4]
+    with pytest.raises(ConfigError, match=r"^cache=True: mask_value=-1e-09 does not hide masked keys.*set cache=False"):
+        flax_transformer.generate(model, src)
+    found = flax_transformer.generate(model, src, DecodingConfig(beam_size=2, cache=False))
+    other = convert.to_torch(model)
+    expected = torch_reference.generate(other, torch.from_numpy(src), DecodingConfig(beam_size=2, cache=False))
+    assert np.array_equal(found.tokens, expected.tokens)
+    scores = both((model, other), "score", src, found.tokens[:, 0])
+    assert np.abs(scores[0].tokens - scores[1].tokens).max() < 1e-12
+
+
+def test_few_compiles(twins):
+    """Lengths go in steps: sources of 2 to 9 tokens and targets of up to 9 are one program each."""
+    config = DecodingConfig(beam_size=2, max_length=9)
+    jax.clear_caches()
+    begin, go_on = flax_transformer.decode._compiled(CONFIG, config)
+    for length in (3, 5, 6):
+        flax_transformer.generate(twins[0], sources(4, length), config)
+    assert (begin._cache_size(), go_on._cache_size()) == (1, 1)
+
+
+def test_pictures(tmp_path):
+    targets, sources = ["▁a", "$5", "家"], ["ein", "$5", "ein_sehr_langes_Wort", "</s>"]
+    weights = np.array([[0.8, 0.2, 0, 0], [0, 0.4, 0.2, 0.2], [0, 0, 0.1, 0.9]])
+    assert attention_blocks(weights, targets, sources).splitlines() == [
+        "       e",
+        "       i",
+        "       n",
+        "       _",
+        "       s",
+        "       e",
+        "       h",
+        "       r",
+        "       _ <",
+        "   e   l /",
+        "   i $ a s",
+        "   n 5 … >",
+        "▁a ██░░",
+        "$5   ▒▒░░░░",
+        "家       ██",
+    ]
+    targets[2] = "home"  # matplotlib's own font has no Chinese
+    attention_plot(np.stack([weights, weights / 2]), targets, sources, tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    figure = attention_plot(weights, targets, sources, titles=["layer 1"])
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == sources
+    assert [label.get_text() for label in axes.get_yticklabels()] == targets
+    assert axes.get_title() == "layer 1"
+    with pytest.raises(ValueError, match=r"^weights: must be .* 3 target and 3 source tokens, not \[3, 4\]"):
+        attention_plot(weights, targets, sources[:3])
+    with pytest.raises(
+        ValueError, match=r"^weights: must be of one head, \(target, source\), not of shape \[2, 3, 4\]"
+    ):
+        attention_blocks(np.stack([weights, weights]), targets, sources)
+    with pytest.raises(ValueError, match=r"^titles: must be 2, one a panel, not 1"):
+        attention_plot(np.stack([weights, weights]), targets, sources, titles=["one"])

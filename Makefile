@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories benchmark-dropout lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix benchmark-dropout benchmark-decoding lint types
 
 install: .venv/installed
 
@@ -25,6 +25,14 @@ conversion-matrix: install
 # Trainings in both frameworks, update by update; writes the table and the picture. About five minutes.
 trajectories: install
 	$(BIN)/python -m twinax.parity_tests.trajectories docs/parity.md
+
+# Beam search against transformers, token for token; writes the tables into the page. About a minute.
+decoding-matrix: install
+	$(BIN)/python -m twinax.parity_tests.decoding docs/decoding.md
+
+# What search costs beside transformers. About three minutes.
+benchmark-decoding: install
+	$(BIN)/python benchmarks/decoding.py
 
 # What dropout costs in a train step. About a minute.
 benchmark-dropout: install

@@ -121,7 +121,7 @@ class TransformerConfig:
     eos_id: int = 2
     decoder_start_id: int | None = 1  # None: decoding must be told
     forced_bos_id: int | None = None  # decoding emits it first
-    forced_eos_id: int | None = None  # decoding emits it where it reaches its longest length
+    forced_eos_id: int | None = None  # decoding emits it at its longest length; None: eos_id
 
     # Number types.
     param_dtype: DType = "float32"

@@ -1,13 +1,37 @@
-"""Two searches compared token for token, and `transformers`' `generate` as a third one that nobody here wrote."""
+"""Searches compared token for token: Flax, PyTorch, and `transformers`' `generate`, which nobody here wrote.
 
+`python -m twinax.parity_tests.decoding PAGE` prints both tables and writes them into the page.
+"""
+
+import logging
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import track
 
-from ..configs.decoding import Decoded, DecodingConfig, collect
+from .. import convert, flax_transformer, torch_reference
+from ..configs.decoding import LENGTH_PENALTIES, Decoded, DecodingConfig, collect
 from ..configs.schema import TransformerConfig
+from ..convert.checkpoint import Checkpoint
+from ..torch_reference import beam
+from .report import marks, write_table
+
+# Of the sum of a sentence's log-probabilities, in nats: what rounding may do to it. transformers casts the logits to
+# float32 whatever the model's type.
+ROUNDING = {"float32": 1e-5, "float64": 1e-12}
+LONGEST = 24
 
 
 @dataclass(frozen=True)
@@ -74,3 +98,132 @@ def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarr
     shape = len(src), config.n_best
     scores = np.zeros(shape) if config.beam_size == 1 else found.sequences_scores.numpy().reshape(shape)
     return collect(found.sequences.numpy().reshape(*shape, -1), scores, settings, config)
+
+
+# family -> settings. Tokens are far apart with weights so large, and where the end is likelier, by END in its logit,
+# sentences have many lengths: where all run to the longest, hardly any rule can be told from another.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Marian": {
+        "pad_token_id": 100,
+        "decoder_start_token_id": 100,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "init_std": 0.8,
+    },
+    "BART": {"forced_bos_token_id": 7, "init_std": 0.6},
+}
+_ARCHITECTURES = {"Marian": "MarianMTModel", "BART": "BartForConditionalGeneration"}
+END = 5.0
+
+
+def random_family(name: str, folder: Path) -> tuple[Any, Checkpoint]:
+    """A random model of `transformers`, saved in a folder, and what it is here."""
+    import transformers
+
+    sizes: dict[str, Any] = {"vocab_size": 101, "d_model": 32, "max_position_embeddings": LONGEST}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
+    torch.manual_seed(0)
+    architecture = getattr(transformers, _ARCHITECTURES[name])
+    model = architecture(architecture.config_class(**sizes, **FAMILIES[name])).eval()
+    model.final_logits_bias[0, model.config.eos_token_id] = END
+    model.save_pretrained(folder)
+    return model, convert.load(folder)
+
+
+def sentences(pad_id: int) -> np.ndarray:
+    """200 sentences of 2 to 16 tokens."""
+    rng = np.random.default_rng(0)
+    src = rng.integers(3, 99, (200, 16))
+    return np.where(np.arange(16) < rng.integers(2, 17, (200, 1)), src, pad_id)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What three searches found on 200 sentences, all hypotheses of each."""
+
+    name: str
+    dtype: str
+    beam_size: int
+    flax: Agreement  # with PyTorch's
+    transformers: Agreement
+    lengths: np.ndarray  # of the best hypotheses
+
+    @property
+    def ok(self) -> bool:
+        """Everything is equal, but for what rounding explains."""
+        near = self.dtype != "float64" or self.flax.score_error <= 1e-10
+        return near and not (self.flax.different or self.transformers.different)
+
+
+def measure(name: str, theirs: Any, checkpoint: Checkpoint, dtype: str, beam_size: int) -> Row:
+    """A family's row. Needs `jax_enable_x64` for float64."""
+    config = checkpoint.config.replace(param_dtype=dtype, compute_dtype=dtype)
+    arrays = {name: jnp.asarray(a.astype(dtype)) for name, a in checkpoint.arrays.items()}
+    model = flax_transformer.Transformer.from_arrays(config, arrays)
+    src, how = sentences(config.pad_id), DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
+    expected = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), how)
+    found = flax_transformer.generate(model, src, how)
+    oracle = transformers_generate(theirs.to(getattr(torch, dtype)), config, src, how)
+    return Row(
+        name,
+        dtype,
+        beam_size,
+        compare_decoded(found, expected, ROUNDING[dtype]),
+        compare_decoded(oracle, expected, ROUNDING["float32"]),
+        expected.lengths[:, 0],
+    )
+
+
+# name -> the rule broken in the PyTorch search
+WRONG_RULES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "none": lambda: patch.dict(LENGTH_PENALTIES),
+    "an end of any rank finishes": lambda: patch.object(beam, "may_finish", lambda rank, beam_size: rank >= 0),
+    "done with K finished": lambda: patch.object(beam, "settled", lambda worst, best: worst > -torch.inf),
+    "never done": lambda: patch.object(beam, "settled", lambda worst, best: worst > torch.inf),
+    "the start counts": lambda: patch.dict(LENGTH_PENALTIES, power=lambda n, a: (n + 1) ** a),
+    "the end does not count": lambda: patch.dict(LENGTH_PENALTIES, power=lambda n, a: np.maximum(n - 1, 1) ** a),
+}
+
+
+def wrongly_decoded(theirs: Any, checkpoint: Checkpoint, rule: str) -> int:
+    """Of 200 sentences, beam 4, those that differ from `transformers` by more than rounding explains."""
+    src, config = sentences(checkpoint.config.pad_id), DecodingConfig(beam_size=4, n_best=4, max_length=LONGEST)
+    oracle = transformers_generate(theirs.float(), checkpoint.config, src, config)
+    with WRONG_RULES[rule]():
+        found = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
+    return len(compare_decoded(oracle, found, ROUNDING["float32"]).different)
+
+
+def main(page: Path) -> int:
+    """Measures, prints the tables, writes them into the page. Returns 0 where all is equal."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    for name in ("decoding", "rules"):
+        marks(page, name)
+    rows, rules = [], []
+    progress = {"console": Console(stderr=True), "transient": True}
+    with tempfile.TemporaryDirectory() as folder, jax.enable_x64(True):
+        families = {name: random_family(name, Path(folder) / name) for name in FAMILIES}
+        for name, dtype, beam_size in track(list(product(FAMILIES, ROUNDING, (1, 4))), "searches", **progress):
+            rows.append(measure(name, *families[name], dtype, beam_size))
+        for rule in track(WRONG_RULES, "rules", **progress):
+            rules.append((rule, *(str(wrongly_decoded(*families[name], rule)) for name in FAMILIES)))
+    header = ("model", "number type", "beam", "Flax = PyTorch", "transformers = PyTorch", "score, Flax to PyTorch")
+    write_table(page, "decoding", header, [_cells(row) for row in rows])
+    write_table(page, "rules", ("mistake in the rule", *FAMILIES), rules)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    agreements = (
+        f"{a.equal} of {len(row.lengths)}"
+        + "".join(f", {len(some)} {name}" for name, some in (("tied", a.ties), ("DIFFERENT", a.different)) if some)
+        for a in (row.flax, row.transformers)
+    )
+    return (row.name, row.dtype, str(row.beam_size), *agreements, f"{row.flax.score_error:.1e}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m twinax.parity_tests.decoding PAGE")
+    sys.exit(main(Path(sys.argv[1])))

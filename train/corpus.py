@@ -1,0 +1,144 @@
+"""Sentence pairs from files and the hub, as they stand there; whatever is wrong with a file is said with its name."""
+
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..configs.data import CorpusConfig
+
+Pairs = Iterator[tuple[str, str]]
+
+# What `datasets` reads from single files, by their ending.
+_BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+class DataError(ValueError):
+    """Data cannot be used; the text says which file, where in it, and what to do."""
+
+
+def read_pairs(config: CorpusConfig) -> Pairs:
+    """(source, target) sentences in their order; empty ones too.
+
+    Raises:
+        DataError: a file is missing, damaged, not UTF-8 or without a pair; files differ in their number of lines; a
+            column is missing or has no text.
+    """
+    pairs = _parallel(config) if config.dataset is None else _columns(config, config.dataset)
+    first = next(pairs, None)
+    if first is None:
+        raise DataError(f"{config.dataset or config.src}: there is no sentence pair in it")
+    return itertools.chain([first], pairs)
+
+
+def _parallel(config: CorpusConfig) -> Pairs:
+    assert config.src is not None
+    assert config.tgt is not None
+    sides = _lines(config.src), _lines(config.tgt)
+    for number in itertools.count():
+        src, tgt = (next(side, None) for side in sides)
+        if src is None and tgt is None:
+            return
+        if src is None or tgt is None:
+            src_rest, tgt_rest = (sum(1 for _ in side) for side in sides)
+            raise DataError(
+                f"{config.src} has {number + (src is not None) + src_rest} lines and "
+                f"{config.tgt} has {number + (tgt is not None) + tgt_rest}: a line must be the other's translation"
+            )
+        yield src, tgt
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Lines of a UTF-8 file, gzipped or not, without what ends them."""
+    if not Path(path).is_file():
+        raise DataError(f"{path}: there is no such file")
+    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+        number = 0
+        try:
+            for number, line in enumerate(file, 1):
+                if number == 1 and line.startswith(_UTF16):
+                    raise DataError(f"{path}: is UTF-16; save it as UTF-8")
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield text.removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise DataError(
+                f"{path}, line {number}: is not UTF-8 (byte 0x{byte:02x} at {error.start + 1}); save it as UTF-8"
+            ) from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(f"{path}, after line {number}: is cut off or not gzip ({error})") from None
+
+
+def _columns(config: CorpusConfig, dataset: str) -> Pairs:
+    ending = Path(dataset.removesuffix(".gz")).suffix
+    if ending == ".tsv":
+        return _tab_separated(config, dataset)
+    if ending == ".txt":
+        return _scan(dataset)
+    return _with_datasets(config, dataset, _BUILDERS.get(ending))
+
+
+def _tab_separated(config: CorpusConfig, path: str) -> Pairs:
+    """Two columns by the names in the first line, or the first two where no names are asked for; nothing is quoted."""
+    lines, at = _lines(path), (0, 1)
+    names = (config.src_column, config.tgt_column)
+    if config.src_column is not None:
+        header = next(lines, "").split("\t")
+        at = tuple(header.index(name) if name in header else _missing(path, name, header) for name in names)
+    for number, line in enumerate(lines, 1 if config.src_column is None else 2):
+        fields = line.split("\t")
+        if len(fields) <= max(at):
+            raise DataError(f"{path}, line {number}: has {len(fields)} columns, and {max(at) + 1} are needed")
+        yield fields[at[0]], fields[at[1]]
+
+
+def _scan(path: str) -> Pairs:
+    """Lines `IN: command OUT: actions`. Source: Lake and Baroni 2018, SCAN."""
+    for number, line in enumerate(_lines(path), 1):
+        command, found, actions = line.removeprefix("IN: ").partition(" OUT: ")
+        if not found or not line.startswith("IN: "):
+            raise DataError(f"{path}, line {number}: is not 'IN: ... OUT: ...'; give text as src and tgt")
+        yield command, actions
+
+
+def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pairs:
+    """A file by its builder, or a directory or hub name by itself."""
+    import datasets
+
+    if config.src_column is None or config.tgt_column is None:
+        raise DataError(f"{name}: say which columns are source and target, as src_column and tgt_column")
+    if builder is not None and not Path(name).is_file():
+        raise DataError(f"{name}: there is no such file")
+    try:
+        if builder is None:
+            rows = datasets.load_dataset(name, config.subset, split=config.split)
+        else:
+            rows = datasets.load_dataset(builder, data_files=name, split="train")
+    except Exception as error:  # whatever it is, it says that the library does not take it
+        cause = error.__cause__ or error
+        text = " ".join(f"{error} {cause if cause is not error else ''}".split())
+        raise DataError(f"{name}: datasets cannot load it: {text[:300]}") from None
+    assert isinstance(rows, datasets.Dataset)
+    if "translation" in rows.column_names:
+        rows = rows.flatten()
+        prefix, present = "translation.", [c for c in rows.column_names if c.startswith("translation.")]
+        present = [c.removeprefix(prefix) for c in present]
+    else:
+        prefix, present = "", rows.column_names
+    names = [prefix + c if c in present else _missing(name, c, present) for c in (config.src_column, config.tgt_column)]
+    for number, row in enumerate(rows.select_columns(names), 1):
+        yield _text(name, number, names[0], row), _text(name, number, names[1], row)
+
+
+def _text(name: str, number: int, column: str, row: Any) -> str:
+    value = row[column]
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{name}, row {number}: column {column} has {type(value).__name__} {value!r}, not text")
+    return value or ""
+
+
+def _missing(name: str, column: str | None, present: list[str]) -> Any:
+    raise DataError(f"{name}: has no column {column!r}; it has {', '.join(present)}")

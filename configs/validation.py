@@ -53,6 +53,7 @@ _WORDS = {
     str: "a text",
     type(None): "None",
     tuple[int, ...]: "whole numbers",
+    tuple[str, ...]: "texts",
 }
 
 

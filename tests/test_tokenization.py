@@ -1,0 +1,161 @@
+"""Tokenizers: what they cut, that nothing is lost, special ids, and that `transformers` loads them with equal ids."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from twinax.configs import ConfigError
+from twinax.configs.data import ROLES, TokenizerConfig
+from twinax.train.corpus import DataError
+from twinax.train.tokenization import FILE, SETTINGS, Tokenizer, train_tokenizer
+
+TEXTS = [
+    "Ein kleines Haus steht am See, und der Hund schläft.",
+    "A small house stands by the lake; the dog sleeps (well).",
+    "Der Hund sieht ein Haus.",
+    "The dog's house is small!",
+] * 3
+CHINESE = ["今天天气很好", "明天天气不好", "今天很好吗"] * 3
+KINDS = [
+    TokenizerConfig(kind=kind, split=split, vocab_size=120 if split != "bytes" else 300)
+    for kind, splits in {
+        "word": ("whitespace", "punctuation", "unspaced"),
+        "bpe": ("whitespace", "punctuation", "unspaced", "bytes"),
+        "unigram": ("whitespace", "punctuation", "unspaced"),
+    }.items()
+    for split in splits
+]
+
+
+def name_of(config):
+    return f"{config.kind}-{config.split}"
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=name_of)
+def trained(request):
+    return request.param, train_tokenizer(request.param, CHINESE if request.param.split == "unspaced" else TEXTS)
+
+
+def test_known_text_comes_back(trained):
+    config, tokenizer = trained
+    texts = CHINESE if config.split == "unspaced" else TEXTS
+    lossless = config.kind != "word" or config.split != "punctuation"  # that one has spaces around punctuation
+    decoded = tokenizer.decode(tokenizer.encode(texts))
+    if lossless:
+        assert decoded == texts
+    else:
+        assert [text.replace(" ", "") for text in decoded] == [text.replace(" ", "") for text in texts]
+    assert not any(tokenizer.unk_id in ids for ids in tokenizer.encode(texts))
+
+
+def test_vocabulary_and_special_ids(trained):
+    config, tokenizer = trained
+    assert [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id] == [0, 1, 2, 3]
+    assert 4 < tokenizer.vocab_size <= config.vocab_size
+    assert tokenizer.encode([""]) == [[]]
+    assert tokenizer.decode([[], [0, 1, 2]]) == ["", ""]
+    if config.split != "bytes":
+        assert tokenizer.unk_id in tokenizer.encode(["Ω"])[0]
+
+
+def test_what_no_token_crosses():
+    for kind in ("word", "bpe", "unigram"):
+        cut = train_tokenizer(TokenizerConfig(kind=kind, split="punctuation", vocab_size=200), TEXTS)
+        tokens = [cut.fast.id_to_token(i) for i in cut.encode(["See, und (well)."])[0]]
+        assert {",", "(", ")", "."} <= {token.strip("▁") for token in tokens}
+    words = train_tokenizer(TokenizerConfig(kind="word"), TEXTS)
+    assert [words.fast.id_to_token(i) for i in words.encode(["am See, und"])[0]] == ["am", "See,", "und"]
+    characters = train_tokenizer(TokenizerConfig(kind="word", split="unspaced"), CHINESE)
+    assert [characters.fast.id_to_token(i) for i in characters.encode(["今天 好"])[0]] == ["今", "天", "好"]
+    joined = train_tokenizer(TokenizerConfig(kind="bpe", split="unspaced"), CHINESE)
+    assert len(joined.encode(["今天天气很好"])[0]) < 6
+
+
+def test_normalization():
+    def tokens(**changed):
+        tokenizer = train_tokenizer(TokenizerConfig(kind="word", **changed), TEXTS)
+        return [tokenizer.fast.id_to_token(i) for i in tokenizer.encode(["Der schla\u0308ft. ﬁ"])[0]]
+
+    assert tokens() == ["Der", "schläft.", "<unk>"]
+    assert tokens(normalization="none") == ["Der", "<unk>", "<unk>"]
+    assert tokens(lowercase=True)[0] == "der"
+    ligature = train_tokenizer(TokenizerConfig(kind="word", normalization="nfkc"), ["fi"])
+    assert ligature.unk_id not in ligature.encode(["ﬁ"])[0]
+
+
+def test_rare_words_are_unknown():
+    tokenizer = train_tokenizer(TokenizerConfig(kind="word", min_frequency=2), ["a a b"])
+    assert tokenizer.encode(["a b"]) == [[4, tokenizer.unk_id]]
+
+
+@pytest.mark.parametrize("order", [("unk", "pad", "bos", "eos"), ("bos", "eos", "pad", "unk")])
+def test_special_ids_are_free_and_transformers_has_the_same(order, tmp_path):
+    config = TokenizerConfig(
+        vocab_size=90, special_order=order, bos_token="[SOS]", eos_token="[EOS]", source_bos=True, source_eos=True
+    )
+    tokenizer = train_tokenizer(config, TEXTS)
+    assert [getattr(tokenizer, f"{role}_id") for role in order] == [0, 1, 2, 3]
+    tokenizer.save(tmp_path / "both")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "both")
+    assert [getattr(theirs, f"{role}_token_id") for role in order] == [0, 1, 2, 3]
+    framed = [[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode(TEXTS)]
+    assert theirs(TEXTS).input_ids == framed
+    assert theirs.batch_decode(framed, skip_special_tokens=True) == tokenizer.decode(framed) == TEXTS
+    again = Tokenizer.load(tmp_path / "both")
+    assert again.fast.to_str() == tokenizer.fast.to_str()
+    assert again.special_tokens == tokenizer.special_tokens
+
+
+def test_one_that_transformers_saved_is_loaded(tmp_path):
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=90), TEXTS)
+    names = {f"{role}_token": tokenizer.special_tokens[role] for role in ROLES}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer.fast, **names).save_pretrained(tmp_path)
+    assert Tokenizer.load(tmp_path).encode(TEXTS) == tokenizer.encode(TEXTS)
+
+
+@pytest.fixture(scope="module")
+def of_bytes():
+    return train_tokenizer(TokenizerConfig(split="bytes", vocab_size=300, normalization="none"), TEXTS)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_bytes_lose_nothing(of_bytes, text):
+    text = "".join(text.split("<"))  # special tokens in a text are special tokens
+    assert of_bytes.decode(of_bytes.encode([text])) == [text]
+
+
+def test_what_is_not_a_tokenizer(tmp_path):
+    train_tokenizer(TokenizerConfig(vocab_size=90), TEXTS).save(tmp_path / "good")
+    with pytest.raises(DataError, match=f"none: has no {FILE}$"):
+        Tokenizer.load(tmp_path / "none")
+    for name in (FILE, SETTINGS):
+        (tmp_path / name).mkdir()
+        for file in (FILE, SETTINGS):
+            (tmp_path / name / file).write_bytes((tmp_path / "good" / file).read_bytes())
+        (tmp_path / name / name).write_text("{")
+        with pytest.raises(DataError, match=f"{name}: is not a tokenizer: "):
+            Tokenizer.load(tmp_path / name)
+    settings = json.loads((tmp_path / "good" / SETTINGS).read_text())
+    del settings["bos_token"]
+    settings["pad_token"] = "<nowhere>"
+    (tmp_path / "good" / SETTINGS).write_text(json.dumps(settings))
+    with pytest.raises(DataError, match=r"good: the tokenizer has no special token for pad, bos$"):
+        Tokenizer.load(tmp_path / "good")
+
+
+WRONG = {
+    r"special_order=\('pad',\): must be an order of pad, bos, eos, unk": {"special_order": ("pad",)},
+    "special tokens '<s>', '<s>', '</s>', '<unk>': must differ, and none may be empty": {"pad_token": "<s>"},
+    "vocab_size=4: must be above 4, the special tokens": {"vocab_size": 4},
+    "min_frequency=0: must be at least 1": {"min_frequency": 0},
+    "split='bytes': needs kind='bpe', not 'unigram'": {"split": "bytes", "kind": "unigram"},
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_settings(line):
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        TokenizerConfig(**WRONG[line])

@@ -1,0 +1,144 @@
+"""Text to ids and back: fast tokenizers of the library `tokenizers`, trained here or elsewhere.
+
+A tokenizer is saved as `transformers.PreTrainedTokenizerFast` loads it.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as FastTokenizer
+
+from ..configs.data import ROLES, TokenizerConfig
+from .corpus import DataError
+
+FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+
+# For words, what cuts them; their decoder puts spaces between them, or nothing.
+_WORDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
+    "whitespace": (pre_tokenizers.WhitespaceSplit, None),
+    "punctuation": (
+        lambda: pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()]),
+        None,
+    ),
+    "unspaced": (
+        lambda: pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("."), "isolated")]
+        ),
+        decoders.Fuse,
+    ),
+}
+# For parts of words, which keep spaces as a mark, so that nothing is lost.
+_PARTS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
+    "whitespace": (pre_tokenizers.Metaspace, decoders.Metaspace),
+    "punctuation": (
+        lambda: pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]),
+        decoders.Metaspace,
+    ),
+    "unspaced": (lambda: pre_tokenizers.Metaspace(split=False), decoders.Metaspace),
+    "bytes": (lambda: pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel),
+}
+_NORMALIZERS: dict[str, Callable[[], Any]] = {"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
+
+
+class Tokenizer:
+    """A fast tokenizer and the ids of its special tokens.
+
+    Raises:
+        DataError: it has no token of one of the roles pad, bos, eos, unk.
+    """
+
+    def __init__(self, fast: FastTokenizer, special_tokens: dict[str, str]):
+        self.fast, self.special_tokens = fast, special_tokens
+        ids = {role: fast.token_to_id(special_tokens[role]) for role in ROLES if role in special_tokens}
+        missing = [role for role in ROLES if ids.get(role) is None]
+        if missing:
+            raise DataError(f"the tokenizer has no special token for {', '.join(missing)}")
+        self.pad_id, self.bos_id, self.eos_id, self.unk_id = (ids[role] for role in ROLES)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return self.fast.get_vocab_size()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens around it."""
+        return [found.ids for found in self.fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, sentences: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each sentence, without special tokens."""
+        return self.fast.decode_batch([list(ids) for ids in sentences], skip_special_tokens=True)
+
+    def save(self, directory: str | PathLike[str]) -> None:
+        """Writes the two files that `PreTrainedTokenizerFast.from_pretrained` reads."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self.fast.save(str(Path(directory) / FILE))
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        settings |= {f"{role}_token": token for role, token in self.special_tokens.items()}
+        (Path(directory) / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Tokenizer":
+        """A tokenizer from a directory that `save` or `transformers` wrote.
+
+        Raises:
+            DataError: a file is missing or damaged, or a special token is missing.
+        """
+        folder = Path(path)
+        for name in (FILE, SETTINGS):
+            if not (folder / name).is_file():
+                raise DataError(f"{folder}: has no {name}")
+        try:
+            fast = FastTokenizer.from_file(str(folder / FILE))
+            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        except Exception as error:  # the library has no class of its own for it
+            raise DataError(f"{folder}: is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
+        tokens = {role: settings.get(f"{role}_token") for role in ROLES}
+        texts = {role: t["content"] if isinstance(t, dict) else t for role, t in tokens.items() if t is not None}
+        try:
+            return cls(fast, texts)
+        except DataError as error:
+            raise DataError(f"{folder}: {error}") from None
+
+
+def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str]) -> Tokenizer:
+    """A tokenizer learnt from sentences.
+
+    Source: Sennrich et al. 2016 (bpe); Kudo 2018 (unigram).
+    """
+    special, unk = config.special_tokens, config.unk_token
+    common: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "special_tokens": special,
+        "show_progress": False,
+    }
+    model: Any
+    trainer: Any
+    if config.kind == "word":
+        model = models.WordLevel(unk_token=unk)
+        trainer = trainers.WordLevelTrainer(min_frequency=config.min_frequency, **common)
+    elif config.kind == "bpe":
+        model = models.BPE(unk_token=unk)
+        alphabet = pre_tokenizers.ByteLevel.alphabet() if config.split == "bytes" else []
+        trainer = trainers.BpeTrainer(min_frequency=config.min_frequency, initial_alphabet=alphabet, **common)
+    else:
+        model = models.Unigram()
+        trainer = trainers.UnigramTrainer(unk_token=unk, **common)
+    fast = FastTokenizer(model)
+    steps = [_NORMALIZERS[config.normalization]()] if config.normalization != "none" else []
+    steps += [normalizers.Lowercase()] if config.lowercase else []
+    fast.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
+    make_split, make_decoder = (_WORDS if config.kind == "word" else _PARTS)[config.split]
+    fast.pre_tokenizer = make_split()  # pyright: ignore[reportAttributeAccessIssue]
+    if make_decoder is not None:
+        fast.decoder = make_decoder()  # pyright: ignore[reportAttributeAccessIssue]
+    fast.train_from_iterator(sentences, trainer)
+    ends = (config.bos_token if config.source_bos else "", "$A", config.eos_token if config.source_eos else "")
+    fast.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+        single=" ".join(filter(None, ends)),
+        special_tokens=[(token, fast.token_to_id(token)) for token in (config.bos_token, config.eos_token)],
+    )
+    return Tokenizer(fast, {role: getattr(config, f"{role}_token") for role in ROLES})

@@ -4,6 +4,7 @@ n is the length of a hypothesis: its tokens, the end counted, the start not. K i
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -37,7 +38,10 @@ class DecodingConfig:
     cache: bool = True  # keep keys and values of earlier positions; False: compute all positions again at each step
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "forbidden_ids", tuple(self.forbidden_ids))
+        if not isinstance(self.forbidden_ids, Iterable):
+            raise ConfigError(f"forbidden_ids={self.forbidden_ids!r}: must be whole numbers")
+        ids = (token.item() if isinstance(token, np.integer) else token for token in self.forbidden_ids)
+        object.__setattr__(self, "forbidden_ids", tuple(ids))
         check_field_types(self)
         for name in ("beam_size", "n_best", "min_length", "max_length"):
             value = getattr(self, name)
@@ -57,7 +61,7 @@ class Decoded(NamedTuple):
     tokens: np.ndarray  # (B, N, longest n); padding after the end
     lengths: np.ndarray  # (B, N); 0 where a sentence has fewer hypotheses, which happens where few tokens are allowed
     scores: np.ndarray  # (B, N) sum of log-probabilities in nats, over the penalty; -inf where there is none
-    margins: np.ndarray | None = None  # (B,) the closest of the decisions, in nats; PyTorch's alone
+    margins: np.ndarray | None = None  # (B,) smallest error of a sum, in nats, that turns a decision; PyTorch's alone
 
     def sentences(self) -> list[list[list[int]]]:
         """Tokens of each hypothesis of each sentence, without the end and what follows it."""
@@ -100,7 +104,14 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
     for n, token in forced_ids.items():
         kind[n], forced[n] = len(allowed), True
         allowed.append(np.arange(len(ordinary)) == token)
-    penalty = LENGTH_PENALTIES[config.length_penalty](np.maximum(np.arange(longest + 1), 1.0), config.length_exponent)
+    with np.errstate(over="ignore", under="ignore"):
+        lengths = np.maximum(np.arange(longest + 1), 1.0)
+        penalty = LENGTH_PENALTIES[config.length_penalty](lengths, config.length_exponent)
+    if not (penalty > 1e-30).all() or not (penalty < 1e30).all():  # float32 has to hold what is divided by it
+        raise ConfigError(
+            f"length_exponent={config.length_exponent}: penalties of up to {longest} tokens are beyond 1e-30 to 1e30; "
+            "choose it nearer 0"
+        )
     return Steps(kind, np.stack(allowed), forced, penalty)
 
 
@@ -109,6 +120,8 @@ def check(model: TransformerConfig, config: DecodingConfig) -> None:
     vocab = model.tgt_vocab_size
     if model.decoder_start_id is None:
         raise ConfigError("decoder_start_id=None: the model does not say with which token its decoder starts; set it")
+    if vocab < 2:
+        raise ConfigError(f"tgt_vocab_size={vocab}: there is nothing to choose from")
     if config.beam_size > vocab:
         raise ConfigError(f"beam_size={config.beam_size}: must not be above the target vocabulary of {vocab} tokens")
     if config.max_length is not None and config.max_length > model.max_length:
@@ -142,7 +155,9 @@ def check_sources(keep: np.ndarray) -> None:
     empty = np.flatnonzero(~keep.any(1))
     if len(empty):
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
-        raise ValueError(f"src_tokens[{empty[0]}]{more}: a sentence has no token but padding; leave it out")
+        raise ValueError(
+            f"src_tokens[{empty[0]}]{more}: a sentence has no token, or all are padding or masked; leave it out"
+        )
 
 
 def collect(tokens: np.ndarray, scores: np.ndarray, model: TransformerConfig, config: DecodingConfig) -> Decoded:
@@ -181,15 +196,23 @@ def decoder_inputs(tgt_tokens: np.ndarray, model: TransformerConfig) -> np.ndarr
     """What the decoder reads to say these tokens (B, T): the start token and all but the last.
 
     Raises:
-        ValueError: the model has no start token, or a sentence has no token.
+        ConfigError: the model has no start token.
+        ValueError: a sentence has no token.
     """
     if model.decoder_start_id is None:
         raise ConfigError("decoder_start_id=None: the model does not say with which token its decoder starts; set it")
-    empty = np.flatnonzero((tgt_tokens == model.pad_id).all(1))
+    empty = np.flatnonzero(~counted(tgt_tokens, model).any(1))
     if len(empty):
         raise ValueError(f"tgt_tokens[{empty[0]}]: a sentence has no token, not even its end, eos_id={model.eos_id}")
     start = np.full_like(tgt_tokens[:, :1], model.decoder_start_id)
     return np.concatenate([start, tgt_tokens[:, :-1]], axis=1)
+
+
+def counted(tgt_tokens: np.ndarray, model: TransformerConfig) -> np.ndarray:
+    """Which target tokens (B, T) count: all but padding; where the end has padding's id, the first of them does."""
+    padding = tgt_tokens == model.pad_id
+    first = padding & (padding.cumsum(1) == 1)
+    return ~padding | (first & (model.pad_id == model.eos_id))
 
 
 def map_names(model: TransformerConfig) -> tuple[list[str], list[str], list[str]]:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -61,11 +62,13 @@ def checked_sources(
     config: TransformerConfig, src_tokens: ArrayLike, src_mask: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(sources, which of their tokens count). Raises: ValueError where `generate` says so."""
+    if any(isinstance(array, jax.core.Tracer) for array in (src_tokens, src_mask)):
+        raise ValueError("src_tokens: is traced; decoding compiles its own programs, so call it outside of jax.jit")
     src, keep = np.asarray(src_tokens), None if src_mask is None else np.asarray(src_mask)
     check_inputs("src", src, keep, config.src_vocab_size, config.max_length, None)
     keep = src != config.pad_id if keep is None else keep
     check_sources(keep)
-    return src, keep
+    return src.astype(np.int32), keep
 
 
 def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray) -> Search:
@@ -83,7 +86,7 @@ def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, kee
 def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
     """(what comes before the first token, the search until it is done or the cache is full)."""
     steps, beam_size = plan(model_config, config), config.beam_size
-    places = jnp.arange(beam_size)
+    places = np.arange(beam_size, dtype=np.int32)
 
     def begin(
         arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"]
@@ -91,7 +94,8 @@ def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[
         model = Transformer.from_arrays(model_config, arrays)
         memory = model.decoder.keys_values(model.encode(src, keep))
         layers = jax.tree.map(lambda a: jnp.zeros((len(src), 0, beam_size, *a.shape[2:]), a.dtype), memory)
-        return memory, _start(model_config, config, len(src)), Past(layers, jnp.zeros((len(src), beam_size, 0), int))
+        ancestors = jnp.zeros((len(src), beam_size, 0), jnp.int32)
+        return memory, _start(model_config, config, len(src)), Past(layers, ancestors)
 
     def go_on(
         arrays: Mapping[str, Array], memory: list[KeysValues], keep: Bool[Array, "B S"], search: Search, past: Past

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from ..configs.decoding import AttentionMaps, Scored, decoder_inputs, map_names, without_cache
+from ..configs.decoding import AttentionMaps, Scored, counted, decoder_inputs, map_names, without_cache
 from ..configs.schema import TransformerConfig
 from .decode import checked_sources, lengthen
 from .inputs import check_inputs
@@ -33,6 +33,7 @@ def score(
     """
     lengths, inputs = _prepare(model.config, src_tokens, tgt_tokens, src_mask)
     tokens = np.asarray(_compiled(model.config)[0](named_arrays(model), *inputs))[:, : lengths[1]]
+    tokens = np.where(counted(np.asarray(tgt_tokens), model.config), tokens, 0)
     return Scored(tokens.sum(1), tokens)
 
 
@@ -53,6 +54,7 @@ def _prepare(
     check_inputs("tgt", tgt, None, config.tgt_vocab_size, config.max_length, None)
     if len(src) != len(tgt):
         raise ValueError(f"src_tokens and tgt_tokens: must be of one batch, not of {len(src)} and {len(tgt)} sentences")
+    tgt = tgt.astype(np.int32)
     lengths, tgt_inputs = (src.shape[1], tgt.shape[1]), decoder_inputs(tgt, config)
     if without_cache(config):  # a position sees what comes after it, so that padding is not harmless
         return lengths, (src, keep, tgt_inputs, tgt)
@@ -72,8 +74,7 @@ def _compiled(config: TransformerConfig) -> tuple[Callable[..., Any], Callable[.
         tgt: Int[Array, "B T"],
     ) -> Float[Array, "B T"]:
         logits = Transformer.from_arrays(config, arrays)(src, tgt_inputs, keep)
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(at_least_float32(logits)), tgt[..., None], axis=-1)[..., 0]
-        return jnp.where(tgt == config.pad_id, 0, chosen)
+        return jnp.take_along_axis(jax.nn.log_softmax(at_least_float32(logits)), tgt[..., None], axis=-1)[..., 0]
 
     def maps(
         arrays: Mapping[str, Array],

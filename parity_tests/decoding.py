@@ -41,18 +41,18 @@ class Agreement:
     equal: int  # sentences
     ties: dict[int, float]  # sentence that differs -> margin of its closest decision, which rounding may turn
     different: dict[int, float]  # the same, where rounding cannot
-    score_error: float  # largest difference of the scores of equal sentences
+    score_error: float  # largest difference of the sums of log-probabilities of equal sentences, in nats
 
     def __str__(self) -> str:
         """One line."""
-        text = f"{self.equal} sentences equal, scores within {self.score_error:.1e}"
+        text = f"{self.equal} sentences equal, sums within {self.score_error:.1e}"
         for name, found in (("tied", self.ties), ("different", self.different)):
             listed = ", ".join(f"{sentence} (margin {margin:.1e})" for sentence, margin in found.items())
             text += f"; {len(found)} {name}" + (f": {listed}" if found else "")
         return text
 
 
-def compare_decoded(found: Decoded, expected: Decoded, rounding: float) -> Agreement:
+def compare_decoded(found: Decoded, expected: Decoded, config: DecodingConfig, rounding: float) -> Agreement:
     """Whether two searches found the same; `expected` is PyTorch's, which says how close its decisions were.
 
     `rounding` is the largest difference that rounding makes in a sum of log-probabilities, in nats.
@@ -64,7 +64,8 @@ def compare_decoded(found: Decoded, expected: Decoded, rounding: float) -> Agree
     same = (found.lengths == expected.lengths).all(1) & ((mine == other) | ~inside).all((1, 2))
     apart = [(int(i), float(expected.margins[i])) for i in np.flatnonzero(~same)]
     both = same[:, None] & (expected.lengths > 0)
-    errors = np.abs(found.scores[both] - expected.scores[both])
+    penalties = LENGTH_PENALTIES[config.length_penalty](expected.lengths[both].astype(float), config.length_exponent)
+    errors = np.abs(found.scores[both] - expected.scores[both]) * penalties
     return Agreement(
         int(same.sum()),
         {i: margin for i, margin in apart if margin <= rounding},
@@ -169,8 +170,8 @@ def measure(name: str, theirs: Any, checkpoint: Checkpoint, dtype: str, beam_siz
         name,
         dtype,
         beam_size,
-        compare_decoded(found, expected, ROUNDING[dtype]),
-        compare_decoded(oracle, expected, ROUNDING["float32"]),
+        compare_decoded(found, expected, how, ROUNDING[dtype]),
+        compare_decoded(oracle, expected, how, ROUNDING["float32"]),
         expected.lengths[:, 0],
     )
 
@@ -192,7 +193,7 @@ def wrongly_decoded(theirs: Any, checkpoint: Checkpoint, rule: str) -> int:
     oracle = transformers_generate(theirs.float(), checkpoint.config, src, config)
     with WRONG_RULES[rule]():
         found = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
-    return len(compare_decoded(oracle, found, ROUNDING["float32"]).different)
+    return len(compare_decoded(oracle, found, config, ROUNDING["float32"]).different)
 
 
 def main(page: Path) -> int:
@@ -208,7 +209,7 @@ def main(page: Path) -> int:
             rows.append(measure(name, *families[name], dtype, beam_size))
         for rule in track(WRONG_RULES, "rules", **progress):
             rules.append((rule, *(str(wrongly_decoded(*families[name], rule)) for name in FAMILIES)))
-    header = ("model", "number type", "beam", "Flax = PyTorch", "transformers = PyTorch", "score, Flax to PyTorch")
+    header = ("model", "number type", "beam", "Flax = PyTorch", "transformers = PyTorch", "sums, Flax to PyTorch")
     write_table(page, "decoding", header, [_cells(row) for row in rows])
     write_table(page, "rules", ("mistake in the rule", *FAMILIES), rules)
     return 0 if all(row.ok for row in rows) else 1

@@ -27,6 +27,7 @@ from twinax.parity_tests.decoding import (
     wrongly_decoded,
 )
 from twinax.parity_tests.functions import random_arrays
+from twinax.torch_reference import beam
 
 SMALL = TransformerConfig.preset(
     "tiny",
@@ -58,11 +59,16 @@ def arrays_of(config: TransformerConfig, seed: int, twins: bool = False) -> dict
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """float64, and a cache that has to grow in so short sentences."""
-    monkeypatch.setattr(decode, "SHORTEST", 2)
+def wide() -> Any:
+    """float64."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that has to grow in short sentences too."""
+    monkeypatch.setattr(decode, "SHORTEST", 2)
 
 
 def twins_of(
@@ -81,6 +87,7 @@ def sources(draw: st.DrawFn, batch: int = 3) -> np.ndarray:
     return np.array(draw(st.lists(row, min_size=batch, max_size=batch)))
 
 
+@pytest.mark.usefixtures("growing")
 @pytest.mark.parametrize(("beam_size", "cache"), [(1, True), (2, True), (3, True), (3, False), (4, True), (5, True)])
 def test_flax_and_pytorch_find_the_same(beam_size: int, cache: bool) -> None:
     config = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=4, cache=cache)
@@ -91,7 +98,7 @@ def test_flax_and_pytorch_find_the_same(beam_size: int, cache: bool) -> None:
     def check(src: np.ndarray, seed: int, equal_scores: bool) -> None:
         model, other = twins_of(SMALL, arrays_of(SMALL, seed, equal_scores))
         expected = torch_reference.generate(other, torch.from_numpy(src), config)  # it has no cache
-        agreement = compare_decoded(flax_transformer.generate(model, src, config), expected, rounding=1e-12)
+        agreement = compare_decoded(flax_transformer.generate(model, src, config), expected, config, rounding=1e-12)
         assert not agreement.different, str(agreement)
         assert agreement.score_error <= 1e-10, str(agreement)
         assert equal_scores or not agreement.ties, str(agreement)
@@ -124,6 +131,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("growing")
 @pytest.mark.parametrize("name", CASES)
 def test_settings_mean_the_same_in_both(name: str) -> None:
     changed, chosen = CASES[name]
@@ -133,7 +141,7 @@ def test_settings_mean_the_same_in_both(name: str) -> None:
     src = np.random.default_rng(0).integers(3, 13, (11, 6))
     src[np.arange(6) >= np.arange(11)[:, None] % 6 + 1] = model_config.pad_id
     expected = torch_reference.generate(other, torch.from_numpy(src), config)
-    agreement = compare_decoded(flax_transformer.generate(model, src, config), expected, rounding=1e-12)
+    agreement = compare_decoded(flax_transformer.generate(model, src, config), expected, config, rounding=1e-12)
     assert agreement.equal == len(src), str(agreement)
     assert agreement.score_error <= 1e-10, str(agreement)
     # Neither the other sentences nor padding change anything.
@@ -167,7 +175,7 @@ def test_transformers_penalises_and_bounds_lengths_alike(family: Any, length_exp
     )
     oracle = transformers_generate(theirs.float(), checkpoint.config, src, config)
     expected = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
-    agreement = compare_decoded(oracle, expected, ROUNDING["float32"])
+    agreement = compare_decoded(oracle, expected, config, ROUNDING["float32"])
     assert not agreement.different, str(agreement)
     assert len(agreement.ties) <= 1, str(agreement)
     assert (expected.lengths >= min_length).all()
@@ -189,3 +197,16 @@ FEWEST = {
 def test_another_rule_is_seen(family: Any, rule: str) -> None:
     wrong = wrongly_decoded(*family[1:], rule)
     assert wrong == 0 if rule == "none" else wrong >= FEWEST[rule]
+
+
+@pytest.mark.parametrize("length_exponent", [-4.0, 1.0, 6.0])
+def test_a_penalty_does_not_make_a_mistake_a_tie(length_exponent: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Margins are errors of sums, whatever the sums are divided by."""
+    _, model = twins_of(SMALL, arrays_of(SMALL, 1))
+    config = DecodingConfig(beam_size=4, n_best=4, length_exponent=length_exponent)
+    src = torch.from_numpy(np.random.default_rng(0).integers(3, 13, (40, 6)))
+    right = torch_reference.generate(model, src, config)
+    monkeypatch.setattr(beam, "may_finish", lambda rank, beam_size: rank < beam_size - 1)
+    agreement = compare_decoded(torch_reference.generate(model, src, config), right, config, ROUNDING["float32"])
+    assert len(agreement.different) > 10, str(agreement)
+    assert len(agreement.ties) <= 2, str(agreement)

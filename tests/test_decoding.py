@@ -48,6 +48,9 @@ WRONG: dict[str, dict[str, Any]] = {
     "n_best=3: must not be above beam_size=2": {"n_best": 3, "beam_size": 2},
     "min_length=5: must not be above max_length=4": {"min_length": 5, "max_length": 4},
     "length_exponent=inf: must be a finite number": {"length_exponent": float("inf")},
+    r"length_exponent=-60.0: penalties of up to 9 tokens are beyond 1e-30 to 1e30": {"length_exponent": -60.0},
+    "length_exponent=1000.0: penalties of up to 9 tokens are beyond 1e-30 to 1e30": {"length_exponent": 1000},
+    "forbidden_ids=5: must be whole numbers": {"forbidden_ids": 5},
     "length_penalty='t2t': must be one of 'power', 'gnmt'": {"length_penalty": "t2t"},
     r"forbidden_ids=\('3',\): must be whole numbers": {"forbidden_ids": ("3",)},
     "beam_size=18: must not be above the target vocabulary of 17 tokens": {"beam_size": 18},
@@ -61,8 +64,35 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("line", WRONG)
 def test_wrong_settings(line):
-    with pytest.raises(ConfigError, match=f"^{line}$"):
+    with pytest.raises(ConfigError, match=f"^{line}"):
         plan(CONFIG, DecodingConfig(**WRONG[line]))
+
+
+def test_ids_of_numpy_are_ids():
+    assert DecodingConfig(forbidden_ids=np.array([3, 4])).forbidden_ids == (3, 4)  # pyright: ignore
+
+
+def test_a_vocabulary_of_one():
+    config = CONFIG.replace(tgt_vocab_size=1, bos_id=None, eos_id=0, decoder_start_id=0)
+    with pytest.raises(ConfigError, match=r"^tgt_vocab_size=1: there is nothing to choose from"):
+        plan(config, DecodingConfig())
+
+
+def test_decoding_is_not_for_jit(twins):
+    with pytest.raises(ValueError, match=r"^src_tokens: is traced; decoding compiles its own programs"):
+        jax.jit(lambda src: flax_transformer.generate(twins[0], src).scores)(sources())
+
+
+def test_an_end_that_is_padding_too_counts_once():
+    config = CONFIG.replace(pad_id=2, eos_id=2, num_decoder_layers=1)
+    arrays = random_arrays(config, 0)
+    model = flax_transformer.Transformer.from_arrays(config, {n: jnp.asarray(a) for n, a in arrays.items()})
+    pair = model, convert.to_torch(model)
+    src, tgt = np.array([[5, 6], [7, 2]], np.uint8), np.array([[4, 2, 2], [2, 2, 2]], np.uint8)
+    flax, other = both(pair, "score", src.astype(int), tgt.astype(int))
+    assert np.abs(flax.tokens - other.tokens).max() < 1e-12
+    assert ((flax.tokens < 0) == [[True, True, False], [True, False, False]]).all()
+    assert np.array_equal(flax_transformer.score(model, src, tgt).tokens, flax.tokens)
 
 
 def test_a_model_without_a_start():
@@ -71,7 +101,9 @@ def test_a_model_without_a_start():
 
 
 BAD_SOURCES = {
-    r"src_tokens\[2\]: a sentence has no token but padding; leave it out": np.array([[4, 5], [6, 0], [0, 0]]),
+    r"src_tokens\[2\]: a sentence has no token, or all are padding or masked; leave it out": np.array(
+        [[4, 5], [6, 0], [0, 0]]
+    ),
     "src_tokens: there is no sentence in the batch": np.zeros((0, 3), int),
     "src_tokens: length 10 is not between 1 and the config's max_length=9": np.full((1, 10), 4),
     "src_tokens: length 0 is not between 1": np.zeros((2, 0), int),

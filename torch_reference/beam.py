@@ -20,8 +20,9 @@ class Search(NamedTuple):
     sums: Float[Tensor, "B K"]  # of their log-probabilities
     finished: Int[Tensor, "B K M+1"]  # the best that ended
     scores: Float[Tensor, "B K"]  # sum / penalty(n)
+    penalties: Float[Tensor, "B K"]  # of these
     done: Bool[Tensor, " B"]  # no better one is looked for
-    margins: Float[Tensor, " B"]  # the smallest difference that decided anything so far, in nats
+    margins: Float[Tensor, " B"]  # the smallest error of a sum, in nats, that would have turned a decision
 
 
 def start(
@@ -34,7 +35,8 @@ def start(
     none = torch.full((batch, beam_size), -torch.inf, dtype=dtype, device=device)
     sums = none.clone()
     sums[:, 0] = 0
-    return Search(0, first, sums, tokens, none, torch.zeros_like(none[:, 0], dtype=torch.bool), -none[:, 0])
+    done = torch.zeros_like(none[:, 0], dtype=torch.bool)
+    return Search(0, first, sums, tokens, none, torch.ones_like(none), done, -none[:, 0])
 
 
 def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
@@ -56,6 +58,7 @@ def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos
     enters = ends & may_finish(torch.arange(2 * beam_size, device=ends.device), beam_size) & ~search.done[:, None]
     pool = torch.cat([search.scores, torch.where(enters, sums / penalty, -torch.inf)], dim=1)
     pool, best = _sort(pool)
+    penalties = torch.cat([search.penalties, torch.full_like(sums, penalty)], dim=1).gather(1, best)
     scores = pool[:, :beam_size]
     finished = _pick(torch.cat([search.finished, candidates], dim=1), best[:, :beam_size])
 
@@ -65,17 +68,19 @@ def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos
 
     # Two sorted neighbours, the first of which was taken: into the pool or not, to go on or not, to be given back
     # before or after; and the comparison that ends the search.
+    one = torch.ones_like(all_sums)
+    ending = torch.stack([penalties[:, beam_size - 1], torch.full_like(best_live, penalty)], dim=1)
     decisions = [
-        *_gaps(all_sums[:, beam_size - 1 : beam_size + 1]),
-        *_gaps(all_sums[:, 2 * beam_size - 1 : 2 * beam_size + 1]),
-        *_gaps(going_on[:, beam_size - 1 : beam_size + 1]),
-        *_gaps(pool[:, : beam_size + 1]),
-        *_gaps(torch.stack([scores[:, -1], best_live], dim=1)),
+        _margin(all_sums, one, beam_size - 1, beam_size + 1),
+        _margin(all_sums, one, 2 * beam_size - 1, 2 * beam_size + 1),
+        _margin(going_on, one, beam_size - 1, beam_size + 1),
+        _margin(pool, penalties, 0, beam_size + 1),
+        _margin(torch.stack([scores[:, -1], best_live], dim=1), ending, 0, 2),
     ]
     closest = torch.stack([search.margins, *decisions]).amin(0)
     margins = torch.where(search.done, search.margins, closest)
     tokens = _pick(candidates, live[:, :beam_size])
-    return Search(n, tokens, live_sums, finished, scores, done, margins)
+    return Search(n, tokens, live_sums, finished, scores, penalties[:, :beam_size], done, margins)
 
 
 def may_finish(rank: Int[Tensor, " L"], beam_size: int) -> Bool[Tensor, " L"]:
@@ -98,7 +103,12 @@ def _pick(values: Tensor, chosen: Int[Tensor, "B L"]) -> Tensor:
     return values.gather(1, chosen[..., None].expand(-1, -1, values.shape[-1]))
 
 
-def _gaps(values: Float[Tensor, "B L"]) -> list[Tensor]:
-    """Differences of neighbours; inf where one of them is not there."""
-    gaps = (values[:, 1:] - values[:, :-1]).abs()
-    return list(torch.where(gaps.isfinite(), gaps, torch.inf).unbind(1))
+def _margin(values: Float[Tensor, "B L"], penalties: Tensor, first: int, last: int) -> Float[Tensor, " B"]:
+    """The error of both sums that makes two neighbours of these columns equal, where values are sums over penalties.
+
+    |a / p - b / q| / (1 / p + 1 / q); inf where one of them is not there.
+    """
+    values, shares = values[:, first:last], 1 / penalties[:, first:last]
+    errors = (values[:, 1:] - values[:, :-1]).abs() / (shares[:, 1:] + shares[:, :-1])
+    errors = torch.where(errors.isfinite(), errors, torch.inf)
+    return errors.amin(1) if errors.shape[1] else torch.full_like(values[:, 0], torch.inf)

@@ -3,11 +3,12 @@
 Letters: B sentences, S source length, T target length.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..configs.decoding import AttentionMaps, Scored, check_sources, decoder_inputs, map_names
+from ..configs.decoding import AttentionMaps, Scored, check_sources, counted, decoder_inputs, map_names
 from .inputs import check_inputs
 from .model import Transformer
 from .module import activations, at_least_float32
@@ -27,7 +28,7 @@ def score(
     """
     logits = model(src_tokens, _inputs(model, src_tokens, tgt_tokens, src_mask), src_mask)
     chosen = at_least_float32(logits).log_softmax(-1).gather(-1, tgt_tokens[..., None].long())[..., 0]
-    tokens = torch.where(tgt_tokens == model.config.pad_id, 0, chosen).numpy(force=True)
+    tokens = np.where(counted(tgt_tokens.numpy(force=True), model.config), chosen.numpy(force=True), 0)
     return Scored(tokens.sum(1), tokens)
 
 
@@ -51,4 +52,4 @@ def _inputs(model: Transformer, src_tokens: Tensor, tgt_tokens: Tensor, src_mask
     check_inputs("src", src_tokens, src_mask, config.src_vocab_size, config.max_length, None)
     check_inputs("tgt", tgt_tokens, None, config.tgt_vocab_size, config.max_length, None)
     check_sources(model.source_keep(src_tokens, src_mask).numpy(force=True))
-    return torch.from_numpy(decoder_inputs(tgt_tokens.numpy(force=True), config)).to(tgt_tokens.device)
+    return torch.from_numpy(decoder_inputs(tgt_tokens.long().numpy(force=True), config)).to(tgt_tokens.device)

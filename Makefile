@@ -30,7 +30,7 @@ trajectories: install
 decoding-matrix: install
 	$(BIN)/python -m twinax.parity_tests.decoding docs/decoding.md
 
-# What search costs beside transformers. About three minutes.
+# What search costs beside transformers. About two minutes.
 benchmark-decoding: install
 	$(BIN)/python benchmarks/decoding.py
 

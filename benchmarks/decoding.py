@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import track
 
-ROUNDS, SENTENCES, SOURCE, TARGET = 9, 32, 24, 40
+ROUNDS, SENTENCES, SOURCE, TARGET = 5, 32, 24, 40
 BEAMS = (1, 4)
 PAD = 8191
 
@@ -84,10 +84,11 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as name:
         make_model(folder := Path(name) / "model")
-        pipes = []
+        pipes, processes = [], []
         for prepare in (in_flax, in_transformers):
             mine, theirs = context.Pipe()
-            context.Process(target=work, args=(prepare, folder, theirs), daemon=True).start()
+            processes.append(context.Process(target=work, args=(prepare, folder, theirs), daemon=True))
+            processes[-1].start()
             pipes.append(mine)
         lines = []
         for beam_size in BEAMS:
@@ -106,8 +107,9 @@ def main() -> None:
                 f"beam {beam_size}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), medians "
                 f"{medians[0]:.0f} and {medians[1]:.0f} ms, tokens {'equal' if same else 'DIFFERENT'}"
             )
-        for pipe in pipes:
+        for pipe, process in zip(pipes, processes, strict=True):
             pipe.send(None)
+            process.join()
     print(f"twinax over transformers, {SENTENCES} sentences of at most {SOURCE} tokens, {TARGET} tokens each, CPU")
     print("\n".join(lines))
 

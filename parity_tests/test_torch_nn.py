@@ -130,7 +130,7 @@ def test_flax_transformer(inputs):
     twin = convert.to_flax(twin_of(module)[1])
     encoder_mask, decoder_mask, cross_mask = (jnp.asarray(mask) for mask in masks(src_keep, tgt_keep))
     memory = twin.encoder(jnp.asarray(src), encoder_mask)
-    output = twin.decoder(jnp.asarray(tgt), memory, decoder_mask, cross_mask)
+    output = twin.decoder(jnp.asarray(tgt), twin.decoder.keys_values(memory), decoder_mask, cross_mask)
     expected = theirs(module, *inputs)
     compare(
         {"memory": expected["memory"], "output": expected["output"]},

@@ -42,7 +42,7 @@ def attention_maps(
 ) -> AttentionMaps:
     """Every attention weight where the model says these target sentences; takes and raises what `score` does."""
     (source, target), inputs = _prepare(model.config, src_tokens, tgt_tokens, src_mask)
-    encoder, decoder, cross = map(np.asarray, _compiled(model.config)[1](named_arrays(model), *inputs))
+    encoder, decoder, cross = map(np.asarray, _compiled(model.config)[1](named_arrays(model), *inputs[:3]))
     return AttentionMaps(encoder[..., :source, :source], decoder[..., :target, :target], cross[..., :target, :source])
 
 
@@ -77,11 +77,7 @@ def _compiled(config: TransformerConfig) -> tuple[Callable[..., Any], Callable[.
         return jnp.take_along_axis(jax.nn.log_softmax(at_least_float32(logits)), tgt[..., None], axis=-1)[..., 0]
 
     def maps(
-        arrays: Mapping[str, Array],
-        src: Int[Array, "B S"],
-        keep: Bool[Array, "B S"],
-        tgt_inputs: Int[Array, "B T"],
-        tgt: Int[Array, "B T"],
+        arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"], tgt_inputs: Int[Array, "B T"]
     ) -> list[Float[Array, "B L N T S"]]:
         _, found = activations(Transformer.from_arrays(config, arrays), src, tgt_inputs, keep)
         return [jnp.stack([found[name] for name in names], axis=1) for names in map_names(config)]

@@ -1,6 +1,6 @@
-"""What sentences a run reads."""
+"""What sentences a run reads, and how they become batches of ids."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .validation import ConfigError, check_field_types
@@ -8,29 +8,59 @@ from .validation import ConfigError, check_field_types
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """Where sentence pairs are: two parallel text files, or something with two columns.
+    """Where sentence pairs are: two parallel text files, or something with two columns; and those of validation.
 
     Raises:
         ConfigError: neither or both are given, or a column is missing.
     """
 
     src: str | None = None  # text file, a sentence a line; .gz too
-    tgt: str | None = None
+    tgt: str | None = None  # the same sentences in the other language
     dataset: str | None = None  # file (.tsv .csv .json .jsonl .parquet, or .txt as SCAN's), directory, or hub name
     subset: str | None = None  # of a hub name or a directory, as "de-en" of opus_books
-    split: str = "train"  # of these
+    split: str = "train"  # of these, for training
     src_column: str | None = None  # column, or language in a column `translation`
     tgt_column: str | None = None  # None: .tsv files have no header and these two are the first
 
+    valid_src: str | None = None  # text files of validation
+    valid_tgt: str | None = None  # and its other side
+    valid_dataset: str | None = None  # None: with a split, that of `dataset`
+    valid_split: str | None = None  # of these, for validation
+    held_out: int | None = None  # pairs of the corpus for validation where none are given; None: 5 %, at most 1,000
+
     def __post_init__(self) -> None:
         check_field_types(self)
-        if (self.src is None) != (self.tgt is None):
-            given, missing = ("src", "tgt") if self.tgt is None else ("tgt", "src")
-            raise ConfigError(f"{given}={getattr(self, given)!r}: needs {missing} too, the other side's file")
+        for src, tgt in (("src", "tgt"), ("valid_src", "valid_tgt")):
+            if (getattr(self, src) is None) != (getattr(self, tgt) is None):
+                given, missing = (src, tgt) if getattr(self, tgt) is None else (tgt, src)
+                raise ConfigError(f"{given}={getattr(self, given)!r}: needs {missing} too, the other side's file")
         if (self.src is None) == (self.dataset is None):
             raise ConfigError(f"dataset={self.dataset!r}: give either src and tgt, or dataset")
         if (self.src_column is None) != (self.tgt_column is None):
             raise ConfigError(f"src_column={self.src_column!r}, tgt_column={self.tgt_column!r}: give both or neither")
+        if self.valid_src is not None and (self.valid_dataset or self.valid_split):
+            raise ConfigError(f"valid_src={self.valid_src!r}: give either two files or a dataset for validation")
+        if self.valid_split is not None and self.dataset is None and self.valid_dataset is None:
+            raise ConfigError(f"valid_split={self.valid_split!r}: needs dataset or valid_dataset")
+        if self.held_out is not None and self.held_out < 1:
+            raise ConfigError(f"held_out={self.held_out}: must be at least 1")
+        if self.held_out is not None and self.validation is not None:
+            raise ConfigError(f"held_out={self.held_out}: validation pairs are given too; leave one of them out")
+
+    @property
+    def validation(self) -> "CorpusConfig | None":
+        """Where the pairs of validation are; None: they are held out from the corpus."""
+        if self.valid_src is not None:
+            return CorpusConfig(src=self.valid_src, tgt=self.valid_tgt)
+        if self.valid_dataset is None and self.valid_split is None:
+            return None
+        return CorpusConfig(
+            dataset=self.valid_dataset or self.dataset,
+            subset=self.subset,
+            split=self.valid_split or self.split,
+            src_column=self.src_column,
+            tgt_column=self.tgt_column,
+        )
 
 
 TokenizerKind = Literal["word", "bpe", "unigram"]
@@ -48,7 +78,8 @@ class TokenizerConfig:
     """
 
     kind: TokenizerKind = "bpe"
-    vocab_size: int = 8000  # at most; special tokens count
+    load: tuple[str, ...] = ()  # existing ones instead: a file or directory for both sides, or source's and target's
+    vocab_size: int | None = None  # at most, special tokens too; None: 45 · sqrt(pairs), 1,000 to 32,000
     min_frequency: int = 1  # of a word, or of a pair that bpe joins; unigram does not count
     joint: bool = True  # one tokenizer for both languages
     split: Split = "whitespace"  # what no token crosses; punctuation: whitespace and that; unspaced: Chinese, Japanese
@@ -63,17 +94,21 @@ class TokenizerConfig:
     source_eos: bool = True  # and ends with that
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "special_order", tuple(self.special_order))
+        for name in ("load", "special_order"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         check_field_types(self)
         if sorted(self.special_order) != sorted(ROLES):
             raise ConfigError(f"special_order={self.special_order!r}: must be an order of {', '.join(ROLES)}")
         tokens = self.special_tokens
         if len(set(tokens)) < len(tokens) or "" in tokens:
             raise ConfigError(f"special tokens {', '.join(map(repr, tokens))}: must differ, and none may be empty")
-        if self.vocab_size <= len(tokens):
+        if self.vocab_size is not None and self.vocab_size <= len(tokens):
             raise ConfigError(f"vocab_size={self.vocab_size}: must be above {len(tokens)}, the special tokens")
         if self.min_frequency < 1:
             raise ConfigError(f"min_frequency={self.min_frequency}: must be at least 1")
+        if len(self.load) > 2:
+            raise ConfigError(f"load={self.load!r}: must be one tokenizer, or the source's and the target's")
         if self.split == "bytes" and self.kind != "bpe":
             raise ConfigError(f"split='bytes': needs kind='bpe', not {self.kind!r}")
 
@@ -81,3 +116,30 @@ class TokenizerConfig:
     def special_tokens(self) -> list[str]:
         """Texts of ids 0, 1, 2, 3."""
         return [getattr(self, f"{role}_token") for role in self.special_order]
+
+    def sized(self, pairs: int) -> "TokenizerConfig":
+        """The same with the size of the vocabulary that this many pairs bear."""
+        size = round(min(max(45 * pairs**0.5, 1000), 32_000), -2)
+        return self if self.vocab_size is not None or self.load else replace(self, vocab_size=int(size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """How pairs become batches: of few shapes, with at most so many tokens a side.
+
+    Raises:
+        ConfigError: a field has a value that it may not have.
+    """
+
+    tokens: int = 4096  # of a batch, padding included, on each side
+    shapes: int = 16  # at most; each is compiled once
+    max_src_length: int | None = None  # longer pairs are dropped and counted; None: what the model holds
+    max_tgt_length: int | None = None  # both with the special tokens
+    workers: int = 0  # processes that make batches; 0: threads of this one
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        for name, least in {"tokens": 1, "shapes": 1, "max_src_length": 1, "max_tgt_length": 2, "workers": 0}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name}={value}: must be at least {least}")

@@ -91,11 +91,11 @@ class Tokenizer:
         for name in (FILE, SETTINGS):
             if not (folder / name).is_file():
                 raise DataError(f"{folder}: has no {name}")
+        fast = read_fast(folder / FILE)
         try:
-            fast = FastTokenizer.from_file(str(folder / FILE))
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-        except Exception as error:  # the library has no class of its own for it
-            raise DataError(f"{folder}: is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
+        except ValueError as error:
+            raise DataError(f"{folder / SETTINGS}: is not JSON: {error}") from None
         tokens = {role: settings.get(f"{role}_token") for role in ROLES}
         texts = {role: t["content"] if isinstance(t, dict) else t for role, t in tokens.items() if t is not None}
         try:
@@ -104,11 +104,26 @@ class Tokenizer:
             raise DataError(f"{folder}: {error}") from None
 
 
+def read_fast(path: Path) -> FastTokenizer:
+    """The library's tokenizer in a file. Raises: DataError where it is none."""
+    try:
+        fast = FastTokenizer.from_file(str(path))
+    except Exception as error:  # the library has no class of its own for it
+        raise DataError(f"{path}: is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
+    # Batches are cut and padded by us; a file may ask for its own lengths.
+    fast.no_truncation()
+    fast.no_padding()
+    return fast
+
+
 def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str]) -> Tokenizer:
-    """A tokenizer learnt from sentences.
+    """A tokenizer learnt from sentences. Where `config` names no size of the vocabulary, their number does.
 
     Source: Sennrich et al. 2016 (bpe); Kudo 2018 (unigram).
     """
+    if config.vocab_size is None:
+        sentences = list(sentences)
+        config = config.sized(len(sentences))
     special, unk = config.special_tokens, config.unk_token
     common: dict[str, Any] = {
         "vocab_size": config.vocab_size,

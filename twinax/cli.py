@@ -9,11 +9,9 @@ from typing import Any
 
 import tyro
 
+from .usage import UsageError
+
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
-
-
-class _UsageError(Exception):
-    """What a person gave to the command cannot be used; the text is the one line that they see."""
 
 
 def parity(model: tyro.conf.Positional[str] = "tiny", seed: int = 0) -> int:
@@ -32,7 +30,7 @@ def parity(model: tyro.conf.Positional[str] = "tiny", seed: int = 0) -> int:
         seed: seed of the random sentences, and of a preset's random weights.
     """
     if seed < 0:
-        raise _UsageError(f"--seed {seed}: must be at least 0")
+        raise UsageError(f"--seed {seed}: must be at least 0")
     show_ladder = import_module("twinax.parity_tests.report").show_ladder
     return 0 if show_ladder(f"twinax parity {model} --seed {seed}", seed=seed, **_model_of(model)) else 1
 
@@ -45,12 +43,12 @@ def _model_of(model: str) -> dict[str, Any]:
     if not isdir(model):
         near = get_close_matches(model, presets, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise _UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a directory{hint}")
+        raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a directory{hint}")
     convert = import_module("twinax.convert")
     try:
         checkpoint = convert.load(model)
     except convert.ConversionError as error:
-        raise _UsageError(str(error)) from None
+        raise UsageError(str(error)) from None
     found = {"config": checkpoint.config, "arrays": checkpoint.arrays}
     if find_spec("transformers") is None:
         print("twinax: transformers is not installed: the twins are compared with each other only", file=sys.stderr)
@@ -58,14 +56,34 @@ def _model_of(model: str) -> dict[str, Any]:
     try:
         oracle = import_module("twinax.parity_tests.transformers_oracle").load_oracle(model, checkpoint)
     except Exception as error:  # whatever it is, it says that transformers does not take the directory
-        raise _UsageError(f"{model}: transformers cannot load it: {' '.join(str(error).split())[:300]}") from None
+        raise UsageError(f"{model}: transformers cannot load it: {' '.join(str(error).split())[:300]}") from None
     return {**found, "oracle": oracle, "oracle_name": "transformers"}
+
+
+def train() -> int:
+    """Train a model: a ready-made run, or your own parallel text in one command; the same command goes on."""
+    return import_module("twinax.train_command").main(sys.argv[2:])
+
+
+def data() -> int:
+    """Print what a corpus looks like to a run: pairs, tokens, lengths, unknown words, padding, shapes."""
+    return import_module("twinax.data_command").main(sys.argv[2:])
+
+
+# These read their flags themselves: what there is to say depends on the run that they are given.
+_OWN_FLAGS = {"train": train, "data": data}
 
 
 def main() -> None:
     """Entry point of the command."""
     try:
-        sys.exit(tyro.extras.subcommand_cli_from_dict({"parity": parity}, prog="twinax", description=_DESCRIPTION))
-    except _UsageError as error:
+        if len(sys.argv) > 1 and sys.argv[1] in _OWN_FLAGS:
+            sys.exit(_OWN_FLAGS[sys.argv[1]]())
+        commands = {**_OWN_FLAGS, "parity": parity}
+        sys.exit(tyro.extras.subcommand_cli_from_dict(commands, prog="twinax", description=_DESCRIPTION))
+    except UsageError as error:
         print(f"twinax: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("twinax: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,149 @@
+"""A training run, completely: data, tokenizer, model, training, and how long and how often."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal
+
+from .data import BatchConfig, CorpusConfig, TokenizerConfig
+from .schema import TransformerConfig
+from .training import TrainingConfig
+from .validation import ConfigError, check_field_types
+
+RUN_SCHEMA_VERSION = 1
+
+Metric = Literal["loss", "bleu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How long a run goes, and how often it looks up. None of it changes what an update does.
+
+    Raises:
+        ConfigError: a field has a value that it may not have, or two contradict each other.
+    """
+
+    updates: int | None = None  # None: by epochs
+    epochs: int | None = None  # None: by updates; both None: 30 epochs, but at least 2,000 updates
+    validate_every: int | None = None  # updates; a checkpoint each time; None: an epoch, but 100 to 2,000
+    checkpoint_every: int | None = None  # updates between further checkpoints; None: none
+    translations: int = 200  # validation sentences that are translated for BLEU each time; 0: none
+    metric: Metric = "loss"  # of validation, that decides which checkpoint is best
+    patience: int | None = None  # validations without a better metric until the run ends; None: never
+    average: int = 1  # so many last validated checkpoints are averaged at the end; 1: none
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        for name in ("updates", "epochs", "validate_every", "checkpoint_every", "patience", "average"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: must be at least 1")
+        if self.translations < 0:
+            raise ConfigError(f"translations={self.translations}: must be at least 0")
+        if self.updates is not None and self.epochs is not None:
+            raise ConfigError(f"updates={self.updates}, epochs={self.epochs}: give one of them")
+        if self.metric == "bleu" and not self.translations:
+            raise ConfigError("metric='bleu': needs translations of at least 1")
+
+    def resolved(self, batches: int) -> "LoopConfig":
+        """The same in updates, where an epoch has so many batches."""
+        updates = self.updates or (self.epochs * batches if self.epochs else max(30 * batches, 2000))
+        every = self.validate_every or min(max(batches, 100), 2000)
+        return replace(self, updates=updates, epochs=None, validate_every=every)
+
+
+def _own_model() -> TransformerConfig:
+    return TransformerConfig.preset("small")
+
+
+def _own_training() -> TrainingConfig:
+    return TrainingConfig(
+        label_smoothing=0.1, schedule="inverse_sqrt", learning_rate=1e-3, warmup_updates=1000, clip_norm=1.0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that determines a run. The defaults are for somebody's own corpus.
+
+    The model's vocabulary sizes and special ids are those of the tokenizers: `train` puts them in.
+
+    Raises:
+        ConfigError: fields contradict each other.
+    """
+
+    corpus: CorpusConfig
+    init_from: str | None = None  # run, checkpoint or Hugging Face directory whose weights training starts from
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    batches: BatchConfig = field(default_factory=BatchConfig)
+    model: TransformerConfig = field(default_factory=_own_model)
+    training: TrainingConfig = field(default_factory=_own_training)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.init_from, str | None):
+            raise ConfigError(f"init_from={self.init_from!r}: must be a path or None")
+        separate = not self.tokenizer.joint if not self.tokenizer.load else len(self.tokenizer.load) == 2
+        if self.model.shared_embeddings and separate:
+            raise ConfigError(
+                "shared_embeddings=True: needs one tokenizer for both sides; choose a joint one, or False for "
+                "shared_embeddings"
+            )
+        for side in ("src", "tgt"):
+            name = f"max_{side}_length"
+            longest = getattr(self.batches, name)
+            if longest is not None and longest > self.model.max_length:
+                raise ConfigError(f"{name}={longest}: must not be above the model's max_length={self.model.max_length}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the schema versions."""
+        return {"run_schema_version": RUN_SCHEMA_VERSION, **asdict(self), "model": self.model.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """The config that `to_dict` wrote, in this or an older version. Fields that are absent have their defaults.
+
+        Raises:
+            ConfigError: the version is unknown, a field is unknown or missing, or a value is wrong.
+        """
+        values = dict(values)
+        version = values.pop("run_schema_version", None)
+        if type(version) is not int or not 1 <= version <= RUN_SCHEMA_VERSION:
+            raise ConfigError(f"run_schema_version={version!r}: this twinax reads versions 1 to {RUN_SCHEMA_VERSION}")
+        kinds = {
+            "corpus": CorpusConfig,
+            "tokenizer": TokenizerConfig,
+            "batches": BatchConfig,
+            "training": TrainingConfig,
+            "loop": LoopConfig,
+        }
+        init_from = values.pop("init_from", None)
+        if wrong := sorted({*kinds, "model"} ^ set(values)):
+            raise ConfigError(f"the parts of a run are {', '.join((*kinds, 'model'))}; {', '.join(wrong)} does not fit")
+        parts = {name: _read(kind, values[name], name) for name, kind in kinds.items()}
+        return cls(model=TransformerConfig.from_dict(values["model"]), init_from=init_from, **parts)
+
+    def to_json(self) -> str:
+        """The config as a JSON text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def _read(kind: type, values: Any, name: str) -> Any:
+    known = {f.name for f in fields(kind)}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{name}: is a {type(values).__name__}, not a JSON object")
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"{name}: has unknown fields {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
+    """Fields, with dots, in which two configs of one kind differ, and both values."""
+    found = []
+    for f in fields(ours):
+        a, b = getattr(ours, f.name), getattr(theirs, f.name)
+        if is_dataclass(a):
+            found += differences(a, b, f"{prefix}{f.name}.")
+        elif a != b:
+            found.append(f"{prefix}{f.name}={a!r} and not {b!r}")
+    return found

@@ -1,0 +1,144 @@
+"""Pairs as ids, what is dropped, and batches: the same whoever makes them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.run import RunConfig
+from twinax.train.buckets import Bucket, choose_buckets
+from twinax.train.corpus import DataError
+from twinax.train.dataset import Batches, Sides, encode_pairs, pad_rows
+from twinax.train.prepare import Tokenizers, prepare, with_tokenizers
+from twinax.train.tokenization import train_tokenizer
+
+WORDS = ["a", "b", "c", "d", "e", "f", "g"]
+TOKENIZER = train_tokenizer(TokenizerConfig(kind="word", vocab_size=50), [" ".join(WORDS)])
+A, B = TOKENIZER.encode(["a"])[0][0], TOKENIZER.encode(["b"])[0][0]
+SENTENCES = st.lists(st.sampled_from([*WORDS, "unknown"]), max_size=9).map(" ".join)
+
+
+def sides(longest=(8, 8), **settings):
+    return Sides(TOKENIZER, TOKENIZER, TokenizerConfig(**settings), 1, longest)
+
+
+def test_special_tokens_around_sentences():
+    encoded, kept, counts = encode_pairs([("a", "b a")], sides(source_bos=True, source_eos=False), "x")
+    assert encoded.sources([0])[0].tolist() == [1, A]
+    assert encoded.targets([0])[0].tolist() == [1, B, A, 2]
+    assert encoded.lengths.tolist() == [[2, 3]]
+    assert (kept.tolist(), counts.tokens, counts.unknown) == ([0], (1, 2), (0, 0))
+    src, tgt, labels = pad_rows(encoded, [0], Bucket(3, 4, 2), 0)
+    assert src.tolist() == [[1, A, 0], [0, 0, 0]]
+    assert tgt.tolist() == [[1, B, A, 0], [0, 0, 0, 0]]
+    assert labels.tolist() == [[B, A, 2, 0], [0, 0, 0, 0]]
+
+
+@given(st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=30))
+def test_every_pair_is_kept_or_counted(pairs):
+    lengths = [(len(a.split()), len(b.split())) for a, b in pairs]
+    empty = [not a or not b for a, b in lengths]
+    long = [a + 1 > 6 or b + 1 > 5 for a, b in lengths]
+    kept = [i for i in range(len(pairs)) if not empty[i] and not long[i]]
+    if not kept:
+        with pytest.raises(DataError, match=f"no pair is left of {len(pairs)}: {sum(empty)} have an empty side"):
+            encode_pairs(pairs, sides((6, 5)), "x")
+        return
+    encoded, numbers, counts = encode_pairs(pairs, sides((6, 5)), "x")
+    assert numbers.tolist() == kept
+    assert counts.read == len(pairs) == counts.kept + counts.empty + counts.too_long
+    assert counts.empty == sum(empty)
+    assert counts.tokens == tuple(sum(lengths[i][side] for i in kept) for side in (0, 1))
+    assert counts.unknown == tuple(sum(pairs[i][side].split().count("unknown") for i in kept) for side in (0, 1))
+    assert TOKENIZER.decode(encoded.sources(range(len(kept)))) == [
+        " ".join(word for word in pairs[i][0].split() if word != "unknown") for i in kept
+    ]
+
+
+def corpus(pairs=300, seed=0):
+    rng = np.random.default_rng(seed)
+    return [tuple(" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(2)) for _ in range(pairs)]
+
+
+def test_batches_do_not_depend_on_who_makes_them():
+    encoded, _, _ = encode_pairs(corpus(), sides(), "x")
+    buckets = choose_buckets(encoded.lengths, 60, 4)
+    total = Batches(encoded, buckets, 0, 7, 0).an_epoch * 2 + 3
+    batches = Batches(encoded, buckets, 0, 7, total)
+    alone = list(batches.read(0))
+    assert len(alone) == total
+    for epoch in (0, 1):  # every pair once
+        part = alone[epoch * batches.an_epoch : (epoch + 1) * batches.an_epoch]
+        found = sorted(tuple(row[row != 0]) for batch in part for row in batch.src_tokens if row.any())
+        assert found == sorted(tuple(ids) for ids in encoded.sources(range(len(encoded))))
+    start = batches.an_epoch - 2
+    for workers in (0, 1, 4):
+        for a, b in zip(alone[start:], batches.read(start, workers), strict=True):
+            assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    again = Batches(encoded, buckets, 0, 8, total)
+    assert any(not np.array_equal(a.src_tokens, b.src_tokens) for a, b in zip(alone, again.read(0), strict=True))
+
+
+@pytest.fixture
+def files(tmp_path):
+    pairs = [*corpus(100), ("", "a"), ("a b c d e f g a b c", "a")]
+    for side, name in enumerate(("src", "tgt")):
+        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+    return {name: str(tmp_path / name) for name in ("src", "tgt")}
+
+
+def test_prepare_fits_the_model_to_the_tokenizer_and_counts(files):
+    lines = []
+    order = ("unk", "eos", "pad", "bos")
+    run = RunConfig(
+        corpus=CorpusConfig(**files, held_out=20),
+        tokenizer=TokenizerConfig(kind="word", special_order=order),
+        batches=BatchConfig(max_src_length=9, tokens=50, shapes=3),
+    )
+    prepared = prepare(run, say=lines.append)
+    model = prepared.run.model
+    assert model.src_vocab_size == model.tgt_vocab_size == len(WORDS) + 4
+    assert (model.eos_id, model.pad_id, model.bos_id, model.decoder_start_id) == (1, 2, 3, 3)
+    assert len(prepared.references) == len(prepared.valid)
+    assert prepared.tokenizers.tgt.decode([t[1:-1] for t in prepared.valid.targets(range(len(prepared.valid)))]) == [
+        *prepared.references
+    ]
+    counts = prepared.counts
+    assert sum(c.read for c in counts.values()) == 102
+    assert sum(c.empty for c in counts.values()) == sum(c.too_long for c in counts.values()) == 1
+    assert any("dropped 1 with an empty side" in line for line in lines)
+    assert len(prepared.buckets) <= 3
+    assert prepared.run.tokenizer.vocab_size == 1000  # the smallest, for so few pairs
+    assert prepared.run.loop.updates == 2000
+
+
+def test_weights_that_exist_keep_their_sizes(files):
+    run = RunConfig(corpus=CorpusConfig(**files, held_out=20), tokenizer=TokenizerConfig(kind="word"))
+    fitted = prepare(run).run.model
+    larger = fitted.replace(src_vocab_size=30, tgt_vocab_size=30)
+    assert prepare(run, sizes=larger).run.model == larger
+    smaller = fitted.replace(src_vocab_size=10, tgt_vocab_size=10)
+    with pytest.raises(DataError, match="the src tokenizer has 11 tokens and the model 10: take the model's own"):
+        prepare(run, sizes=smaller)
+    with pytest.raises(DataError, match="the src tokenizer has pad_id=0 and the model 3"):
+        prepare(run, sizes=fitted.replace(pad_id=3))
+    other = train_tokenizer(TokenizerConfig(kind="word", special_order=("unk", "pad", "bos", "eos")), WORDS)
+    with pytest.raises(DataError, match="padding 1 and 0: it must be one id"):
+        with_tokenizers(run.model, Tokenizers(other, TOKENIZER))
+
+
+def test_too_few_pairs(files):
+    with pytest.raises(DataError, match="has 102 pairs, of which 102 are held out"):
+        prepare(RunConfig(corpus=CorpusConfig(**files, held_out=102)))
+
+
+def test_tokenizers_of_each_side_are_saved_and_loaded(tmp_path):
+    other = train_tokenizer(TokenizerConfig(kind="word"), ["x y"])
+    for pair in (Tokenizers(TOKENIZER, TOKENIZER), Tokenizers(TOKENIZER, other)):
+        folder = tmp_path / str(pair[1].vocab_size)
+        pair.save(folder)
+        loaded = Tokenizers.load(folder)
+        assert [t.vocab_size for t in loaded] == [t.vocab_size for t in pair]
+        assert (loaded.src is loaded.tgt) == (pair.src is pair.tgt)
+    assert Tokenizers.load(tmp_path) is None

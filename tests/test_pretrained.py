@@ -1,0 +1,108 @@
+"""Tokenizers that others trained; the oracle is SentencePiece itself."""
+
+import io
+import json
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from twinax.configs import ConfigError
+from twinax.configs.data import TokenizerConfig
+from twinax.train.corpus import DataError
+from twinax.train.pretrained import load_tokenizer
+from twinax.train.tokenization import train_tokenizer
+
+NOUNS, VERBS = ("Haus", "Hund", "Mädchen", "Baum", "See"), ("schläft", "läuft", "steht am Ufer", "ist größer")
+TEXTS = [
+    f"Ein{'e' * (i % 2)} {a} {b}, {i} mal; das {c} nicht!" for i, a in enumerate(NOUNS) for b in VERBS for c in NOUNS
+]
+STRANGE = ["", "  zwei   Leer ", "日本語 ﬁn½ Ⅳ", "ß Ä é", " Haus xx Hundxx", "\tTab\u00a0fest"]
+SETTINGS = {
+    "unigram": {"model_type": "unigram"},
+    "bpe": {"model_type": "bpe"},
+    "bpe-bytes": {"model_type": "bpe", "byte_fallback": True, "vocab_size": 400},
+    "unigram-own": {"model_type": "unigram", "pad_id": 3, "user_defined_symbols": ["xx"]},
+    "bpe-spaces": {"model_type": "bpe", "split_by_whitespace": False},
+    "unigram-as-is": {
+        "model_type": "unigram",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+        "normalization_rule_name": "identity",
+    },
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS, ids=str)
+def both(request, tmp_path_factory):
+    """(SentencePiece, ours) of one model."""
+    path, file = tmp_path_factory.mktemp("sp") / "a.model", io.BytesIO()
+    settings = {"vocab_size": 90, "hard_vocab_limit": False, "minloglevel": 2, **SETTINGS[request.param]}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=file, **settings)
+    path.write_bytes(file.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_file=str(path)), load_tokenizer(str(path), TokenizerConfig())
+
+
+def test_sentencepiece_ids_are_its_own(both):
+    theirs, ours = both
+    assert ours.encode(TEXTS + STRANGE) == theirs.encode(TEXTS + STRANGE)
+    assert (ours.bos_id, ours.eos_id, ours.unk_id) == (theirs.bos_id(), theirs.eos_id(), theirs.unk_id())
+    assert ours.pad_id == (theirs.pad_id() if theirs.pad_id() >= 0 else theirs.vocab_size())
+    known = [ids for ids in theirs.encode(TEXTS) if theirs.unk_id() not in ids]
+    assert ours.decode(known) == theirs.decode(known)
+
+
+@given(text=st.text(st.sampled_from("aeHunds ßä½,!xx日 "), max_size=30))
+def test_sentencepiece_ids_of_any_text(both, text):
+    theirs, ours = both
+    assert ours.encode([text]) == [theirs.encode(text)]
+
+
+def test_a_sentencepiece_model_goes_into_a_fast_tokenizer(both, tmp_path):
+    both[1].save(tmp_path)
+    loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert [loaded.encode(text, add_special_tokens=False) for text in TEXTS] == both[1].encode(TEXTS)
+
+
+def test_a_bare_file_gets_its_special_tokens_by_name(tmp_path):
+    config = TokenizerConfig(vocab_size=80, pad_token="[PAD]", special_order=("unk", "pad", "bos", "eos"))
+    trained = train_tokenizer(config, TEXTS)
+    trained.save(tmp_path / "all")
+    bare = tmp_path / "tokenizer.json"
+    content = json.loads((tmp_path / "all" / "tokenizer.json").read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    bare.write_text(json.dumps(content))
+    for path in (tmp_path / "all", bare, tmp_path):
+        loaded = load_tokenizer(str(path), TokenizerConfig(pad_token="[PAD]"))
+        assert loaded.encode(TEXTS) == trained.encode(TEXTS)  # and is not cut off
+        assert (loaded.unk_id, loaded.pad_id, loaded.bos_id, loaded.eos_id) == (0, 1, 2, 3)
+    with pytest.raises(DataError, match=r"no token '<pad>' for pad; name it by pad_token .*'\[PAD\]'"):
+        load_tokenizer(str(bare), TokenizerConfig())
+
+
+def test_what_is_no_tokenizer(tmp_path):
+    (tmp_path / "a.model").write_bytes(b"no such thing")
+    (tmp_path / "a.json").write_text("{}")
+    words = io.BytesIO()
+    settings = {"model_type": "word", "vocab_size": 20, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=words, **settings)
+    (tmp_path / "w.model").write_bytes(words.getvalue())
+    own = io.BytesIO()
+    settings = {"model_type": "bpe", "vocab_size": 60, "user_defined_symbols": ["xx"], "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=own, **settings)
+    (tmp_path / "own.model").write_bytes(own.getvalue())
+    refusals = {
+        "own.model": r"a bpe model with symbols of its own \(xx\)",
+        "a.model": "is no SentencePiece model",
+        "a.json": "is not a tokenizer",
+        "w.model": "only unigram and bpe models",
+        "b.model": "there is no such file",
+        ".": "tokenizer.json: there is no such file",
+    }
+    for name, text in refusals.items():
+        with pytest.raises(DataError, match=text):
+            load_tokenizer(str(tmp_path / name), TokenizerConfig())
+    with pytest.raises(ConfigError, match="must be one tokenizer, or the source's and the target's"):
+        TokenizerConfig(load=("a", "b", "c"))

@@ -1,0 +1,91 @@
+"""A run's config: JSON and back, what it refuses, what follows from the corpus."""
+
+import json
+
+import pytest
+
+from twinax.configs import ConfigError, TransformerConfig
+from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.run import LoopConfig, RunConfig, differences
+from twinax.configs.runs import RUNS, run_preset
+
+CORPUS = CorpusConfig(src="a", tgt="b")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_ready_made_runs_go_through_json(name):
+    run = run_preset(name)
+    assert RunConfig.from_dict(json.loads(run.to_json())) == run
+
+
+def test_a_run_goes_through_json():
+    run = RunConfig(
+        corpus=CORPUS,
+        init_from="x",
+        tokenizer=TokenizerConfig(load=("p", "q")),
+        model=TransformerConfig.preset("tiny", mask_value=-1e9),
+        loop=LoopConfig(epochs=3, patience=2),
+    )
+    assert RunConfig.from_dict(json.loads(run.to_json())) == run
+
+
+def test_json_that_is_no_run():
+    good = RunConfig(corpus=CORPUS).to_dict()
+    cases = [
+        ({**good, "run_schema_version": 9}, "run_schema_version=9: this twinax reads versions 1"),
+        ({**good, "run_schema_version": None}, "run_schema_version=None"),
+        ({k: v for k, v in good.items() if k != "loop"}, "loop does not fit"),
+        ({**good, "lop": 1}, "lop does not fit"),
+        ({**good, "loop": 3}, "loop: is a int, not a JSON object"),
+        ({**good, "loop": {"update": 3}}, "loop: has unknown fields update; known are average"),
+        ({**good, "init_from": 3}, "init_from=3"),
+    ]
+    for values, text in cases:
+        with pytest.raises(ConfigError, match=text):
+            RunConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: LoopConfig(updates=3, epochs=2), "updates=3, epochs=2: give one of them"),
+        (lambda: LoopConfig(patience=0), "patience=0: must be at least 1"),
+        (lambda: LoopConfig(translations=-1), "translations=-1"),
+        (lambda: LoopConfig(metric="bleu", translations=0), "metric='bleu': needs translations"),
+        (lambda: BatchConfig(tokens=0), "tokens=0: must be at least 1"),
+        (lambda: CorpusConfig(src="a", tgt="b", valid_src="c"), "valid_src='c': needs valid_tgt too"),
+        (lambda: CorpusConfig(src="a", tgt="b", valid_split="c"), "valid_split='c': needs dataset"),
+        (lambda: CorpusConfig(src="a", tgt="b", valid_src="c", valid_tgt="d", held_out=3), "held_out=3: validation"),
+        (lambda: CorpusConfig(src="a", tgt="b", held_out=0), "held_out=0: must be at least 1"),
+        (lambda: RunConfig(corpus=CORPUS, tokenizer=TokenizerConfig(joint=False)), "shared_embeddings=True: needs one"),
+        (lambda: RunConfig(corpus=CORPUS, batches=BatchConfig(max_src_length=999)), "max_src_length=999: must not be"),
+        (lambda: run_preset("nope"), "nope: there is no such run; known are multi30k_de_en"),
+    ],
+)
+def test_contradictions_are_refused(make, text):
+    with pytest.raises(ConfigError, match=text):
+        make()
+
+
+def test_where_validation_is():
+    assert CORPUS.validation is None
+    assert CorpusConfig(src="a", tgt="b", valid_src="c", valid_tgt="d").validation == CorpusConfig(src="c", tgt="d")
+    hub = CorpusConfig(dataset="x", subset="s", src_column="de", tgt_column="en", valid_split="validation")
+    assert hub.validation == CorpusConfig(dataset="x", subset="s", split="validation", src_column="de", tgt_column="en")
+    assert CorpusConfig(dataset="a.tsv", valid_dataset="b.tsv").validation == CorpusConfig(dataset="b.tsv")
+
+
+def test_what_follows_from_the_corpus():
+    assert LoopConfig().resolved(10) == LoopConfig(updates=2000, validate_every=100)
+    assert LoopConfig().resolved(500) == LoopConfig(updates=15_000, validate_every=500)
+    assert LoopConfig(epochs=2).resolved(5000) == LoopConfig(updates=10_000, validate_every=2000)
+    assert LoopConfig(updates=7, validate_every=3).resolved(5) == LoopConfig(updates=7, validate_every=3)
+    sizes = [TokenizerConfig().sized(pairs).vocab_size for pairs in (10, 2000, 29_000, 10**7)]
+    assert sizes == [1000, 2000, 7700, 32_000]
+    assert TokenizerConfig(vocab_size=300).sized(10**6).vocab_size == 300
+
+
+def test_differences_name_fields():
+    ours = RunConfig(corpus=CORPUS, loop=LoopConfig(updates=3))
+    theirs = RunConfig(corpus=CorpusConfig(src="a", tgt="c"), loop=LoopConfig(updates=4))
+    assert differences(ours, theirs) == ["corpus.tgt='b' and not 'c'", "loop.updates=3 and not 4"]

@@ -1,0 +1,200 @@
+"""Checkpoints of a run: written while training goes on, and there whole or not at all.
+
+A checkpoint is a folder named by its number of updates: `state` (orbax: model, optimiser, update, seed of dropout,
+position in the data) and `run` (config.json, tokenizers).
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from ..configs.run import RunConfig
+from ..configs.validation import ConfigError
+from ..flax_transformer.model import Transformer
+from .corpus import DataError
+from .prepare import Tokenizers
+from .step import TrainState, init_state
+
+CONFIG = "config.json"
+_DELETED = "deleted"  # a checkpoint is renamed into it before its files go, so that none is listed in part
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the text says which and why."""
+
+
+class _FilesHandler(ocp.CheckpointHandler):
+    """Lets a function write files into a part of a checkpoint."""
+
+    def save(self, directory: Any, args: "_Files") -> None:
+        args.write(Path(directory))
+
+    def restore(self, directory: Any, args: Any = None) -> Path:
+        return Path(directory)
+
+
+@ocp.args.register_with_handler(_FilesHandler, for_save=True, for_restore=True)
+@dataclass
+class _Files(ocp.args.CheckpointArgs):
+    write: Callable[[Path], None]
+
+
+class _Keep:
+    """Keeps the checkpoints whose numbers of updates a function names."""
+
+    def __init__(self, keep: Callable[[Sequence[int]], set[int]]):
+        self._keep = keep
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        kept = self._keep([checkpoint.step for checkpoint in checkpoints])
+        return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
+class Checkpoints:
+    """The checkpoints in a directory. `keep` names those to keep, among those there are; the last always stays."""
+
+    def __init__(self, directory: Path, keep: Callable[[Sequence[int]], set[int]] = lambda updates: {updates[-1]}):
+        self.directory = directory.absolute()
+        self._sweep()
+        self._manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=_Keep(lambda updates: {max(updates), *keep(sorted(updates))}),
+                todelete_subdir=_DELETED,
+                cleanup_tmp_directories=True,
+            ),
+            item_names=("state", "run"),
+        )
+
+    @property
+    def updates(self) -> list[int]:
+        """Numbers of updates of the checkpoints that are there, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: TrainState, run: RunConfig, tokenizers: Tokenizers) -> None:
+        """Begins to write a checkpoint; the state may be given away at once. One that is there already stays."""
+        update = int(state.update)
+        if update in self.updates:
+            return
+
+        def write(folder: Path) -> None:
+            write_run(folder, run, tokenizers)
+
+        self._manager.save(update, args=ocp.args.Composite(state=ocp.args.StandardSave(state), run=_Files(write)))
+        self._sweep()
+
+    def restore(self, like: TrainState, update: int) -> TrainState:
+        """The state of a checkpoint, on the devices of `like`. Raises: CheckpointError where it cannot be read."""
+        return _restore(self.directory / str(update), like)
+
+    def wait(self) -> None:
+        """Returns when all that was begun is written."""
+        self._manager.wait_until_finished()
+        self._sweep()
+
+    def close(self) -> None:
+        """Waits, and ends the threads behind it."""
+        self.wait()
+        self._manager.close()
+
+    def _sweep(self) -> None:
+        shutil.rmtree(self.directory / _DELETED, ignore_errors=True)
+
+
+def write_run(folder: Path, run: RunConfig, tokenizers: Tokenizers) -> None:
+    """Writes config and tokenizers of a run."""
+    tokenizers.save(folder)
+    (folder / CONFIG).write_text(run.to_json(), encoding="utf-8")
+
+
+def read_run(folder: Path) -> RunConfig:
+    """The config that `write_run` wrote. Raises: CheckpointError where there is none or it cannot be read."""
+    try:
+        return RunConfig.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: has no {CONFIG}, so it is neither a run nor a checkpoint of one") from None
+    except (ConfigError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / CONFIG}: {' '.join(str(error).split())}") from None
+
+
+class Saved(NamedTuple):
+    """A checkpoint that was read."""
+
+    run: RunConfig
+    tokenizers: Tokenizers
+    state: TrainState
+
+
+def read_checkpoint(path: Path) -> Saved:
+    """A checkpoint by its own folder, or a run's last one.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    folder, run = _folder(path), read_run_of(path)
+    try:
+        tokenizers = Tokenizers.load(folder / "run")
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
+    if tokenizers is None:
+        raise CheckpointError(f"{folder / 'run'}: has no tokenizer")
+    return Saved(run, tokenizers, _restore(folder, _abstract_state(run)))
+
+
+def read_run_of(path: Path) -> RunConfig:
+    """The config of a checkpoint, or of a run's last one. Raises: CheckpointError as `read_checkpoint`."""
+    return read_run(_folder(path) / "run")
+
+
+def is_run_or_checkpoint(path: Path) -> bool:
+    """Whether `read_checkpoint` is what reads it."""
+    return (path / "checkpoints").is_dir() or (path / "state").is_dir()
+
+
+def _folder(path: Path) -> Path:
+    if (path / "state").is_dir():
+        return path
+    folder = path / "checkpoints"
+    numbers = [int(p.name) for p in folder.glob("*") if p.name.isdigit()]
+    if not numbers:
+        raise CheckpointError(f"{path}: is neither a checkpoint nor a run that has one")
+    return folder / str(max(numbers))
+
+
+def _abstract_state(run: RunConfig) -> TrainState:
+    """Shapes and number types of a run's state, on one device."""
+    state = jax.eval_shape(lambda: init_state(Transformer(run.model, rngs=nnx.Rngs(0)), run.training))
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), state)
+
+
+def _restore(folder: Path, like: TrainState) -> TrainState:
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    try:
+        with ocp.StandardCheckpointer() as reader:
+            return reader.restore(folder.absolute() / "state", abstract)
+    except Exception as error:  # orbax and tensorstore raise what they like
+        raise CheckpointError(
+            f"{folder}: cannot be read: {' '.join(str(error).split())[:300]}; where an older checkpoint is beside it, "
+            "remove this one and start again"
+        ) from None
+
+
+def average(states: Sequence[Mapping[str, Any]]) -> dict[str, jax.Array]:
+    """The mean of parameters, summed in float64 where NumPy has it."""
+
+    def mean(*arrays: Any) -> jax.Array:
+        total = reduce(np.add, (np.asarray(a, np.float64) for a in arrays))
+        return jnp.asarray((total / len(arrays)).astype(arrays[0].dtype))
+
+    return {name: mean(*(state[name] for state in states)) for name in states[0]}

@@ -1,0 +1,77 @@
+"""How good parameters are on validation pairs: loss in nats a token, perplexity, BLEU, and some translations."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..configs.decoding import DecodingConfig
+from ..configs.training import TrainingConfig
+from ..flax_transformer.decode import generate
+from ..flax_transformer.model import Transformer
+from .buckets import choose_buckets, plan_epoch
+from .dataset import pad_rows
+from .losses import cross_entropy
+from .prepare import Prepared
+from .step import Arrays
+
+_SHAPES = 4  # of batches for the loss: few, for each is compiled
+_BLOCK = 100  # sentences that are translated at once
+_SAMPLES = 3  # translations to show
+
+
+class Validation:
+    """Measures parameters on the validation pairs of a run."""
+
+    def __init__(self, prepared: Prepared):
+        self._prepared = prepared
+        run, valid = prepared.run, prepared.valid
+        self._buckets = choose_buckets(valid.lengths, run.batches.tokens, _SHAPES)
+        self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
+        model_config, plain = run.model, TrainingConfig()  # without label smoothing
+
+        def loss(arrays: Arrays, src: jax.Array, tgt: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = Transformer.from_arrays(model_config, arrays)(src, tgt)
+            return cross_entropy(logits, labels, model_config.pad_id, plain)
+
+        self._loss = jax.jit(loss)
+
+    def measure(self, arrays: Arrays) -> dict[str, Any]:
+        """Loss (nats a token, without smoothing), perplexity; and BLEU and samples where the run translates."""
+        total, tokens = 0.0, 0
+        for rows, number in zip(self._plan.batches, self._plan.buckets, strict=True):
+            padded = pad_rows(self._prepared.valid, rows, self._buckets[number], self._prepared.run.model.pad_id)
+            part, count = self._loss(arrays, *padded)
+            total, tokens = total + float(part), tokens + int(count)
+        loss = total / tokens
+        found: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        return found | (self._translate(arrays) if self._prepared.run.loop.translations else {})
+
+    def _translate(self, arrays: Arrays) -> dict[str, Any]:
+        """BLEU of greedy translations of the first pairs, and some of these."""
+        from sacrebleu import corpus_bleu
+
+        run, valid, tokenizers = self._prepared.run, self._prepared.valid, self._prepared.tokenizers
+        rows = range(min(run.loop.translations, len(valid)))
+        sources, references = valid.sources(rows), self._prepared.references[: len(rows)]
+        model = Transformer.from_arrays(run.model, {name: jnp.asarray(a) for name, a in arrays.items()})
+        longest = max(len(ids) for ids in valid.targets(rows))
+        # Untrained models do not end; half as much again as the longest reference is enough to see that.
+        decoding = DecodingConfig(max_length=min(run.model.max_length, longest * 3 // 2))
+        size = min(_BLOCK, len(rows))
+        src = np.full((-(-len(rows) // size) * size, max(map(len, sources))), run.model.pad_id, np.int32)
+        for i in range(len(src)):
+            ids = sources[min(i, len(rows) - 1)]
+            src[i, : len(ids)] = ids
+        blocks = [generate(model, src[i : i + size], decoding).sentences() for i in range(0, len(src), size)]
+        best = [hypotheses[0] if hypotheses else [] for block in blocks for hypotheses in block][: len(rows)]
+        texts = tokenizers.tgt.decode(best)
+        unspaced = run.tokenizer.split == "unspaced"
+        bleu = corpus_bleu(
+            texts, [references], lowercase=run.tokenizer.lowercase, tokenize="char" if unspaced else "13a", force=True
+        )
+        shown = [list(ids) for ids in sources[:_SAMPLES]]
+        samples = zip(tokenizers.src.decode(shown), references, texts, strict=False)
+        return {"bleu": bleu.score, "samples": [list(sample) for sample in samples]}

@@ -1,0 +1,282 @@
+"""The loop around the step: batches in, checkpoints and metrics out; stopped at any moment, it goes on to the bit.
+
+What belongs to update n is done in this order: the step; its record; where one is due, a checkpoint; then validation.
+After a stop, what is missing behind the last checkpoint is done again, with the same result.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+
+from ..configs.run import RunConfig
+from ..configs.training import check_trainable
+from ..flax_transformer.model import Transformer
+from .buckets import Bucket
+from .checkpoints import Checkpoints, average
+from .compilation_cache import use_compilation_cache
+from .dataset import Padded
+from .evaluate import Validation
+from .initial import Initial, read_initial
+from .metrics import PLOT, MetricsLog, plot_losses, validations
+from .prepare import Prepared
+from .progress import TrainingProgress
+from .run_directory import RunError, has_begun, locked, prepare_in
+from .signals import StopSignals
+from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
+
+_WIDTH = 120  # characters of a sample that are shown
+CHECKPOINTS, AVERAGED = "checkpoints", "averaged"
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    update: int  # that it reached
+    validation: dict[str, Any] | None  # the last; of averaged parameters where there are some
+    stopped_by: int | None  # signal; None: it is finished
+
+
+def train(run: RunConfig, directory: Path, console: Console | None = None) -> Outcome:
+    """Trains, or goes on training, in a run directory.
+
+    Raises:
+        DataError, ConfigError, CheckpointError: what `run` names cannot be used.
+        RunError: the directory is in use or another run's; or a loss is not finite, and its batch is saved there.
+    """
+    console = console or Console(stderr=True)
+    check_trainable(run.model)
+    cache = use_compilation_cache()
+    with locked(directory):
+
+        def say(line: str) -> None:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        initial = None if has_begun(directory) else read_initial(run)
+        prepared = prepare_in(directory, run, initial, say)
+        say(describe_shapes(prepared.buckets))
+        say(f"compiled programs are kept in {cache}" if cache else "compiled programs are not kept")
+        return _Run(prepared, directory, initial, console).go()
+
+
+def describe_shapes(buckets: Sequence[Bucket]) -> str:
+    """The shapes of batches, in a line."""
+    shapes = ", ".join(f"{b.sentences}×({b.src_length}+{b.tgt_length})" for b in buckets)
+    return f"{len(buckets)} shapes of batches, rows×(source+target): {shapes}"
+
+
+@dataclass
+class _Pending:
+    """An update whose numbers were not asked for yet: asking waits for it."""
+
+    update: int
+    batch: Padded
+    metrics: Metrics
+
+
+class _Run:
+    """One process's part of a run."""
+
+    def __init__(self, prepared: Prepared, directory: Path, initial: Initial | None, console: Console):
+        self.prepared, self.run, self.directory, self.console = prepared, prepared.run, directory, console
+        self.loop, self.batches = prepared.run.loop, prepared.batches()
+        assert self.loop.updates is not None
+        assert self.loop.validate_every is not None
+        self.total, self.validate_every = self.loop.updates, self.loop.validate_every
+        self.step = make_train_step(self.run.model, self.run.training)
+        self.validation = Validation(prepared)
+        self.devices = Mesh(np.array(jax.devices()), ("data",))
+        self.state = self._first_state(initial)
+        self.checkpoints = Checkpoints(directory / CHECKPOINTS, self._kept)
+        self.update = max(self.checkpoints.updates, default=0)
+        if self.update:
+            self.state = self.checkpoints.restore(self.state, self.update)
+        self.log = MetricsLog(directory, self.update)
+        self.seen: set[tuple[int, ...]] = set()  # shapes that are compiled
+
+    def _first_state(self, initial: Initial | None) -> TrainState:
+        if initial is None:
+            model = Transformer(self.run.model, rngs=nnx.Rngs(self.run.training.seed))
+        else:
+            model = initial.model(self.run.model)
+        return jax.device_put(init_state(model, self.run.training), NamedSharding(self.devices, PartitionSpec()))
+
+    def _kept(self, updates: Sequence[int]) -> set[int]:
+        """The last, those to average, and the best."""
+        found = validations(self.log.records)
+        validated = [u for u in updates if u % self.validate_every == 0 or u == self.total]
+        best = self._best({u: v for u, v in found.items() if u in updates})
+        return {*updates[-1:], *validated[-self.loop.average :], *([best] if best is not None else [])}
+
+    def _best(self, found: dict[int, Any]) -> int | None:
+        """The first update with the best metric."""
+        sign = 1 if self.loop.metric == "loss" else -1
+        return min(found, key=lambda update: sign * found[update][self.loop.metric], default=None)
+
+    def go(self) -> Outcome:
+        """Trains until the end, a stop or a loss that is not finite."""
+        try:
+            with StopSignals() as stop, TrainingProgress(self.console, self.update, self.total) as progress:
+                self.progress = progress
+                if self.update:
+                    progress.say(f"going on after update {self.update:,}")
+                    self._validate_if_due()  # a kill may have come between the checkpoint and this
+                if self._goes_on(stop):
+                    self._updates(stop)
+                if stop.caught is not None:
+                    self._save()
+                    self.checkpoints.wait()
+                    progress.say(f"stopped and saved after update {self.update:,}; the same command goes on")
+                    return Outcome(self.update, self._last_validation(), stop.caught)
+                found = self._finish()
+            return Outcome(self.update, found, None)
+        finally:
+            self.checkpoints.close()
+            self.log.close()
+
+    def _goes_on(self, stop: StopSignals) -> bool:
+        return stop.caught is None and self.update < self.total and not self._out_of_patience()
+
+    def _updates(self, stop: StopSignals) -> None:
+        pending: _Pending | None = None
+        stream = self.batches.read(self.update, self.run.batches.workers)
+        try:
+            for batch in stream:
+                metrics = self._step(batch)
+                if pending is not None:
+                    self._record(pending)
+                pending = _Pending(self.update, batch, metrics)
+                if self._save_due() or self._validation_due() or stop.caught is not None or self.update == self.total:
+                    self._record(pending)
+                    pending = None
+                    if self._save_due() or self._validation_due():
+                        self._save()
+                    self._validate_if_due()
+                    if not self._goes_on(stop):
+                        return
+        finally:
+            stream.close()
+
+    def _step(self, padded: Padded) -> Metrics:
+        batch = self._place(padded)
+        shape = (*batch.src_tokens.shape, batch.tgt_tokens.shape[1])
+        began, is_new = time.monotonic(), shape not in self.seen
+        self.state, metrics = self.step(self.state, batch)
+        self.update += 1
+        if is_new:
+            self.seen.add(shape)
+            rows, src, tgt = shape
+            count = f"{len(self.seen)} of {len(self.prepared.buckets)}"
+            self.progress.say(f"compiled shape {count}, {rows}×({src}+{tgt}), in {time.monotonic() - began:.1f} s")
+            self.progress.pause()
+        return metrics
+
+    def _place(self, padded: Padded) -> Batch:
+        """The batch on the devices, a part of its rows on each; padded to rows that all parts share evenly."""
+        parts = self.devices.size * self.run.training.accumulation
+        more = -len(padded.labels) % parts
+        pad = self.run.model.pad_id
+        arrays = [np.pad(a, ((0, more), (0, 0)), constant_values=pad) for a in padded]
+        rows = np.arange(len(arrays[0]), dtype=np.int32)
+        return Batch(*jax.device_put((*arrays, rows), NamedSharding(self.devices, PartitionSpec("data"))))
+
+    def _record(self, done: _Pending) -> None:
+        metrics = done.metrics
+        if (why := explain(self.state, metrics)) is not None:
+            path = self.directory / f"batch-{done.update}.npz"
+            np.savez(path, **done.batch._asdict())
+            raise RunError(
+                f"{why}; its batch is in {path}. The last checkpoint is whole, but going on from it meets the same "
+                "batch: begin anew with a smaller learning_rate, a longer warm-up or clip_norm"
+            )
+        epoch, number = divmod(done.update - 1, self.batches.an_epoch)
+        loss, rate, tokens = float(metrics.loss), float(metrics.learning_rate), int(metrics.tokens)
+        record = {"update": done.update, "epoch": epoch, "batch": number, "loss": loss, "tokens": tokens}
+        self.log.write({**record, "gradient_norm": float(metrics.gradient_norm), "learning_rate": rate})
+        self.progress.advance(done.update, loss, rate, tokens)
+
+    def _save_due(self) -> bool:
+        every = self.loop.checkpoint_every
+        return bool(every) and self.update % every == 0
+
+    def _validation_due(self) -> bool:
+        return self.update % self.validate_every == 0 or self.update == self.total
+
+    def _save(self) -> None:
+        epoch, number = divmod(self.update, self.batches.an_epoch)
+        self.log.flush()
+        position = jax.device_put(jnp.array([epoch, number], jnp.int32), self.state.position.sharding)
+        self.state = self.state._replace(position=position)
+        self.checkpoints.save(self.state, self.run, self.prepared.tokenizers)
+
+    def _arrays(self, state: TrainState) -> dict[str, Any]:
+        return {**state.buffers, **state.params}
+
+    def _validate_if_due(self) -> None:
+        if not self._validation_due() or self.update in validations(self.log.records):
+            return
+        self._report(self._arrays(self.state), {})
+        plot_losses(self.log.records, self.directory / PLOT)
+
+    def _report(self, arrays: dict[str, Any], notes: dict[str, Any]) -> dict[str, Any]:
+        """Measures, writes down and prints."""
+        began = time.monotonic()
+        self.progress.pause()
+        found = self.validation.measure(arrays)
+        self.log.write({"update": self.update, **notes, "validation": found})
+        bleu = f", BLEU {found['bleu']:.2f}" if "bleu" in found else ""
+        what = "averaged parameters" if notes else f"update {self.update:,}"
+        self.progress.say(
+            f"{what}: validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}{bleu} "
+            f"({time.monotonic() - began:.1f} s)"
+        )
+        for src, reference, text in found.get("samples", [])[:2]:
+            for line in (f"    {src}", f"    is   {reference}", f"    here {text}"):
+                self.progress.say(line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…")
+        return found
+
+    def _out_of_patience(self) -> bool:
+        found = validations(self.log.records)
+        best = self._best(found)
+        if self.loop.patience is None or best is None:
+            return False
+        return sum(update > best for update in found) >= self.loop.patience
+
+    def _last_validation(self) -> dict[str, Any] | None:
+        found = validations(self.log.records)
+        return dict(found[max(found)]) if found else None
+
+    def _finish(self) -> dict[str, Any] | None:
+        """Averages where the run asks for it, and says where everything is."""
+        found, best = self._last_validation(), self._best(validations(self.log.records))
+        why = "" if self.update == self.total else f", {self.loop.patience} validations without a better one"
+        self.progress.say(f"finished after update {self.update:,}{why}; best after update {best}")
+        self.checkpoints.wait()
+        if self.loop.average > 1:
+            found = self._average()
+        self.progress.say(f"everything is in {self.directory}")
+        return found
+
+    def _average(self) -> dict[str, Any] | None:
+        """Validates the mean of the last validated checkpoints, and saves it as a checkpoint of its own."""
+        found = validations(self.log.records)
+        chosen = [u for u in self.checkpoints.updates if u in found][-self.loop.average :]
+        saved = Checkpoints(self.directory / AVERAGED)
+        done = [r for r in self.log.records if r.get("averaged") == chosen]
+        if done and self.update in saved.updates:
+            saved.close()
+            return dict(done[-1]["validation"])
+        mean = average([self.checkpoints.restore(self.state, update).params for update in chosen])
+        place = {name: a.sharding for name, a in self.state.params.items()}
+        state = self.state._replace(params=jax.device_put(mean, place))
+        saved.save(state, self.run, self.prepared.tokenizers)
+        saved.close()
+        return self._report(self._arrays(state), {"averaged": chosen})

@@ -1,0 +1,105 @@
+"""Tokenizers that others trained: directories of `transformers`, bare tokenizer.json files, SentencePiece models."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from ..configs.data import ROLES, TokenizerConfig
+from .corpus import DataError
+from .tokenization import FILE, SETTINGS, Tokenizer, read_fast
+
+_SPACE = "▁"
+
+
+def load_tokenizer(path: str, config: TokenizerConfig) -> Tokenizer:
+    """A tokenizer from a directory, a tokenizer.json, or a SentencePiece model (.model, .spm).
+
+    Where the files do not say which tokens are special, `config` names them. A SentencePiece model gets those that it
+    lacks (mostly padding) behind its own pieces, so that its ids stay.
+
+    Raises:
+        DataError: there is no tokenizer, it is damaged or of an unknown kind, or a special token is missing.
+    """
+    place = Path(path)
+    if place.is_dir() and (place / FILE).is_file() and (place / SETTINGS).is_file():
+        return Tokenizer.load(place)
+    if place.is_dir():
+        place = place / FILE
+    if not place.is_file():
+        raise DataError(f"{place}: there is no such file")
+    if place.suffix in (".model", ".spm"):
+        return _from_sentencepiece(place, config)
+    fast, tokens = read_fast(place), {role: getattr(config, f"{role}_token") for role in ROLES}
+    for role, token in tokens.items():
+        if fast.token_to_id(token) is None:
+            special = [repr(t.content) for t in fast.get_added_tokens_decoder().values() if t.special]
+            raise DataError(
+                f"{place}: has no token {token!r} for {role}; name it by {role}_token of the tokenizer's settings "
+                f"(its special tokens: {', '.join(special) or 'none'})"
+            )
+    return Tokenizer(fast, tokens)
+
+
+def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    proto: Any = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except DecodeError:
+        proto.Clear()
+    if not proto.pieces:
+        raise DataError(f"{path}: is no SentencePiece model")
+    trainer, kinds = proto.trainer_spec, proto.trainer_spec.ModelType
+    if trainer.model_type not in (kinds.UNIGRAM, kinds.BPE) or trainer.treat_whitespace_as_suffix:
+        raise DataError(f"{path}: only unigram and bpe models with the space before a word can be read")
+    own = [p.piece for p in proto.pieces if p.type == p.USER_DEFINED]
+    if own and trainer.model_type == kinds.BPE:
+        raise DataError(f"{path}: a bpe model with symbols of its own ({own[0]}) cannot be read to the same ids")
+    model = (_unigram if trainer.model_type == kinds.UNIGRAM else _bpe)(proto)
+    fast = FastTokenizer(model)
+    spaces = proto.normalizer_spec.remove_extra_whitespaces
+    steps: list[Any] = []
+    if proto.normalizer_spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
+    if spaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    fast.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
+    prepend: Any = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
+    # Not split at spaces: SentencePiece looks at the sentence as a whole, and pieces may hold a space.
+    fast.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)  # pyright: ignore
+    decode: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    decode += [decoders.Strip(" ", 1, 0)] if prepend == "always" else []
+    fast.decoder = decoders.Sequence(decode)  # pyright: ignore[reportAttributeAccessIssue]
+    ids = {"pad": trainer.pad_id, "bos": trainer.bos_id, "eos": trainer.eos_id, "unk": trainer.unk_id}
+    tokens = {role: proto.pieces[n].piece if n >= 0 else getattr(config, f"{role}_token") for role, n in ids.items()}
+    fast.add_special_tokens(list(tokens.values()))
+    return Tokenizer(fast, tokens)
+
+
+def _unigram(proto: Any) -> Any:
+    scores = [p.score for p in proto.pieces if p.type == p.NORMAL]
+    never, most = min(scores) - 100, max(scores)
+
+    def score(p: Any) -> float:
+        if p.type == p.USER_DEFINED:  # as SentencePiece does it: always better than its parts
+            return len(p.piece.encode()) * most - 0.1
+        return never if p.type == p.UNUSED else p.score
+
+    vocab = [(p.piece, score(p)) for p in proto.pieces]
+    return models.Unigram(vocab, proto.trainer_spec.unk_id, proto.trainer_spec.byte_fallback)
+
+
+def _bpe(proto: Any) -> Any:
+    """SentencePiece joins whatever neighbours make the piece with the best score: every cut of a piece is a merge."""
+    ids = {p.piece: i for i, p in enumerate(proto.pieces)}
+    scores = {p.piece: p.score for p in proto.pieces if p.type == p.NORMAL}
+    merges = []
+    for piece in sorted(scores, key=lambda piece: -scores[piece]):
+        cuts = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
+        merges += sorted((cut for cut in cuts if set(cut) <= set(scores)), key=lambda cut: (ids[cut[0]], ids[cut[1]]))
+    unk = proto.pieces[proto.trainer_spec.unk_id].piece
+    return models.BPE(ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=proto.trainer_spec.byte_fallback)

@@ -1,0 +1,131 @@
+"""The directory of a run: one process at a time, one config, one corpus.
+
+config.json, tokenizer/ (or source_tokenizer/ and target_tokenizer/), data.json (shapes of batches, hash of the ids),
+checkpoints/, averaged/, metrics.jsonl, tensorboard/, loss.png, lock.
+"""
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ..configs.run import RunConfig, differences
+from .buckets import Bucket
+from .checkpoints import CONFIG, CheckpointError, read_run
+from .initial import Initial
+from .prepare import Prepared, Tokenizers, prepare
+
+_DATA, _LOCK = "data.json", "lock"
+
+
+class RunError(ValueError):
+    """A run cannot begin or go on in its directory; the text says why and what to do."""
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Makes the directory and keeps other processes out. Raises: RunError where one is in it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / _LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{directory}: cannot be used as a run directory: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the system, however the process ends
+            if not os.path.samestat(os.fstat(file.fileno()), os.stat(directory / _LOCK)):
+                raise OSError  # it was taken away at that moment
+        except OSError:
+            file.seek(0)
+            raise RunError(
+                f"{directory}: is in use by another process ({file.read().strip() or 'unknown'}); wait for it, stop "
+                "it, or choose another directory"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            if [p.name for p in directory.iterdir()] == [_LOCK]:  # nothing came of it: leave nothing behind
+                (directory / _LOCK).unlink()
+                directory.rmdir()
+
+
+def has_begun(directory: Path) -> bool:
+    """Whether there is a run to go on with."""
+    return (directory / CONFIG).is_file()
+
+
+def prepare_in(directory: Path, run: RunConfig, initial: Initial | None, say: Callable[[str], None]) -> Prepared:
+    """What `prepare` makes, with the tokenizers and shapes that the directory has; written there where it has none.
+
+    Raises:
+        RunError: the directory belongs to a run with other settings or another corpus, or is no run's.
+    """
+    if not has_begun(directory):
+        if strange := [p.name for p in directory.iterdir() if p.name != _LOCK and not _is_ours(p)]:
+            raise RunError(f"{directory}: has no {CONFIG} and is not empty ({strange[0]}); choose another directory")
+        tokenizers = initial.tokenizers if initial is not None and not run.tokenizer.load else None
+        prepared = prepare(run, tokenizers, sizes=initial and initial.config, say=say)
+        prepared.tokenizers.save(directory)
+        _write(directory / _DATA, _describe(prepared))
+        _write(directory / CONFIG, prepared.run.to_json())  # last: with it, all is there
+        return prepared
+    began = _read_config(directory)
+    try:
+        found = json.loads((directory / _DATA).read_text(encoding="utf-8"))
+        buckets, said = [Bucket(*shape) for shape in found["shapes"]], found["ids"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{directory / _DATA}: cannot be read ({error}); a run cannot go on without it") from None
+    saved = Tokenizers.load(directory)
+    if saved is None:
+        raise RunError(f"{directory}: has no tokenizer; a run cannot go on without it")
+    prepared = prepare(run, saved, buckets, began.model, say)
+    # How long, how often and with how many workers may change: no update depends on it. Of the corpus, the ids decide.
+    workers = replace(prepared.run.batches, workers=began.batches.workers)
+    same = replace(prepared.run, loop=began.loop, batches=workers, corpus=began.corpus)
+    if changed := differences(same, began):
+        raise RunError(f"{directory}: began with other settings: {'; '.join(changed)}; choose another directory")
+    if _fingerprint(prepared) != said:
+        raise RunError(
+            f"{directory}: began with another corpus; its files have changed since, or the directory is wrong"
+        )
+    _write(directory / CONFIG, prepared.run.to_json())
+    return prepared
+
+
+def _read_config(directory: Path) -> RunConfig:
+    try:
+        return read_run(directory)
+    except CheckpointError as error:
+        raise RunError(str(error)) from None
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is what an interrupted beginning leaves behind."""
+    return path.name in (_DATA, "tokenizer", "source_tokenizer", "target_tokenizer") or path.suffix == ".tmp"
+
+
+def _fingerprint(prepared: Prepared) -> str:
+    return f"{prepared.train.fingerprint()} {prepared.valid.fingerprint()}"
+
+
+def _describe(prepared: Prepared) -> str:
+    counts = {name: found._asdict() for name, found in prepared.counts.items()}
+    shapes = [list(bucket) for bucket in prepared.buckets]
+    return json.dumps({"shapes": shapes, "ids": _fingerprint(prepared), "counts": counts}, indent=2) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    """Puts a file in place as a whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,135 @@
+"""What `twinax train` and `twinax data` are told: a ready-made run, somebody's own corpus, or a run that was begun."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from twinax.configs.data import CorpusConfig
+from twinax.configs.run import RunConfig
+from twinax.configs.runs import RUNS, run_preset
+from twinax.configs.validation import ConfigError
+
+from .usage import UsageError
+
+# Names without what they belong to, for what every run needs.
+_SHORT = {f"--{f.name.replace('_', '-')}": f"--corpus.{f.name.replace('_', '-')}" for f in fields(CorpusConfig)}
+_CORPUS = ("--corpus.src", "--corpus.dataset")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A run, and the directory that it is in."""
+
+    name: str | None
+    run: RunConfig
+    out: Path
+    plot: str | None
+    print_config: bool
+
+
+def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool = False) -> Arguments:
+    """The run that a command line describes.
+
+    Raises:
+        UsageError: there is no such run, or flags contradict each other.
+        SystemExit: by tyro, for help and for flags that there are not.
+    """
+    given = [_long(word) for word in arguments]
+    name = given.pop(0) if given and not given[0].startswith("-") else None
+    directory = Path(name) if name is not None and (Path(name) / "config.json").is_file() else None
+    base = _base(name, directory, given)
+    kind = _command(base, plot)
+    try:
+        parsed: Any = tyro.cli(kind, args=given, prog=prog, description=description)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    _check_from_tokenizers(parsed.run, base)
+    if directory is not None and parsed.out is not None:
+        raise UsageError(f"--out {parsed.out}: {directory} is a run that goes on where it is; leave --out away")
+    out = directory or Path(parsed.out or Path("runs") / (name or "own"))
+    return Arguments(name, parsed.run, out, parsed.plot if plot else None, parsed.print_config)
+
+
+def _long(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    flag = flag.replace("_", "-") if flag.startswith("--") else flag
+    return f"{_SHORT.get(flag, flag)}{equals}{value}"
+
+
+def _value(given: Sequence[str], flag: str) -> str | None:
+    """What follows a flag, or stands behind its `=`."""
+    for i, word in enumerate(given):
+        if word == flag and i + 1 < len(given):
+            return given[i + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> RunConfig | None:
+    """What the flags change: the run of that name or directory; None: the defaults."""
+    from twinax.train.checkpoints import CheckpointError, read_run
+
+    if directory is not None:
+        try:
+            return read_run(directory)
+        except CheckpointError as error:
+            raise UsageError(str(error)) from None
+    if name is not None and name not in RUNS:
+        near = get_close_matches(name, RUNS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"{name}: is neither a ready-made run ({', '.join(RUNS)}) nor the directory of one{hint}")
+    base = run_preset(name) if name is not None else None
+    if base is not None and any(_value(given, flag) for flag in _CORPUS):
+        base = replace(base, corpus=tyro.MISSING_NONPROP)
+    if (initial := _value(given, "--init-from")) is not None:
+        base = replace(base or RunConfig(corpus=tyro.MISSING_NONPROP), model=_model_of(initial))
+    return base
+
+
+def _model_of(path: str) -> Any:
+    """The config of trained weights, so that flags change it and not another."""
+    from twinax.train.checkpoints import CheckpointError
+    from twinax.train.corpus import DataError
+    from twinax.train.initial import config_of
+
+    try:
+        return config_of(Path(path))
+    except (CheckpointError, DataError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _command(base: RunConfig | None, plot: bool) -> Any:
+    """The dataclass that tyro fills: the run's fields at the top, and what the command itself asks for."""
+    no_name = tyro.conf.arg(name="")
+    out_help = tyro.conf.arg(help="directory of the run (default: runs/NAME, or runs/own); one that is there goes on")
+    plot_help = tyro.conf.arg(help="picture of the lengths to write (.png, .pdf, .svg)")
+
+    @dataclass
+    class Command:
+        run: Annotated[RunConfig, no_name] = tyro.MISSING_NONPROP if base is None else base  # pyright: ignore
+        out: Annotated[str | None, out_help] = None
+        print_config: Annotated[bool, tyro.conf.arg(help="print the run as JSON, and do nothing else")] = False
+
+    if not plot:
+        return Command
+
+    @dataclass
+    class WithPlot(Command):
+        plot: Annotated[str | None, plot_help] = None
+
+    return WithPlot
+
+
+def _check_from_tokenizers(run: RunConfig, base: RunConfig | None) -> None:
+    """Raises: UsageError where a flag asks for what the tokenizers decide."""
+    before = base.model if base is not None else RunConfig(corpus=run.corpus).model
+    for name in ("src_vocab_size", "tgt_vocab_size", "pad_id", "bos_id", "eos_id"):
+        if getattr(run.model, name) != getattr(before, name):
+            flag = name.replace("_", "-")
+            instead = "--tokenizer.vocab-size" if "vocab" in name else "--tokenizer.special-order"
+            raise UsageError(f"--model.{flag}: the tokenizer decides it; give {instead}")

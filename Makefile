@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix benchmark-dropout benchmark-decoding lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix benchmark-dropout benchmark-decoding kill-test lint types
 
 install: .venv/installed
 
@@ -44,3 +44,7 @@ lint: install
 
 types: install
 	$(BIN)/pyright
+
+# Twenty kills of a training at random moments; prints its counts. About four minutes.
+kill-test: install
+	$(BIN)/python -m pytest -m slow tests/test_kills.py

@@ -51,7 +51,7 @@ class TrainingConfig:
 
     # The step.
     accumulation: int = 1  # parts of a batch that are computed one after the other
-    seed: int = 0  # of dropout
+    seed: int = 0  # of dropout; in a run, of the first weights and the order of the data too
 
     def __post_init__(self) -> None:
         check_field_types(self)

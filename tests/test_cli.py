@@ -139,3 +139,104 @@ def test_parity_of_what_is_no_model(model, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = twinax("parity", model)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"twinax: {line}\n")
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """Two parallel files, here."""
+    monkeypatch.chdir(tmp_path)
+    lines = [" ".join("abcdefg"[i % 7 : i % 7 + 1 + i % 5]) for i in range(60)]
+    Path("a.de").write_text("\n".join(lines) + "\n")
+    Path("a.en").write_text("\n".join(lines).upper() + "\n")
+    return ["--src", "a.de", "--tgt", "a.en"]
+
+
+def run(capsys, monkeypatch, *arguments):
+    """(exit status, standard output, standard error) of the command in this process."""
+    from twinax import cli
+
+    monkeypatch.setattr(sys, "argv", ["twinax", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, *capsys.readouterr()
+
+
+def test_data_prints_the_corpus(capsys, monkeypatch, corpus):
+    sizes = ["--tokenizer.kind", "word", "--batches.tokens", "40", "--held_out", "6", "--model.max-length", "5"]
+    code, out, err = run(capsys, monkeypatch, "data", *corpus, *sizes, "--plot", "lengths.png")
+    assert code == 0
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line[:1] == "│"]
+    table = {row[0]: row[1:] for row in cells}
+    read, kept, long = (table[name] for name in ("pairs read", "kept", "dropped: too long"))
+    assert read == ["54", "6"]
+    assert [int(k) + int(d) for k, d in zip(kept, long, strict=True)] == [54, 6]
+    assert int(long[0]) > 0
+    assert table["vocabulary, source and target"][0] == "18, 18"
+    assert [name for name in table if name.endswith(" shapes")]
+    assert f"dropped 0 with an empty side and {long[0]} longer than 5 source or 5 target tokens" in err
+    assert Path("lengths.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in Path().iterdir()) == ["a.de", "a.en", "lengths.png"]
+
+
+def test_train_prints_its_config(capsys, monkeypatch, corpus):
+    flags = ["--model.d-model", "64", "--loop.epochs", "3", "--print-config"]
+    code, out, err = run(capsys, monkeypatch, "train", *corpus, *flags)
+    config = json.loads(out)
+    assert code == 0
+    assert "the corpus decides when training begins" in err
+    assert (config["corpus"]["src"], config["model"]["d_model"], config["loop"]["epochs"]) == ("a.de", 64, 3)
+    code, out, _ = run(capsys, monkeypatch, "train", "multi30k_de_en", *corpus, "--print-config")
+    config = json.loads(out)
+    assert (config["corpus"]["src"], config["corpus"]["dataset"], config["model"]["d_model"]) == ("a.de", None, 128)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give either src and tgt, or dataset"),
+        (["multi30k_en"], "twinax: multi30k_en: is neither a ready-made run (multi30k_de_en) nor the directory of one"),
+        (["--src", "a.de"], "needs tgt too"),
+        (["--src", "a.de", "--tgt", "nowhere"], "twinax: nowhere: there is no such file"),
+        (["--src", "a.de", "--tgt", "short"], "twinax: a.de has 60 lines and short has 1: a line must be"),
+        (["CORPUS", "--model.d-modl", "5"], "--model.d-model"),
+        (["CORPUS", "--model.d-model", "5"], "d_model=5 is not divisible by it"),
+        (["CORPUS", "--model.pad-id", "5"], "twinax: --model.pad-id: the tokenizer decides it"),
+        (["CORPUS", "--loop.updates", "5", "--loop.epochs", "5"], "updates=5, epochs=5: give one of them"),
+        (["CORPUS", "--training.learning-rate", "x"], "--training.learning-rate"),
+        (["CORPUS", "--held-out", "60"], "nothing is left to train on"),
+        (["CORPUS", "--tokenizer.load", "nowhere.model"], "twinax: nowhere.model: there is no such file"),
+        (["CORPUS", "--init-from", "nowhere"], "twinax: nowhere: there is no such directory to start from"),
+        (["CORPUS", "--init-from", "."], "config.json"),
+    ],
+)
+def test_train_says_what_is_wrong(capsys, monkeypatch, corpus, arguments, said):
+    Path("short").write_text("A\n")
+    given = [word for argument in arguments for word in (corpus if argument == "CORPUS" else [argument])]
+    code, out, err = run(capsys, monkeypatch, "train", *given)
+    assert code == 2
+    assert out == ""
+    assert said in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+    assert not Path("runs").exists()
+
+
+def test_a_run_directory_names_its_run(capsys, monkeypatch, corpus):
+    from twinax.train import loop
+
+    seen = []
+
+    def train(run, out):
+        seen.append((run, out))
+        return loop.Outcome(3, None, 15)
+
+    monkeypatch.setattr(loop, "train", train)
+    assert run(capsys, monkeypatch, "train", *corpus, "--model.d-model", "64")[0] == 128 + 15
+    run_config, out = seen.pop()
+    assert out == Path("runs/own")
+    out.mkdir(parents=True)
+    (out / "config.json").write_text(run_config.to_json())
+    run(capsys, monkeypatch, "train", "runs/own", "--loop.updates", "9")
+    assert (seen[0][0].model, seen[0][0].loop.updates, seen[0][1]) == (run_config.model, 9, out)
+    code, _, err = run(capsys, monkeypatch, "train", "runs/own", "--out", "elsewhere")
+    assert (code, err) == (2, "twinax: --out elsewhere: runs/own is a run that goes on where it is; leave --out away\n")

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 
 def use_compilation_cache() -> Path | None:
@@ -19,4 +20,5 @@ def use_compilation_cache() -> Path | None:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = home / "twinax" / "xla"
     jax.config.update("jax_compilation_cache_dir", str(place))
+    compilation_cache.reset_cache()  # where something was compiled before, JAX has settled that there is none
     return place

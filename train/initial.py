@@ -6,11 +6,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
+from flax import nnx
+
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
+from ..flax_transformer.module import named_arrays
 from .checkpoints import CheckpointError, is_run_or_checkpoint, read_checkpoint, read_run_of
-from .prepare import Tokenizers
+from .prepare import FROM_TOKENIZERS, Tokenizers
 from .pretrained import load_tokenizer
 from .tokenization import FILE
 
@@ -23,19 +27,44 @@ class Initial:
     arrays: Mapping[str, Any]
     tokenizers: Tokenizers | None
 
+    def check(self, model: TransformerConfig) -> None:
+        """Raises: CheckpointError where the arrays are not those of a model, whose vocabularies are theirs."""
+        needed = self._shapes(model.replace(**{name: getattr(self.config, name) for name in FROM_TOKENIZERS}))
+        given = {name: tuple(array.shape) for name, array in self.arrays.items()}
+        if wrong := [name for name in sorted({*needed, *given}) if needed.get(name) != given.get(name)]:
+            raise CheckpointError(
+                f"init_from: {len(wrong)} arrays do not fit the model, as {wrong[0]}: it is "
+                f"{given.get(wrong[0], 'missing')} and should be {needed.get(wrong[0], 'absent')}; leave the sizes of "
+                "the model as they were"
+            )
+
+    @staticmethod
+    def _shapes(model: TransformerConfig) -> dict[str, tuple[int, ...]]:
+        abstract = nnx.eval_shape(lambda: Transformer(model, rngs=nnx.Rngs(0)))
+        return {name: tuple(array.shape) for name, array in named_arrays(abstract).items()}
+
     def model(self, config: TransformerConfig) -> Transformer:
-        """The model with these weights. Raises: CheckpointError where they are not those of `config`."""
-        try:
-            return Transformer.from_arrays(config, self.arrays)
-        except (ValueError, KeyError) as error:
-            raise CheckpointError(f"init_from: {' '.join(str(error).split())}") from None
+        """The model with these weights, in the number type that `config` has."""
+        return Transformer.from_arrays(
+            config, {name: jnp.asarray(array, config.param_dtype) for name, array in self.arrays.items()}
+        )
 
 
 def read_initial(run: RunConfig) -> Initial | None:
-    """What `init_from` names, or None where it names nothing. Raises: CheckpointError, DataError, ConfigError."""
+    """What `init_from` names, or None where it names nothing.
+
+    Raises:
+        CheckpointError: there is none, it cannot be read, or it does not fit the run's model.
+        DataError: its tokenizer cannot be used.
+    """
     if run.init_from is None:
         return None
-    path = Path(run.init_from)
+    found = _read(Path(run.init_from), run)
+    found.check(run.model)
+    return found
+
+
+def _read(path: Path, run: RunConfig) -> Initial:
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such directory to start from")
     if is_run_or_checkpoint(path):

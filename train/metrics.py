@@ -2,9 +2,14 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 FILE, PLOT = "metrics.jsonl", "loss.png"
 
@@ -30,26 +35,26 @@ class MetricsLog:
     """Appends records; begins by taking away those of updates after `update`, which will be made again."""
 
     def __init__(self, directory: Path, update: int):
-        from tensorboardX import SummaryWriter
-
         self.records = [r for r in read_metrics(directory) if r["update"] <= update]
         rest = "".join(json.dumps(record) + "\n" for record in self.records)
         temporary = directory / f"{FILE}.tmp"
         temporary.write_text(rest, encoding="utf-8")
         temporary.replace(directory / FILE)
         self._file = (directory / FILE).open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=update + 1 if update else None)
+        self._board = EventFileWriter(str(directory / "tensorboard"))
+        if update:  # what was there after it counts no longer
+            self._board.add_event(Event(step=update + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: Record) -> None:
         """Adds a record of an update, or of a validation after it."""
         self.records.append(record)
         self._file.write(json.dumps(record) + "\n")
-        numbers = record.get("validation", record)
-        for name, value in numbers.items():
-            if name != "update" and isinstance(value, int | float):
-                self._board.add_scalar(
-                    ("validation/" if "validation" in record else "") + name, value, record["update"]
-                )
+        prefix = "validation/" if "validation" in record else "training/"
+        numbers = {name: v for name, v in record.get("validation", record).items() if isinstance(v, int | float)}
+        values = [Summary.Value(tag=prefix + name, simple_value=v) for name, v in numbers.items() if name != "update"]
+        event = Event(wall_time=time.time(), step=record["update"], summary=Summary(value=values))
+        if not record.get("averaged"):  # it would stand on the last validation
+            self._board.add_event(event)
 
     def flush(self) -> None:
         """Returns when all records are on the disk: before a checkpoint that goes on from them is there."""

@@ -30,6 +30,7 @@ class RunError(ValueError):
 def locked(directory: Path) -> Iterator[None]:
     """Makes the directory and keeps other processes out. Raises: RunError where one is in it."""
     try:
+        made = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / _LOCK).open("a+", encoding="utf-8")
     except OSError as error:
@@ -53,7 +54,9 @@ def locked(directory: Path) -> Iterator[None]:
         finally:
             if [p.name for p in directory.iterdir()] == [_LOCK]:  # nothing came of it: leave nothing behind
                 (directory / _LOCK).unlink()
-                directory.rmdir()
+                for path in made:
+                    if not any(path.iterdir()):
+                        path.rmdir()
 
 
 def has_begun(directory: Path) -> bool:

@@ -1,0 +1,141 @@
+"""SIGKILL at random moments: what is listed is whole, and what goes on is the run that was never killed.
+
+Three kills here; `make kill-test` does twenty and prints its counts.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twinax.train.checkpoints import read_checkpoint
+
+# Every update is saved, so that most moments are in a save, and the one before is deleted.
+SETTINGS = (
+    *("--held-out", "10", "--batches.tokens", "70", "--batches.shapes", "1"),
+    *("--tokenizer.kind", "word", "--tokenizer.vocab-size", "50"),
+    *("--model.d-model", "8", "--model.num-heads", "2", "--model.d-ff", "16", "--model.max-length", "16"),
+    *("--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"),
+    *("--loop.checkpoint-every", "1", "--loop.validate-every", "4", "--loop.average", "2", "--loop.translations", "0"),
+)
+# The command, where PyTorch cannot be imported: training does not need it.
+CODE = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ImportError("PyTorch is not here")
+
+sys.meta_path.insert(0, NoTorch())
+from twinax.cli import main
+main()
+"""
+
+
+class Runs:
+    """Starts the command on one corpus, into one directory or another."""
+
+    def __init__(self, folder, updates):
+        self.folder, self.updates = folder, updates
+        rng = np.random.default_rng(0)
+        lines = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(80)]
+        (folder / "src").write_text("\n".join(lines) + "\n")
+        (folder / "tgt").write_text("\n".join(lines).upper() + "\n")
+
+    def start(self, name):
+        corpus = ("--src", str(self.folder / "src"), "--tgt", str(self.folder / "tgt"))
+        command = (*corpus, *SETTINGS, "--loop.updates", str(self.updates), "--out", str(self.folder / name))
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "JAX_PLATFORMS": "cpu"}
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        code = [sys.executable, "-c", CODE, "train", *command]
+        return subprocess.Popen(code, stderr=subprocess.PIPE, text=True, env=environment)
+
+    def finish(self, name):
+        process = self.start(name)
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+        return errors
+
+    def kill(self, name, delay):
+        """Kills it so long after the first checkpoint of this start; False: it was at its end before."""
+        before = listed(self.folder / name)
+        process = self.start(name)
+        while process.poll() is None and listed(self.folder / name) == before:
+            time.sleep(0.02)
+        time.sleep(delay)
+        ended = process.poll() is not None
+        process.kill()
+        process.communicate()
+        return not ended
+
+
+def listed(directory):
+    return sorted(int(p.name) for p in (directory / "checkpoints").glob("*") if p.name.isdigit())
+
+
+def whole_records(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def arrays_of(path):
+    state = read_checkpoint(path).state
+    named = {**state.params, **{f"mu.{n}": a for n, a in state.optimizer[1].mu.items()}}
+    named |= {f"nu.{n}": a for n, a in state.optimizer[1].nu.items()}
+    return {**named, "update": state.update, "position": state.position, "seed": state.seed}
+
+
+def kill_and_compare(folder: Path, kills: int, updates: int, seed: int) -> Counter[str]:
+    """Counts of what happened; fails where something is half, lost, repeated or different."""
+    runs, rng, counts = Runs(folder, updates), random.Random(seed), Counter()
+    runs.finish("never")
+    while counts["kills"] < kills:
+        if not runs.kill("killed", rng.uniform(0, 1)):
+            counts["ended before the kill"] += 1
+            break
+        counts["kills"] += 1
+        checkpoints = folder / "killed" / "checkpoints"
+        names = [p.name for p in checkpoints.glob("*")] if checkpoints.is_dir() else []
+        counts["in a save"] += any("tmp" in name for name in names)
+        counts["in a deletion"] += (checkpoints / "deleted").is_dir()
+        for update in listed(folder / "killed"):
+            counts["listed checkpoints read"] += 1
+            assert int(read_checkpoint(checkpoints / str(update)).state.update) == update
+    runs.finish("killed")
+    ours, theirs = (whole_records(folder / name) for name in ("killed", "never"))
+    places = [(r["update"], r["epoch"], r["batch"]) for r in ours if "loss" in r]
+    expected = [(r["update"], r["epoch"], r["batch"]) for r in theirs if "loss" in r]
+    counts["batches lost"] = len(set(expected) - set(places))
+    counts["batches repeated"] = len(places) - len(set(places))
+    assert (counts["batches lost"], counts["batches repeated"]) == (0, 0)
+    assert ours == theirs  # every loss, norm and rate, to the bit
+    assert listed(folder / "killed") == listed(folder / "never")
+    for name in (f"checkpoints/{updates}", f"averaged/{updates}"):
+        left, right = (arrays_of(folder / run / name) for run in ("killed", "never"))
+        counts["arrays equal to the bit"] += len(left)
+        assert left.keys() == right.keys()
+        for key, array in left.items():
+            assert np.asarray(array).tobytes() == np.asarray(right[key]).tobytes(), key
+    return counts
+
+
+def test_three_kills(tmp_path):
+    counts = kill_and_compare(tmp_path, kills=3, updates=12, seed=0)
+    assert counts["kills"] == 3
+    assert counts["listed checkpoints read"] > 0
+
+
+@pytest.mark.slow
+def test_twenty_kills(tmp_path, capsys):
+    counts = kill_and_compare(tmp_path, kills=20, updates=80, seed=1)
+    with capsys.disabled():
+        print("\n" + "\n".join(f"{name}: {number}" for name, number in counts.items()))
+    assert counts["kills"] == 20
+    assert counts["in a save"] > 0

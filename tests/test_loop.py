@@ -1,0 +1,319 @@
+"""The loop in one process: what a run directory holds, what goes on and what is refused."""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import PreTrainedTokenizerFast
+
+from twinax import TransformerConfig, convert, flax_transformer
+from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.run import LoopConfig, RunConfig
+from twinax.configs.training import TrainingConfig
+from twinax.train import loop
+from twinax.train.checkpoints import CheckpointError, read_checkpoint
+from twinax.train.corpus import DataError
+from twinax.train.loop import train
+from twinax.train.metrics import read_metrics
+from twinax.train.run_directory import RunError
+
+MODEL = TransformerConfig.preset(
+    "small", d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, max_length=16
+)
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Programs that the runs here share, and nobody else's."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Words and the same words in another language."""
+    folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    sentences = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(80)]
+    for name, text in (("src", "\n".join(sentences)), ("tgt", "\n".join(sentences).upper())):
+        (folder / name).write_text(text + "\n")
+    return CorpusConfig(src=str(folder / "src"), tgt=str(folder / "tgt"), held_out=10)
+
+
+def run_of(corpus, **loop_settings):
+    return RunConfig(
+        corpus=corpus,
+        tokenizer=TokenizerConfig(kind="word", vocab_size=50),
+        batches=BatchConfig(tokens=70, shapes=1),
+        model=MODEL,
+        training=TrainingConfig(schedule="constant", learning_rate=1e-2, warmup_updates=3, label_smoothing=0.1),
+        loop=LoopConfig(**{"updates": 8, "validate_every": 4, "translations": 4, **loop_settings}),
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+    """(outcome, directory, run) of a run that went to its end."""
+    directory, run = tmp_path_factory.mktemp("runs") / "a", run_of(corpus, average=2, checkpoint_every=3)
+    return train(run, directory, QUIET), directory, run
+
+
+def arrays(directory):
+    return {name: np.asarray(a) for name, a in read_checkpoint(directory).state.params.items()}
+
+
+def assert_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name])
+
+
+def test_the_run_directory(finished):
+    outcome, directory, _ = finished
+    assert (outcome.update, outcome.stopped_by) == (8, None)
+    assert {p.name for p in directory.iterdir()} == {
+        *("config.json", "data.json", "tokenizer", "checkpoints", "averaged"),
+        *("metrics.jsonl", "tensorboard", "loss.png", "lock"),
+    }
+    assert sorted(p.name for p in (directory / "checkpoints").iterdir()) == ["4", "8"]
+    assert (directory / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tensorboard_reads_the_metrics(finished):
+    _, directory, _ = finished
+    board = EventAccumulator(str(directory / "tensorboard"))
+    board.Reload()
+    records = read_metrics(directory)
+    losses = {r["update"]: r["loss"] for r in records if "loss" in r}
+    assert {e.step: e.value for e in board.Scalars("training/loss")} == pytest.approx(losses)
+    bleu = {r["update"]: r["validation"]["bleu"] for r in records if "validation" in r and "averaged" not in r}
+    assert {e.step: e.value for e in board.Scalars("validation/bleu")} == pytest.approx(bleu)
+
+
+def test_metrics(finished):
+    outcome, directory, _ = finished
+    records = read_metrics(directory)
+    updates = [r for r in records if "loss" in r]
+    assert [r["update"] for r in updates] == list(range(1, 9))
+    places = [(r["epoch"], r["batch"]) for r in updates]
+    assert places == sorted(set(places))
+    assert places[0] == (0, 0)
+    assert updates[0]["learning_rate"] == pytest.approx(1e-2 / 3)
+    found = [r for r in records if "validation" in r]
+    assert [(r["update"], r.get("averaged")) for r in found] == [(4, None), (8, None), (8, [4, 8])]
+    for record in found:
+        validation = record["validation"]
+        assert validation["perplexity"] == pytest.approx(np.exp(validation["loss"]))
+        assert 0 <= validation["bleu"] <= 100
+        assert len(validation["samples"]) == 3
+        assert validation["samples"][0][0].upper() == validation["samples"][0][1]  # source and reference
+    assert outcome.validation == found[-1]["validation"]
+
+
+def test_validation_is_the_cross_entropy_of_the_held_out_pairs(finished):
+    _, directory, run = finished
+    saved = read_checkpoint(directory)
+    twin = flax_transformer.Transformer.from_arrays(saved.run.model, {**saved.state.buffers, **saved.state.params})
+    model = convert.to_torch(twin)
+    lines = [Path(path).read_text().splitlines() for path in (run.corpus.src, run.corpus.tgt)]
+    out = np.random.default_rng([0, 80]).permutation(80)[:10]
+    total, tokens = 0.0, 0
+    for i in out:
+        src = [*saved.tokenizers.src.encode([lines[0][i]])[0], 2]
+        tgt = saved.tokenizers.tgt.encode([lines[1][i]])[0]
+        logits = model(torch.tensor([src]), torch.tensor([[1, *tgt]])).detach().numpy()[0]
+        log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        total -= log_probs[range(len(tgt) + 1), [*tgt, 2]].sum()
+        tokens += len(tgt) + 1
+    last = [r["validation"] for r in read_metrics(directory) if "validation" in r and "averaged" not in r][-1]
+    assert last["loss"] == pytest.approx(total / tokens, rel=1e-5)
+
+
+def test_a_checkpoint_has_everything(finished):
+    _, directory, _ = finished
+    for folder in ("checkpoints/4", "averaged/8"):
+        saved = read_checkpoint(directory / folder)
+        assert saved.run.model.src_vocab_size == saved.tokenizers.src.vocab_size == 20
+        assert int(saved.state.update) == int(folder[-1])
+        batches = len([r for r in read_metrics(directory) if r.get("epoch") == 0 and "loss" in r])
+        assert saved.state.position.tolist() == list(divmod(int(folder[-1]), batches))
+        loaded = PreTrainedTokenizerFast.from_pretrained(directory / folder / "run" / "tokenizer")
+        assert loaded.encode("a b H", add_special_tokens=False) == saved.tokenizers.src.encode(["a b H"])[0]
+
+
+def test_averaged_parameters_are_the_mean(finished):
+    _, directory, _ = finished
+    parts = [arrays(directory / "checkpoints" / update) for update in ("4", "8")]
+    for name, mean in arrays(directory / "averaged" / "8").items():
+        np.testing.assert_allclose(mean, (parts[0][name] + parts[1][name]) / 2, rtol=1e-6, atol=1e-7)
+
+
+def test_a_finished_run_stays_as_it_is_and_goes_on_where_more_is_asked(finished, corpus, tmp_path):
+    outcome, directory, run = finished
+    before = read_metrics(directory)
+    assert train(run, directory, QUIET) == outcome
+    assert read_metrics(directory) == before
+    part = tmp_path / "part"
+    train(run_of(corpus, updates=5), part, QUIET)
+    train(run_of(corpus, updates=8), part, QUIET)
+    losses = [[r["loss"] for r in read_metrics(d) if "loss" in r] for d in (part, directory)]
+    assert losses[0] == losses[1]
+    assert_equal(arrays(part / "checkpoints" / "8"), arrays(directory / "checkpoints" / "8"))
+
+
+def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, finished):
+    original = loop._Run._step
+
+    def step(self, padded):
+        if self.update == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, padded)
+
+    run = run_of(corpus)
+    monkeypatch.setattr(loop._Run, "_step", step)
+    handler = signal.getsignal(signal.SIGTERM)
+    outcome = train(run, tmp_path / "r", QUIET)
+    assert (outcome.update, outcome.stopped_by) == (5, signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert int(read_checkpoint(tmp_path / "r").state.update) == 5
+    monkeypatch.undo()
+    assert train(run, tmp_path / "r", QUIET).update == 8
+    losses = [[r["loss"] for r in read_metrics(d) if "loss" in r] for d in (tmp_path / "r", finished[1])]
+    assert losses[0] == losses[1]
+
+
+def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):
+    _, directory, run = finished
+    other = replace(run, training=replace(run.training, learning_rate=2e-2))
+    with pytest.raises(RunError, match=r"began with other settings: training.learning_rate=0.02 and not 0.01; choose"):
+        train(other, directory, QUIET)
+    lines = Path(corpus.src).read_text().splitlines()
+    (tmp_path / "src").write_text("\n".join(["h", *lines[1:]]) + "\n")
+    changed = replace(run, corpus=replace(corpus, src=str(tmp_path / "src")))
+    with pytest.raises(RunError, match="began with another corpus"):
+        train(changed, directory, QUIET)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(RunError, match=r"is not empty \(thesis.tex\); choose another directory"):
+        train(run, tmp_path / "full", QUIET)
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot be used as a run directory"):
+        train(run, tmp_path / "file", QUIET)
+    assert int(read_checkpoint(directory).state.update) == 8
+
+
+def test_a_directory_in_use_is_refused(finished):
+    _, directory, run = finished
+    with (directory / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match=r"is in use by another process \(process \d+ on .+\); wait"):
+            train(run, directory, QUIET)
+
+
+def test_bad_data_leaves_nothing_behind(corpus, tmp_path):
+    with pytest.raises(DataError, match="there is no such file"):
+        train(run_of(replace(corpus, src="nowhere")), tmp_path / "r", QUIET)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_loss_that_is_not_finite_ends_with_its_batch(finished, tmp_path):
+    _, _, run = finished
+    wild = replace(run, training=replace(run.training, learning_rate=1e38, warmup_updates=0))
+    with pytest.raises(RunError, match=r"update \d+: .* is not finite .*its batch is in .*batch-\d+.npz"):
+        train(wild, tmp_path / "r", QUIET)
+    (path,) = (tmp_path / "r").glob("batch-*.npz")
+    last = max(r["update"] for r in read_metrics(tmp_path / "r"))
+    assert path.name == f"batch-{last + 1}.npz"
+    assert set(np.load(path)) == {"src_tokens", "tgt_tokens", "labels"}
+
+
+def test_patience(corpus, tmp_path):
+    run = run_of(corpus, updates=30, validate_every=1, patience=2, translations=0)
+    still = replace(run, training=replace(run.training, learning_rate=1e-30))
+    outcome = train(still, tmp_path / "r", QUIET)
+    assert outcome.update == 3  # the first is best, and two more are not better
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["1", "3"]  # best and last
+    assert train(still, tmp_path / "r", QUIET).update == 3
+
+
+def test_weights_to_start_from(finished, corpus, tmp_path):
+    _, directory, _ = finished
+    fine = replace(run_of(corpus, updates=1, validate_every=1, translations=0), init_from=str(directory))
+    still = replace(fine, training=replace(fine.training, learning_rate=1e-30))
+    train(still, tmp_path / "ours", QUIET)
+    assert_equal(arrays(tmp_path / "ours"), arrays(directory))
+    read = (tmp_path / "ours" / "tokenizer" / "tokenizer.json").read_text()
+    assert read == (directory / "tokenizer" / "tokenizer.json").read_text()
+    train(still, tmp_path / "ours", QUIET)  # it need not be read again
+    with pytest.raises(CheckpointError, match=r"do not fit the model, as .* \(16,\) and should be \(17,\)"):
+        train(replace(still, model=still.model.replace(d_ff=17)), tmp_path / "wider", QUIET)
+    with pytest.raises(CheckpointError, match="there is no such directory to start from"):
+        train(replace(still, init_from="nowhere"), tmp_path / "none", QUIET)
+    assert not (tmp_path / "wider").exists()
+
+
+def test_weights_of_hugging_face_to_start_from(finished, corpus, tmp_path):
+    _, directory, _ = finished
+    saved = read_checkpoint(directory)
+    size = saved.tokenizers.src.vocab_size
+    model = TransformerConfig(
+        src_vocab_size=size,
+        tgt_vocab_size=size,
+        d_model=8,
+        num_heads=2,
+        d_ff=16,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        max_length=16,
+        shared_embeddings=True,
+        tied_output=True,
+        output_bias="stored",
+        positions="sinusoidal_half",
+        embedding_padding="frozen",
+    )
+    twin = flax_transformer.Transformer(model, rngs=nnx.Rngs(0))
+    convert.save(convert.Checkpoint.of(twin), tmp_path / "hf", layout="marian")
+    run = run_of(corpus, updates=1, validate_every=1, translations=0)
+    run = replace(run, init_from=str(tmp_path / "hf"), model=convert.load(tmp_path / "hf").config)
+    with pytest.raises(CheckpointError, match=r"has no tokenizer.json; name its tokenizer"):
+        train(run, tmp_path / "r", QUIET)
+    for path in (directory / "tokenizer").iterdir():
+        (tmp_path / "hf" / path.name).write_bytes(path.read_bytes())
+    still = replace(run, training=replace(run.training, learning_rate=1e-30))
+    train(still, tmp_path / "r", QUIET)
+    twins = convert.load(tmp_path / "hf").arrays
+    for name, array in arrays(tmp_path / "r").items():
+        np.testing.assert_allclose(array, twins[name], rtol=1e-6, atol=1e-25)
+
+
+def test_a_checkpoint_that_cannot_be_read(finished, tmp_path):
+    _, directory, run = finished
+    copy = tmp_path / "r"
+    shutil.copytree(directory, copy)
+    metadata = copy / "checkpoints" / "8" / "state" / "_METADATA"
+    metadata.write_bytes(metadata.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"checkpoints/8: cannot be read: .*remove this one and start again"):
+        train(run, copy, QUIET)
+    (copy / "checkpoints" / "4" / "run" / "config.json").write_text(json.dumps({"run_schema_version": 7}))
+    with pytest.raises(CheckpointError, match="run_schema_version=7: this twinax reads"):
+        read_checkpoint(copy / "checkpoints" / "4")
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run"):
+        read_checkpoint(tmp_path)

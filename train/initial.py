@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
+from ..convert.checkpoint import Checkpoint, load
+from ..convert.port import flax_specs
+from ..convert.rules import ConversionError
 from ..flax_transformer.model import Transformer
-from ..flax_transformer.module import named_arrays
 from .checkpoints import CheckpointError, is_run_or_checkpoint, read_checkpoint, read_run_of
 from .prepare import FROM_TOKENIZERS, Tokenizers
 from .pretrained import load_tokenizer
@@ -29,7 +29,8 @@ class Initial:
 
     def check(self, model: TransformerConfig) -> None:
         """Raises: CheckpointError where the arrays are not those of a model, whose vocabularies are theirs."""
-        needed = self._shapes(model.replace(**{name: getattr(self.config, name) for name in FROM_TOKENIZERS}))
+        fitted = model.replace(**{name: getattr(self.config, name) for name in FROM_TOKENIZERS})
+        needed = {name: spec.shape for name, spec in flax_specs(fitted).items()}
         given = {name: tuple(array.shape) for name, array in self.arrays.items()}
         if wrong := [name for name in sorted({*needed, *given}) if needed.get(name) != given.get(name)]:
             raise CheckpointError(
@@ -37,11 +38,6 @@ class Initial:
                 f"{given.get(wrong[0], 'missing')} and should be {needed.get(wrong[0], 'absent')}; leave the sizes of "
                 "the model as they were"
             )
-
-    @staticmethod
-    def _shapes(model: TransformerConfig) -> dict[str, tuple[int, ...]]:
-        abstract = nnx.eval_shape(lambda: Transformer(model, rngs=nnx.Rngs(0)))
-        return {name: tuple(array.shape) for name, array in named_arrays(abstract).items()}
 
     def model(self, config: TransformerConfig) -> Transformer:
         """The model with these weights, in the number type that `config` has."""
@@ -86,9 +82,8 @@ def config_of(path: Path) -> TransformerConfig:
     return _hugging_face(path).config
 
 
-def _hugging_face(path: Path) -> Any:
-    convert = import_module("twinax.convert")  # not above: some layouts need PyTorch
+def _hugging_face(path: Path) -> Checkpoint:
     try:
-        return convert.load(path)
-    except convert.ConversionError as error:
+        return load(path)
+    except ConversionError as error:
         raise CheckpointError(str(error)) from None

@@ -1,9 +1,11 @@
 """What sentences a run reads, and how they become batches of ids."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from .validation import ConfigError, check_field_types
+
+_FILES = (".tsv", ".csv", ".json", ".jsonl", ".parquet", ".txt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class CorpusConfig:
             raise ConfigError(f"src_column={self.src_column!r}, tgt_column={self.tgt_column!r}: give both or neither")
         if self.valid_src is not None and (self.valid_dataset or self.valid_split):
             raise ConfigError(f"valid_src={self.valid_src!r}: give either two files or a dataset for validation")
+        _check_unused(self)
         if self.valid_split is not None and self.dataset is None and self.valid_dataset is None:
             raise ConfigError(f"valid_split={self.valid_split!r}: needs dataset or valid_dataset")
         if self.held_out is not None and self.held_out < 1:
@@ -63,10 +66,31 @@ class CorpusConfig:
         )
 
 
+def _check_unused(config: CorpusConfig) -> None:
+    """Raises: ConfigError where a field would change nothing."""
+    columns = {"src_column": config.src_column, "subset": config.subset, "split": config.split}
+    if config.src is not None and config.valid_dataset is None:
+        for name, value in columns.items():
+            if value not in (None, "train"):
+                raise ConfigError(f"{name}={value!r}: text files have no such thing; leave it away, or give dataset")
+    for name, split in (("dataset", config.split), ("valid_dataset", config.valid_split)):
+        dataset = getattr(config, name)
+        if dataset is None or not dataset.removesuffix(".gz").endswith(_FILES):
+            continue
+        if name == "dataset" and config.valid_dataset is None and config.valid_split is not None:
+            split = config.valid_split
+        if split not in (None, "train") or config.subset is not None:
+            raise ConfigError(
+                f"{name}={dataset!r}: a single file has no split ({split}) or subset ({config.subset}); give "
+                "validation its own file as valid_dataset"
+            )
+
+
 TokenizerKind = Literal["word", "bpe", "unigram"]
 Split = Literal["whitespace", "punctuation", "unspaced", "bytes"]
 Normalization = Literal["none", "nfc", "nfkc"]
 ROLES = ("pad", "bos", "eos", "unk")
+_TRAINED = ("kind", "vocab_size", "min_frequency", "joint", "split", "lowercase", "normalization", "special_order")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +114,7 @@ class TokenizerConfig:
     eos_token: str = "</s>"
     unk_token: str = "<unk>"
     special_order: tuple[str, ...] = ROLES  # the roles of ids 0, 1, 2, 3
-    source_bos: bool = False  # whether a source starts with it
+    source_bos: bool = False  # whether a source starts with it; a directory that is loaded says so itself
     source_eos: bool = True  # and ends with that
 
     def __post_init__(self) -> None:
@@ -109,8 +133,21 @@ class TokenizerConfig:
             raise ConfigError(f"min_frequency={self.min_frequency}: must be at least 1")
         if len(self.load) > 2:
             raise ConfigError(f"load={self.load!r}: must be one tokenizer, or the source's and the target's")
+        if self.load:
+            self._check_load()
+        if self.split == "bytes" and self.vocab_size is not None and self.vocab_size < 256 + len(tokens):
+            raise ConfigError(f"vocab_size={self.vocab_size}: split='bytes' needs {256 + len(tokens)}, one a byte")
         if self.split == "bytes" and self.kind != "bpe":
             raise ConfigError(f"split='bytes': needs kind='bpe', not {self.kind!r}")
+
+    def _check_load(self) -> None:
+        """Raises: ConfigError where a field is of tokenizers that are trained here."""
+        for f in fields(self):
+            if f.name in _TRAINED and getattr(self, f.name) != f.default:
+                raise ConfigError(
+                    f"{f.name}={getattr(self, f.name)!r}: is for tokenizers that are trained here, and load names "
+                    "existing ones; leave one of them out"
+                )
 
     @property
     def special_tokens(self) -> list[str]:

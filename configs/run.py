@@ -1,7 +1,7 @@
 """A training run, completely: data, tokenizer, model, training, and how long and how often."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -10,7 +10,9 @@ from .schema import TransformerConfig
 from .training import TrainingConfig
 from .validation import ConfigError, check_field_types
 
-RUN_SCHEMA_VERSION = 1
+# Of a run's JSON object, each from one version to the next: the first from 1 to 2. It holds the model's too.
+MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
+RUN_SCHEMA_VERSION = 1 + len(MIGRATIONS)
 
 Metric = Literal["loss", "bleu"]
 
@@ -106,10 +108,12 @@ class RunConfig:
         Raises:
             ConfigError: the version is unknown, a field is unknown or missing, or a value is wrong.
         """
-        values = dict(values)
-        version = values.pop("run_schema_version", None)
+        version = values.get("run_schema_version")
         if type(version) is not int or not 1 <= version <= RUN_SCHEMA_VERSION:
             raise ConfigError(f"run_schema_version={version!r}: this twinax reads versions 1 to {RUN_SCHEMA_VERSION}")
+        values = {name: value for name, value in values.items() if name != "run_schema_version"}
+        for migrate in MIGRATIONS[version - 1 :]:
+            values = migrate(values)
         kinds = {
             "corpus": CorpusConfig,
             "tokenizer": TokenizerConfig,

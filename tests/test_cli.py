@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 TWINAX = Path(sys.executable).parent / "twinax"
+STORED = Path(__file__).parent / "checkpoints" / "v1"
 
 
 def twinax(*arguments):
@@ -178,6 +179,14 @@ def test_data_prints_the_corpus(capsys, monkeypatch, corpus):
     assert sorted(p.name for p in Path().iterdir()) == ["a.de", "a.en", "lengths.png"]
 
 
+def test_data_of_weights_to_start_from_has_their_tokenizer(capsys, monkeypatch, corpus):
+    code, out, _ = run(capsys, monkeypatch, "data", *corpus, "--init-from", str(STORED))
+    assert code == 0
+    assert "20, 20" in out  # the letters that the stored model knows
+    code, _, err = run(capsys, monkeypatch, "data", *corpus, "--plot", "x.foo")
+    assert (code, err) == (2, "twinax: --plot x.foo: must end in .png, .pdf or .svg\n")
+
+
 def test_train_prints_its_config(capsys, monkeypatch, corpus):
     flags = ["--model.d-model", "64", "--loop.epochs", "3", "--print-config"]
     code, out, err = run(capsys, monkeypatch, "train", *corpus, *flags)
@@ -204,6 +213,11 @@ def test_train_prints_its_config(capsys, monkeypatch, corpus):
         (["CORPUS", "--model.pad-id", "5"], "twinax: --model.pad-id: the tokenizer decides it"),
         (["CORPUS", "--loop.updates", "5", "--loop.epochs", "5"], "updates=5, epochs=5: give one of them"),
         (["CORPUS", "--training.learning-rate", "x"], "--training.learning-rate"),
+        (["--out", "x", "multi30k_de_en"], "multi30k_de_en: the name of a run comes first"),
+        (["CORPUS", "--tokenizer.load", "a", "--tokenizer.kind", "word"], "kind='word': is for tokenizers that are"),
+        (["CORPUS", "--init-from", str(STORED), "--tokenizer.lowercase"], "bring their tokenizer; leave the flag away"),
+        (["CORPUS", "--init-from", str(STORED), "--model.d-ff", "9"], "arrays do not fit the model"),
+        (["CORPUS", "--tokenizer.kind", "unigram", "--tokenizer.vocab-size", "9"], "tokens cannot be trained"),
         (["CORPUS", "--held-out", "60"], "nothing is left to train on"),
         (["CORPUS", "--tokenizer.load", "nowhere.model"], "twinax: nowhere.model: there is no such file"),
         (["CORPUS", "--init-from", "nowhere"], "twinax: nowhere: there is no such directory to start from"),
@@ -236,6 +250,8 @@ def test_a_run_directory_names_its_run(capsys, monkeypatch, corpus):
     assert out == Path("runs/own")
     out.mkdir(parents=True)
     (out / "config.json").write_text(run_config.to_json())
+    run(capsys, monkeypatch, "train", "runs/own", "--loop.epochs", "9")
+    assert (seen[0][0].loop.updates, seen.pop()[0].loop.epochs) == (None, 9)
     run(capsys, monkeypatch, "train", "runs/own", "--loop.updates", "9")
     assert (seen[0][0].model, seen[0][0].loop.updates, seen[0][1]) == (run_config.model, 9, out)
     code, _, err = run(capsys, monkeypatch, "train", "runs/own", "--out", "elsewhere")

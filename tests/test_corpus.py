@@ -140,3 +140,9 @@ WRONG = {
 def test_wrong_settings(line):
     with pytest.raises(ConfigError, match=f"^{line}$"):
         CorpusConfig(**WRONG[line])
+
+
+def test_bytes_that_are_not_utf8_in_a_file_of_columns(folder):
+    (folder / "a.jsonl").write_bytes(b'{"de": "a", "en": "b"}\n{"de": "\xe4", "en": "b"}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl"):
+        list(read_pairs(CorpusConfig(dataset="a.jsonl", src_column="de", tgt_column="en")))

@@ -23,7 +23,7 @@ from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.train import loop
-from twinax.train.checkpoints import CheckpointError, read_checkpoint
+from twinax.train.checkpoints import CheckpointError, folder_of, read_checkpoint
 from twinax.train.corpus import DataError
 from twinax.train.loop import train
 from twinax.train.metrics import read_metrics
@@ -130,7 +130,7 @@ def test_metrics(finished):
 
 def test_validation_is_the_cross_entropy_of_the_held_out_pairs(finished):
     _, directory, run = finished
-    saved = read_checkpoint(directory)
+    saved = read_checkpoint(directory / "checkpoints" / "8")
     twin = flax_transformer.Transformer.from_arrays(saved.run.model, {**saved.state.buffers, **saved.state.params})
     model = convert.to_torch(twin)
     lines = [Path(path).read_text().splitlines() for path in (run.corpus.src, run.corpus.tgt)]
@@ -193,7 +193,7 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, finished):
     outcome = train(run, tmp_path / "r", QUIET)
     assert (outcome.update, outcome.stopped_by) == (5, signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is handler
-    assert int(read_checkpoint(tmp_path / "r").state.update) == 5
+    assert int(read_checkpoint(tmp_path / "r" / "checkpoints" / "5").state.update) == 5
     monkeypatch.undo()
     assert train(run, tmp_path / "r", QUIET).update == 8
     losses = [[r["loss"] for r in read_metrics(d) if "loss" in r] for d in (tmp_path / "r", finished[1])]
@@ -245,6 +245,52 @@ def test_a_loss_that_is_not_finite_ends_with_its_batch(finished, tmp_path):
     assert set(np.load(path)) == {"src_tokens", "tgt_tokens", "labels"}
 
 
+def test_of_a_run_the_averaged_then_the_best_then_the_last_checkpoint_counts(finished, tmp_path):
+    _, directory, _ = finished
+    copy = shutil.copytree(directory, tmp_path / "r")
+    assert folder_of(copy) == copy / "averaged" / "8"
+    assert folder_of(copy / "checkpoints" / "4") == copy / "checkpoints" / "4"
+    shutil.rmtree(copy / "averaged")
+    found = {r["update"]: r["validation"]["loss"] for r in read_metrics(copy) if "validation" in r}
+    assert folder_of(copy) == copy / "checkpoints" / str(min((4, 8), key=found.get))
+    log = copy / "metrics.jsonl"
+    worse = [r for r in read_metrics(copy) if r["update"] != 8]
+    log.write_text("".join(json.dumps(r) + "\n" for r in worse))
+    assert folder_of(copy) == copy / "checkpoints" / "4"
+    log.unlink()
+    assert folder_of(copy) == copy / "checkpoints" / "8"
+
+
+def test_another_average_takes_the_place_of_the_first(finished, tmp_path):
+    _, directory, run = finished
+    copy = shutil.copytree(directory, tmp_path / "r")
+    assert train(replace(run, loop=replace(run.loop, average=3)), copy, QUIET).validation is not None
+    assert [r["averaged"] for r in read_metrics(copy) if "averaged" in r] == [[4, 8]]  # the third is not there
+    train(replace(run, loop=replace(run.loop, average=1)), copy, QUIET)
+    one = train(replace(run, loop=replace(run.loop, updates=10, validate_every=1, average=2)), copy, QUIET)
+    assert [r["averaged"] for r in read_metrics(copy) if "averaged" in r] == [[4, 8], [9, 10]]
+    assert one.update == 10
+    parts = [arrays(copy / "checkpoints" / update) for update in ("9", "10")]
+    for name, mean in arrays(copy / "averaged" / "10").items():
+        np.testing.assert_allclose(mean, (parts[0][name] + parts[1][name]) / 2, rtol=1e-6, atol=1e-7)
+
+
+def test_a_metric_that_was_not_measured(corpus, tmp_path):
+    train(run_of(corpus, updates=4, translations=0), tmp_path / "r", QUIET)
+    outcome = train(run_of(corpus, updates=8, metric="bleu"), tmp_path / "r", QUIET)
+    assert (outcome.update, "bleu" in outcome.validation) == (8, True)
+
+
+def test_a_full_disk(finished, corpus, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise ValueError("RESOURCE_EXHAUSTED: no space left on device")
+
+    monkeypatch.setattr(loop.Checkpoints, "wait", lambda self: None)
+    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", full)
+    with pytest.raises(CheckpointError, match="a checkpoint cannot be written: RESOURCE_EXHAUSTED"):
+        train(run_of(corpus), tmp_path / "r", QUIET)
+
+
 def test_patience(corpus, tmp_path):
     run = run_of(corpus, updates=30, validate_every=1, patience=2, translations=0)
     still = replace(run, training=replace(run.training, learning_rate=1e-30))
@@ -262,7 +308,13 @@ def test_weights_to_start_from(finished, corpus, tmp_path):
     assert_equal(arrays(tmp_path / "ours"), arrays(directory))
     read = (tmp_path / "ours" / "tokenizer" / "tokenizer.json").read_text()
     assert read == (directory / "tokenizer" / "tokenizer.json").read_text()
-    train(still, tmp_path / "ours", QUIET)  # it need not be read again
+    shutil.rmtree(tmp_path / "ours" / "checkpoints")  # as where it was killed before the first
+    (tmp_path / "ours" / "metrics.jsonl").unlink()
+    train(still, tmp_path / "ours", QUIET)
+    assert_equal(arrays(tmp_path / "ours"), arrays(directory))
+    away = directory.rename(directory.with_name("away"))
+    train(still, tmp_path / "ours", QUIET)  # where there is a checkpoint, it need not be read again
+    away.rename(directory)
     with pytest.raises(CheckpointError, match=r"do not fit the model, as .* \(16,\) and should be \(17,\)"):
         train(replace(still, model=still.model.replace(d_ff=17)), tmp_path / "wider", QUIET)
     with pytest.raises(CheckpointError, match="there is no such directory to start from"):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from twinax.configs import ConfigError, TransformerConfig
+from twinax.configs import run as run_module
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig, differences
 from twinax.configs.runs import RUNS, run_preset
@@ -59,6 +60,15 @@ def test_json_that_is_no_run():
         (lambda: CorpusConfig(src="a", tgt="b", held_out=0), "held_out=0: must be at least 1"),
         (lambda: RunConfig(corpus=CORPUS, tokenizer=TokenizerConfig(joint=False)), "shared_embeddings=True: needs one"),
         (lambda: RunConfig(corpus=CORPUS, batches=BatchConfig(max_src_length=999)), "max_src_length=999: must not be"),
+        (
+            lambda: CorpusConfig(dataset="a.jsonl", split="test"),
+            r"dataset='a.jsonl': a single file has no split \(test\)",
+        ),
+        (lambda: CorpusConfig(dataset="a.tsv", valid_split="test"), "validation its own file as valid_dataset"),
+        (lambda: CorpusConfig(dataset="x", valid_dataset="b.csv.gz", valid_split="v"), "valid_dataset='b.csv.gz': a s"),
+        (lambda: CorpusConfig(src="a", tgt="b", subset="c"), "subset='c': text files have no such thing"),
+        (lambda: TokenizerConfig(load=("a",), kind="word"), "kind='word': is for tokenizers that are trained here"),
+        (lambda: TokenizerConfig(split="bytes", vocab_size=99), "vocab_size=99: split='bytes' needs 260"),
         (lambda: run_preset("nope"), "nope: there is no such run; known are multi30k_de_en"),
     ],
 )
@@ -83,6 +93,18 @@ def test_what_follows_from_the_corpus():
     sizes = [TokenizerConfig().sized(pairs).vocab_size for pairs in (10, 2000, 29_000, 10**7)]
     assert sizes == [1000, 2000, 7700, 32_000]
     assert TokenizerConfig(vocab_size=300).sized(10**6).vocab_size == 300
+
+
+def test_older_versions_are_migrated(monkeypatch):
+    """As a later version would: it has renamed a field."""
+
+    def rename(values):
+        return {**values, "loop": {"updates": values["loop"]["steps"]}}
+
+    monkeypatch.setattr(run_module, "MIGRATIONS", (rename,))
+    monkeypatch.setattr(run_module, "RUN_SCHEMA_VERSION", 2)
+    new = RunConfig(corpus=CORPUS, loop=LoopConfig(updates=5)).to_dict()
+    assert RunConfig.from_dict(new) == RunConfig.from_dict({**new, "run_schema_version": 1, "loop": {"steps": 5}})
 
 
 def test_differences_name_fields():

@@ -101,6 +101,20 @@ def _smallest_first(shapes: np.ndarray) -> Iterator[tuple[int, int | None]]:
         yield int(i), int(larger[0]) if larger else None
 
 
+def count_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> int:
+    """Number of batches of every epoch: `plan_epoch` makes as many."""
+    shapes = np.array([bucket[:2] for bucket in buckets])
+    waiting = np.bincount(_own_shape(shapes, np.asarray(lengths)), minlength=len(shapes))
+    total = 0
+    for i, nearest in _smallest_first(shapes):
+        full, rest = divmod(int(waiting[i]), buckets[i].sentences)
+        if rest and nearest is not None:
+            waiting[nearest] += rest
+            rest = 0
+        total += full + (rest > 0)
+    return total
+
+
 class Plan(NamedTuple):
     """The batches of an epoch, in their order: numbers of pairs, and the number of each batch's bucket."""
 

@@ -4,9 +4,10 @@ A checkpoint is a folder named by its number of updates: `state` (orbax: model, 
 position in the data) and `run` (config.json, tokenizers).
 """
 
+import contextlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -22,10 +23,12 @@ from ..configs.run import RunConfig
 from ..configs.validation import ConfigError
 from ..flax_transformer.model import Transformer
 from .corpus import DataError
+from .metrics import best_update, read_metrics, validations
 from .prepare import Tokenizers
 from .step import TrainState, init_state
 
 CONFIG = "config.json"
+CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
 _DELETED = "deleted"  # a checkpoint is renamed into it before its files go, so that none is listed in part
 
 
@@ -90,22 +93,39 @@ class Checkpoints:
         def write(folder: Path) -> None:
             write_run(folder, run, tokenizers)
 
-        self._manager.save(update, args=ocp.args.Composite(state=ocp.args.StandardSave(state), run=_Files(write)))
-        self._sweep()
+        items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=_Files(write))
+        self.wait()
+        with self._said():
+            self._manager.save(update, args=items)
 
     def restore(self, like: TrainState, update: int) -> TrainState:
         """The state of a checkpoint, on the devices of `like`. Raises: CheckpointError where it cannot be read."""
         return _restore(self.directory / str(update), like)
 
     def wait(self) -> None:
-        """Returns when all that was begun is written."""
-        self._manager.wait_until_finished()
-        self._sweep()
+        """Returns when all that was begun is written. Raises: CheckpointError where it cannot be."""
+        with self._said():
+            self._manager.wait_until_finished()
+        self._sweep()  # not while orbax deletes
 
     def close(self) -> None:
-        """Waits, and ends the threads behind it."""
-        self.wait()
-        self._manager.close()
+        """Waits, and ends the threads behind it. Raises: CheckpointError where what was begun cannot be written."""
+        try:
+            self.wait()
+        finally:
+            with contextlib.suppress(Exception):  # said already
+                self._manager.close()
+
+    @contextlib.contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # orbax and tensorstore raise what they like
+            reason = " ".join(str(error).split())[:300]
+            raise CheckpointError(
+                f"{self.directory}: a checkpoint cannot be written: {reason}; those that are there are whole: mend "
+                "that and start again"
+            ) from None
 
     def _sweep(self) -> None:
         shutil.rmtree(self.directory / _DELETED, ignore_errors=True)
@@ -136,12 +156,12 @@ class Saved(NamedTuple):
 
 
 def read_checkpoint(path: Path) -> Saved:
-    """A checkpoint by its own folder, or a run's last one.
+    """A checkpoint by its own folder, or that of a run which `folder_of` chooses.
 
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
-    folder, run = _folder(path), read_run_of(path)
+    folder, run = folder_of(path), read_run_of(path)
     try:
         tokenizers = Tokenizers.load(folder / "run")
     except DataError as error:
@@ -152,8 +172,8 @@ def read_checkpoint(path: Path) -> Saved:
 
 
 def read_run_of(path: Path) -> RunConfig:
-    """The config of a checkpoint, or of a run's last one. Raises: CheckpointError as `read_checkpoint`."""
-    return read_run(_folder(path) / "run")
+    """The config of what `read_checkpoint` reads. Raises: CheckpointError, as it does."""
+    return read_run(folder_of(path) / "run")
 
 
 def is_run_or_checkpoint(path: Path) -> bool:
@@ -161,14 +181,26 @@ def is_run_or_checkpoint(path: Path) -> bool:
     return (path / "checkpoints").is_dir() or (path / "state").is_dir()
 
 
-def _folder(path: Path) -> Path:
+def folder_of(path: Path) -> Path:
+    """The checkpoint that a path means: itself; of a run the averaged one, else the best, else the last.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     if (path / "state").is_dir():
         return path
-    folder = path / "checkpoints"
-    numbers = [int(p.name) for p in folder.glob("*") if p.name.isdigit()]
-    if not numbers:
+    averaged, found = (_numbers(path / name) for name in (AVERAGED, CHECKPOINTS))
+    if averaged:
+        return path / AVERAGED / str(averaged[-1])
+    if not found:
         raise CheckpointError(f"{path}: is neither a checkpoint nor a run that has one")
-    return folder / str(max(numbers))
+    metric = read_run(path / CHECKPOINTS / str(found[-1]) / "run").loop.metric
+    best = best_update({u: v for u, v in validations(read_metrics(path)).items() if u in found}, metric)
+    return path / CHECKPOINTS / str(found[-1] if best is None else best)
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
 
 
 def _abstract_state(run: RunConfig) -> TrainState:

@@ -10,8 +10,8 @@ from jax.experimental.compilation_cache import compilation_cache
 def use_compilation_cache() -> Path | None:
     """Switches JAX's cache on, in $XDG_CACHE_HOME/twinax/xla or ~/.cache/twinax/xla, and says where it is.
 
-    Where JAX has one already (`JAX_COMPILATION_CACHE_DIR`), or is told to have none (`JAX_ENABLE_COMPILATION_CACHE=0`),
-    that stays.
+    None where there cannot be one. Where JAX has one already (`JAX_COMPILATION_CACHE_DIR`), or is told to have none
+    (`JAX_ENABLE_COMPILATION_CACHE=0`), that stays.
     """
     if not getattr(jax.config, "jax_enable_compilation_cache", True):
         return None
@@ -19,6 +19,10 @@ def use_compilation_cache() -> Path | None:
         return Path(own)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = home / "twinax" / "xla"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:  # no home, or one that cannot be written
+        return None
     jax.config.update("jax_compilation_cache_dir", str(place))
     compilation_cache.reset_cache()  # where something was compiled before, JAX has settled that there is none
     return place

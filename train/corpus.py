@@ -3,7 +3,7 @@
 import gzip
 import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def read_pairs(config: CorpusConfig) -> Pairs:
 def _parallel(config: CorpusConfig) -> Pairs:
     assert config.src is not None
     assert config.tgt is not None
-    sides = _lines(config.src), _lines(config.tgt)
+    sides = read_lines(config.src), read_lines(config.tgt)
     for number in itertools.count():
         src, tgt = (next(side, None) for side in sides)
         if src is None and tgt is None:
@@ -51,25 +51,30 @@ def _parallel(config: CorpusConfig) -> Pairs:
         yield src, tgt
 
 
-def _lines(path: str) -> Iterator[str]:
-    """Lines of a UTF-8 file, gzipped or not, without what ends them."""
+def read_lines(path: str) -> Iterator[str]:
+    """Lines of a UTF-8 file, gzipped or not, without what ends them. Raises: DataError, as `read_pairs`."""
     if not Path(path).is_file():
         raise DataError(f"{path}: there is no such file")
     with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
-        number = 0
-        try:
-            for number, line in enumerate(file, 1):
-                if number == 1 and line.startswith(_UTF16):
-                    raise DataError(f"{path}: is UTF-16; save it as UTF-8")
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield text.removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
-            raise DataError(
-                f"{path}, line {number}: is not UTF-8 (byte 0x{byte:02x} at {error.start + 1}); save it as UTF-8"
-            ) from None
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{path}, after line {number}: is cut off or not gzip ({error})") from None
+        yield from decode_lines(file, path)
+
+
+def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines of UTF-8 bytes. Raises: DataError where they are not, with `name` and the line."""
+    number = 0
+    try:
+        for number, line in enumerate(file, 1):
+            if number == 1 and line.startswith(_UTF16):
+                raise DataError(f"{name}: is UTF-16; save it as UTF-8")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield text.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise DataError(
+            f"{name}, line {number}: is not UTF-8 (byte 0x{byte:02x} at {error.start + 1}); save it as UTF-8"
+        ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{name}, after line {number}: is cut off or not gzip ({error})") from None
 
 
 def _columns(config: CorpusConfig, dataset: str) -> Pairs:
@@ -83,7 +88,7 @@ def _columns(config: CorpusConfig, dataset: str) -> Pairs:
 
 def _tab_separated(config: CorpusConfig, path: str) -> Pairs:
     """Two columns by the names in the first line, or the first two where no names are asked for; nothing is quoted."""
-    lines, at = _lines(path), (0, 1)
+    lines, at = read_lines(path), (0, 1)
     names = (config.src_column, config.tgt_column)
     if config.src_column is not None:
         header = next(lines, "").split("\t")
@@ -97,7 +102,7 @@ def _tab_separated(config: CorpusConfig, path: str) -> Pairs:
 
 def _scan(path: str) -> Pairs:
     """Lines `IN: command OUT: actions`. Source: Lake and Baroni 2018, SCAN."""
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         command, found, actions = line.removeprefix("IN: ").partition(" OUT: ")
         if not found or not line.startswith("IN: "):
             raise DataError(f"{path}, line {number}: is not 'IN: ... OUT: ...'; give text as src and tgt")
@@ -129,7 +134,15 @@ def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pair
     else:
         prefix, present = "", rows.column_names
     names = [prefix + c if c in present else _missing(name, c, present) for c in (config.src_column, config.tgt_column)]
-    for number, row in enumerate(rows.select_columns(names), 1):
+    chosen, number = iter(rows.select_columns(names)), 0
+    while True:
+        number += 1
+        try:
+            row = next(chosen, None)
+        except Exception as error:  # bytes that are not UTF-8 are found only here
+            raise DataError(f"{name}, row {number}: cannot be read: {' '.join(str(error).split())[:200]}") from None
+        if row is None:
+            return
         yield _text(name, number, names[0], row), _text(name, number, names[1], row)
 
 

@@ -3,15 +3,15 @@
 Letters: P pairs, B rows, S source length, T target length.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import signal
+from collections.abc import Generator, Iterable, Sequence
 from hashlib import sha256
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..configs.data import TokenizerConfig
-from .buckets import Bucket, Plan, plan_epoch
+from .buckets import Bucket, Plan, count_batches, plan_epoch
 from .corpus import DataError
 from .tokenization import Tokenizer
 
@@ -58,7 +58,7 @@ class Counts(NamedTuple):
 
     read: int
     kept: int
-    empty: int  # dropped: a side has no token
+    empty: int  # dropped: a side has no token, or nothing but spaces
     too_long: int  # dropped: a side is longer than allowed
     tokens: tuple[int, int]  # of both sides, special ones not counted, in pairs that were kept
     unknown: tuple[int, int]  # of these
@@ -69,43 +69,37 @@ class Sides(NamedTuple):
 
     src: Tokenizer
     tgt: Tokenizer
-    config: TokenizerConfig
     start_id: int  # that decoders begin with
     longest: tuple[int, int]  # tokens of a source and of a target, special ones included
 
 
-def encode_pairs(
-    pairs: Iterable[tuple[str, str]], sides: Sides, name: str, progress: Callable[[int], None] = lambda n: None
-) -> tuple[Encoded, np.ndarray, Counts]:
+def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides, name: str) -> tuple[Encoded, np.ndarray, Counts]:
     """(ids, (P,) the number in the corpus of each pair that was kept, what became of all).
 
     Raises:
         DataError: no pair is left.
     """
     src, tgt, kept, too_long, empty, read = [], [], [], 0, 0, 0
-    before = [sides.src.bos_id] if sides.config.source_bos else []
-    after = [sides.src.eos_id] if sides.config.source_eos else []
     pairs = iter(pairs)
     while chunk := list(islice(pairs, _CHUNK)):
-        ids = sides.src.encode([pair[0] for pair in chunk]), sides.tgt.encode([pair[1] for pair in chunk])
-        for a, b in zip(*ids, strict=True):
+        ids = sides.src.encode_sources([pair[0] for pair in chunk]), sides.tgt.encode([pair[1] for pair in chunk])
+        for texts, a, b in zip(chunk, *ids, strict=True):
             read += 1
-            if not a or not b:
+            if len(a) <= sides.src.added or not b or not all(map(str.strip, texts)):  # spaces alone are tokens to some
                 empty += 1
-            elif len(before) + len(a) + len(after) > sides.longest[0] or len(b) + 1 > sides.longest[1]:
+            elif len(a) > sides.longest[0] or len(b) + 1 > sides.longest[1]:
                 too_long += 1
             else:
                 kept.append(read - 1)
-                src.append(np.array([*before, *a, *after], np.int32))
+                src.append(np.array(a, np.int32))
                 tgt.append(np.array([sides.start_id, *b, sides.tgt.eos_id], np.int32))
-        progress(read)
     if not kept:
         raise DataError(
             f"{name}: no pair is left of {read}: {empty} have an empty side, {too_long} are longer than "
             f"{sides.longest[0]} source or {sides.longest[1]} target tokens"
         )
     encoded = Encoded(*_flat(src), *_flat(tgt))
-    added = len(before) + len(after), 2
+    added = sides.src.added, 2
     tokens = tuple(len(ids) - n * len(kept) for ids, n in zip((encoded.src, encoded.tgt), added, strict=True))
     unknown = int((encoded.src == sides.src.unk_id).sum()), int((encoded.tgt == sides.tgt.unk_id).sum())
     return encoded, np.array(kept), Counts(read, len(kept), empty, too_long, (tokens[0], tokens[1]), unknown)
@@ -133,6 +127,10 @@ def pad_rows(encoded: Encoded, rows: Sequence[int] | np.ndarray, bucket: Bucket,
     return Padded(src, tgt, labels)
 
 
+def _ignore_interrupts(worker: int, workers: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class Batches:
     """All batches of a run in their order; what stands where depends on corpus, shapes and seed alone.
 
@@ -142,7 +140,7 @@ class Batches:
     def __init__(self, encoded: Encoded, buckets: Sequence[Bucket], pad_id: int, seed: int, total: int):
         self.encoded, self.buckets, self.pad_id, self.seed, self.total = encoded, list(buckets), pad_id, seed, total
         self._plan: tuple[int, Plan] | None = None
-        self.an_epoch = len(self.plan(0).batches)
+        self.an_epoch = count_batches(encoded.lengths, self.buckets)
 
     def __len__(self) -> int:
         return self.total
@@ -170,7 +168,10 @@ class Batches:
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_AHEAD)
         dataset = grain.MapDataset.source(self)[start:].to_iter_dataset(options)
         if workers:
-            dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(workers, per_worker_buffer_size=2))
+            # Ctrl-C reaches every process of a terminal: this one alone answers.
+            dataset = dataset.mp_prefetch(
+                grain.MultiprocessingOptions(workers, per_worker_buffer_size=2), worker_init_fn=_ignore_interrupts
+            )
         iterator = iter(dataset)
         try:
             for batch in iterator:

@@ -38,6 +38,11 @@ class Validation:
 
         self._loss = jax.jit(loss)
 
+    @property
+    def shapes(self) -> int:
+        """Number of shapes that the loss is compiled for."""
+        return len({*self._plan.buckets})
+
     def measure(self, arrays: Arrays) -> dict[str, Any]:
         """Loss (nats a token, without smoothing), perplexity; and BLEU and samples where the run translates."""
         total, tokens = 0.0, 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ..configs.data import TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import Checkpoint, load
@@ -73,13 +74,18 @@ def _read(path: Path, run: RunConfig) -> Initial:
     return Initial(checkpoint.config, checkpoint.arrays, found and Tokenizers(found, found))
 
 
-def config_of(path: Path) -> TransformerConfig:
-    """The config of weights to start from. Raises: CheckpointError where there are none."""
+def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:
+    """What describes weights to start from: their model, and their tokenizers where these are ours.
+
+    Raises:
+        CheckpointError: there are none.
+    """
     if is_run_or_checkpoint(path):
-        return read_run_of(path).model
+        run = read_run_of(path)
+        return run.model, run.tokenizer
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such directory to start from")
-    return _hugging_face(path).config
+    return _hugging_face(path).config, TokenizerConfig()
 
 
 def _hugging_face(path: Path) -> Checkpoint:

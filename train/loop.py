@@ -4,11 +4,13 @@ What belongs to update n is done in this order: the step; its record; where one 
 After a stop, what is missing behind the last checkpoint is done again, with the same result.
 """
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +23,19 @@ from ..configs.run import RunConfig
 from ..configs.training import check_trainable
 from ..flax_transformer.model import Transformer
 from .buckets import Bucket
-from .checkpoints import Checkpoints, average
+from .checkpoints import AVERAGED, CHECKPOINTS, CheckpointError, Checkpoints, average
 from .compilation_cache import use_compilation_cache
 from .dataset import Padded
 from .evaluate import Validation
 from .initial import Initial, read_initial
-from .metrics import PLOT, MetricsLog, plot_losses, validations
+from .metrics import PLOT, MetricsLog, best_update, plot_losses
 from .prepare import Prepared
 from .progress import TrainingProgress
-from .run_directory import RunError, has_begun, locked, prepare_in
+from .run_directory import RunError, locked, prepare_in
 from .signals import StopSignals
 from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
 
 _WIDTH = 120  # characters of a sample that are shown
-CHECKPOINTS, AVERAGED = "checkpoints", "averaged"
 
 
 class Outcome(NamedTuple):
@@ -60,7 +61,8 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
         def say(line: str) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        initial = None if has_begun(directory) else read_initial(run)
+        # Not where there is a checkpoint: then the weights to start from may be gone.
+        initial = None if any((directory / CHECKPOINTS).glob("[0-9]*")) else read_initial(run)
         prepared = prepare_in(directory, run, initial, say)
         say(describe_shapes(prepared.buckets))
         say(f"compiled programs are kept in {cache}" if cache else "compiled programs are not kept")
@@ -96,9 +98,11 @@ class _Run:
         self.devices = Mesh(np.array(jax.devices()), ("data",))
         self.state = self._first_state(initial)
         self.checkpoints = Checkpoints(directory / CHECKPOINTS, self._kept)
-        self.update = max(self.checkpoints.updates, default=0)
-        if self.update:
+        self.update = 0
+        if found := self.checkpoints.updates:
+            self.update = found[-1]
             self.state = self.checkpoints.restore(self.state, self.update)
+            self._check_position()
         self.log = MetricsLog(directory, self.update)
         self.seen: set[tuple[int, ...]] = set()  # shapes that are compiled
 
@@ -109,17 +113,21 @@ class _Run:
             model = initial.model(self.run.model)
         return jax.device_put(init_state(model, self.run.training), NamedSharding(self.devices, PartitionSpec()))
 
+    def _check_position(self) -> None:
+        """Raises: CheckpointError where state and shapes do not belong together."""
+        expected = [self.update, *divmod(self.update, self.batches.an_epoch)]
+        if (found := [int(self.state.update), *map(int, self.state.position)]) != expected:
+            raise CheckpointError(
+                f"{self.checkpoints.directory / str(self.update)}: is after update, epoch and batch {found}, and "
+                f"{expected} belongs to this corpus and its shapes"
+            )
+
     def _kept(self, updates: Sequence[int]) -> set[int]:
         """The last, those to average, and the best."""
-        found = validations(self.log.records)
+        found = self.log.validations
         validated = [u for u in updates if u % self.validate_every == 0 or u == self.total]
-        best = self._best({u: v for u, v in found.items() if u in updates})
+        best = best_update({u: v for u, v in found.items() if u in updates}, self.loop.metric)
         return {*updates[-1:], *validated[-self.loop.average :], *([best] if best is not None else [])}
-
-    def _best(self, found: dict[int, Any]) -> int | None:
-        """The first update with the best metric."""
-        sign = 1 if self.loop.metric == "loss" else -1
-        return min(found, key=lambda update: sign * found[update][self.loop.metric], default=None)
 
     def go(self) -> Outcome:
         """Trains until the end, a stop or a loss that is not finite."""
@@ -130,6 +138,9 @@ class _Run:
                     progress.say(f"going on after update {self.update:,}")
                     self._validate_if_due()  # a kill may have come between the checkpoint and this
                 if self._goes_on(stop):
+                    progress.say(
+                        f"validation compiles {self.validation.shapes} shapes of its own, and what translation needs"
+                    )
                     self._updates(stop)
                 if stop.caught is not None:
                     self._save()
@@ -194,12 +205,13 @@ class _Run:
             path = self.directory / f"batch-{done.update}.npz"
             np.savez(path, **done.batch._asdict())
             raise RunError(
-                f"{why}; its batch is in {path}. The last checkpoint is whole, but going on from it meets the same "
-                "batch: begin anew with a smaller learning_rate, a longer warm-up or clip_norm"
+                f"update {done.update}: {why.partition(': ')[2]}; its batch is in {path}. Going on meets it again: "
+                "begin anew with a smaller learning_rate, a longer warm-up or clip_norm"
             )
         epoch, number = divmod(done.update - 1, self.batches.an_epoch)
         loss, rate, tokens = float(metrics.loss), float(metrics.learning_rate), int(metrics.tokens)
         record = {"update": done.update, "epoch": epoch, "batch": number, "loss": loss, "tokens": tokens}
+        record["checksum"] = crc32(done.batch.src_tokens.tobytes() + done.batch.labels.tobytes())  # which pairs it was
         self.log.write({**record, "gradient_norm": float(metrics.gradient_norm), "learning_rate": rate})
         self.progress.advance(done.update, loss, rate, tokens)
 
@@ -221,7 +233,7 @@ class _Run:
         return {**state.buffers, **state.params}
 
     def _validate_if_due(self) -> None:
-        if not self._validation_due() or self.update in validations(self.log.records):
+        if not self._validation_due() or self.update in self.log.validations:
             return
         self._report(self._arrays(self.state), {})
         plot_losses(self.log.records, self.directory / PLOT)
@@ -233,7 +245,7 @@ class _Run:
         found = self.validation.measure(arrays)
         self.log.write({"update": self.update, **notes, "validation": found})
         bleu = f", BLEU {found['bleu']:.2f}" if "bleu" in found else ""
-        what = "averaged parameters" if notes else f"update {self.update:,}"
+        what = f"average of {', '.join(map(str, notes['averaged']))}" if notes else f"update {self.update:,}"
         self.progress.say(
             f"{what}: validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}{bleu} "
             f"({time.monotonic() - began:.1f} s)"
@@ -244,20 +256,24 @@ class _Run:
         return found
 
     def _out_of_patience(self) -> bool:
-        found = validations(self.log.records)
-        best = self._best(found)
+        found = self.log.validations
+        best = best_update(found, self.loop.metric)
         if self.loop.patience is None or best is None:
             return False
         return sum(update > best for update in found) >= self.loop.patience
 
     def _last_validation(self) -> dict[str, Any] | None:
-        found = validations(self.log.records)
+        found = self.log.validations
         return dict(found[max(found)]) if found else None
 
     def _finish(self) -> dict[str, Any] | None:
         """Averages where the run asks for it, and says where everything is."""
-        found, best = self._last_validation(), self._best(validations(self.log.records))
-        why = "" if self.update == self.total else f", {self.loop.patience} validations without a better one"
+        found, best = self._last_validation(), best_update(self.log.validations, self.loop.metric)
+        why = ""
+        if self.update > self.total:
+            why = f": it has more than the {self.total:,} updates that are asked for"
+        elif self.update < self.total:
+            why = f", {self.loop.patience} validations without a better one"
         self.progress.say(f"finished after update {self.update:,}{why}; best after update {best}")
         self.checkpoints.wait()
         if self.loop.average > 1:
@@ -267,13 +283,15 @@ class _Run:
 
     def _average(self) -> dict[str, Any] | None:
         """Validates the mean of the last validated checkpoints, and saves it as a checkpoint of its own."""
-        found = validations(self.log.records)
-        chosen = [u for u in self.checkpoints.updates if u in found][-self.loop.average :]
-        saved = Checkpoints(self.directory / AVERAGED)
-        done = [r for r in self.log.records if r.get("averaged") == chosen]
-        if done and self.update in saved.updates:
-            saved.close()
+        last = sorted(self.log.validations)[-self.loop.average :]
+        chosen = [u for u in last if u in self.checkpoints.updates]
+        if len(chosen) < self.loop.average:
+            self.progress.say(f"of {self.loop.average} checkpoints to average, {len(chosen)} are there")
+        done = [r for r in self.log.records if r.get("averaged")]
+        if done and done[-1]["averaged"] == chosen and (self.directory / AVERAGED / str(self.update)).is_dir():
             return dict(done[-1]["validation"])
+        shutil.rmtree(self.directory / AVERAGED, ignore_errors=True)  # of others, or without a record
+        saved = Checkpoints(self.directory / AVERAGED)
         mean = average([self.checkpoints.restore(self.state, update).params for update in chosen])
         place = {name: a.sharding for name, a in self.state.params.items()}
         state = self.state._replace(params=jax.device_put(mean, place))

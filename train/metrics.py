@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ class MetricsLog:
     """Appends records; begins by taking away those of updates after `update`, which will be made again."""
 
     def __init__(self, directory: Path, update: int):
-        self.records = [r for r in read_metrics(directory) if r["update"] <= update]
+        self.records: list[Record] = [r for r in read_metrics(directory) if r["update"] <= update]
+        self.validations = validations(self.records)
         rest = "".join(json.dumps(record) + "\n" for record in self.records)
         temporary = directory / f"{FILE}.tmp"
         temporary.write_text(rest, encoding="utf-8")
@@ -48,7 +49,9 @@ class MetricsLog:
     def write(self, record: Record) -> None:
         """Adds a record of an update, or of a validation after it."""
         self.records.append(record)
+        self.validations |= validations([record])
         self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
         prefix = "validation/" if "validation" in record else "training/"
         numbers = {name: v for name, v in record.get("validation", record).items() if isinstance(v, int | float)}
         values = [Summary.Value(tag=prefix + name, simple_value=v) for name, v in numbers.items() if name != "update"]
@@ -69,9 +72,15 @@ class MetricsLog:
         self._board.close()
 
 
-def validations(records: list[Record]) -> dict[int, Mapping[str, Any]]:
+def validations(records: Iterable[Record]) -> dict[int, Mapping[str, Any]]:
     """What validation found after so many updates; that of averaged parameters is not among them."""
     return {r["update"]: r["validation"] for r in records if "validation" in r and not r.get("averaged")}
+
+
+def best_update(found: Mapping[int, Mapping[str, Any]], metric: str) -> int | None:
+    """The first update with the best metric, `loss` or `bleu`; None where nothing was validated."""
+    sign, known = 1 if metric == "loss" else -1, [update for update in found if metric in found[update]]
+    return min(known, key=lambda update: sign * found[update][metric], default=None)
 
 
 def plot_losses(records: list[Record], path: Path) -> None:

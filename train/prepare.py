@@ -1,5 +1,6 @@
 """From a run's config to what training needs: tokenizers, ids, shapes of batches, and the config with all sizes."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from ..configs.data import TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
-from .buckets import Bucket, choose_buckets
+from .buckets import Bucket, choose_buckets, count_batches
 from .corpus import DataError, read_pairs
 from .dataset import Batches, Counts, Encoded, Sides, encode_pairs
 from .pretrained import load_tokenizer
@@ -35,7 +36,12 @@ class Tokenizers(NamedTuple):
     tgt: Tokenizer
 
     def save(self, directory: Path) -> None:
-        """Writes them as `transformers` loads them: into tokenizer, or source_tokenizer and target_tokenizer."""
+        """Writes them as `transformers` loads them: into tokenizer, or source_tokenizer and target_tokenizer.
+
+        What an interrupted beginning has left there goes first.
+        """
+        for name in (*_JOINT, *_SEPARATE):
+            shutil.rmtree(directory / name, ignore_errors=True)
         for name, tokenizer in zip(_JOINT if self.src is self.tgt else _SEPARATE, self, strict=False):
             tokenizer.save(directory / name)
 
@@ -82,6 +88,7 @@ def prepare(
         ConfigError: the run does not fit what was found.
     """
     pairs, held_out = _split(run)
+    say(f"the first pair: {pairs[0][0][:100]!r} and {pairs[0][1][:100]!r}")
     run = replace(run, tokenizer=run.tokenizer.sized(len(pairs)))
     tokenizers = tokenizers or _make_tokenizers(run.tokenizer, pairs, say)
     if sizes is None:
@@ -97,16 +104,17 @@ def prepare(
         run.batches.max_src_length or run.model.max_length,
         run.batches.max_tgt_length or run.model.max_length,
     )
-    sides = Sides(*tokenizers, run.tokenizer, fitted.decoder_start_id, longest)
+    sides = Sides(*tokenizers, fitted.decoder_start_id, longest)
     name = run.corpus.dataset or f"{run.corpus.src}, {run.corpus.tgt}"
     train, _, train_counts = encode_pairs(pairs, sides, name)
     valid, kept, valid_counts = encode_pairs(held_out, sides, "validation")
     counts = {"train": train_counts, "valid": valid_counts}
     for part, found in counts.items():
         say(describe_counts(part, found, longest))
+    if buckets is None:
+        say("choosing shapes of batches")
     buckets = list(buckets or choose_buckets(train.lengths, run.batches.tokens, run.batches.shapes))
-    an_epoch = Batches(train, buckets, fitted.pad_id, run.training.seed, 0).an_epoch
-    run = replace(run, loop=run.loop.resolved(an_epoch))
+    run = replace(run, loop=run.loop.resolved(count_batches(train.lengths, buckets)))
     references = [held_out[i][1] for i in kept]
     return Prepared(run, tokenizers, train, valid, references, buckets, counts)
 
@@ -130,7 +138,8 @@ def _split(run: RunConfig) -> tuple[Pairs, Pairs]:
             f"{run.corpus.dataset or run.corpus.src}: has {len(pairs)} pairs, of which {number} are held out for "
             "validation; nothing is left to train on"
         )
-    chosen = np.random.default_rng([run.training.seed, len(pairs)]).permutation(len(pairs))[:number]
+    chosen = np.random.default_rng([0, len(pairs)]).permutation(len(pairs))[:number]
+    # whatever the run's seed: runs that differ in it are compared on one validation set
     is_out = np.zeros(len(pairs), bool)
     is_out[chosen] = True
     return [p for p, out in zip(pairs, is_out, strict=True) if not out], [pairs[i] for i in np.flatnonzero(is_out)]

@@ -17,7 +17,8 @@ def load_tokenizer(path: str, config: TokenizerConfig) -> Tokenizer:
     """A tokenizer from a directory, a tokenizer.json, or a SentencePiece model (.model, .spm).
 
     Where the files do not say which tokens are special, `config` names them. A SentencePiece model gets those that it
-    lacks (mostly padding) behind its own pieces, so that its ids stay.
+    lacks (mostly padding) behind its own pieces, so that its ids stay. What stands around sources, a directory says
+    itself; of a file, `config` does.
 
     Raises:
         DataError: there is no tokenizer, it is damaged or of an unknown kind, or a special token is missing.
@@ -39,7 +40,7 @@ def load_tokenizer(path: str, config: TokenizerConfig) -> Tokenizer:
                 f"{place}: has no token {token!r} for {role}; name it by {role}_token of the tokenizer's settings "
                 f"(its special tokens: {', '.join(special) or 'none'})"
             )
-    return Tokenizer(fast, tokens)
+    return Tokenizer(fast, tokens).frame_sources(config)
 
 
 def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
@@ -77,7 +78,7 @@ def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
     ids = {"pad": trainer.pad_id, "bos": trainer.bos_id, "eos": trainer.eos_id, "unk": trainer.unk_id}
     tokens = {role: proto.pieces[n].piece if n >= 0 else getattr(config, f"{role}_token") for role, n in ids.items()}
     fast.add_special_tokens(list(tokens.values()))
-    return Tokenizer(fast, tokens)
+    return Tokenizer(fast, tokens).frame_sources(config)
 
 
 def _unigram(proto: Any) -> Any:

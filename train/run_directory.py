@@ -16,6 +16,7 @@ from pathlib import Path
 from ..configs.run import RunConfig, differences
 from .buckets import Bucket
 from .checkpoints import CONFIG, CheckpointError, read_run
+from .corpus import DataError
 from .initial import Initial
 from .prepare import Prepared, Tokenizers, prepare
 
@@ -70,15 +71,25 @@ def prepare_in(directory: Path, run: RunConfig, initial: Initial | None, say: Ca
     Raises:
         RunError: the directory belongs to a run with other settings or another corpus, or is no run's.
     """
-    if not has_begun(directory):
+    if has_begun(directory):
+        prepared = prepare_again(directory, run, say)
+    else:
         if strange := [p.name for p in directory.iterdir() if p.name != _LOCK and not _is_ours(p)]:
             raise RunError(f"{directory}: has no {CONFIG} and is not empty ({strange[0]}); choose another directory")
         tokenizers = initial.tokenizers if initial is not None and not run.tokenizer.load else None
         prepared = prepare(run, tokenizers, sizes=initial and initial.config, say=say)
         prepared.tokenizers.save(directory)
         _write(directory / _DATA, _describe(prepared))
-        _write(directory / CONFIG, prepared.run.to_json())  # last: with it, all is there
-        return prepared
+    _write(directory / CONFIG, prepared.run.to_json())  # last: with it, all is there
+    return prepared
+
+
+def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -> Prepared:
+    """The same of a run that has begun, from its directory's tokenizers and shapes; writes nothing.
+
+    Raises:
+        RunError: the directory belongs to a run with other settings or another corpus.
+    """
     began = _read_config(directory)
     try:
         found = json.loads((directory / _DATA).read_text(encoding="utf-8"))
@@ -88,17 +99,22 @@ def prepare_in(directory: Path, run: RunConfig, initial: Initial | None, say: Ca
     saved = Tokenizers.load(directory)
     if saved is None:
         raise RunError(f"{directory}: has no tokenizer; a run cannot go on without it")
-    prepared = prepare(run, saved, buckets, began.model, say)
+    try:
+        prepared = prepare(run, saved, buckets, began.model, say)
+    except DataError as error:
+        raise DataError(f"{error} (where the corpus of {directory} is elsewhere now, give its files anew)") from None
+    if (now := _fingerprint(prepared)) != said:
+        part = "training" if now.split()[0] != said.split()[0] else "validation"
+        counts = {name: found.kept for name, found in prepared.counts.items()}
+        raise RunError(
+            f"{directory}: began with another corpus: the {part} pairs have changed (now {counts}; {_DATA} has what "
+            "they were); give the same, or choose another directory"
+        )
     # How long, how often and with how many workers may change: no update depends on it. Of the corpus, the ids decide.
     workers = replace(prepared.run.batches, workers=began.batches.workers)
     same = replace(prepared.run, loop=began.loop, batches=workers, corpus=began.corpus)
     if changed := differences(same, began):
         raise RunError(f"{directory}: began with other settings: {'; '.join(changed)}; choose another directory")
-    if _fingerprint(prepared) != said:
-        raise RunError(
-            f"{directory}: began with another corpus; its files have changed since, or the directory is wrong"
-        )
-    _write(directory / CONFIG, prepared.run.to_json())
     return prepared
 
 

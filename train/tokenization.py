@@ -68,6 +68,29 @@ class Tokenizer:
         """Ids of each text, without special tokens around it."""
         return [found.ids for found in self.fast.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_sources(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
+        """Ids of each text with the special tokens that a source has around it, cut to `longest` of them in all."""
+        if longest is not None:
+            self.fast.enable_truncation(longest)
+        try:
+            return [found.ids for found in self.fast.encode_batch_fast(list(texts))]
+        finally:
+            self.fast.no_truncation()
+
+    @property
+    def added(self) -> int:
+        """Number of special tokens around a source."""
+        return self.fast.num_special_tokens_to_add(False)
+
+    def frame_sources(self, config: TokenizerConfig) -> "Tokenizer":
+        """The same, with the special tokens around sources that `config` names."""
+        bos, eos = self.special_tokens["bos"], self.special_tokens["eos"]
+        template = (bos if config.source_bos else "", "$A", eos if config.source_eos else "")
+        self.fast.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+            single=" ".join(filter(None, template)), special_tokens=[(bos, self.bos_id), (eos, self.eos_id)]
+        )
+        return self
+
     def decode(self, sentences: Sequence[Sequence[int]]) -> list[str]:
         """Text of each sentence, without special tokens."""
         return self.fast.decode_batch([list(ids) for ids in sentences], skip_special_tokens=True)
@@ -138,7 +161,10 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str]) -> Tokeni
     elif config.kind == "bpe":
         model = models.BPE(unk_token=unk)
         alphabet = pre_tokenizers.ByteLevel.alphabet() if config.split == "bytes" else []
-        trainer = trainers.BpeTrainer(min_frequency=config.min_frequency, initial_alphabet=alphabet, **common)
+        room = max(common["vocab_size"] - len(special), 1)  # for letters; rarer ones are unknown
+        trainer = trainers.BpeTrainer(
+            min_frequency=config.min_frequency, initial_alphabet=alphabet, limit_alphabet=room, **common
+        )
     else:
         model = models.Unigram()
         trainer = trainers.UnigramTrainer(unk_token=unk, **common)
@@ -150,10 +176,8 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str]) -> Tokeni
     fast.pre_tokenizer = make_split()  # pyright: ignore[reportAttributeAccessIssue]
     if make_decoder is not None:
         fast.decoder = make_decoder()  # pyright: ignore[reportAttributeAccessIssue]
-    fast.train_from_iterator(sentences, trainer)
-    ends = (config.bos_token if config.source_bos else "", "$A", config.eos_token if config.source_eos else "")
-    fast.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single=" ".join(filter(None, ends)),
-        special_tokens=[(token, fast.token_to_id(token)) for token in (config.bos_token, config.eos_token)],
-    )
-    return Tokenizer(fast, {role: getattr(config, f"{role}_token") for role in ROLES})
+    try:
+        fast.train_from_iterator(sentences, trainer)
+    except Exception as error:  # the library has no class of its own for it
+        raise DataError(f"a {config.kind} tokenizer of {config.vocab_size} tokens cannot be trained: {error}") from None
+    return Tokenizer(fast, {role: getattr(config, f"{role}_token") for role in ROLES}).frame_sources(config)

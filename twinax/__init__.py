@@ -14,10 +14,12 @@ _SUBPACKAGES = ("configs", "convert", "flax_transformer", "parity_tests", "torch
 def __getattr__(name: str) -> Any:
     if name == "TransformerConfig":
         return importlib.import_module("twinax.configs").TransformerConfig
+    if name == "load":
+        return importlib.import_module("twinax.train.translator").load
     if name in _SUBPACKAGES:
         return importlib.import_module(f"twinax.{name}")
     raise AttributeError(f"module 'twinax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "TransformerConfig", *_SUBPACKAGES})
+    return sorted({*globals(), "TransformerConfig", "load", *_SUBPACKAGES})

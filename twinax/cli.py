@@ -1,5 +1,6 @@
 """The command `twinax`. What a subcommand needs is imported when it runs."""
 
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -9,6 +10,7 @@ from typing import Any
 
 import tyro
 
+from .text_commands import evaluate, score, translate
 from .usage import UsageError
 
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
@@ -79,11 +81,14 @@ def main() -> None:
     try:
         if len(sys.argv) > 1 and sys.argv[1] in _OWN_FLAGS:
             sys.exit(_OWN_FLAGS[sys.argv[1]]())
-        commands = {**_OWN_FLAGS, "parity": parity}
+        commands = {**_OWN_FLAGS, "translate": translate, "evaluate": evaluate, "score": score, "parity": parity}
         sys.exit(tyro.extras.subcommand_cli_from_dict(commands, prog="twinax", description=_DESCRIPTION))
     except UsageError as error:
         print(f"twinax: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # whoever reads has enough; Python would say so once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         print("twinax: interrupted", file=sys.stderr)
         sys.exit(130)

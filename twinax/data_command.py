@@ -1,15 +1,18 @@
 """`twinax data`: what a run's corpus looks like, before anything is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from twinax.train.initial import read_initial
 from twinax.train.prepare import prepare
 from twinax.train.report import corpus_tables, plot_lengths
+from twinax.train.run_directory import has_begun, prepare_again
 
-from .run_arguments import parse
-from .usage import UsageError
+from .run_arguments import Arguments, parse
+from .usage import check_picture, one_line_errors
 
 _DESCRIPTION = """Print what a run's corpus looks like: pairs, tokens, lengths, unknown words, padding, shapes.
 
@@ -24,21 +27,30 @@ def main(arguments: Sequence[str]) -> int:
     if parsed.print_config:
         print(parsed.run.to_json(), end="")
         return 0
-    if parsed.plot is not None and not Path(parsed.plot).absolute().parent.is_dir():
-        raise UsageError(f"--plot {parsed.plot}: there is no directory {Path(parsed.plot).parent}")
+    check_picture("--plot", parsed.plot)
     errors = Console(stderr=True)
-    try:
-        prepared = prepare(
-            parsed.run, say=lambda line: errors.print(line, markup=False, highlight=False, soft_wrap=True)
-        )
-    except ValueError as error:
-        if not type(error).__module__.startswith("twinax."):
-            raise
-        raise UsageError(str(error)) from None
+
+    def say(line: str) -> None:
+        errors.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    with one_line_errors():
+        prepared = _prepare(parsed, say)
+        if parsed.plot is not None:
+            plot_lengths(prepared, parsed.plot)
     console = Console()
     for table in corpus_tables(prepared):
         console.print(table)
     if parsed.plot is not None:
-        plot_lengths(prepared, parsed.plot)
         console.print(f"lengths and shapes: {parsed.plot}", highlight=False)
     return 0
+
+
+def _prepare(parsed: Arguments, say: Callable[[str], None]) -> Any:
+    """What training would see: with the tokenizers and shapes of a run, or of weights to start from."""
+    if parsed.name is not None and has_begun(Path(parsed.name)):
+        return prepare_again(parsed.out, parsed.run, say)
+    initial = read_initial(parsed.run)
+    if initial is None:
+        return prepare(parsed.run, say=say)
+    tokenizers = None if parsed.run.tokenizer.load else initial.tokenizers
+    return prepare(parsed.run, tokenizers, sizes=initial.config, say=say)

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from twinax.configs.data import CorpusConfig
-from twinax.configs.run import RunConfig
+from twinax.configs.data import CorpusConfig, TokenizerConfig
+from twinax.configs.run import RunConfig, differences
 from twinax.configs.runs import RUNS, run_preset
 from twinax.configs.validation import ConfigError
 
@@ -41,6 +41,8 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
     given = [_long(word) for word in arguments]
     name = given.pop(0) if given and not given[0].startswith("-") else None
     directory = Path(name) if name is not None and (Path(name) / "config.json").is_file() else None
+    if late := next((word for word in given if word in RUNS), None):
+        raise UsageError(f"{late}: the name of a run comes first, as in {prog} {late}")
     base = _base(name, directory, given)
     kind = _command(base, plot)
     try:
@@ -48,6 +50,7 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
     except ConfigError as error:
         raise UsageError(str(error)) from None
     _check_from_tokenizers(parsed.run, base)
+    _check_initial(parsed.run, base)
     if directory is not None and parsed.out is not None:
         raise UsageError(f"--out {parsed.out}: {directory} is a run that goes on where it is; leave --out away")
     out = directory or Path(parsed.out or Path("runs") / (name or "own"))
@@ -76,9 +79,12 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
 
     if directory is not None:
         try:
-            return read_run(directory)
+            base = read_run(directory)
         except CheckpointError as error:
             raise UsageError(str(error)) from None
+        if _value(given, "--loop.epochs") is not None:  # the run has resolved its own into updates
+            base = replace(base, loop=replace(base.loop, updates=None))
+        return base
     if name is not None and name not in RUNS:
         near = get_close_matches(name, RUNS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -86,19 +92,26 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
     base = run_preset(name) if name is not None else None
     if base is not None and any(_value(given, flag) for flag in _CORPUS):
         base = replace(base, corpus=tyro.MISSING_NONPROP)
+    elif base is not None and _value(given, "--corpus.valid-src") is not None:
+        base = replace(base, corpus=replace(base.corpus, valid_split=None, valid_dataset=None))
+    if base is not None and _value(given, "--tokenizer.load") is not None:
+        base = replace(base, tokenizer=TokenizerConfig())
     if (initial := _value(given, "--init-from")) is not None:
-        base = replace(base or RunConfig(corpus=tyro.MISSING_NONPROP), model=_model_of(initial))
+        base = base or RunConfig(corpus=tyro.MISSING_NONPROP)
+        model, tokenizer = _settings_of(initial)
+        loads = _value(given, "--tokenizer.load") is not None
+        base = replace(base, model=model, tokenizer=TokenizerConfig() if loads else tokenizer)
     return base
 
 
-def _model_of(path: str) -> Any:
-    """The config of trained weights, so that flags change it and not another."""
+def _settings_of(path: str) -> Any:
+    """The model's and the tokenizers' settings of trained weights, so that flags change these and not others."""
     from twinax.train.checkpoints import CheckpointError
     from twinax.train.corpus import DataError
-    from twinax.train.initial import config_of
+    from twinax.train.initial import settings_of
 
     try:
-        return config_of(Path(path))
+        return settings_of(Path(path))
     except (CheckpointError, DataError) as error:
         raise UsageError(str(error)) from None
 
@@ -123,6 +136,17 @@ def _command(base: RunConfig | None, plot: bool) -> Any:
         plot: Annotated[str | None, plot_help] = None
 
     return WithPlot
+
+
+def _check_initial(run: RunConfig, base: RunConfig | None) -> None:
+    """Raises: UsageError where a flag asks for another tokenizer than the weights bring with them."""
+    if run.init_from is None or run.tokenizer.load or base is None or run.tokenizer == base.tokenizer:
+        return
+    changed = differences(run.tokenizer, base.tokenizer, "tokenizer.")[0]
+    raise UsageError(
+        f"{changed}: the weights of {run.init_from} bring their tokenizer; leave the flag away, or name another "
+        "tokenizer of the same ids by --tokenizer.load"
+    )
 
 
 def _check_from_tokenizers(run: RunConfig, base: RunConfig | None) -> None:

@@ -1,10 +1,12 @@
 """`twinax train`."""
 
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from .run_arguments import parse
-from .usage import UsageError
+from .usage import one_line_errors
 
 _DESCRIPTION = """Train a model: a ready-made run (multi30k_de_en), or your own parallel text, or go on with a run.
 
@@ -29,12 +31,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     from twinax.train.loop import train
 
-    try:
+    signal.signal(signal.SIGTERM, _terminated)  # until the loop has its own
+    with one_line_errors():
         outcome = train(parsed.run, parsed.out)
-    except (ValueError, OSError) as error:  # all that can be wrong with data, settings, checkpoints and directories
-        if type(error).__module__.partition(".")[0] not in ("twinax", "builtins"):
-            raise
-        if type(error) is ValueError:
-            raise
-        raise UsageError(str(error)) from None
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    print("twinax: terminated before the first update of this start; the same command begins it again", file=sys.stderr)
+    sys.exit(128 + number)

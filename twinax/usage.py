@@ -1,5 +1,37 @@
 """How the commands say that something cannot be used."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class UsageError(Exception):
     """What a person gave to the command cannot be used; the text is the one line that they see."""
+
+
+def check_folder(path: str | None) -> None:
+    """Raises: UsageError where a file cannot be written there, before anything is computed for it."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"{path}: there is no directory {Path(path).parent}")
+
+
+def check_picture(flag: str, path: str | None) -> None:
+    """Raises: UsageError where a picture cannot be written there."""
+    check_folder(path)
+    if path is not None and Path(path).suffix not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"{flag} {path}: must end in .png, .pdf or .svg")
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """What is wrong with files and settings, as our own errors say it, becomes the one line that a person sees."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{error.filename or 'a file'}: {error.strerror or error}") from None
+    except ValueError as error:
+        if not type(error).__module__.startswith("twinax."):
+            raise
+        raise UsageError(str(error)) from None

@@ -1,0 +1,187 @@
+"""Text in, text out, in both frameworks, and the commands on it; the stored model writes letters large."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
+
+import twinax
+from twinax import cli
+from twinax.configs.decoding import DecodingConfig
+from twinax.flax_transformer.decode import generate
+from twinax.train.checkpoints import CheckpointError
+from twinax.train.corpus import DataError
+from twinax.train.scores import corpus_scores
+
+MODEL = Path(__file__).parent / "checkpoints" / "v1"
+TEXTS = ["a b c", "", "h e d f", "  ", "g g a b c d e f g h", "f b", "d a"]
+LARGE = ["A B C", "", "H E D F", "", "G G A B C D D", "F B", "D A"]  # the fifth is cut to seven tokens and the end
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return twinax.load(MODEL)
+
+
+def test_texts_keep_their_places(translator):
+    assert translator.translate(TEXTS) == LARGE
+    assert translator.translate(TEXTS, beam_size=2, framework="torch") == LARGE
+    assert translator.translate([]) == []
+    assert translator.too_long(TEXTS) == [4]
+
+
+def test_hypotheses_are_those_of_the_search(translator):
+    decoding = DecodingConfig(beam_size=3, n_best=2)
+    found = translator.hypotheses(TEXTS, decoding)
+    other = translator.hypotheses(TEXTS, decoding, "torch")
+    assert [[h.tokens for h in hypotheses] for hypotheses in found] == [[h.tokens for h in hs] for hs in other]
+    assert [len(hypotheses) for hypotheses in found] == [2, 0, 2, 0, 2, 2, 2]
+    direct = generate(translator.flax, np.array([translator.tokenizers.src.encode_sources(["d a"])[0]]), decoding)
+    assert [list(h.tokens) for h in found[6]] == direct.sentences()[0]
+    np.testing.assert_allclose([h.score for h in found[6]], direct.scores[0], rtol=1e-5)
+
+
+def test_scores_are_of_the_pair_that_was_given(translator):
+    sources, targets = ["a b", "c", "h e d f"], ["A B", "D", "H E D F"]
+    flax, torch = (translator.score(sources, targets, framework) for framework in ("flax", "torch"))
+    np.testing.assert_allclose(flax, torch, rtol=1e-5)
+    assert flax[1] < min(flax[0], flax[2])
+    (best,) = translator.hypotheses(["h e d f"], DecodingConfig(length_exponent=0.0))[0]
+    assert flax[2] == pytest.approx(best.score, rel=1e-5)
+    with pytest.raises(DataError, match="pair 2: the source '' has no token"):
+        translator.score(["a", ""], ["A", "A"])
+    with pytest.raises(DataError, match="pair 1: has a side of more than 8 tokens"):
+        translator.score(["a"], ["A B C D E F G H"])
+
+
+def test_attention_of_a_translation(translator):
+    looked = translator.attention("a b c", "A B C")
+    assert (looked.targets, looked.sources) == (["A", "B", "C", "</s>"], ["a", "b", "c", "</s>"])
+    np.testing.assert_allclose(looked.weights.sum(1), 1, rtol=1e-5)
+    assert looked.weights[:3].argmax(1).tolist() == [0, 1, 2]
+
+
+def test_a_directory_without_a_tokenizer_translates_no_text(tmp_path):
+    from twinax.parity_tests.conversion import random_model
+
+    random_model("BART").save_pretrained(tmp_path / "bart")
+    loaded = twinax.load(tmp_path / "bart")
+    assert loaded.config.d_model > 0
+    with pytest.raises(CheckpointError, match="bart: has no tokenizer that can be read"):
+        loaded.translate(["a"])
+
+
+def test_scores_are_sacrebleu_s():
+    ours, theirs = ["The small House stands", "a dog"], ["The small house stands here", "a dog"]
+    found = {score.name: score for score in corpus_scores(ours, theirs, "intl")}
+    assert found["BLEU"].value == corpus_bleu(ours, [theirs], tokenize="intl").score
+    assert found["BLEU, lower case"].value == corpus_bleu(ours, [theirs], tokenize="intl", lowercase=True).score
+    assert found["chrF"].value == corpus_chrf(ours, [theirs]).score
+    assert found["TER"].value == corpus_ter(ours, [theirs]).score
+    assert "case:mixed" in found["BLEU"].signature
+    assert "tok:intl" in found["BLEU, lower case"].signature
+    with pytest.raises(DataError, match="tokenize='nope': sacreBLEU has none, zh"):
+        corpus_scores(ours, theirs, "nope")
+    with pytest.raises(DataError, match="1 translations and 2 references"):
+        corpus_scores(ours[:1], theirs)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("src").write_text("".join(text + "\n" for text in TEXTS))
+    Path("tgt").write_text("".join(text + "\n" for text in LARGE))
+    return tmp_path
+
+
+def run(capsys, monkeypatch, *arguments):
+    """(exit status, standard output, standard error) of the command in this process."""
+    monkeypatch.setattr(sys, "argv", ["twinax", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, *capsys.readouterr()
+
+
+def test_translate_a_file(capsys, monkeypatch, files):
+    code, out, err = run(capsys, monkeypatch, "translate", MODEL, "src", "--attention", "a.png")
+    assert (code, out) == (0, "".join(text + "\n" for text in LARGE))
+    assert err == "twinax: line 5: has more than 8 tokens; the rest is cut off\n"
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_translate_standard_input_with_scores(capsys, monkeypatch, files):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a b\n\nf b")))
+    code, out, _ = run(capsys, monkeypatch, "translate", MODEL, "--n-best", "2", "--scores", "--beam-size", "2")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert code == 0
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert [rows[i][2] for i in (0, 2, 3)] == ["A B", "", "F B"]
+    assert float(rows[0][1]) > float(rows[1][1])
+
+
+def test_translate_what_is_typed(capsys, monkeypatch, files):
+    typed = iter(["a b", "", "f b"])
+
+    def read(prompt):
+        line = next(typed, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", read)
+    code, out, _ = run(capsys, monkeypatch, "translate", MODEL)
+    assert (code, out) == (0, "A B\n\nF B\n")
+
+
+def test_evaluate(capsys, monkeypatch, files):
+    arguments = ("--src", "src", "--tgt", "tgt", "--json-file", "e.json", "--output", "out")
+    code, out, err = run(capsys, monkeypatch, "evaluate", MODEL, *arguments)
+    assert code == 0
+    assert Path("out").read_text() == Path("tgt").read_text()
+    found = json.loads(Path("e.json").read_text())
+    assert (found["pairs"], found["cut"]) == (len(TEXTS), 1)
+    assert {s["name"]: round(s["value"]) for s in found["scores"]}["BLEU"] == 100
+    assert "100.00" in out
+    assert "case:lc" in out.replace("\n", "")
+    assert err == "twinax: 1 sources have more tokens than the model takes and were cut off\n"
+
+
+def test_score(capsys, monkeypatch, files):
+    Path("a").write_text("a b\nc\n")
+    Path("b").write_text("A B\nD\n")
+    code, out, _ = run(capsys, monkeypatch, "score", MODEL, "--src", "a", "--tgt", "b")
+    assert code == 0
+    assert [float(line) for line in out.splitlines()] == pytest.approx(
+        twinax.load(MODEL).score(["a b", "c"], ["A B", "D"]), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("translate", "nowhere"), "nowhere: there is no such directory"),
+        (("translate", "."), "config.json"),
+        (("translate", MODEL, "nowhere"), "nowhere: there is no such file"),
+        (("translate", MODEL, "utf16"), "utf16: is UTF-16; save it as UTF-8"),
+        (("translate", MODEL, "src", "--n-best", "9"), "n_best=9: must not be above beam_size=5"),
+        (("translate", MODEL, "src", "--attention", "x.jpeg"), "--attention x.jpeg: must end in .png, .pdf or .svg"),
+        (("translate", MODEL, "src", "--attention", "no/x.png"), "no/x.png: there is no directory no"),
+        (("evaluate", MODEL, "--src", "src", "--tgt", "short"), "src has 7 lines and short has 1"),
+        (("evaluate", MODEL, "--src", "src", "--tgt", "tgt", "--tokenize", "x"), "tokenize='x': sacreBLEU has"),
+        (("evaluate", MODEL, "--src", "src", "--tgt", "tgt", "--output", "no/x"), "no/x: there is no directory no"),
+        (("score", MODEL, "--src", "src", "--tgt", "tgt"), "pair 2: the source '' has no token"),
+    ],
+)
+def test_what_is_wrong_is_one_line(capsys, monkeypatch, files, arguments, said):
+    Path("utf16").write_bytes("a\n".encode("utf-16"))
+    Path("short").write_text("A\n")
+    code, out, err = run(capsys, monkeypatch, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("twinax: ")
+    assert err.count("\n") == 1
+    assert said in err

@@ -1,0 +1,200 @@
+"""A trained model with its tokenizers: text in, text out, in either framework."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..configs.data import TokenizerConfig
+from ..configs.decoding import DecodingConfig
+from ..convert.checkpoint import Checkpoint
+from ..convert.checkpoint import load as load_directory
+from ..flax_transformer.decode import generate
+from ..flax_transformer.model import Transformer
+from ..flax_transformer.scoring import attention_maps, score
+from .checkpoints import CheckpointError, is_run_or_checkpoint, read_checkpoint
+from .corpus import DataError
+from .prepare import Tokenizers
+from .pretrained import load_tokenizer
+from .tokenization import FILE
+
+if TYPE_CHECKING:
+    from .. import torch_reference
+
+Framework = Literal["flax", "torch"]
+_BLOCK = 32  # sentences that are decoded at once
+
+
+class Hypothesis(NamedTuple):
+    """A translation of a sentence."""
+
+    text: str
+    score: float  # sum of log-probabilities in nats, over the penalty of the length
+    tokens: tuple[int, ...]  # ids without the end
+
+
+class Attention(NamedTuple):
+    """Where a translation looks: weights of the last decoder layer, mean of its heads."""
+
+    weights: np.ndarray  # (T, S)
+    targets: list[str]  # tokens, the end last
+    sources: list[str]
+
+
+class Translator:
+    """A checkpoint and how text becomes its ids.
+
+    Raises:
+        CheckpointError: when text is given and there is no tokenizer, or the model does not say how a target starts.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, tokenizers: Tokenizers | None, name: str = "the checkpoint"):
+        self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
+        self._tokenizers = tokenizers
+
+    @property
+    def tokenizers(self) -> Tokenizers:
+        """Those of both sides."""
+        if self._tokenizers is None:
+            raise CheckpointError(f"{self.name}: has no tokenizer that can be read; its model takes ids alone")
+        return self._tokenizers
+
+    @cached_property
+    def flax(self) -> Transformer:
+        """The model in Flax."""
+        return self.checkpoint.to_flax()
+
+    @cached_property
+    def torch(self) -> "torch_reference.Transformer":
+        """The model in PyTorch, in evaluation mode."""
+        return self.checkpoint.to_torch().eval()
+
+    def translate(self, texts: Sequence[str], *, framework: Framework = "flax", **decoding: Any) -> list[str]:
+        """The best translation of each text; an empty text's is empty. `decoding`: fields of `DecodingConfig`."""
+        found = self.hypotheses(texts, DecodingConfig(**decoding), framework)
+        return [hypotheses[0].text if hypotheses else "" for hypotheses in found]
+
+    def hypotheses(
+        self,
+        texts: Sequence[str],
+        decoding: DecodingConfig,
+        framework: Framework = "flax",
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> list[list[Hypothesis]]:
+        """The `n_best` translations of each text, best first; none of an empty text.
+
+        A text of more than `max_length` tokens is cut there; `too_long` says which.
+        """
+        ids, found = self._sources(texts), [[] for _ in texts]
+        todo, done = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i])), 0
+        for rows, src in self._blocks(ids, todo):
+            decoded = self._generate(framework)(src, decoding)
+            for i, tokens, scores in zip(rows, decoded.sentences(), decoded.scores, strict=False):
+                texts_of = self.tokenizers.tgt.decode(tokens)
+                found[i] = [
+                    Hypothesis(text, float(s), tuple(t)) for text, s, t in zip(texts_of, scores, tokens, strict=False)
+                ]
+            done += len(rows)
+            progress(done)
+        return found
+
+    def too_long(self, texts: Sequence[str]) -> list[int]:
+        """Which texts have more tokens than the model takes."""
+        ids = self.tokenizers.src.encode_sources(texts)
+        return [i for i, sentence in enumerate(ids) if len(sentence) > self.config.max_length]
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], framework: Framework = "flax") -> list[float]:
+        """log p(target | source) in nats of each pair.
+
+        Raises:
+            DataError: a source is empty, or a side is longer than the model takes.
+        """
+        src, tgt = self._sources(sources), self._targets(targets)
+        too_long = {*self.too_long(sources), *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
+        for i, ids in enumerate(src):
+            if not ids:
+                raise DataError(f"pair {i + 1}: the source {sources[i]!r} has no token")
+            if i in too_long:
+                raise DataError(f"pair {i + 1}: has a side of more than {self.config.max_length} tokens")
+        found = [0.0] * len(src)
+        order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
+        for rows, padded in self._blocks(src, order):
+            wanted = _pad([tgt[i] for i in _filled(rows, len(padded))], self.config.pad_id)
+            for i, value in zip(rows, self._score(framework)(padded, wanted).totals, strict=False):
+                found[i] = float(value)
+        return found
+
+    def attention(self, source: str, target: str) -> Attention:
+        """Where the model looks while it says `target`."""
+        src, tgt = self._sources([source])[0], self._targets([target])[0]
+        maps = attention_maps(self.flax, np.array([src]), np.array([tgt]))
+        sides = (self.tokenizers.tgt, tgt), (self.tokenizers.src, src)
+        targets, sources = ([tokenizer.fast.id_to_token(i) or "?" for i in ids] for tokenizer, ids in sides)
+        return Attention(maps.cross[0, -1].mean(0), targets, sources)
+
+    def _sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each, cut to what the model takes; none of an empty text."""
+        tokenizer = self.tokenizers.src
+        found = tokenizer.encode_sources(texts, self.config.max_length)
+        return [ids if len(ids) > tokenizer.added else [] for ids in found]
+
+    def _targets(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[*ids, self.config.eos_id] for ids in self.tokenizers.tgt.encode(texts)]
+
+    def _blocks(self, ids: Sequence[list[int]], order: Sequence[int]) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+        """(numbers of sentences, their ids): blocks of few sizes, for each is compiled; the last is filled up."""
+        size = min(_BLOCK, 1 << max(len(order) - 1, 0).bit_length())
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            yield rows, _pad([ids[i] for i in _filled(rows, size)], self.config.pad_id)
+
+    def _generate(self, framework: Framework) -> Callable[..., Any]:
+        if framework == "flax":
+            return lambda src, decoding: generate(self.flax, src, decoding)
+        from .. import torch_reference
+
+        return lambda src, decoding: torch_reference.generate(self.torch, _tensor(src), decoding)
+
+    def _score(self, framework: Framework) -> Callable[..., Any]:
+        if framework == "flax":
+            return lambda src, tgt: score(self.flax, src, tgt)
+        from .. import torch_reference
+
+        return lambda src, tgt: torch_reference.score(self.torch, _tensor(src), _tensor(tgt))
+
+
+def load(path: str | PathLike[str]) -> Translator:
+    """A trained model: a run or a checkpoint of one, or a Hugging Face directory of a family that `convert` knows.
+
+    Raises:
+        CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
+    """
+    place = Path(path)
+    if is_run_or_checkpoint(place):
+        saved = read_checkpoint(place)
+        arrays = {name: np.asarray(a) for name, a in {**saved.state.buffers, **saved.state.params}.items()}
+        return Translator(Checkpoint(saved.run.model, arrays), saved.tokenizers, str(path))
+    checkpoint, tokenizer = load_directory(place), None
+    if (place / FILE).is_file():
+        tokenizer = load_tokenizer(str(place), TokenizerConfig())
+    return Translator(checkpoint, tokenizer and Tokenizers(tokenizer, tokenizer), str(path))
+
+
+def _filled(rows: Sequence[int], size: int) -> list[int]:
+    return [*rows, *[rows[-1]] * (size - len(rows))]
+
+
+def _pad(sentences: Sequence[list[int]], pad_id: int) -> np.ndarray:
+    padded = np.full((len(sentences), max(map(len, sentences))), pad_id, np.int32)
+    for row, ids in zip(padded, sentences, strict=True):
+        row[: len(ids)] = ids
+    return padded
+
+
+def _tensor(ids: np.ndarray) -> Any:
+    import torch
+
+    return torch.tensor(ids)

@@ -1,0 +1,206 @@
+"""`twinax translate`, `twinax evaluate`, `twinax score`: text in, text or numbers out."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from .usage import UsageError, check_folder, check_picture, one_line_errors
+
+Framework = Literal["flax", "torch"]
+
+
+def translate(
+    checkpoint: tyro.conf.Positional[str],
+    source: tyro.conf.Positional[str | None] = None,
+    *,
+    beam_size: int = 5,
+    n_best: int = 1,
+    length_exponent: float = 1.0,
+    scores: bool = False,
+    attention: str | None = None,
+    framework: Framework = "flax",
+) -> int:
+    """Translate a file or standard input, line by line: one line each, in order; an empty line stays empty.
+
+    A line of more tokens than the model takes is reported and cut there. Where standard input is a terminal, lines are
+    translated as you type them, until Ctrl-D.
+
+    Example: twinax translate runs/de_en input.de > output.en
+
+    Args:
+        checkpoint: a run, a checkpoint of one, or a Hugging Face directory with tokenizer.json.
+        source: text file, a sentence a line (.gz too); none: standard input.
+        beam_size: hypotheses that are kept in the search; 1 is greedy.
+        n_best: translations of a line; with more than one, each line begins with the number of its source and a tab.
+        length_exponent: scores are sums of log-probabilities over length to this power.
+        scores: put each translation's score and a tab before it.
+        attention: picture to write of where the translation of the first line looks.
+        framework: which twin computes.
+    """
+    with one_line_errors():
+        translator = import_module("twinax.train.translator").load(checkpoint)
+        decoding = import_module("twinax.configs.decoding").DecodingConfig(
+            beam_size=beam_size, n_best=n_best, length_exponent=length_exponent
+        )
+        check_picture("--attention", attention)
+
+        def show(lines: Sequence[str], first: int, progress: Callable[[int], None] = lambda done: None) -> None:
+            for i in translator.too_long(lines):
+                longest = translator.config.max_length
+                print(f"twinax: line {first + i}: has more than {longest} tokens; the rest is cut off", file=sys.stderr)
+            found = translator.hypotheses(lines, decoding, framework, progress)
+            for i, hypotheses in enumerate(found):
+                for line in _lines_of(hypotheses, first + i, n_best, scores):
+                    print(line, flush=True)
+            if attention is not None and first == 1:
+                _draw(translator, lines, found, attention)
+
+        if source is None and sys.stdin.isatty():
+            print("a sentence a line; Ctrl-D ends", file=sys.stderr)
+            for number, line in enumerate(_typed(), 1):
+                show([line], number)
+        else:
+            lines = list(_read(source))
+            with _progress(len(lines)) as advance:
+                show(lines, 1, advance)
+    return 0
+
+
+def evaluate(
+    checkpoint: tyro.conf.Positional[str],
+    *,
+    src: str,
+    tgt: str,
+    beam_size: int = 5,
+    length_exponent: float = 1.0,
+    tokenize: str = "13a",
+    json_file: str | None = None,
+    output: str | None = None,
+    framework: Framework = "flax",
+) -> int:
+    """Translate a file and score it against its reference: BLEU with case and without, chrF and TER, with signatures.
+
+    Example: twinax evaluate runs/de_en --src test.de --tgt test.en
+
+    Args:
+        checkpoint: a run, a checkpoint of one, or a Hugging Face directory with tokenizer.json.
+        src: text file, a sentence a line (.gz too).
+        tgt: its reference translations.
+        beam_size: hypotheses that are kept in the search; 1 is greedy.
+        length_exponent: scores are sums of log-probabilities over length to this power.
+        tokenize: sacreBLEU's tokenisation for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
+        json_file: file to write the same numbers to, as JSON.
+        output: file to write the translations to.
+        framework: which twin computes.
+    """
+    with one_line_errors():
+        scores = import_module("twinax.train.scores")
+        pairs = list(_pairs(src, tgt))
+        scores.corpus_scores(["a"], ["a"], tokenize)  # before minutes of translation
+        for path in (json_file, output):
+            check_folder(path)
+        translator = import_module("twinax.train.translator").load(checkpoint)
+        decoding = import_module("twinax.configs.decoding").DecodingConfig(
+            beam_size=beam_size, length_exponent=length_exponent
+        )
+        sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        cut = translator.too_long(sources)
+        with _progress(len(pairs)) as advance:
+            found = translator.hypotheses(sources, decoding, framework, advance)
+        texts = [_one_line(hypotheses[0].text) if hypotheses else "" for hypotheses in found]
+        results = scores.corpus_scores(texts, references, tokenize)
+        _show_scores(results, len(pairs), len(cut))
+        if output is not None:
+            Path(output).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        if json_file is not None:
+            what = {"checkpoint": checkpoint, "src": src, "tgt": tgt, "pairs": len(pairs), "cut": len(cut)}
+            what |= {"beam_size": beam_size, "length_exponent": length_exponent, "framework": framework}
+            document = {**what, "scores": [score._asdict() for score in results]}
+            Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def score(checkpoint: tyro.conf.Positional[str], *, src: str, tgt: str, framework: Framework = "flax") -> int:
+    """Print the log-probability of given translations in nats, a line each.
+
+    Example: twinax score runs/de_en --src test.de --tgt test.en
+
+    Args:
+        checkpoint: a run, a checkpoint of one, or a Hugging Face directory with tokenizer.json.
+        src: text file, a sentence a line (.gz too).
+        tgt: its translations.
+        framework: which twin computes.
+    """
+    with one_line_errors():
+        pairs = list(_pairs(src, tgt))
+        translator = import_module("twinax.train.translator").load(checkpoint)
+        for value in translator.score([pair[0] for pair in pairs], [pair[1] for pair in pairs], framework):
+            print(f"{value:.6f}")
+    return 0
+
+
+def _read(path: str | None) -> Iterator[str]:
+    corpus = import_module("twinax.train.corpus")
+    return corpus.read_lines(path) if path is not None else corpus.decode_lines(sys.stdin.buffer, "standard input")
+
+
+def _pairs(src: str, tgt: str) -> Iterator[tuple[str, str]]:
+    config = import_module("twinax.configs.data").CorpusConfig(src=src, tgt=tgt)
+    return import_module("twinax.train.corpus").read_pairs(config)
+
+
+def _typed() -> Iterator[str]:
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print(file=sys.stderr)
+            return
+
+
+def _lines_of(hypotheses: Sequence[Any], number: int, n_best: int, scores: bool) -> Iterator[str]:
+    """The lines to print of a source; one even where there is no hypothesis."""
+    rows = [(h.score, _one_line(h.text)) for h in hypotheses] or [(0.0, "")]
+    for value, text in rows:
+        yield (f"{number}\t" if n_best > 1 else "") + (f"{value:.6f}\t" if scores else "") + text
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the terminal of standard error."""
+    progress = import_module("rich.progress")
+    console = import_module("rich.console").Console(stderr=True)
+    columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _show_scores(results: Sequence[Any], pairs: int, cut: int) -> None:
+    rich = import_module("rich.table")
+    columns = rich.Column(""), rich.Column("", justify="right"), rich.Column("signature", overflow="fold")
+    table = rich.Table(*columns, title=f"{pairs:,} sentences")
+    for found in results:
+        table.add_row(found.name, f"{found.value:.2f}", found.signature)
+    import_module("rich.console").Console().print(table)
+    if cut:
+        print(f"twinax: {cut} sources have more tokens than the model takes and were cut off", file=sys.stderr)
+
+
+def _draw(translator: Any, lines: Sequence[str], found: Sequence[Any], path: str) -> None:
+    first = next((i for i, hypotheses in enumerate(found) if hypotheses), None)
+    if first is None:
+        raise UsageError(f"--attention {path}: there is no line with text to draw")
+    looked = translator.attention(lines[first], found[first][0].text)
+    plot = import_module("twinax.attention_plot").attention_plot
+    plot(looked.weights, looked.targets, looked.sources, path)

@@ -152,19 +152,9 @@ def corpus(tmp_path, monkeypatch):
     return ["--src", "a.de", "--tgt", "a.en"]
 
 
-def run(capsys, monkeypatch, *arguments):
-    """(exit status, standard output, standard error) of the command in this process."""
-    from twinax import cli
-
-    monkeypatch.setattr(sys, "argv", ["twinax", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code, *capsys.readouterr()
-
-
-def test_data_prints_the_corpus(capsys, monkeypatch, corpus):
+def test_data_prints_the_corpus(command, corpus):
     sizes = ["--tokenizer.kind", "word", "--batches.tokens", "40", "--held_out", "6", "--model.max-length", "5"]
-    code, out, err = run(capsys, monkeypatch, "data", *corpus, *sizes, "--plot", "lengths.png")
+    code, out, err = command("data", *corpus, *sizes, "--plot", "lengths.png")
     assert code == 0
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line[:1] == "│"]
     table = {row[0]: row[1:] for row in cells}
@@ -179,22 +169,22 @@ def test_data_prints_the_corpus(capsys, monkeypatch, corpus):
     assert sorted(p.name for p in Path().iterdir()) == ["a.de", "a.en", "lengths.png"]
 
 
-def test_data_of_weights_to_start_from_has_their_tokenizer(capsys, monkeypatch, corpus):
-    code, out, _ = run(capsys, monkeypatch, "data", *corpus, "--init-from", str(STORED))
+def test_data_of_weights_to_start_from_has_their_tokenizer(command, corpus):
+    code, out, _ = command("data", *corpus, "--init-from", str(STORED))
     assert code == 0
     assert "20, 20" in out  # the letters that the stored model knows
-    code, _, err = run(capsys, monkeypatch, "data", *corpus, "--plot", "x.foo")
+    code, _, err = command("data", *corpus, "--plot", "x.foo")
     assert (code, err) == (2, "twinax: --plot x.foo: must end in .png, .pdf or .svg\n")
 
 
-def test_train_prints_its_config(capsys, monkeypatch, corpus):
+def test_train_prints_its_config(command, corpus):
     flags = ["--model.d-model", "64", "--loop.epochs", "3", "--print-config"]
-    code, out, err = run(capsys, monkeypatch, "train", *corpus, *flags)
+    code, out, err = command("train", *corpus, *flags)
     config = json.loads(out)
     assert code == 0
     assert "the corpus decides when training begins" in err
     assert (config["corpus"]["src"], config["model"]["d_model"], config["loop"]["epochs"]) == ("a.de", 64, 3)
-    code, out, _ = run(capsys, monkeypatch, "train", "multi30k_de_en", *corpus, "--print-config")
+    code, out, _ = command("train", "multi30k_de_en", *corpus, "--print-config")
     config = json.loads(out)
     assert (config["corpus"]["src"], config["corpus"]["dataset"], config["model"]["d_model"]) == ("a.de", None, 128)
     assert not Path("runs").exists()
@@ -224,10 +214,10 @@ def test_train_prints_its_config(capsys, monkeypatch, corpus):
         (["CORPUS", "--init-from", "."], "config.json"),
     ],
 )
-def test_train_says_what_is_wrong(capsys, monkeypatch, corpus, arguments, said):
+def test_train_says_what_is_wrong(command, corpus, arguments, said):
     Path("short").write_text("A\n")
     given = [word for argument in arguments for word in (corpus if argument == "CORPUS" else [argument])]
-    code, out, err = run(capsys, monkeypatch, "train", *given)
+    code, out, err = command("train", *given)
     assert code == 2
     assert out == ""
     assert said in " ".join(err.replace("│", " ").split())
@@ -235,7 +225,7 @@ def test_train_says_what_is_wrong(capsys, monkeypatch, corpus, arguments, said):
     assert not Path("runs").exists()
 
 
-def test_a_run_directory_names_its_run(capsys, monkeypatch, corpus):
+def test_a_run_directory_names_its_command(corpus):
     from twinax.train import loop
 
     seen = []
@@ -245,14 +235,14 @@ def test_a_run_directory_names_its_run(capsys, monkeypatch, corpus):
         return loop.Outcome(3, None, 15)
 
     monkeypatch.setattr(loop, "train", train)
-    assert run(capsys, monkeypatch, "train", *corpus, "--model.d-model", "64")[0] == 128 + 15
+    assert command("train", *corpus, "--model.d-model", "64")[0] == 128 + 15
     run_config, out = seen.pop()
     assert out == Path("runs/own")
     out.mkdir(parents=True)
     (out / "config.json").write_text(run_config.to_json())
-    run(capsys, monkeypatch, "train", "runs/own", "--loop.epochs", "9")
+    command("train", "runs/own", "--loop.epochs", "9")
     assert (seen[0][0].loop.updates, seen.pop()[0].loop.epochs) == (None, 9)
-    run(capsys, monkeypatch, "train", "runs/own", "--loop.updates", "9")
+    command("train", "runs/own", "--loop.updates", "9")
     assert (seen[0][0].model, seen[0][0].loop.updates, seen[0][1]) == (run_config.model, 9, out)
-    code, _, err = run(capsys, monkeypatch, "train", "runs/own", "--out", "elsewhere")
+    code, _, err = command("train", "runs/own", "--out", "elsewhere")
     assert (code, err) == (2, "twinax: --out elsewhere: runs/own is a run that goes on where it is; leave --out away\n")

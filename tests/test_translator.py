@@ -10,7 +10,6 @@ import pytest
 from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
 
 import twinax
-from twinax import cli
 from twinax.configs.decoding import DecodingConfig
 from twinax.flax_transformer.decode import generate
 from twinax.train.checkpoints import CheckpointError
@@ -98,24 +97,16 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(capsys, monkeypatch, *arguments):
-    """(exit status, standard output, standard error) of the command in this process."""
-    monkeypatch.setattr(sys, "argv", ["twinax", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code, *capsys.readouterr()
-
-
-def test_translate_a_file(capsys, monkeypatch, files):
-    code, out, err = run(capsys, monkeypatch, "translate", MODEL, "src", "--attention", "a.png")
+def test_translate_a_file(command, files):
+    code, out, err = command("translate", MODEL, "src", "--attention", "a.png")
     assert (code, out) == (0, "".join(text + "\n" for text in LARGE))
     assert err == "twinax: line 5: has more than 8 tokens; the rest is cut off\n"
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_translate_standard_input_with_scores(capsys, monkeypatch, files):
+def test_translate_standard_input_with_scores(command, monkeypatch, files):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a b\n\nf b")))
-    code, out, _ = run(capsys, monkeypatch, "translate", MODEL, "--n-best", "2", "--scores", "--beam-size", "2")
+    code, out, _ = command("translate", MODEL, "--n-best", "2", "--scores", "--beam-size", "2")
     rows = [line.split("\t") for line in out.splitlines()]
     assert code == 0
     assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
@@ -123,7 +114,7 @@ def test_translate_standard_input_with_scores(capsys, monkeypatch, files):
     assert float(rows[0][1]) > float(rows[1][1])
 
 
-def test_translate_what_is_typed(capsys, monkeypatch, files):
+def test_translate_what_is_typed(command, monkeypatch, files):
     typed = iter(["a b", "", "f b"])
 
     def read(prompt):
@@ -134,13 +125,13 @@ def test_translate_what_is_typed(capsys, monkeypatch, files):
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", read)
-    code, out, _ = run(capsys, monkeypatch, "translate", MODEL)
+    code, out, _ = command("translate", MODEL)
     assert (code, out) == (0, "A B\n\nF B\n")
 
 
-def test_evaluate(capsys, monkeypatch, files):
+def test_evaluate(command, files):
     arguments = ("--src", "src", "--tgt", "tgt", "--json-file", "e.json", "--output", "out")
-    code, out, err = run(capsys, monkeypatch, "evaluate", MODEL, *arguments)
+    code, out, err = command("evaluate", MODEL, *arguments)
     assert code == 0
     assert Path("out").read_text() == Path("tgt").read_text()
     found = json.loads(Path("e.json").read_text())
@@ -151,10 +142,10 @@ def test_evaluate(capsys, monkeypatch, files):
     assert err == "twinax: 1 sources have more tokens than the model takes and were cut off\n"
 
 
-def test_score(capsys, monkeypatch, files):
+def test_score(command, files):
     Path("a").write_text("a b\nc\n")
     Path("b").write_text("A B\nD\n")
-    code, out, _ = run(capsys, monkeypatch, "score", MODEL, "--src", "a", "--tgt", "b")
+    code, out, _ = command("score", MODEL, "--src", "a", "--tgt", "b")
     assert code == 0
     assert [float(line) for line in out.splitlines()] == pytest.approx(
         twinax.load(MODEL).score(["a b", "c"], ["A B", "D"]), abs=1e-5
@@ -177,10 +168,10 @@ def test_score(capsys, monkeypatch, files):
         (("score", MODEL, "--src", "src", "--tgt", "tgt"), "pair 2: the source '' has no token"),
     ],
 )
-def test_what_is_wrong_is_one_line(capsys, monkeypatch, files, arguments, said):
+def test_what_is_wrong_is_one_line(command, files, arguments, said):
     Path("utf16").write_bytes("a\n".encode("utf-16"))
     Path("short").write_text("A\n")
-    code, out, err = run(capsys, monkeypatch, *arguments)
+    code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("twinax: ")
     assert err.count("\n") == 1

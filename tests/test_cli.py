@@ -225,7 +225,7 @@ def test_train_says_what_is_wrong(command, corpus, arguments, said):
     assert not Path("runs").exists()
 
 
-def test_a_run_directory_names_its_command(corpus):
+def test_a_run_directory_names_its_run(command, monkeypatch, corpus):
     from twinax.train import loop
 
     seen = []

@@ -31,9 +31,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     from twinax.train.loop import train
 
-    signal.signal(signal.SIGTERM, _terminated)  # until the loop has its own
-    with one_line_errors():
-        outcome = train(parsed.run, parsed.out)
+    before = signal.signal(signal.SIGTERM, _terminated)  # until the loop has its own
+    try:
+        with one_line_errors():
+            outcome = train(parsed.run, parsed.out)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
 
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix benchmark-dropout benchmark-decoding kill-test lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix benchmark-dropout benchmark-decoding kill-test demo lint types
 
 install: .venv/installed
 
@@ -44,6 +44,10 @@ lint: install
 
 types: install
 	$(BIN)/pyright
+
+# A small language learnt, translated and proven. About two minutes.
+demo: install
+	$(BIN)/twinax demo
 
 # Twenty kills of a training at random moments; prints its counts. About four minutes.
 kill-test: install

@@ -85,7 +85,7 @@ def test_a_short_demo(command, monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "POOLED", 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    code, out, _ = command("demo", "--updates", "150", "--test", "60", "--out", "d")
+    code, out, _ = command("demo", "--updates", "250", "--test", "60", "--out", "d")
     rows = {row[0].strip(): row[1].strip() for line in out.splitlines() if len(row := line.strip("│").split("│")) == 2}
     assert code == 0, out
     assert re.fullmatch(r"0 of [\d,]+ tokens differ", rows["Flax and PyTorch"])

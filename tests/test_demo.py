@@ -94,9 +94,6 @@ def test_a_short_demo(command, monkeypatch, tmp_path):
     assert {p.name for p in (tmp_path / "d").iterdir()} == {"attention.png", "corpus", "model.pt", "run"}
     code, out, _ = command("translate", "d/run", "d/corpus/valid.en", "--beam-size", "1")
     assert (code, len(out.splitlines())) == (0, 60)
-    assert (
-        demo_language.make_corpus(test=60).unseen_sentences[0].english in (tmp_path / "d/corpus/valid.en").read_text()
-    )
 
 
 def test_the_demo_refuses_nothing_to_do(command):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -143,6 +142,8 @@ def _show(translator: Translator, out: Path, console: Console) -> None:
 
 def _through_pytorch(translator: Translator, path: Path) -> tuple[int, int]:
     """(arrays that are the same to the bit after PyTorch has saved and loaded them, all)."""
+    import torch
+
     torch.save(translator.torch.state_dict(), path)
     back: dict[str, Any] = dict(convert.to_params(torch.load(path, weights_only=True), translator.config))
     ours = translator.checkpoint.arrays

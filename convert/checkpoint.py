@@ -1,41 +1,49 @@
-"""A checkpoint: a config and its arrays, wherever they came from; read from a directory and written as one."""
+"""A checkpoint: a config and its arrays, wherever they came from, and what else is kept beside them."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from os import PathLike
-from os.path import isdir, isfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from .arrays import to_jax_arrays
-from .files import read_json, read_weights, write_directory
-from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
-from .layouts.hugging_face_settings import ALIASES, DECODING
 from .port import to_params, to_state_dict
-from .rules import ConversionError
 
 if TYPE_CHECKING:
     from .. import torch_reference
 
-LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus")  # a module of `convert.layouts` each, with its FAMILY
-_CONFIG, _GENERATION = "config.json", "generation_config.json"
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training goes on from, beside the weights; arrays by Flax name."""
+
+    run: RunConfig
+    update: int  # updates made
+    seed: int  # of dropout
+    position: tuple[int, int]  # in the data: epoch, batch
+    count: int  # updates that Adam has counted
+    exp_avg: Arrays  # its running means of gradients
+    exp_avg_sq: Arrays  # and of their squares
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's config and arrays by Flax name, and what else the directory held that has a layout."""
+    """A model's config and arrays by Flax name, and what else the file or directory held that has a layout."""
 
     config: TransformerConfig
-    arrays: Mapping[str, np.ndarray]
-    layout: str | None = None  # where it was read from
-    documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # its JSON files by name
-    unused: Mapping[str, np.ndarray] = field(default_factory=dict)  # its arrays that no computation reads
+    arrays: Arrays
+    layout: str | None = None  # of the Hugging Face directory that it comes from
+    documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # that directory's JSON files by name
+    unused: Arrays = field(default_factory=dict)  # its arrays that no computation reads
+    files: Mapping[str, bytes] = field(default_factory=dict)  # of tokenizers, by path: tokenizer/tokenizer.json, ...
+    training: Training | None = None
 
     @classmethod
     def of(cls, model: "Transformer | torch_reference.Transformer") -> "Checkpoint":
@@ -58,88 +66,20 @@ class Checkpoint:
 
         return TorchTransformer.from_state_dict(self.config, to_state_dict(self.arrays, self.config))
 
-
-def load(directory: str | PathLike[str]) -> Checkpoint:
-    """The checkpoint in a local Hugging Face directory: config.json with safetensors or PyTorch files.
-
-    Raises:
-        ConversionError: a family or a setting that twinax does not know, or weights that are missing, damaged, or not
-            those of the config.
-    """
-    path = Path(directory)
-    if not isdir(path):
-        what = "is a file; give its directory" if isfile(path) else "there is no such directory"
-        raise ConversionError(f"{path}: {what}")
-    documents = {_CONFIG: read_json(path / _CONFIG)}
-    if (path / _GENERATION).is_file():
-        documents[_GENERATION] = read_json(path / _GENERATION)
-    layout = _layout_of(documents[_CONFIG], path)
-    try:
-        config, arrays, unused = family(layout).read(_settings(documents), read_weights(path))
-    except ConversionError as error:
-        raise ConversionError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    return Checkpoint(config, arrays, layout, documents, unused)
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Every array that it holds, by name: weights, unused ones, the optimiser's."""
+        found = {**self.arrays, **{f"unused.{name}": a for name, a in self.unused.items()}}
+        if self.training is not None:
+            for key in ("exp_avg", "exp_avg_sq"):
+                found |= {f"optimizer.{key}.{name}": a for name, a in getattr(self.training, key).items()}
+        return found
 
 
-def save(checkpoint: Checkpoint, directory: str | PathLike[str], *, layout: str) -> None:
-    """Writes a directory that `from_pretrained` of that layout's class loads; what was read is written back.
-
-    Raises:
-        ConversionError: the layout has no such model, or the directory exists; nothing is written then.
-    """
-    found = family(layout)
-    documents = {name: dict(document) for name, document in checkpoint.documents.items()}
-    if checkpoint.layout != layout or not _same(found, documents, checkpoint.config):
-        documents = _rewritten(found, documents if checkpoint.layout == layout else {}, checkpoint.config)
-    documents[_CONFIG]["architectures"] = [found.architecture]
-    arrays = found.write(documents[_CONFIG], checkpoint.config, dict(checkpoint.arrays), dict(checkpoint.unused))
-    write_directory(Path(directory), arrays, documents)
-
-
-def family(layout: str) -> Family:
-    """The family of a layout's name. Raises: ConversionError where there is none."""
-    if layout not in LAYOUTS:
-        raise ConversionError(f"layout={layout!r}: there is no such layout; known are {', '.join(LAYOUTS)}")
-    return import_module(f".layouts.{layout}", __package__).FAMILY
-
-
-def _layout_of(settings: Mapping[str, Any], path: Path) -> str:
-    by_type = {family(layout).model_type: layout for layout in LAYOUTS}
-    model_type = settings.get("model_type")
-    if model_type not in list(by_type):
-        known = ", ".join(by_type)
-        raise ConversionError(f"{path / _CONFIG}: model_type={model_type!r} is no family that twinax knows: {known}")
-    return by_type[model_type]
-
-
-def _settings(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of a model; of decoding, what generation_config.json says counts where there is one."""
-    settings = dict(documents[_CONFIG])
-    if _GENERATION in documents:
-        said = documents[_GENERATION]
-        settings |= {name: said[name] for name in DECODING if name in said}
-        settings |= {name: None for name in DECODING if name.startswith("forced_") and name not in said}
-    return settings
-
-
-def _same(found: Family, documents: Mapping[str, Mapping[str, Any]], config: TransformerConfig) -> bool:
-    """Whether the settings that were read are still those of the config."""
-    settings = _settings(documents)
-    said = settings.pop("torch_dtype", None), settings.pop("dtype", None)
-    if not {*said} <= {None, config.param_dtype}:
-        return False
-    read = found.config(settings, config.param_dtype)
-    return read == canonical(config).replace(**{name: getattr(read, name) for name in NOT_WRITTEN})
-
-
-def _rewritten(found: Family, documents: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:
-    settings = found.settings(config)
-    identity = {"model_type": found.model_type, "is_encoder_decoder": True}
-    ids = {name: value for name, value in settings.items() if name.endswith("_token_id") and value is not None}
-    # other names of what is written anew would contradict it
-    kept = {name: v for name, v in documents.get(_CONFIG, {}).items() if name not in (*ALIASES, "torch_dtype")}
-    written = {_CONFIG: {**kept, **settings, **identity}}
-    if _GENERATION in documents or not documents:
-        kept = {name: value for name, value in documents.get(_GENERATION, {}).items() if not name.endswith("_token_id")}
-        written[_GENERATION] = kept | ids
-    return written
+def checksum(arrays: Arrays) -> str:
+    """SHA-256 of arrays by name: of names, number types, shapes and bytes, whatever their order and memory layout."""
+    found = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        found.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

@@ -12,7 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..configs.run import RunConfig
+from ..flax_transformer.reach import without_gradient
 from .arrays import to_jax_arrays
+from .checkpoint import Training
 from .port import flax_specs, port_rules, to_params, to_state_dict
 from .rules import ConversionError
 
@@ -37,16 +40,9 @@ def to_optimizer_state(
     Raises:
         ConversionError: the state or the optimiser is not Adam's, or the moments are not those of the model.
     """
-    import torch
-
-    adam, names = _adam(state), _names(model, optimizer)
-    mu, nu = (to_state_dict(_by_name(moments), model.config, trained_only=True) for moments in (adam.mu, adam.nu))
-    count, entries = int(np.asarray(adam.count)), {}
-    for index, name in names.items():
-        if count and _flax_names(model)[name] not in without_gradient:  # torch's first update makes them
-            step = torch.tensor(float(count), dtype=torch.float32)
-            entries[index] = {"step": step, "exp_avg": mu[name], "exp_avg_sq": nu[name]}
-    return {**optimizer.state_dict(), "state": entries}
+    adam = find_adam(state)
+    moments = (_by_name(adam.mu), _by_name(adam.nu))
+    return _optimizer_state(int(np.asarray(adam.count)), moments, model, optimizer, without_gradient)
 
 
 def to_optax_state(
@@ -61,6 +57,75 @@ def to_optax_state(
         ConversionError: the optimiser is not Adam; parameters have had different numbers of updates, or one that the
             loss reaches has had none while others have.
     """
+    count, *moments = _moments(optimizer, model, without_gradient)
+    return put_adam(like, count, *moments)
+
+
+def put_adam(
+    like: optax.OptState, count: int, exp_avg: Mapping[str, np.ndarray], exp_avg_sq: Mapping[str, np.ndarray]
+) -> optax.OptState:
+    """`like` with these moments and this count for those of its state of Adam."""
+    old, moments = find_adam(like), (to_jax_arrays(exp_avg), to_jax_arrays(exp_avg_sq))
+    new = optax.ScaleByAdamState(jnp.asarray(count, jnp.int32), *moments)
+    return jax.tree.map(lambda node: new if node is old else node, like, is_leaf=lambda node: node is old)
+
+
+def find_adam(state: optax.OptState) -> optax.ScaleByAdamState:
+    """The state of Adam within an optimiser's. Raises: ConversionError where there is not one."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, optax.ScaleByAdamState))
+    found = [node for node in nodes if isinstance(node, optax.ScaleByAdamState)]
+    if len(found) != 1:
+        raise ConversionError(f"the optax state has {len(found)} states of Adam; one is needed")
+    return found[0]
+
+
+def to_torch_optimizer(training: Training, model: "torch_reference.Transformer") -> dict[str, Any]:
+    """The state of the `torch.optim` optimiser that goes on where a training stands."""
+    from ..torch_reference.optimizers import make_optimizer
+
+    optimizer, moments = make_optimizer(model, training.run.training), (training.exp_avg, training.exp_avg_sq)
+    return _optimizer_state(training.count, moments, model, optimizer, without_gradient(model.config))
+
+
+def from_torch_optimizer(
+    state: Mapping[str, Any], run: RunConfig, model: "torch_reference.Transformer"
+) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(updates, means, means of squares) by Flax name of what `to_torch_optimizer` returns.
+
+    Raises:
+        ConversionError: it is not the state of the run's optimiser.
+    """
+    from ..torch_reference.optimizers import make_optimizer
+
+    optimizer = make_optimizer(model, run.training)
+    try:
+        optimizer.load_state_dict(dict(state))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConversionError(f"its optimizer is not that of the run: {error}") from None
+    return _moments(optimizer, model, without_gradient(model.config))
+
+
+def _optimizer_state(
+    count: int,
+    moments: tuple[Mapping[str, Any], Mapping[str, Any]],
+    model: "torch_reference.Transformer",
+    optimizer: "torch.optim.Optimizer",
+    without_gradient: Collection[str],
+) -> dict[str, Any]:
+    import torch
+
+    names, entries = _names(model, optimizer), {}
+    mu, nu = (to_state_dict(arrays, model.config, trained_only=True) for arrays in moments)
+    for index, name in names.items():
+        if count and _flax_names(model)[name] not in without_gradient:  # torch's first update makes them
+            step = torch.tensor(float(count), dtype=torch.float32)
+            entries[index] = {"step": step, "exp_avg": mu[name], "exp_avg_sq": nu[name]}
+    return {**optimizer.state_dict(), "state": entries}
+
+
+def _moments(
+    optimizer: "torch.optim.Optimizer", model: "torch_reference.Transformer", without_gradient: Collection[str]
+) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
     names, entries = _names(model, optimizer), optimizer.state_dict()["state"]
     steps = {int(entry["step"]) for entry in entries.values()}
     if len(steps) > 1:
@@ -72,20 +137,9 @@ def to_optax_state(
             "where the loss does not reach them, give their Flax names as without_gradient"
         )
     zeros = {name: p.new_zeros(p.shape) for name, p in model.named_parameters()}
-    moments = []
-    for key in ("exp_avg", "exp_avg_sq"):
-        found = zeros | {names[index]: entry[key] for index, entry in entries.items()}
-        moments.append(to_jax_arrays(to_params(found, model.config, trained_only=True)))
-    old, new = _adam(like), optax.ScaleByAdamState(jnp.asarray(max(steps, default=0), jnp.int32), *moments)
-    return jax.tree.map(lambda node: new if node is old else node, like, is_leaf=lambda node: node is old)
-
-
-def _adam(state: optax.OptState) -> optax.ScaleByAdamState:
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, optax.ScaleByAdamState))
-    found = [node for node in nodes if isinstance(node, optax.ScaleByAdamState)]
-    if len(found) != 1:
-        raise ConversionError(f"the optax state has {len(found)} states of Adam; one is needed")
-    return found[0]
+    found = (zeros | {names[i]: entry[key] for i, entry in entries.items()} for key in ("exp_avg", "exp_avg_sq"))
+    exp_avg, exp_avg_sq = (to_params(tensors, model.config, trained_only=True) for tensors in found)
+    return max(steps, default=0), exp_avg, exp_avg_sq
 
 
 def _names(model: "torch_reference.Transformer", optimizer: "torch.optim.Optimizer") -> dict[int, str]:

@@ -19,8 +19,9 @@ from rich.progress import track
 from safetensors.numpy import load_file
 
 from .. import convert
-from ..convert.checkpoint import Checkpoint, family
+from ..convert.checkpoint import Checkpoint
 from ..convert.files import WEIGHTS
+from ..convert.hugging_face import family
 from .functions import random_batch
 from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins

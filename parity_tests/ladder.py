@@ -6,6 +6,7 @@ models' own errors against float64.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ CRITERIA = (
     ),
 )
 RUNGS = tuple(criterion.rung for criterion in CRITERIA)
+Model = tuple[TransformerConfig, Mapping[str, np.ndarray]]  # and its arrays by Flax name
 
 # In float32 and bfloat16 each model's error against float64 may be at most this many times the other's, as root mean
 # square over POOLED inputs, beyond what the frameworks' bare matrix products differ by (`product_ratio`).
@@ -86,9 +88,15 @@ def rung_of(path: str) -> str:
     return "attention weights" if path.endswith(".weights") else "sublayers"
 
 
-def run_twins(config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch) -> dict[str, Outputs]:
-    """What each of the two models finds on one batch, by its framework."""
-    return {"PyTorch": torch_function(config)(arrays, batch), "Flax": flax_function(config)(arrays, batch)}
+def run_twins(
+    config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch, flax: Model | None = None
+) -> dict[str, Outputs]:
+    """What each of the two models finds on one batch, by its framework; Flax has another model where one is given."""
+    flax_config, flax_arrays = flax or (config, arrays)
+    return {
+        "PyTorch": torch_function(config)(arrays, batch),
+        "Flax": flax_function(flax_config)(flax_arrays, batch),
+    }
 
 
 def compare_models(
@@ -140,23 +148,27 @@ def climb(
     reproduce: str = "",
     arrays: Mapping[str, np.ndarray] | None = None,
     oracle: Callable[[Batch], Outputs] | None = None,
+    flax: Model | None = None,
+    draw: Callable[[int, int], Batch | None] | None = None,
 ) -> Ladder:
     """The whole ladder for a model of this config, on the CPU.
 
-    `progress` is told (what is being done, steps done, steps in all). The model is that of `arrays`, or a random one.
-    Where there is an `oracle` that computes some of the outputs in float64, both models are compared with it too.
+    `progress` is told (what is being done, steps done, steps in all). The model is that of `arrays`, or a random one;
+    `flax` is what Flax computes where that is to be another model, of arrays of the same shapes. Where there is an
+    `oracle` that computes some of the outputs in float64, both models are compared with it too. `draw` gives the batch
+    of a number and of so many sentences, or None where there are no more; without it they are random.
     """
     total = 1 + 2 * POOLED
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
         with jax.enable_x64(False):
             arrays = arrays or random_arrays(config.replace(param_dtype="float32"), seed)
         progress("float64", 0, total)
-        wide = config.replace(param_dtype="float64", compute_dtype="float64")
-        wide_arrays = {name: a.astype(np.float64) for name, a in arrays.items()}
-        arrays = {name: a.astype(np.float32) for name, a in arrays.items()}
-        batch = _draw(config, seed, 0, 4)
+        draw = draw or (lambda number, sentences: _draw(config, seed, number, sentences))
+        wide, wide_arrays = _as_type((config, arrays), "float64")
+        model, batch = _as_type((config, arrays), "float32"), draw(0, 4)
+        assert batch is not None  # there is something to compare
         with jax.enable_x64(True):
-            found = run_twins(wide, wide_arrays, batch)
+            found = run_twins(wide, wide_arrays, batch, flax and _as_type(flax, "float64"))
         twins = found["PyTorch"], found["Flax"]
         report = compare(*twins, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
         oracle_reports = {}
@@ -164,22 +176,42 @@ def climb(
             progress("float64 against the oracle", 0, total)
             oracle_reports = compare_with_oracle(found, oracle(batch), batch, config.pad_id, reproduce=reproduce)
         del found, twins
-        ratios, sentences = {}, max(2, -(-FEWEST_ELEMENTS // (POOLED * batch.tgt_tokens.shape[1] * config.d_model)))
-        for i, (dtype, gradients) in enumerate((("float32", True), ("bfloat16", False))):
-            errors = _Errors()
-            for draw in range(MOST_DRAWS):
-                if errors.inputs == POOLED:
-                    break
-                progress(f"{dtype} against float64", 1 + i * POOLED + errors.inputs, total)
-                batch = _draw(config, seed, 1 + draw, sentences)
-                exact = flatten(torch_function(wide, gradients=gradients)(wide_arrays, batch))
-                narrow = run_both(config, dtype, arrays, batch, gradients)
-                if not (gradients and any(rounding_crosses_relu(config, exact, side) for side in narrow)):
-                    errors.add(exact, *narrow)
-            ratios[dtype] = errors.ratios()
+        sentences = max(2, -(-FEWEST_ELEMENTS // (POOLED * batch.tgt_tokens.shape[1] * config.d_model)))
+        narrow, ratios = (model, _as_type(flax, "float32") if flax else model), {"float32": {}, "bfloat16": {}}
+        for i, dtype in enumerate(ratios):
+            if any(finding.problem for finding in report.findings):  # an array that is missing has no error
+                break
+
+            def tell(done: int, dtype: str = dtype, i: int = i) -> None:
+                progress(f"{dtype} against float64", 1 + i * POOLED + done, total)
+
+            drawn = (draw(1 + number, sentences) for number in range(MOST_DRAWS))
+            batches = (batch for batch in takewhile(lambda batch: batch is not None, drawn) if batch is not None)
+            ratios[dtype] = _ratios(dtype, (wide, wide_arrays), narrow, batches, tell)
         progress("done", total, total)
         product = product_ratio(config)
     return Ladder(report, oracle_reports, tuple(_rows(report, oracle_reports, ratios, product)), product)
+
+
+def _ratios(
+    dtype: str, wide: Model, narrow: tuple[Model, Model], batches: Iterator[Batch], tell: Callable[[int], None]
+) -> dict[str, float]:
+    """Flax's error over PyTorch's in a number type, a rung; `narrow` is PyTorch's model and Flax'.
+
+    None where there are fewer batches: the same sentences again would prove no more.
+    """
+    errors, gradients = _Errors(), dtype == "float32"
+    config, arrays = wide
+    for batch in batches:
+        tell(errors.inputs)
+        errors.drawn += 1
+        exact = flatten(torch_function(config, gradients=gradients)(arrays, batch))
+        found = _run_both(*narrow, dtype, batch, gradients)
+        if not (gradients and any(rounding_crosses_relu(config, exact, side) for side in found)):
+            errors.add(exact, *found)
+        if errors.inputs == POOLED:
+            break
+    return errors.ratios() if errors.inputs == POOLED or errors.drawn == MOST_DRAWS else {}
 
 
 def product_ratio(config: TransformerConfig) -> float:
@@ -219,21 +251,27 @@ def _draw(config: TransformerConfig, seed: int, number: int, batch: int) -> Batc
     return random_batch(config, np.random.default_rng([seed, number]), batch, src_length, tgt_length)
 
 
-def run_both(
-    config: TransformerConfig, dtype: str, arrays: Mapping[str, np.ndarray], batch: Batch, gradients: bool
-) -> tuple[Outputs, Outputs]:
-    """(Flax outputs, PyTorch outputs) computed in a narrow number type from float32 parameters."""
-    narrow = config.replace(param_dtype="float32", compute_dtype=dtype)
+def _as_type(model: Model, dtype: str) -> Model:
+    """The same model with parameters of a number type, computing in it."""
+    config, arrays = model
+    config = config.replace(param_dtype=dtype, compute_dtype=dtype)
+    return config, {name: a.astype(dtype) for name, a in arrays.items()}
+
+
+def _run_both(model: Model, flax: Model, dtype: str, batch: Batch, gradients: bool) -> tuple[Outputs, Outputs]:
+    """(Flax outputs, PyTorch outputs) of models with float32 parameters, computed in a narrow number type."""
+    (config, arrays), (flax_config, flax_arrays) = model, flax
     with jax.enable_x64(False):
-        flax = flax_function(narrow, gradients=gradients)(arrays, batch)
-    return flatten(flax), flatten(torch_function(narrow, gradients=gradients)(arrays, batch))
+        narrow = flax_function(flax_config.replace(compute_dtype=dtype), gradients=gradients)(flax_arrays, batch)
+    other = torch_function(config.replace(compute_dtype=dtype), gradients=gradients)(arrays, batch)
+    return flatten(narrow), flatten(other)
 
 
 class _Errors:
     """Squared errors of both models, pooled a rung; activations of different size count alike."""
 
     def __init__(self) -> None:
-        self.inputs = 0
+        self.inputs = self.drawn = 0
         self.elements: dict[str, int] = {}
         self.sums: dict[str, np.ndarray] = {}
 

@@ -1,6 +1,8 @@
 """The ladder as a table on the terminal."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from rich.table import Table
 from .ladder import POOLED, RATIO_BOUND, Ladder, climb
 
 
-def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> bool:
+def show_ladder(title: str, *args: Any, oracle_name: str = "", json_file: str | None = None, **kwargs: Any) -> bool:
     """Climbs the ladder, `climb(*args, **kwargs)`, with a progress bar and prints it; True where every rung holds."""
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -29,10 +31,28 @@ def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) ->
         if not report.ok:
             versus = "" if report is ladder.report else f" and {oracle_name}"
             console.print(f"{name}{versus}: {report}", markup=False, style="red")
+    if json_file is not None:
+        Path(json_file).write_text(json.dumps(_document(title, ladder), indent=2) + "\n", encoding="utf-8")
     return ladder.ok
 
 
+def _document(title: str, ladder: Ladder) -> dict[str, Any]:
+    reports = {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}
+    return {
+        "command": title,
+        "equal": ladder.ok,
+        "rungs": [asdict(rung) for rung in ladder.rungs],
+        "product_ratio": ladder.product_ratio,
+        "differences": {name: str(report) for name, report in reports.items() if not report.ok},
+    }
+
+
 def _caption(ladder: Ladder, oracle_name: str) -> str:
+    if all(rung.float32_ratio is None for rung in ladder.rungs):
+        return (
+            "float64: worst difference between the two models on the CPU. Too few different sentences for float32 and "
+            "bf16: not compared there."
+        )
     oracle = f"{oracle_name}: worst float64 difference of either model from it. " if oracle_name else ""
     return (
         f"float64: worst difference between the two models on the CPU. {oracle}float32, bf16: Flax's error over "

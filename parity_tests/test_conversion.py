@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from twinax import convert
-from twinax.convert.checkpoint import LAYOUTS, family
+from twinax.convert.hugging_face import LAYOUTS, family
 from twinax.parity_tests import conversion
 from twinax.parity_tests.functions import flax_function, random_batch, torch_function
 from twinax.parity_tests.harness import compare

@@ -11,10 +11,10 @@ import torch
 
 from twinax import convert, torch_reference
 from twinax.configs import schema
+from twinax.flax_transformer.reach import without_gradient
 from twinax.parity_tests import trajectories
 from twinax.parity_tests.trajectories import InFlax, InPyTorch
 from twinax.torch_reference.optimizers import make_optimizer
-from twinax.train.reach import without_gradient
 
 COURSES = {course.name: course for course in trajectories.courses()}
 # one with everything: decay, accumulation, post-norm, cosine

@@ -28,10 +28,10 @@ from rich.progress import track
 from .. import convert, flax_transformer
 from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
+from ..flax_transformer.reach import without_gradient
 from ..torch_reference import step as torch_step
 from ..torch_reference.model import Transformer
 from ..torch_reference.optimizers import make_optimizer
-from ..train.reach import without_gradient
 from ..train.step import Batch, Metrics, TrainState, init_state, make_train_step
 from .functions import random_arrays
 from .report import marks, write_table

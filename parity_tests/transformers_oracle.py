@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..convert.arrays import from_torch
-from ..convert.checkpoint import Checkpoint, family
+from ..convert.checkpoint import Checkpoint
+from ..convert.hugging_face import family
 from ..convert.port import flax_specs
 from ..convert.rules import target_specs, translate
 from .functions import GRADIENTS, Batch, Outputs

@@ -106,12 +106,15 @@ def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkey
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_parity_of_a_directory_without_transformers(directory, monkeypatch, capsys):
-    from twinax import cli
+def test_parity_of_a_directory_without_transformers(command, directory, monkeypatch):
+    from twinax import parity_command
 
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
-    assert "oracle" not in cli._model_of(str(directory))
-    assert "transformers is not installed" in capsys.readouterr().err
+    climbed = []
+    monkeypatch.setattr(parity_command, "find_spec", lambda name: None)
+    monkeypatch.setattr(parity_command, "show_ladder", lambda title, **given: climbed.append(given) or True)
+    code, _, err = command("parity", directory)
+    assert (code, err) == (0, "twinax: transformers is not installed: the twins are compared with each other only\n")
+    assert "oracle" not in climbed[0]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -130,10 +133,10 @@ def test_a_directory_that_transformers_refuses(directory, tmp_path):
 @pytest.mark.parametrize(
     ("model", "line"),
     [
-        ("nowhere/model", "nowhere/model: is neither a preset (tiny, small, base, big) nor a directory"),
-        ("smal", "smal: is neither a preset (tiny, small, base, big) nor a directory; did you mean small?"),
+        ("nowhere/model", "nowhere/model: is neither a preset (tiny, small, base, big) nor a checkpoint"),
+        ("smal", "smal: is neither a preset (tiny, small, base, big) nor a checkpoint; did you mean small?"),
         (".", ".: has no config.json"),
-        ("x" * 300, f"{'x' * 300}: is neither a preset (tiny, small, base, big) nor a directory"),
+        ("x" * 300, f"{'x' * 300}: is neither a preset (tiny, small, base, big) nor a checkpoint"),
     ],
 )
 def test_parity_of_what_is_no_model(model, line, tmp_path, monkeypatch):
@@ -210,7 +213,7 @@ def test_train_prints_its_config(command, corpus):
         (["CORPUS", "--tokenizer.kind", "unigram", "--tokenizer.vocab-size", "9"], "tokens cannot be trained"),
         (["CORPUS", "--held-out", "60"], "nothing is left to train on"),
         (["CORPUS", "--tokenizer.load", "nowhere.model"], "twinax: nowhere.model: there is no such file"),
-        (["CORPUS", "--init-from", "nowhere"], "twinax: nowhere: there is no such directory to start from"),
+        (["CORPUS", "--init-from", "nowhere"], "twinax: nowhere: there is no such file or directory to start from"),
         (["CORPUS", "--init-from", "."], "config.json"),
     ],
 )

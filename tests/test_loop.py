@@ -317,7 +317,7 @@ def test_weights_to_start_from(finished, corpus, tmp_path):
     away.rename(directory)
     with pytest.raises(CheckpointError, match=r"do not fit the model, as .* \(16,\) and should be \(17,\)"):
         train(replace(still, model=still.model.replace(d_ff=17)), tmp_path / "wider", QUIET)
-    with pytest.raises(CheckpointError, match="there is no such directory to start from"):
+    with pytest.raises(CheckpointError, match="there is no such file or directory to start from"):
         train(replace(still, init_from="nowhere"), tmp_path / "none", QUIET)
     assert not (tmp_path / "wider").exists()
 

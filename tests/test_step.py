@@ -14,11 +14,11 @@ import torch
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.configs import ConfigError
 from twinax.configs.training import TrainingConfig
+from twinax.flax_transformer.reach import without_gradient
 from twinax.parity_tests.functions import random_arrays, random_batch
 from twinax.torch_reference import optimizers as torch_optimizers
 from twinax.torch_reference import step as torch_step
 from twinax.train import step
-from twinax.train.reach import without_gradient
 
 MODEL = TransformerConfig.preset(
     "tiny", num_encoder_layers=1, num_decoder_layers=1, attention_dropout=0.1, ffn_dropout=0.1,

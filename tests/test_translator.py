@@ -130,7 +130,7 @@ def test_translate_what_is_typed(command, monkeypatch, files):
 
 
 def test_evaluate(command, files):
-    arguments = ("--src", "src", "--tgt", "tgt", "--json-file", "e.json", "--output", "out")
+    arguments = ("--src", "src", "--tgt", "tgt", "--json", "e.json", "--output", "out")
     code, out, err = command("evaluate", MODEL, *arguments)
     assert code == 0
     assert Path("out").read_text() == Path("tgt").read_text()
@@ -155,7 +155,7 @@ def test_score(command, files):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("translate", "nowhere"), "nowhere: there is no such directory"),
+        (("translate", "nowhere"), "nowhere: there is no such file or directory"),
         (("translate", "."), "config.json"),
         (("translate", MODEL, "nowhere"), "nowhere: there is no such file"),
         (("translate", MODEL, "utf16"), "utf16: is UTF-16; save it as UTF-8"),

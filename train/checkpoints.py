@@ -29,6 +29,7 @@ from .step import TrainState, init_state
 
 CONFIG = "config.json"
 CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
+WEIGHTS = "weights"  # in a checkpoint of weights alone, which no run writes, where others have `state`
 _DELETED = "deleted"  # a checkpoint is renamed into it before its files go, so that none is listed in part
 
 
@@ -161,24 +162,26 @@ def read_checkpoint(path: Path) -> Saved:
     Raises:
         CheckpointError: there is none, or it cannot be read.
     """
-    folder, run = folder_of(path), read_run_of(path)
+    folder = folder_of(path)
     try:
         tokenizers = Tokenizers.load(folder / "run")
     except DataError as error:
         raise CheckpointError(str(error)) from None
     if tokenizers is None:
         raise CheckpointError(f"{folder / 'run'}: has no tokenizer")
-    return Saved(run, tokenizers, _restore(folder, _abstract_state(run)))
+    run, state = read_state(folder)
+    return Saved(run, tokenizers, state)
 
 
-def read_run_of(path: Path) -> RunConfig:
-    """The config of what `read_checkpoint` reads. Raises: CheckpointError, as it does."""
-    return read_run(folder_of(path) / "run")
+def read_state(folder: Path) -> tuple[RunConfig, TrainState]:
+    """What a checkpoint's own folder holds beside tokenizers. Raises: CheckpointError where it cannot be read."""
+    run = read_run(folder / "run")
+    return run, _restore(folder, _abstract_state(run))
 
 
 def is_run_or_checkpoint(path: Path) -> bool:
-    """Whether `read_checkpoint` is what reads it."""
-    return (path / "checkpoints").is_dir() or (path / "state").is_dir()
+    """Whether `folder_of` finds a checkpoint by it, or says why not."""
+    return any((path / name).is_dir() for name in (CHECKPOINTS, "state", WEIGHTS))
 
 
 def folder_of(path: Path) -> Path:
@@ -187,7 +190,7 @@ def folder_of(path: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    if (path / "state").is_dir():
+    if (path / "state").is_dir() or (path / WEIGHTS).is_dir():
         return path
     averaged, found = (_numbers(path / name) for name in (AVERAGED, CHECKPOINTS))
     if averaged:

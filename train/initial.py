@@ -1,4 +1,4 @@
-"""Weights to start from: those of a run or checkpoint of ours, or of a Hugging Face directory."""
+"""Weights to start from: those of any checkpoint that can be read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +10,11 @@ import jax.numpy as jnp
 from ..configs.data import TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
-from ..convert.checkpoint import Checkpoint, load
 from ..convert.port import flax_specs
-from ..convert.rules import ConversionError
 from ..flax_transformer.model import Transformer
-from .checkpoints import CheckpointError, is_run_or_checkpoint, read_checkpoint, read_run_of
+from .checkpoints import CONFIG, CheckpointError, folder_of, is_run_or_checkpoint, read_run
+from .portable import read, read_config
 from .prepare import FROM_TOKENIZERS, Tokenizers
-from .pretrained import load_tokenizer
 from .tokenization import FILE
 
 
@@ -51,7 +49,7 @@ def read_initial(run: RunConfig) -> Initial | None:
     """What `init_from` names, or None where it names nothing.
 
     Raises:
-        CheckpointError: there is none, it cannot be read, or it does not fit the run's model.
+        CheckpointError, ConversionError: there is none, it cannot be read, or it does not fit the run's model.
         DataError: its tokenizer cannot be used.
     """
     if run.init_from is None:
@@ -62,34 +60,26 @@ def read_initial(run: RunConfig) -> Initial | None:
 
 
 def _read(path: Path, run: RunConfig) -> Initial:
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such directory to start from")
-    if is_run_or_checkpoint(path):
-        saved = read_checkpoint(path)
-        return Initial(saved.run.model, {**saved.state.buffers, **saved.state.params}, saved.tokenizers)
-    checkpoint = _hugging_face(path)
-    found = load_tokenizer(str(path), run.tokenizer) if (path / FILE).is_file() else None
-    if found is None and not run.tokenizer.load:
+    checkpoint = read(_existing(path))
+    tokenizers = Tokenizers.of_files(checkpoint.files, run.tokenizer, str(path))
+    if tokenizers is None and not run.tokenizer.load:
         raise CheckpointError(f"{path}: has no {FILE}; name its tokenizer by the setting load of tokenizer")
-    return Initial(checkpoint.config, checkpoint.arrays, found and Tokenizers(found, found))
+    return Initial(checkpoint.config, checkpoint.arrays, tokenizers)
 
 
 def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:
     """What describes weights to start from: their model, and their tokenizers where these are ours.
 
     Raises:
-        CheckpointError: there are none.
+        CheckpointError, ConversionError: there are none.
     """
-    if is_run_or_checkpoint(path):
-        run = read_run_of(path)
+    if is_run_or_checkpoint(path) and (folder_of(path) / "run" / CONFIG).is_file():
+        run = read_run(folder_of(path) / "run")
         return run.model, run.tokenizer
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: there is no such directory to start from")
-    return _hugging_face(path).config, TokenizerConfig()
+    return read_config(_existing(path)), TokenizerConfig()
 
 
-def _hugging_face(path: Path) -> Checkpoint:
-    try:
-        return load(path)
-    except ConversionError as error:
-        raise CheckpointError(str(error)) from None
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise CheckpointError(f"{path}: there is no such file or directory to start from")
+    return path

@@ -1,9 +1,10 @@
 """From a run's config to what training needs: tokenizers, ids, shapes of batches, and the config with all sizes."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,12 @@ import numpy as np
 from ..configs.data import TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
+from ..convert.files import write_files
 from .buckets import Bucket, choose_buckets, count_batches
 from .corpus import DataError, read_pairs
 from .dataset import Batches, Counts, Encoded, Sides, encode_pairs
 from .pretrained import load_tokenizer
-from .tokenization import Tokenizer, train_tokenizer
+from .tokenization import FILE, Tokenizer, train_tokenizer
 
 Pairs = list[tuple[str, str]]
 Say = Callable[[str], None]
@@ -50,6 +52,22 @@ class Tokenizers(NamedTuple):
         """Those that `save` wrote into a directory. Raises: DataError where one is damaged."""
         names = next((names for names in (_JOINT, _SEPARATE) if (directory / names[0]).is_dir()), None)
         return names and cls.of([Tokenizer.load(directory / name) for name in names])
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes], config: TokenizerConfig, name: str) -> "Tokenizers | None":
+        """Those that a checkpoint holds; `config` names special tokens where the files do not.
+
+        Raises:
+            DataError: one is damaged; begins with `name`.
+        """
+        with TemporaryDirectory() as folder:
+            write_files(Path(folder), files)
+            try:
+                if (Path(folder) / _JOINT[0] / FILE).is_file():
+                    return cls.of([load_tokenizer(str(Path(folder) / _JOINT[0]), config)])
+                return cls.load(Path(folder)) if f"{_SEPARATE[0]}/{FILE}" in files else None
+            except DataError as error:
+                raise DataError(str(error).replace(folder, name)) from None
 
     @classmethod
     def of(cls, tokenizers: Sequence[Tokenizer]) -> "Tokenizers":

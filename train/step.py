@@ -19,9 +19,9 @@ from ..configs.training import TrainingConfig, check_trainable, describe_refusal
 from ..flax_transformer.dropout import DropoutKey
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import Buffer, at_least_float32, named_arrays
+from ..flax_transformer.reach import without_gradient
 from .losses import cross_entropy
 from .optimizers import clip, make_optimizer
-from .reach import without_gradient
 
 Arrays = Mapping[str, Array]
 

@@ -11,15 +11,13 @@ import numpy as np
 from ..configs.data import TokenizerConfig
 from ..configs.decoding import DecodingConfig
 from ..convert.checkpoint import Checkpoint
-from ..convert.checkpoint import load as load_directory
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.scoring import attention_maps, score
-from .checkpoints import CheckpointError, is_run_or_checkpoint, read_checkpoint
+from .checkpoints import CheckpointError
 from .corpus import DataError
+from .portable import read
 from .prepare import Tokenizers
-from .pretrained import load_tokenizer
-from .tokenization import FILE
 
 if TYPE_CHECKING:
     from .. import torch_reference
@@ -167,20 +165,13 @@ class Translator:
 
 
 def load(path: str | PathLike[str]) -> Translator:
-    """A trained model: a run or a checkpoint of one, or a Hugging Face directory of a family that `convert` knows.
+    """A trained model: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
 
     Raises:
         CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
     """
-    place = Path(path)
-    if is_run_or_checkpoint(place):
-        saved = read_checkpoint(place)
-        arrays = {name: np.asarray(a) for name, a in {**saved.state.buffers, **saved.state.params}.items()}
-        return Translator(Checkpoint(saved.run.model, arrays), saved.tokenizers, str(path))
-    checkpoint, tokenizer = load_directory(place), None
-    if (place / FILE).is_file():
-        tokenizer = load_tokenizer(str(place), TokenizerConfig())
-    return Translator(checkpoint, tokenizer and Tokenizers(tokenizer, tokenizer), str(path))
+    checkpoint = read(Path(path))
+    return Translator(checkpoint, Tokenizers.of_files(checkpoint.files, TokenizerConfig(), str(path)), str(path))
 
 
 def _filled(rows: Sequence[int], size: int) -> list[int]:

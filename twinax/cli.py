@@ -2,12 +2,9 @@
 
 import os
 import sys
-from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
-from os.path import isdir
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import tyro
 
@@ -17,50 +14,86 @@ from .usage import UsageError, one_line_errors
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
 
 
-def parity(model: tyro.conf.Positional[str] = "tiny", seed: int = 0) -> int:
-    """Prove that the Flax and the PyTorch twin of a model are one function.
+def parity(
+    model: tyro.conf.Positional[str] = "tiny",
+    other: tyro.conf.Positional[str | None] = None,
+    *,
+    src: str | None = None,
+    tgt: str | None = None,
+    seed: int = 0,
+    json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
+) -> int:
+    """Prove that the Flax and the PyTorch twin of a model are one function, or that two checkpoints are.
 
-    The model is a random one of a preset's size, or that of a local Hugging Face directory (Marian, BART, mBART,
-    M2M100, Pegasus); then both twins are compared with `transformers` too. Prints the ladder as a table: for every rung
-    the worst float64 difference, and in float32 and bfloat16 the ratio of the twins' errors. Exits with 0 where every
-    rung holds, else with 1.
+    Prints the ladder as a table: for every rung the worst float64 difference, and in float32 and bfloat16 the ratio of
+    the twins' errors. A Hugging Face directory is compared with `transformers` too. Of two checkpoints PyTorch computes
+    the first and Flax the second. Exits with 0 where every rung holds, else with 1.
 
     Example: twinax parity tiny
 
     Args:
-        model: a preset (tiny, small, base, big), or a directory with config.json and weights. tiny takes seconds; base
-            and big take minutes and gigabytes.
-        seed: seed of the random sentences, and of a preset's random weights.
+        model: a preset (tiny, small, base, big), whose weights are random, or any checkpoint: run, Hugging Face
+            directory, .pt, .safetensors. tiny takes seconds; base and big take minutes and gigabytes.
+        other: a second checkpoint.
+        src: text file, a sentence a line (.gz too), to compare on; none: random tokens.
+        tgt: its translations; none: the model's own.
+        seed: seed of random tokens and weights, and of the order of sentences.
+        json_file: file to write the same to, as JSON.
     """
     if seed < 0:
         raise UsageError(f"--seed {seed}: must be at least 0")
-    show_ladder = import_module("twinax.parity_tests.report").show_ladder
-    return 0 if show_ladder(f"twinax parity {model} --seed {seed}", seed=seed, **_model_of(model)) else 1
+    with one_line_errors():
+        equal = import_module("twinax.parity_command").prove(model, other, src, tgt, seed, json_file)
+    return 0 if equal else 1
 
 
-def _model_of(model: str) -> dict[str, Any]:
-    """Arguments of the ladder for a preset's name or a directory."""
-    configs, presets = import_module("twinax.configs"), import_module("twinax.configs.presets").PRESETS
-    if model in presets:
-        return {"config": configs.TransformerConfig.preset(model)}
-    if not isdir(model):
-        near = get_close_matches(model, presets, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a directory{hint}")
-    convert = import_module("twinax.convert")
-    try:
-        checkpoint = convert.load(model)
-    except convert.ConversionError as error:
-        raise UsageError(str(error)) from None
-    found = {"config": checkpoint.config, "arrays": checkpoint.arrays}
-    if find_spec("transformers") is None:
-        print("twinax: transformers is not installed: the twins are compared with each other only", file=sys.stderr)
-        return found
-    try:
-        oracle = import_module("twinax.parity_tests.transformers_oracle").load_oracle(model, checkpoint)
-    except Exception as error:  # whatever it is, it says that transformers does not take the directory
-        raise UsageError(f"{model}: transformers cannot load it: {' '.join(str(error).split())[:300]}") from None
-    return {**found, "oracle": oracle, "oracle_name": "transformers"}
+def convert(
+    src: tyro.conf.Positional[str],
+    dst: tyro.conf.Positional[str],
+    *,
+    layout: str = "twinax",
+    weights_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    config: str | None = None,
+) -> int:
+    """Write a checkpoint in another form: the weights bit for bit, with config, tokenizer and optimiser.
+
+    The name says the form: a .pt file of PyTorch, a .safetensors file, else a directory: of a Hugging Face family where
+    --layout names one, else a checkpoint as runs have them. What was written is read again and compared.
+
+    Example: twinax convert runs/de_en model.pt
+
+    Args:
+        src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
+        dst: what to write; must not exist.
+        layout: names in it: twinax; torch_nn (files, torch.nn.Transformer's); marian, bart, mbart, m2m100, pegasus
+            (directories).
+        weights_only: leave the optimiser and the run out.
+        config: config of a file of bare tensors: a JSON file, or a checkpoint of such a model.
+    """
+    with one_line_errors():
+        command = import_module("twinax.convert_command").convert_checkpoint
+        return command(Path(src), Path(dst), layout, weights_only, config)
+
+
+def inspect(
+    path: tyro.conf.Positional[str],
+    *,
+    tensors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
+) -> int:
+    """Print what is in a checkpoint: form, layout, config, counts, number types, ties, training, checksum.
+
+    The checksum is of the weights by their Flax names: it is the same in every form and layout.
+
+    Example: twinax inspect runs/de_en
+
+    Args:
+        path: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
+        tensors: list every array with its checksum.
+        json_file: file to write all of it to, as JSON.
+    """
+    with one_line_errors():
+        return import_module("twinax.convert_command").inspect_checkpoint(Path(path), tensors, json_file)
 
 
 def train() -> int:
@@ -103,8 +136,8 @@ def main() -> None:
     try:
         if len(sys.argv) > 1 and sys.argv[1] in _OWN_FLAGS:
             sys.exit(_OWN_FLAGS[sys.argv[1]]())
-        others = {function.__name__: function for function in (translate, evaluate, score, parity, demo)}
-        commands = {**_OWN_FLAGS, **others}
+        others = (translate, evaluate, score, parity, convert, inspect, demo)
+        commands = {**_OWN_FLAGS, **{function.__name__: function for function in others}}
         sys.exit(tyro.extras.subcommand_cli_from_dict(commands, prog="twinax", description=_DESCRIPTION))
     except UsageError as error:
         print(f"twinax: {error}", file=sys.stderr)

@@ -3,9 +3,8 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -142,10 +141,7 @@ def _show(translator: Translator, out: Path, console: Console) -> None:
 
 def _through_pytorch(translator: Translator, path: Path) -> tuple[int, int]:
     """(arrays that are the same to the bit after PyTorch has saved and loaded them, all)."""
-    import torch
-
-    torch.save(translator.torch.state_dict(), path)
-    back: dict[str, Any] = dict(convert.to_params(torch.load(path, weights_only=True), translator.config))
-    ours = translator.checkpoint.arrays
-    equal = sum(name in back and np.asarray(back[name]).tobytes() == array.tobytes() for name, array in ours.items())
-    return equal, len(ours)
+    path.unlink(missing_ok=True)  # of an earlier demo
+    convert.save(translator.checkpoint, path)
+    ours, back = translator.checkpoint.tensors, convert.load(path).tensors
+    return sum(name in back and back[name].tobytes() == array.tobytes() for name, array in ours.items()), len(ours)

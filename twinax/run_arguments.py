@@ -13,7 +13,7 @@ from twinax.configs.run import RunConfig, differences
 from twinax.configs.runs import RUNS, run_preset
 from twinax.configs.validation import ConfigError
 
-from .usage import UsageError
+from .usage import UsageError, one_line_errors
 
 # Names without what they belong to, for what every run needs.
 _SHORT = {f"--{f.name.replace('_', '-')}": f"--corpus.{f.name.replace('_', '-')}" for f in fields(CorpusConfig)}
@@ -106,14 +106,10 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
 
 def _settings_of(path: str) -> Any:
     """The model's and the tokenizers' settings of trained weights, so that flags change these and not others."""
-    from twinax.train.checkpoints import CheckpointError
-    from twinax.train.corpus import DataError
     from twinax.train.initial import settings_of
 
-    try:
+    with one_line_errors():
         return settings_of(Path(path))
-    except (CheckpointError, DataError) as error:
-        raise UsageError(str(error)) from None
 
 
 def _command(base: RunConfig | None, plot: bool) -> Any:

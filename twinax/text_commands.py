@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -34,7 +34,7 @@ def translate(
     Example: twinax translate runs/de_en input.de > output.en
 
     Args:
-        checkpoint: a run, a checkpoint of one, or a Hugging Face directory with tokenizer.json.
+        checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
         source: text file, a sentence a line (.gz too); none: standard input.
         beam_size: hypotheses that are kept in the search; 1 is greedy.
         n_best: translations of a line; with more than one, each line begins with the number of its source and a tab.
@@ -80,7 +80,7 @@ def evaluate(
     beam_size: int = 5,
     length_exponent: float = 1.0,
     tokenize: str = "13a",
-    json_file: str | None = None,
+    json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
     output: str | None = None,
     framework: Framework = "flax",
 ) -> int:
@@ -89,7 +89,7 @@ def evaluate(
     Example: twinax evaluate runs/de_en --src test.de --tgt test.en
 
     Args:
-        checkpoint: a run, a checkpoint of one, or a Hugging Face directory with tokenizer.json.
+        checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
         src: text file, a sentence a line (.gz too).
         tgt: its reference translations.
         beam_size: hypotheses that are kept in the search; 1 is greedy.
@@ -132,7 +132,7 @@ def score(checkpoint: tyro.conf.Positional[str], *, src: str, tgt: str, framewor
     Example: twinax score runs/de_en --src test.de --tgt test.en
 
     Args:
-        checkpoint: a run, a checkpoint of one, or a Hugging Face directory with tokenizer.json.
+        checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
         src: text file, a sentence a line (.gz too).
         tgt: its translations.
         framework: which twin computes.

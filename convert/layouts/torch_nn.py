@@ -4,6 +4,8 @@
 those are the caller's.
 """
 
+import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,8 +18,19 @@ from ...configs.schema import TransformerConfig
 from ..arrays import from_torch, to_torch_tensor
 from ..port import flax_specs
 from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, ConversionError, Rule, Spec, Transform, target_specs, translate
+from .hugging_face import canonical
 
 _QKV = ("q_proj", "k_proj", "v_proj")
+# Fields of what is around encoder and decoder, and those that change no value of a function in evaluation.
+_OUTSIDE = (
+    *("max_length", "shared_embeddings", "embedding_norm", "embedding_scale", "embedding_padding", "decoder_start"),
+    *("positions", "position_counting", "position_offset", "position_table_length"),
+    *("tied_output", "output_bias", "logit_scale", "output_activation"),
+    *("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout"),
+    *("encoder_layerdrop", "decoder_layerdrop", "dropout_generator", "linear_init", "embedding_init"),
+    *("pad_id", "bos_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id"),
+    *("score_scaling", "compute_dtype"),
+)
 # (sublayer of ours, its norm here) -> (theirs, its norm there), a layer
 _ENCODER = {"self_attention": ("self_attn", "norm1"), "feed_forward": ("", "norm2")}
 _DECODER = {
@@ -39,20 +52,21 @@ def attention_rules(ours: str, theirs: str, bias: bool) -> list[Rule]:
     return rules
 
 
-def transformer_rules(fields: dict[str, Any]) -> list[Rule]:
-    """Rules of a whole `torch.nn.Transformer` with these config fields, from our names to its."""
+def transformer_rules(fields: dict[str, Any], prefix: str = "") -> list[Rule]:
+    """Rules of a whole `torch.nn.Transformer` with these config fields, from our names to its, after a prefix."""
     bias, rules = fields["ffn_bias"], []
     stacks = (("encoder", fields["num_encoder_layers"], _ENCODER), ("decoder", fields["num_decoder_layers"], _DECODER))
     for stack, num_layers, table in stacks:
         for layer in (f"{stack}.layers.{i}." for i in range(num_layers)):
+            there = f"{prefix}{layer}"
             for sublayer, (theirs, norm) in table.items():
-                rules += _norm(f"{layer}{sublayer}_residual.norm", f"{layer}{norm}", bias)
+                rules += _norm(f"{layer}{sublayer}_residual.norm", f"{there}{norm}", bias)
                 if theirs:
-                    rules += attention_rules(f"{layer}{sublayer}.", f"{layer}{theirs}.", bias)
-            rules += _linear(f"{layer}feed_forward.inner_proj", f"{layer}linear1", bias)
-            rules += _linear(f"{layer}feed_forward.outer_proj", f"{layer}linear2", bias)
+                    rules += attention_rules(f"{layer}{sublayer}.", f"{there}{theirs}.", bias)
+            rules += _linear(f"{layer}feed_forward.inner_proj", f"{there}linear1", bias)
+            rules += _linear(f"{layer}feed_forward.outer_proj", f"{there}linear2", bias)
         if fields["final_norm"]:
-            rules += _norm(f"{stack}.final_norm", f"{stack}.norm", bias)
+            rules += _norm(f"{stack}.final_norm", f"{prefix}{stack}.norm", bias)
     return rules
 
 
@@ -64,6 +78,49 @@ def read_transformer(module: nn.Transformer) -> tuple[dict[str, Any], dict[str, 
     """
     fields = _transformer_fields(module)
     return fields, _read(module, transformer_rules(fields), _specs(fields, ("encoder.", "decoder.")))
+
+
+def fields_of(config: TransformerConfig) -> dict[str, Any]:
+    """The config fields of the `torch.nn.Transformer` that a model of this config has in its middle.
+
+    Raises:
+        ConversionError: lists every field in which none is like it.
+    """
+    config = canonical(config)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of its fast path, which no parameter depends on
+            module = nn.Transformer(
+                config.d_model,
+                config.num_heads,
+                config.num_encoder_layers,
+                config.num_decoder_layers,
+                config.d_ff,
+                norm_first=config.norm_placement == "pre",
+                layer_norm_eps=config.norm_eps,
+                bias=config.ffn_bias,
+                device="meta",
+                dtype=getattr(torch, config.param_dtype),
+            )
+    except AssertionError as error:  # d_model that its heads do not divide
+        raise ConversionError(f"torch.nn.Transformer has no such model: {error}") from None
+    known: dict[str, Any] = {name: function for function, name in _ACTIVATIONS.items()}
+    known["gelu_tanh"] = nn.GELU("tanh")
+    layers: list[Any] = [*module.encoder.layers, *module.decoder.layers]
+    for layer in layers:
+        layer.activation = known[config.activation]
+    if not config.final_norm:
+        module.encoder.norm = module.decoder.norm = None
+    fields = _transformer_fields(module)
+    sizes = {"src_vocab_size": config.src_vocab_size, "tgt_vocab_size": config.tgt_vocab_size}
+    like = TransformerConfig(**sizes, **fields).replace(**{name: getattr(config, name) for name in _OUTSIDE})
+    problems = [
+        f"{name}={getattr(config, name)!r}: there it is {getattr(like, name)!r}"
+        for name in (f.name for f in dataclasses.fields(config))
+        if getattr(config, name) != getattr(like, name)
+    ]
+    if problems:
+        raise ConversionError("torch.nn.Transformer has no such model:\n  " + "\n  ".join(problems))
+    return fields
 
 
 def write_transformer(arrays: Mapping[str, np.ndarray], fields: dict[str, Any]) -> dict[str, torch.Tensor]:

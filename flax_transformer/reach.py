@@ -8,8 +8,8 @@ from flax import nnx
 from jax.extend.core import Literal as ConstantInJaxpr
 
 from ..configs.schema import TransformerConfig
-from ..flax_transformer.model import Transformer
-from ..flax_transformer.module import Buffer, named_arrays
+from .model import Transformer
+from .module import Buffer, named_arrays
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,54 @@
+"""Checkpoints in files and directories of others: which form a path has, and what reads and writes it."""
+
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from ..configs.schema import TransformerConfig
+from .checkpoint import Checkpoint
+from .file_layouts import FILE_LAYOUTS
+from .hugging_face import LAYOUTS, read_directory, write_hugging_face
+from .rules import ConversionError
+from .single_file import SUFFIXES, read_file, write_file
+
+
+def load(path: str | PathLike[str], config: TransformerConfig | None = None) -> Checkpoint:
+    """The checkpoint in a Hugging Face directory, a .pt or a .safetensors file.
+
+    `config` is that of a file which has none: bare tensors by the names of `torch_reference` or `torch.nn.Transformer`.
+
+    Raises:
+        ConversionError: there is none, it is damaged, of a family or setting that twinax does not know, or has no
+            config.
+    """
+    place = Path(path)
+    if place.is_file() and place.suffix in SUFFIXES:
+        return read_file(place, config)
+    if place.is_file():
+        raise ConversionError(f"{place}: is no checkpoint; a file's name ends in {', '.join(SUFFIXES)}")
+    if not place.is_dir():
+        raise ConversionError(f"{place}: there is no such file or directory")
+    return read_directory(place)
+
+
+def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "twinax") -> None:
+    """Writes what `load` reads: a directory for a family's layout, else a file; whole or not at all.
+
+    What a training goes on from is held by files of layout twinax alone.
+
+    Raises:
+        ConversionError: the layout has no such model or no such form, something is there already, or the disk refuses.
+    """
+    place = Path(path)
+    if layout in FILE_LAYOUTS and place.suffix in SUFFIXES:
+        # the state of `torch.optim` counts parameters, and those of a `torch.nn.Transformer` are other ones
+        write_file(checkpoint if layout == "twinax" else replace(checkpoint, training=None), place, layout)
+    elif layout in FILE_LAYOUTS:
+        raise ConversionError(f"{place}: a file of layout {layout} needs a name that ends in {', '.join(SUFFIXES)}")
+    elif layout in LAYOUTS and place.suffix in SUFFIXES:
+        raise ConversionError(f"{place}: {layout} is the layout of a directory; give a name without {place.suffix}")
+    elif layout in LAYOUTS:
+        write_hugging_face(checkpoint, place, layout)
+    else:
+        known = ", ".join((*FILE_LAYOUTS, *LAYOUTS))
+        raise ConversionError(f"layout={layout!r}: there is no such layout; known are {known}")

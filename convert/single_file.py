@@ -1,0 +1,185 @@
+"""A whole checkpoint in one file: PyTorch's .pt, or .safetensors.
+
+A .pt is a dict: `model` (a state dict), `config`, `layout`, `files` (of tokenizers) and, of a training, `optimizer` (a
+state dict of `torch.optim`), `run`, `update`, `seed`, `position`. A .safetensors has the same in its metadata, and the
+optimiser's arrays as `optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME` beside the weights.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors.numpy
+
+from ..configs.run import RunConfig
+from ..configs.schema import TransformerConfig
+from .arrays import to_torch_tensor
+from .checkpoint import Checkpoint, Training
+from .file_layouts import from_named, layout_of, to_named
+from .files import new_file, read_safetensors, read_torch, to_arrays
+from .optimizer import from_torch_optimizer, to_torch_optimizer
+from .rules import ConversionError
+
+SUFFIXES = (".pt", ".pth", ".safetensors")
+_VERSION = 1
+_MARK = "twinax_file_version"
+_METADATA = "twinax"  # in a safetensors file's metadata, which is texts
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_WRAPPERS = ("model", "state_dict", "model_state_dict")  # where people put a state dict
+
+
+def write_file(checkpoint: Checkpoint, path: Path, layout: str) -> None:
+    """Writes a new file, whole or not at all.
+
+    Raises:
+        ConversionError: the layout has no such model, the arrays are not the config's, the file exists, or the disk
+            refuses.
+    """
+    model = to_named(checkpoint.arrays, checkpoint.config, layout)
+    about = _describe(checkpoint, layout)
+    if path.suffix == ".safetensors":
+        _write_safetensors(checkpoint, path, model, about)
+    else:
+        _write_torch(checkpoint, path, model, about)
+
+
+def read_file(path: Path, config: TransformerConfig | None = None) -> Checkpoint:
+    """The checkpoint in a file. `config` is that of bare tensors, of a file that `write_file` did not write.
+
+    Raises:
+        ConversionError: the file is damaged, has no config, or its arrays are not the config's.
+    """
+    return read_parts(path).checkpoint(config)
+
+
+def read_parts(path: Path) -> "Parts":
+    """What a file holds. Raises: ConversionError where it is damaged."""
+    return Parts(path, _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path))
+
+
+class Parts(NamedTuple):
+    """What a file holds: `model`, arrays by the file's names, and where twinax wrote it the rest."""
+
+    path: Path
+    found: Mapping[str, Any]
+
+    @property
+    def bare(self) -> bool:
+        """Whether it is tensors alone."""
+        return _MARK not in self.found
+
+    @property
+    def layout(self) -> str:
+        """Of its weights. Raises: ConversionError where it is none that twinax knows."""
+        try:
+            return layout_of(self.found["model"]) if self.bare else self.found["layout"]
+        except ConversionError as error:
+            raise ConversionError(f"{self.path}: {error}") from None
+
+    def checkpoint(self, config: TransformerConfig | None = None) -> Checkpoint:
+        """All of it. Raises: ConversionError where there is no config, or the arrays are not the config's."""
+        try:
+            return _bare(self.found, config) if self.bare else _checkpoint(self.found)
+        except ConversionError as error:
+            raise ConversionError(f"{self.path}: {error}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ConversionError(f"{self.path}: is not as twinax writes it: {reason}") from None
+
+
+def _describe(checkpoint: Checkpoint, layout: str) -> dict[str, Any]:
+    """What stands beside the arrays, as JSON has it."""
+    about: dict[str, Any] = {_MARK: _VERSION, "layout": layout, "config": checkpoint.config.to_dict()}
+    if checkpoint.layout is not None:
+        documents = {name: dict(document) for name, document in checkpoint.documents.items()}
+        about["source"] = {"layout": checkpoint.layout, "documents": documents}
+    if (training := checkpoint.training) is not None:
+        about |= {"run": training.run.to_dict(), "update": training.update, "seed": training.seed}
+        about |= {"position": list(training.position), "optimizer_updates": training.count}
+    return json.loads(json.dumps(about))  # tuples become lists, as they will be read
+
+
+def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], about: dict[str, Any]) -> None:
+    import torch
+
+    tensors = {"model": model, "unused": checkpoint.unused}
+    content = about | {part: {n: to_torch_tensor(a) for n, a in arrays.items()} for part, arrays in tensors.items()}
+    content["files"] = dict(checkpoint.files)
+    if checkpoint.training is not None:
+        content["optimizer"] = to_torch_optimizer(checkpoint.training, checkpoint.to_torch())
+    with new_file(path) as temporary:
+        torch.save(content, temporary)
+
+
+def _write_safetensors(
+    checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], about: dict[str, Any]
+) -> None:
+    arrays = {**model, **{f"unused.{name}": a for name, a in checkpoint.unused.items()}}
+    for key in _MOMENTS if checkpoint.training is not None else ():
+        moments = to_named(getattr(checkpoint.training, key), checkpoint.config, about["layout"], trained_only=True)
+        arrays |= {f"optimizer.{key}.{name}": a for name, a in moments.items()}
+    files = {name: base64.b64encode(content).decode() for name, content in checkpoint.files.items()}
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    with new_file(path) as temporary:
+        metadata = {"format": "pt", _METADATA: json.dumps(about | {"files": files})}
+        safetensors.numpy.save_file(whole, temporary, metadata=metadata)
+
+
+def _read_torch(path: Path) -> dict[str, Any]:
+    found = read_torch(path)
+    if isinstance(found, dict) and _MARK in found:
+        return found | {part: to_arrays(found.get(part), path) for part in ("model", "unused")}
+    wrapped = [found[name] for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
+    return {"model": to_arrays(wrapped[0] if wrapped else found, path)}
+
+
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    arrays, texts = read_safetensors(path)
+    if _METADATA not in texts:
+        return {"model": arrays}
+    try:
+        found = json.loads(texts[_METADATA])
+        found["files"] = {name: base64.b64decode(text) for name, text in found["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConversionError(f"{path}: its metadata are not as twinax writes them: {error}") from None
+    for part in ("unused", *(f"optimizer.{key}" for key in _MOMENTS)):
+        names = [name for name in arrays if name.startswith(f"{part}.")]
+        found[part] = {name.removeprefix(f"{part}."): arrays.pop(name) for name in names}
+    return found | {"model": arrays}
+
+
+def _bare(found: Mapping[str, Any], config: TransformerConfig | None) -> Checkpoint:
+    arrays = found["model"]
+    if config is None:
+        raise ConversionError(
+            f"holds {len(arrays)} bare tensors and no config; `twinax convert` with --config makes a checkpoint of "
+            "them; of a Hugging Face directory give the directory"
+        )
+    config = config.replace(param_dtype=str(next(iter(arrays.values())).dtype))
+    return Checkpoint(config, from_named(arrays, config, layout_of(arrays)))
+
+
+def _checkpoint(found: Mapping[str, Any]) -> Checkpoint:
+    if found[_MARK] != _VERSION:
+        raise ConversionError(f"{_MARK}={found[_MARK]!r}: this twinax reads version {_VERSION}")
+    config, source = TransformerConfig.from_dict(found["config"]), found.get("source") or {}
+    arrays = from_named(found["model"], config, found["layout"])
+    kept = source.get("layout"), source.get("documents", {}), found["unused"], found["files"]
+    checkpoint = Checkpoint(config, arrays, *kept)
+    return checkpoint if "run" not in found else _with_training(checkpoint, found)
+
+
+def _with_training(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Checkpoint:
+    run, position = RunConfig.from_dict(found["run"]), found["position"]
+    if "optimizer" in found:
+        count, *moments = from_torch_optimizer(found["optimizer"], run, checkpoint.to_torch())
+    else:
+        named = (found[f"optimizer.{key}"] for key in _MOMENTS)
+        moments = [from_named(a, checkpoint.config, found["layout"], trained_only=True) for a in named]
+        count = found["optimizer_updates"]
+    training = Training(run, found["update"], found["seed"], (position[0], position[1]), count, *moments)
+    return replace(checkpoint, training=training)

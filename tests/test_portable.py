@@ -1,0 +1,332 @@
+"""Checkpoints between forms and layouts: what comes back, who else can read it, and what is refused."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import twinax
+from twinax import TransformerConfig, convert
+from twinax.configs.data import CorpusConfig
+from twinax.configs.run import RunConfig
+from twinax.configs.training import TrainingConfig
+from twinax.convert import Checkpoint, files
+from twinax.convert.checkpoint import Training
+from twinax.convert.port import flax_specs
+from twinax.parity_tests.conversion import VARIANTS, changes, random_model
+from twinax.parity_tests.functions import random_arrays
+from twinax.torch_reference.optimizers import make_optimizer
+from twinax.train import portable
+from twinax.train.checkpoints import read_checkpoint
+
+STORED = Path(__file__).parent / "checkpoints" / "v1"
+FORMS = ("x.pt", "x.safetensors", "x")
+
+
+def same(one, other):
+    return {n: (a.dtype, a.shape, a.tobytes()) for n, a in one.tensors.items()} == {
+        n: (a.dtype, a.shape, a.tobytes()) for n, a in other.tensors.items()
+    }
+
+
+def training_of(config, seed):
+    """A training in its middle, with moments of a size each."""
+    rng = np.random.default_rng(seed)
+    optimizer, decayed = [("adam", "all"), ("adamw", "matrices")][seed % 2]
+    run = RunConfig(
+        corpus=CorpusConfig(src="a", tgt="b"),
+        model=config,
+        training=TrainingConfig(optimizer=optimizer, decayed=decayed, weight_decay=0.01),
+    )
+    specs = flax_specs(config, trained_only=True)
+    moments = ({n: rng.uniform(0, 1, s.shape).astype(s.dtype) for n, s in specs.items()} for _ in range(2))
+    return Training(run, 30, seed, (2, 5), 29, *moments)
+
+
+SETTINGS = [
+    {},
+    {"tied_output": True, "positions": "learned", "activation": "gelu_tanh", "output_bias": "stored"},
+    {"norm_placement": "pre", "final_norm": True, "ffn_bias": False, "norm_bias": False, "output_bias": "none"}
+    | dict.fromkeys(("q_proj_bias", "k_proj_bias", "v_proj_bias", "out_proj_bias"), False),
+    {"norm": "rms_norm", "head_dim": 7, "v_head_dim": 5, "decoder_d_ff": 11},
+]
+
+
+@settings(max_examples=30)
+@given(
+    fields=st.sampled_from(SETTINGS),
+    dtype=st.sampled_from(["float32", "float64", "bfloat16"]),
+    seed=st.integers(0, 9),
+    forms=st.lists(st.sampled_from(FORMS), min_size=1, max_size=3),
+    in_training=st.booleans(),
+    kept=st.sampled_from([{}, {"tokenizer/a": b"\x00\xff"}]),
+)
+def test_any_way_through_the_forms_gives_the_same_bytes(
+    fields, dtype, seed, forms, in_training, kept, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("forms")
+    sizes = {"d_model": 8, "num_heads": 2, "head_dim": None, "v_head_dim": None, "d_ff": 6} | fields
+    sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "param_dtype": dtype}
+    config = TransformerConfig.preset("tiny", **sizes)
+    training = training_of(config, seed) if in_training else None
+    first = Checkpoint(config, random_arrays(config, seed), files=kept, training=training)
+    found = first
+    for i, form in enumerate(forms):
+        portable.write(found, folder / f"{i}{form}")
+        found = portable.read(folder / f"{i}{form}")
+    assert same(found, first)
+    assert (found.config, found.files) == (first.config, first.files)
+    if training is not None:
+        expected = replace(training, exp_avg={}, exp_avg_sq={})
+        assert replace(found.training, exp_avg={}, exp_avg_sq={}) == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_hugging_face_directory_comes_back_through_every_form(name, tmp_path):
+    layout = VARIANTS[name][0]
+    random_model(name).save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "source.spm").write_bytes(b"\x00\xff")
+    (tmp_path / "hf" / "notes.txt").write_text("not ours")
+    place = tmp_path / "hf"
+    for form in FORMS:
+        portable.write(portable.read(place), tmp_path / form)
+        place = tmp_path / form
+    portable.write(portable.read(place), tmp_path / "back", layout)
+    assert changes(tmp_path / "hf", tmp_path / "back") == []
+    assert (tmp_path / "back" / "source.spm").read_bytes() == b"\x00\xff"
+    assert not (tmp_path / "back" / "notes.txt").exists()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The stored checkpoint in every form."""
+    folder = tmp_path_factory.mktemp("stored")
+    for form in FORMS:
+        portable.write(portable.read(STORED), folder / form)
+    portable.write(portable.read(STORED), folder / "nn.pt", "torch_nn")
+    portable.write(portable.read(STORED), folder / "nn.safetensors", "torch_nn")
+    return folder
+
+
+@pytest.mark.parametrize("form", [*FORMS, "nn.pt", "nn.safetensors"])
+def test_every_form_translates(stored, form):
+    assert twinax.load(stored / form).translate(["a b c", "h e"]) == ["A B C", "H E"]
+
+
+def test_pytorch_reads_the_torch_file_alone(stored):
+    found = torch.load(stored / "x.pt", weights_only=True)
+    model = twinax.torch_reference.Transformer(TransformerConfig.from_dict(found["config"]))
+    model.load_state_dict(found["model"])
+    run = RunConfig.from_dict(found["run"])
+    optimizer = make_optimizer(model, run.training)
+    optimizer.load_state_dict(found["optimizer"])
+    saved = read_checkpoint(STORED)
+    expected = convert.to_optimizer_state(saved.state.optimizer, model, make_optimizer(model, run.training))
+    assert str(found["optimizer"]) == str(expected)
+    assert len(found["optimizer"]["state"]) == len(list(model.parameters()))
+    assert (found["update"], found["position"]) == (600, [120, 0])
+
+
+def test_safetensors_reads_the_other_file_alone(stored):
+    tensors = safetensors.torch.load_file(stored / "x.safetensors")
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
+    model = twinax.torch_reference.Transformer(portable.read(STORED).config)
+    model.load_state_dict(weights)
+    assert len(tensors) - len(weights) == 2 * len(list(model.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_torch_nn_transformer_reads_its_part(stored):
+    """And computes the same: its encoder of ours, with our embeddings."""
+    checkpoint = portable.read(STORED)
+    config, twin = checkpoint.config, checkpoint.to_torch().eval()
+    sizes = (config.num_encoder_layers, config.num_decoder_layers, config.d_ff)
+    module = nn.Transformer(config.d_model, config.num_heads, *sizes, norm_first=True, batch_first=True).eval()
+    tensors = safetensors.torch.load_file(stored / "nn.safetensors")
+    prefix = "transformer."
+    module.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+    src = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]])
+    with torch.no_grad():
+        _, found = twinax.torch_reference.activations(twin, src, src)
+        expected = module.encoder(found["src_input.output"], src_key_padding_mask=src == config.pad_id)
+    keep = src != config.pad_id
+    torch.testing.assert_close(found["encoder.output"][keep], expected[keep], rtol=1e-5, atol=1e-5)
+
+
+def test_bare_tensors_need_a_config(command, stored, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = portable.read(STORED).to_torch()
+    torch.save(model.state_dict(), "bare.pt")
+    torch.save({"epoch": 3, "model_state_dict": model.state_dict()}, "wrapped.pth")
+    nn_tensors = safetensors.torch.load_file(stored / "nn.safetensors")
+    safetensors.torch.save_file(nn_tensors, "bare.safetensors")
+    code, out, err = command("translate", "bare.pt")
+    assert (code, out) == (2, "")
+    assert "bare tensors and no config; `twinax convert` with --config makes a checkpoint of them" in err
+    Path("config.json").write_text(model.config.to_json())
+    for name, config in (("bare.pt", "config.json"), ("wrapped.pth", STORED), ("bare.safetensors", stored / "x")):
+        assert command("convert", name, f"{name}.pt", "--config", config)[0] == 0
+        assert portable.read(Path(f"{name}.pt")).config == model.config
+        np.testing.assert_equal(dict(portable.read(Path(f"{name}.pt")).arrays), dict(portable.read(STORED).arrays))
+    code, out, _ = command("inspect", "bare.safetensors")
+    assert (code, "torch_nn" in out, "bare tensors, no config" in out) == (0, True, True)
+
+
+def test_convert_says_what_it_did(command, tmp_path):
+    code, out, _ = command("convert", STORED, tmp_path / "a.pt")
+    text = " ".join(out.replace("│", " ").split())
+    assert code == 0
+    assert "50 arrays, 1,844 numbers: all came back equal to the bit" in text
+    assert "adam after 600 updates: came back equal to the bit" in text
+    code, out, _ = command("convert", tmp_path / "a.pt", tmp_path / "b", "--weights-only")
+    assert (code, "left out" in out) == (0, False)
+    assert portable.read(tmp_path / "b").training is None
+    code, out, _ = command("convert", STORED, tmp_path / "c.pt", "--layout", "torch_nn")
+    assert (code, "left out, with the run and its 600 updates" in " ".join(out.split())) == (0, True)
+
+
+def test_convert_sees_what_came_back_different(command, tmp_path, monkeypatch):
+    right = portable.write
+
+    def wrong(checkpoint, path, layout):
+        arrays = {name: a.T if name.endswith("q_proj.kernel") else a for name, a in checkpoint.arrays.items()}
+        right(replace(checkpoint, arrays=arrays), path, layout)
+
+    monkeypatch.setattr(portable, "write", wrong)
+    code, out, _ = command("convert", STORED, tmp_path / "a.pt")
+    assert (code, "came back DIFFERENT, as decoder.layers.0.cross_attention.q_proj.kernel" in _flat(out)) == (1, True)
+
+
+def _flat(out):
+    return " ".join(out.replace("│", " ").split())
+
+
+def test_inspect_gives_one_checksum_in_every_form(command, stored, tmp_path, monkeypatch):
+    sums = set()
+    monkeypatch.setenv("COLUMNS", "160")
+    for form in (*FORMS, "nn.pt", "nn.safetensors"):
+        code, out, _ = command("inspect", stored / form, "--tensors", "--json", tmp_path / "i.json")
+        found = json.loads((tmp_path / "i.json").read_text())
+        assert (code, found["trained parameters"], found["layout"]) == (0, 1716, ("twinax", "torch_nn")["nn" in form])
+        assert ("training" in found) == ("nn" not in form)
+        assert len(found["tensors"]) == sum(found["number types"].values())
+        assert "q_proj" in out
+        sums.add(found["sha256 of weights"])
+    assert len(sums) == 1
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    """In a process that may write 8 kB a file."""
+    code = f"""
+import resource, sys
+from twinax import cli
+sys.argv = ["twinax", "convert", {str(STORED)!r}, sys.argv[1]]
+resource.setrlimit(resource.RLIMIT_FSIZE, (8000, {resource.RLIM_INFINITY}))
+cli.main()
+"""
+    for form in ("x.pt", "x.safetensors"):
+        done = subprocess.run([sys.executable, "-c", code, tmp_path / form], capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith(f"twinax: {tmp_path / form}: cannot be written: ")
+        assert len(done.stderr.splitlines()) == 1
+        assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_replaced_by_one_who_comes_second(tmp_path, monkeypatch):
+    checkpoint, sync = portable.read(STORED), files._sync
+
+    def other(path):
+        (tmp_path / "x.pt").write_text("theirs")
+        sync(path)
+
+    monkeypatch.setattr(files, "_sync", other)
+    with pytest.raises(convert.ConversionError, match=r"x\.pt: exists; give another name"):
+        portable.write(checkpoint, tmp_path / "x.pt")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]
+    assert (tmp_path / "x.pt").read_text() == "theirs"
+
+
+class Code:
+    def __reduce__(self):
+        return os.system, ("touch was_run",)
+
+
+def damage(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edit_torch(path, **changes):
+    torch.save(torch.load(path, weights_only=True) | changes, path)
+
+
+WRONG = {  # what -> (arguments after the command's name, what is said)
+    "no checkpoint": (("inspect", "nowhere"), "nowhere: there is no such file or directory"),
+    "a file of another kind": (("inspect", "text.txt"), "text.txt: is no checkpoint; a file's name ends in .pt, .pth"),
+    "an empty directory": (("convert", "empty", "y.pt"), "empty: has no config.json"),
+    "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a whole PyTorch file"),
+    "truncated safetensors": (("inspect", "half.safetensors"), "half.safetensors: not a whole safetensors file"),
+    "code": (("convert", "code.pt", "y.pt"), "code.pt: damaged, or holds more than tensors; none of its code was run"),
+    "names of nobody": (("inspect", "names.pt"), "names.pt: its 1 tensors (a) are in no layout that twinax knows"),
+    "another version": (("inspect", "later.pt"), "later.pt: twinax_file_version=9: this twinax reads version 1"),
+    "a part missing": (("inspect", "part.pt"), "part.pt: 1 arrays do not fit the model"),
+    "another optimizer": (("inspect", "adam.pt"), "adam.pt: its optimizer is not that of the run"),
+    "a destination that exists": (("convert", "x.pt", "text.txt"), "text.txt: exists; give another name"),
+    "an existing directory": (("convert", "x.pt", "full"), "full: exists and is not empty; give another name"),
+    "no such layout": (("convert", "x.pt", "y", "--layout", "t5"), "--layout t5: there is none; known are twinax"),
+    "a layout that has no such model": (("convert", "x.pt", "y", "--layout", "bart"), "bart has no such model:"),
+    "a file for a directory": (("convert", "x.pt", "y.pt", "--layout", "bart"), "bart is the layout of a directory"),
+    "a directory for a file": (("convert", "x.pt", "y", "--layout", "torch_nn"), "torch_nn is the layout of a file"),
+    "no such config": (("convert", "x.pt", "y.pt", "--config", "no.json"), "--config no.json: there is no such file"),
+    "sentences of a preset": (("parity", "tiny", "--src", "text.txt"), "tiny: is a preset, of random weights"),
+    "targets alone": (("parity", "x.pt", "--tgt", "text.txt"), "--tgt text.txt: needs --src"),
+    "other shapes": (("parity", "x.pt", "small.pt"), "are models of different shapes: d_ff=16 and 8"),
+    "no sentences": (("parity", "x.pt", "--src", "blank.txt"), "blank.txt: has no sentence"),
+    "unequal files": (("parity", "x.pt", "--src", "text.txt", "--tgt", "blank.txt"), "has 1 lines and blank.txt has 2"),
+}
+
+
+@pytest.fixture
+def here(stored, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.pt", "half.pt", "later.pt", "part.pt", "adam.pt"):
+        Path(name).write_bytes((stored / "x.pt").read_bytes())
+    Path("half.safetensors").write_bytes((stored / "x.safetensors").read_bytes())
+    damage(Path("half.pt"))
+    damage(Path("half.safetensors"))
+    torch.save({"model": Code()}, "code.pt")
+    torch.save({"a": torch.ones(2)}, "names.pt")
+    edit_torch("later.pt", twinax_file_version=9)
+    model = torch.load("x.pt", weights_only=True)["model"]
+    edit_torch("part.pt", model={n: t for n, t in model.items() if n != "output.bias"})
+    edit_torch("adam.pt", optimizer={"state": {}, "param_groups": [{"params": [0]}]})
+    config = portable.read(STORED).config.replace(d_ff=8)
+    portable.write(Checkpoint(config, random_arrays(config, 0)), Path("small.pt"))
+    Path("text.txt").write_text("a b\n")
+    Path("blank.txt").write_text("\n \n")
+    Path("empty").mkdir()
+    Path("full").mkdir()
+    Path("full/a").write_text("a")
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said_before_anything_is_written(what, command, here):
+    arguments, said = WRONG[what]
+    before = {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("twinax: ")
+    assert said in err
+    assert "Traceback" not in err
+    assert before == {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}

@@ -1,0 +1,161 @@
+"""`twinax convert` and `twinax inspect`: checkpoints between forms and layouts, and what is in one."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Column, Table
+
+from twinax.configs import TransformerConfig
+from twinax.convert import Checkpoint, checksum
+from twinax.convert.file_layouts import FILE_LAYOUTS
+from twinax.convert.files import check_new
+from twinax.convert.hugging_face import LAYOUTS
+from twinax.convert.port import flax_specs
+from twinax.convert.single_file import SUFFIXES, read_parts
+from twinax.train import portable
+
+from .usage import UsageError, check_folder
+
+_SIZES = (
+    "d_model",
+    "num_heads",
+    "d_ff",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "src_vocab_size",
+    "tgt_vocab_size",
+)
+
+
+def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, config: str | None) -> int:
+    """Writes `dst`, reads it again and prints what came back. Exit status: 1 where a weight did not."""
+    if layout not in (*FILE_LAYOUTS, *LAYOUTS):
+        raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*FILE_LAYOUTS, *LAYOUTS))}")
+    check_new(dst)
+    checkpoint = portable.read(src, None if config is None else _config(config))
+    if weights_only:
+        checkpoint = replace(checkpoint, training=None)
+    portable.write(checkpoint, dst, layout)
+    back = portable.read(dst)
+    table = Table("", "", show_header=False, title=f"{src} → {dst}", title_justify="left")
+    table.add_row("written", f"{portable.form_of(dst)}, layout {layout}")
+    ours, theirs = dict(checkpoint.arrays), dict(back.arrays)
+    different = sorted(name for name in {*ours, *theirs} if _bytes(ours.get(name)) != _bytes(theirs.get(name)))
+    rebuilt = [name for name in different if name.endswith(".table") and layout in LAYOUTS]
+    said = f"{len(ours)} arrays, {_numbers(ours):,} numbers: "
+    if len(different) > len(rebuilt):
+        said += f"[bold red]{len(different)} came back DIFFERENT, as {different[0]}[/]"
+    else:
+        said += f"all came back equal to the bit, sha256 {checksum(ours)[:16]}"
+        said += f", but for {', '.join(rebuilt)}, which {layout} computes anew" if rebuilt else ""
+    table.add_row("weights", said)
+    optimizer, same_optimizer = _optimizer_came_back(checkpoint, back)
+    table.add_row("optimiser", optimizer)
+    files = ", ".join(checkpoint.files) or "none"
+    table.add_row(
+        "tokenizer", files if checkpoint.files == back.files else f"{files}; back came {', '.join(back.files)}"
+    )
+    Console().print(table)
+    return int(len(different) > len(rebuilt) or not same_optimizer)
+
+
+def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
+    """Prints what is in a checkpoint. Exit status: 0."""
+    check_folder(json_file)
+    if path.is_file() and path.suffix in SUFFIXES:
+        parts = read_parts(path)
+        found = {"form": portable.form_of(path), "layout": parts.layout}
+        arrays = parts.found["model"] if parts.bare else parts.checkpoint().tensors
+        found |= {"holds": "bare tensors, no config"} if parts.bare else _describe(parts.checkpoint())
+    else:
+        checkpoint = portable.read(path)
+        found = {"form": portable.form_of(path), "layout": checkpoint.layout or "twinax", **_describe(checkpoint)}
+        arrays = checkpoint.tensors
+    found["number types"] = dict(Counter(str(array.dtype) for array in arrays.values()))
+    every = {n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in arrays.items()}
+    if json_file is not None:
+        document = {"path": str(path), **found, "tensors": every}
+        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    table = Table("", Column("", overflow="fold"), show_header=False, title=str(path), title_justify="left")
+    for name, value in found.items():
+        if name != "config":
+            table.add_row(name, _text(value))
+        else:
+            table.add_row("sizes", ", ".join(f"{field} {value[field]}" for field in _SIZES))
+            table.add_row("settings", "; ".join(_settings(value)) or "the defaults")
+    console = Console()
+    console.print(table)
+    if tensors:
+        listing = Table(Column("array", overflow="fold"), "shape", "number type", "sha256")
+        for name, about in every.items():
+            listing.add_row(name, "×".join(map(str, about["shape"])), about["dtype"], about["sha256"][:16])
+        console.print(listing)
+    return 0
+
+
+def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    config, arrays = checkpoint.config, checkpoint.arrays
+    trained = {name: arrays[name] for name in flax_specs(config, trained_only=True)}
+    found: dict[str, Any] = {"config": config.to_dict(), "trained parameters": _numbers(trained)}
+    found["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
+    found["unused numbers"] = _numbers(checkpoint.unused)
+    ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
+    found["one array"] = [text for field, text in ties.items() if getattr(config, field)]
+    found["tokenizer"] = list(checkpoint.files)
+    if (training := checkpoint.training) is not None:
+        epoch, batch = training.position
+        found["training"] = {"update": training.update, "epoch": epoch, "batch": batch, "seed": training.seed}
+        found["optimiser"] = {"name": training.run.training.optimizer, "updates": training.count}
+    found["sha256 of weights"] = checksum(arrays)
+    return found
+
+
+def _settings(config: Mapping[str, Any]) -> list[str]:
+    """Fields that are not the defaults'."""
+    own = [(f.name, f.default) for f in fields(TransformerConfig) if f.name not in _SIZES]
+    return [f"{name}={config[name]!r}" for name, default in own if config[name] != default]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(v)}" for name, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _config(path: str) -> TransformerConfig:
+    """A config of its own, in a JSON file, or that of another checkpoint."""
+    if Path(path).suffix != ".json":
+        return portable.read_config(Path(path))
+    if not Path(path).is_file():
+        raise UsageError(f"--config {path}: there is no such file")
+    return TransformerConfig.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str, bool]:
+    """(what to say, whether nothing is wrong)."""
+    ours, theirs = checkpoint.training, back.training
+    if ours is None:
+        return "none", True
+    if theirs is None:
+        return f"left out, with the run and its {ours.update:,} updates: there is no place for it", True
+    moments = ("exp_avg", "exp_avg_sq")
+    same = all(checksum(getattr(ours, key)) == checksum(getattr(theirs, key)) for key in moments)
+    same &= replace(theirs, exp_avg={}, exp_avg_sq={}) == replace(ours, exp_avg={}, exp_avg_sq={})
+    verdict = "came back equal to the bit" if same else "[bold red]came back DIFFERENT[/]"
+    return f"{ours.run.training.optimizer} after {ours.count:,} updates: {verdict}", same
+
+
+def _bytes(array: np.ndarray | None) -> Any:
+    return None if array is None else (array.dtype, array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def _numbers(arrays: Mapping[str, np.ndarray]) -> int:
+    return sum(array.size for array in arrays.values())

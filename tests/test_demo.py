@@ -1,11 +1,16 @@
 """The demo: its language, and a short form of the whole."""
 
 import re
+import subprocess
+import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from twinax.demo_language import definite, held_out_pairs, indefinite, make_corpus, melted, sentences
+
+README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.parametrize(
@@ -85,15 +90,18 @@ def test_a_short_demo(command, monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "POOLED", 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    code, out, _ = command("demo", "--updates", "250", "--test", "60", "--out", "d")
+    code, out, _ = command("demo", "--updates", "250", "--test", "60")
     rows = {row[0].strip(): row[1].strip() for line in out.splitlines() if len(row := line.strip("│").split("│")) == 2}
     assert code == 0, out
     assert re.fullmatch(r"0 of [\d,]+ tokens differ", rows["Flax and PyTorch"])
     assert rows["the ladder"] == "every rung equal"
     assert float(rows["unseen sentences"].split("%")[0]) > 20
-    assert {p.name for p in (tmp_path / "d").iterdir()} == {"attention.png", "corpus", "model.pt", "run"}
-    code, out, _ = command("translate", "d/run", "d/corpus/valid.en", "--beam-size", "1")
+    assert {p.name for p in Path("runs/demo").iterdir()} == {"attention.png", "corpus", "model.pt", "run"}
+    code, out, _ = command("translate", "runs/demo/model.pt", "runs/demo/corpus/valid.en", "--beam-size", "1")
     assert (code, len(out.splitlines())) == (0, 60)
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL) if "runs/demo" in b)
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("True\nTrue\n", 0), done.stderr
 
 
 def test_the_demo_refuses_nothing_to_do(command):

@@ -99,7 +99,7 @@ def demo(out: Path, updates: int, test: int) -> Results:
     for name, share in exact.items():
         table.add_row(name, f"{share:.1%} of {test} word for word, BLEU {bleu[name]:.2f}")
     table.add_row("Flax and PyTorch", f"{differing} of {tokens:,} tokens differ")
-    table.add_row("weights through PyTorch's file", f"{arrays[0]} of {arrays[1]} arrays equal to the bit")
+    table.add_row("through PyTorch's file", f"{arrays[0]} of {arrays[1]} arrays equal to the bit, optimiser too")
     table.add_row("the ladder", "every rung equal" if ladder else "DIFFERENT, see above")
     table.add_row("all", f"{time.monotonic() - began:.0f} s")
     console.print(table)

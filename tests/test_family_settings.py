@@ -1,0 +1,88 @@
+"""config.json of the families: defaults, old versions, and the way from a config back to settings."""
+
+from typing import get_args, get_type_hints
+
+import pytest
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinax import TransformerConfig, convert
+from twinax.convert.hugging_face import LAYOUTS, family
+from twinax.convert.layouts.hugging_face import canonical
+from twinax.convert.layouts.hugging_face_settings import DEFAULTS, SETTINGS, VALUES
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_defaults_are_those_of_transformers(layout):
+    """What a config.json leaves out is what the class of its family says."""
+    found = family(layout)
+    theirs = getattr(transformers, found.architecture).config_class().to_dict()
+    for name, value in {**DEFAULTS, **found.defaults}.items():
+        if name in theirs and name not in ("dtype", "decoder_vocab_size"):
+            assert theirs[name] == value, name
+        elif name.endswith("_token_id"):
+            assert value is None, name
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_setting_that_transformers_writes_is_known(layout, tmp_path):
+    found = family(layout)
+    settings = getattr(transformers, found.architecture).config_class().to_dict()
+    assert found.config(settings, "float32").d_model == 1024
+
+
+# what config.json of versions 3 and 4 said beyond the fields of today
+OLD = {
+    "marian": {"_num_labels": 3, "add_bias_logits": False, "add_final_layer_norm": False, "bad_words_ids": [[58100]],
+               "classif_dropout": 0.0, "normalize_before": False, "normalize_embedding": False, "num_beams": 6,
+               "num_hidden_layers": 12, "static_position_embeddings": True, "torch_dtype": "float32"},
+    "bart": {"add_final_layer_norm": False, "extra_pos_embeddings": 2, "forced_bos_token_id": 0, "length_penalty": 2.0,
+             "do_blenderbot_90_layernorm": False, "xla_device": None,
+             "force_bos_token_to_be_generated": True, "gradient_checkpointing": False, "no_repeat_ngram_size": 3,
+             "normalize_before": False, "normalize_embedding": True, "task_specific_params": {"x": {"num_beams": 4}}},
+    "mbart": {"add_final_layer_norm": True, "normalize_before": True, "normalize_embedding": True, "output_past": True,
+              "static_position_embeddings": False, "tokenizer_class": "MBart50Tokenizer", "_name_or_path": "x"},
+    "m2m100": {"early_stopping": True, "max_length": 200, "num_beams": 5, "tokenizer_class": "M2M100Tokenizer"},
+    "pegasus": {"add_bias_logits": False, "add_final_layer_norm": True, "extra_pos_embeddings": 0,
+                "force_bos_token_to_be_generated": False, "normalize_before": True, "normalize_embedding": False,
+                "static_position_embeddings": True, "length_penalty": 0.6},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_settings_of_old_versions_are_known(layout):
+    assert family(layout).config(OLD[layout], "float32") == family(layout).config({}, "float32").replace(
+        forced_bos_id=OLD[layout].get("forced_bos_token_id")
+    )
+
+
+def test_every_value_of_ours_can_be_written():
+    for field, known in VALUES.values():
+        assert set(known.values()) == set(get_args(get_type_hints(TransformerConfig)[field]))
+
+
+@given(data=st.data())
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_settings_and_config_are_inverse(layout, data):
+    """Settings -> config -> settings -> config: the same config, whatever the family's settings."""
+    small = st.integers(1, 8)
+    settings = {name: data.draw(small, name) for name in SETTINGS if "layers" in name or "ffn" in name}
+    settings |= {name: data.draw(st.sampled_from([1, 2, 4]), name) for name in SETTINGS if "heads" in name}
+    settings |= {name: data.draw(st.floats(0, 0.9), name) for name in SETTINGS if "drop" in name}
+    settings |= {name: data.draw(st.integers(0, 8), name) for name in SETTINGS if name.endswith("_token_id")}
+    settings |= {name: data.draw(st.sampled_from(list(values)), name) for name, (_, values) in VALUES.items()}
+    settings |= {"d_model": 8, "vocab_size": 9, "dropout": 0.25, "max_position_embeddings": data.draw(small)}
+    settings["tie_word_embeddings"] = data.draw(st.booleans())
+    if layout == "marian":
+        settings["share_encoder_decoder_embeddings"] = shared = data.draw(st.booleans())
+        settings["decoder_vocab_size"] = 9 if shared else 11
+    config = family(layout).config(settings, "float32")
+    assert family(layout).config(family(layout).settings(config), "float32") == config == canonical(config)
+
+
+def test_marian_s_vocabularies_must_agree_where_shared():
+    with pytest.raises(convert.ConversionError, match="decoder_vocab_size=9, vocab_size=8: must be equal"):
+        family("marian").config({"vocab_size": 8, "decoder_vocab_size": 9}, "float32")

@@ -1,0 +1,171 @@
+"""Hugging Face directories that are written: what is in them, and what is left alone."""
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import transformers
+
+from twinax import convert, torch_reference
+from twinax.convert import files
+from twinax.convert.checkpoint import Checkpoint
+from twinax.convert.hugging_face import family
+from twinax.convert.layouts.hugging_face_settings import DEFAULTS
+from twinax.parity_tests.conversion import changes
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+
+
+def edit(directory, **settings):
+    values = json.loads((directory / "config.json").read_text()) | settings
+    (directory / "config.json").write_text(json.dumps(values))
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        (one[n].shape, one[n].dtype, one[n].tobytes()) == (other[n].shape, other[n].dtype, other[n].tobytes())
+        for n in one
+    )
+
+
+def test_a_model_of_our_own_becomes_a_directory(tmp_path):
+    """A PyTorch twin that never was in `transformers`, with the settings of Marian."""
+    settings = {"d_model": 12, "vocab_size": 31, "pad_token_id": 0, "bos_token_id": 3, "decoder_start_token_id": 0}
+    settings |= {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 3}
+    config = family("marian").config(DEFAULTS | settings, "float32")
+    checkpoint = Checkpoint.of(torch_reference.Transformer(config))
+    convert.save(checkpoint, tmp_path / "ours", layout="marian")
+    model, info = transformers.MarianMTModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values())
+    assert model.generation_config.decoder_start_token_id == 0
+    assert model.generation_config.eos_token_id == 2
+    found = convert.load(tmp_path / "ours")
+    assert found.config == config
+    assert same(found.arrays, checkpoint.arrays)
+
+
+def test_a_changed_config_is_written_and_the_rest_kept(bart, tmp_path):
+    edit(bart, num_beams=3, activation_function="gelu_new")
+    checkpoint = convert.load(bart)
+    changed = replace(checkpoint, config=checkpoint.config.replace(residual_dropout=0.4, embedding_dropout=0.4))
+    convert.save(changed, tmp_path / "again", layout="bart")
+    before, after = (json.loads((d / "config.json").read_text()) for d in (bart, tmp_path / "again"))
+    assert {name for name in before if after[name] != before[name]} == {"dropout"}
+    assert after["dropout"] == 0.4
+
+
+def test_other_names_of_a_changed_setting_are_not_written(bart, tmp_path):
+    """`transformers` takes num_hidden_layers for encoder_layers, and builds a layer that no file has."""
+    edit(bart, num_hidden_layers=2, hidden_size=12, torch_dtype="float32")
+    checkpoint = convert.load(bart)
+    arrays = {name: a for name, a in checkpoint.arrays.items() if "encoder.layers.1." not in name}
+    shorter = replace(checkpoint, config=checkpoint.config.replace(num_encoder_layers=1), arrays=arrays)
+    convert.save(shorter, tmp_path / "again", layout="bart")
+    _, info = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(info.values())
+    assert convert.load(tmp_path / "again").config == shorter.config
+    written = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert not {"num_hidden_layers", "hidden_size", "torch_dtype"} & written.keys()
+
+
+def test_a_list_of_one_eos_id_is_that_id(bart, tmp_path):
+    edit(bart, eos_token_id=[2])
+    checkpoint = convert.load(bart)
+    assert checkpoint.config.eos_id == 2
+    convert.save(checkpoint, tmp_path / "again", layout="bart")
+    assert changes(bart, tmp_path / "again") == []
+
+
+def test_another_layout_lists_every_reason(bart, tmp_path):
+    with pytest.raises(convert.ConversionError) as caught:
+        convert.save(convert.load(bart), tmp_path / "x", layout="marian")
+    assert str(caught.value).splitlines() == [
+        "marian has no such model:",
+        "  embedding_norm='before_dropout': here a marian model has 'none'",
+        "  positions='learned': here a marian model has 'sinusoidal_half'",
+        "  position_offset=2: here a marian model has 0",
+    ]
+    assert not (tmp_path / "x").exists()
+
+
+def test_m2m100_cannot_hold_another_table(directories, tmp_path):
+    checkpoint = convert.load(directories / "M2M100")
+    name = "src_input.positions.table"
+    other = replace(checkpoint, arrays=checkpoint.arrays | {name: checkpoint.arrays[name] + 1})
+    with pytest.raises(convert.ConversionError, match=f"{name}: m2m_100 computes its table"):
+        convert.save(other, tmp_path / "x", layout="m2m100")
+    formula = torch_reference.Transformer(checkpoint.config).state_dict()[name].numpy()
+    convert.save(replace(checkpoint, arrays=checkpoint.arrays | {name: formula}), tmp_path / "y", layout="m2m100")
+
+
+def test_arrays_that_do_not_fit_the_config_are_not_written(bart, tmp_path):
+    checkpoint = convert.load(bart)
+    arrays = dict(checkpoint.arrays)
+    del arrays["output.bias"]
+    with pytest.raises(convert.ConversionError, match=r"missing: output.bias, float32\[31\]"):
+        convert.save(replace(checkpoint, arrays=arrays), tmp_path / "x", layout="bart")
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_existing_directory_is_left_alone(bart):
+    before = {path.name: path.read_bytes() for path in bart.iterdir()}
+    with pytest.raises(convert.ConversionError, match="exists and is not empty"):
+        convert.save(convert.load(bart), bart, layout="bart")
+    with pytest.raises(convert.ConversionError, match=r"config\.json: exists; give another name"):
+        convert.save(convert.load(bart), bart / "config.json", layout="bart")
+    assert before == {path.name: path.read_bytes() for path in bart.iterdir()}
+
+
+def test_a_full_disk_leaves_nothing(bart, tmp_path, monkeypatch):
+    checkpoint = convert.load(bart)
+
+    def full(*args, **kwargs):
+        (Path(args[1])).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.safetensors.numpy, "save_file", full)
+    with pytest.raises(convert.ConversionError, match=r"cannot be written: .*No space left on device"):
+        convert.save(checkpoint, tmp_path / "new", layout="bart")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bart"]
+
+
+def test_of_two_at_once_one_wins(bart, tmp_path):
+    checkpoint, failures = convert.load(bart), []
+
+    def write():
+        try:
+            convert.save(checkpoint, tmp_path / "new", layout="bart")
+        except convert.ConversionError as error:
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(failures) == 3
+    assert changes(bart, tmp_path / "new") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bart", "new"]
+
+
+def test_the_current_directory_is_not_replaced(bart, tmp_path, monkeypatch):
+    checkpoint = convert.load(bart)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(convert.ConversionError, match="is the current directory; give the name of a new one"):
+        convert.save(checkpoint, ".", layout="bart")
+    with pytest.raises(convert.ConversionError, match="cannot be written"):
+        convert.save(checkpoint, "x\0", layout="bart")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").mkdir()
+    convert.save(checkpoint, tmp_path / "link", layout="bart")
+    assert changes(bart, tmp_path / "target") == []
+
+
+def test_unknown_layout(bart, tmp_path):
+    with pytest.raises(
+        convert.ConversionError, match="layout='t5': there is no such layout; known are twinax, torch_nn, marian"
+    ):
+        convert.save(convert.load(bart), tmp_path / "x", layout="t5")

@@ -81,8 +81,10 @@ class Parts(NamedTuple):
             raise ConversionError(f"{self.path}: {error}") from None
 
     def checkpoint(self, config: TransformerConfig | None = None) -> Checkpoint:
-        """All of it. Raises: ConversionError where there is no config, or the arrays are not the config's."""
+        """All of it. Raises: ConversionError where there is not one config, or the arrays are not the config's."""
         try:
+            if config is not None and not self.bare:
+                raise ConversionError("has a config of its own; leave the other one away")
             return _bare(self.found, config) if self.bare else _checkpoint(self.found)
         except ConversionError as error:
             raise ConversionError(f"{self.path}: {error}") from None

@@ -22,7 +22,7 @@ from twinax import TransformerConfig, convert, flax_transformer
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.train import loop
+from twinax.train import loop, portable
 from twinax.train.checkpoints import CheckpointError, folder_of, read_checkpoint
 from twinax.train.corpus import DataError
 from twinax.train.loop import train
@@ -198,6 +198,20 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, finished):
     assert train(run, tmp_path / "r", QUIET).update == 8
     losses = [[r["loss"] for r in read_metrics(d) if "loss" in r] for d in (tmp_path / "r", finished[1])]
     assert losses[0] == losses[1]
+
+
+def test_a_run_goes_on_from_what_was_a_file_of_pytorch(finished, tmp_path):
+    """Its optimiser was a state of `torch.optim`, then tensors of safetensors."""
+    _, directory, run = finished
+    again = shutil.copytree(directory, tmp_path / "r")
+    shutil.rmtree(again / "averaged")
+    shutil.rmtree(again / "checkpoints" / "8")
+    portable.write(portable.read(again / "checkpoints" / "4"), tmp_path / "a.pt")
+    portable.write(portable.read(tmp_path / "a.pt"), tmp_path / "a.safetensors")
+    shutil.rmtree(again / "checkpoints" / "4")
+    portable.write(portable.read(tmp_path / "a.safetensors"), again / "checkpoints" / "4")
+    assert train(run, again, QUIET).update == 8
+    assert_equal(arrays(again / "checkpoints" / "8"), arrays(directory / "checkpoints" / "8"))
 
 
 def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):

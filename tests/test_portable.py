@@ -134,7 +134,7 @@ def test_pytorch_reads_the_torch_file_alone(stored):
     optimizer.load_state_dict(found["optimizer"])
     saved = read_checkpoint(STORED)
     expected = convert.to_optimizer_state(saved.state.optimizer, model, make_optimizer(model, run.training))
-    assert str(found["optimizer"]) == str(expected)
+    torch.testing.assert_close(found["optimizer"], expected, rtol=0, atol=0)
     assert len(found["optimizer"]["state"]) == len(list(model.parameters()))
     assert (found["update"], found["position"]) == (600, [120, 0])
 
@@ -289,6 +289,8 @@ WRONG = {  # what -> (arguments after the command's name, what is said)
     "a file for a directory": (("convert", "x.pt", "y.pt", "--layout", "bart"), "bart is the layout of a directory"),
     "a directory for a file": (("convert", "x.pt", "y", "--layout", "torch_nn"), "torch_nn is the layout of a file"),
     "no such config": (("convert", "x.pt", "y.pt", "--config", "no.json"), "--config no.json: there is no such file"),
+    "a config too many": (("convert", "x.pt", "y.pt", "--config", "x.pt"), "x.pt: has a config of its own"),
+    "a config for a run": (("convert", STORED, "y.pt", "--config", "x.pt"), "v1: has a config of its own"),
     "sentences of a preset": (("parity", "tiny", "--src", "text.txt"), "tiny: is a preset, of random weights"),
     "targets alone": (("parity", "x.pt", "--tgt", "text.txt"), "--tgt text.txt: needs --src"),
     "other shapes": (("parity", "x.pt", "small.pt"), "are models of different shapes: d_ff=16 and 8"),
@@ -330,3 +332,22 @@ def test_what_is_wrong_is_said_before_anything_is_written(what, command, here):
     assert said in err
     assert "Traceback" not in err
     assert before == {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
+
+
+def test_what_pytorch_trained_on_comes_back(stored, tmp_path):
+    found = torch.load(stored / "x.pt", weights_only=True)
+    checkpoint = portable.read(stored / "x.pt")
+    model, run = checkpoint.to_torch(), checkpoint.training.run
+    optimizer = make_optimizer(model, run.training)
+    optimizer.load_state_dict(found["optimizer"])
+    tokens = torch.tensor([[5, 6, 7, 2]])
+    model(tokens, tokens).square().sum().backward()
+    optimizer.step()
+    torch.save(
+        found | {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "update": 601}, tmp_path / "x.pt"
+    )
+    portable.write(portable.read(tmp_path / "x.pt"), tmp_path / "x")
+    back = read_checkpoint(tmp_path / "x")
+    assert (int(back.state.update), back.run) == (601, run)
+    expected = convert.to_optimizer_state(back.state.optimizer, model, make_optimizer(model, run.training))
+    torch.testing.assert_close(optimizer.state_dict(), expected, rtol=0, atol=0)

@@ -35,6 +35,8 @@ def read(path: Path, config: TransformerConfig | None = None) -> Checkpoint:
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, or it cannot be read.
     """
+    if config is not None and path.is_dir():
+        raise convert.ConversionError(f"{path}: has a config of its own; leave the other one away")
     if not is_run_or_checkpoint(path):
         return convert.load(path, config)
     folder = folder_of(path)

@@ -19,6 +19,7 @@ from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.port import flax_specs
 from twinax.convert.single_file import SUFFIXES, read_parts
 from twinax.train import portable
+from twinax.train.checkpoints import is_run_or_checkpoint
 
 from .usage import UsageError, check_folder
 
@@ -70,13 +71,13 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     check_folder(json_file)
     if path.is_file() and path.suffix in SUFFIXES:
         parts = read_parts(path)
-        found = {"form": portable.form_of(path), "layout": parts.layout}
-        arrays = parts.found["model"] if parts.bare else parts.checkpoint().tensors
-        found |= {"holds": "bare tensors, no config"} if parts.bare else _describe(parts.checkpoint())
+        layout, checkpoint = parts.layout, None if parts.bare else parts.checkpoint()
+        arrays = parts.found["model"] if checkpoint is None else checkpoint.tensors
     else:
         checkpoint = portable.read(path)
-        found = {"form": portable.form_of(path), "layout": checkpoint.layout or "twinax", **_describe(checkpoint)}
-        arrays = checkpoint.tensors
+        layout, arrays = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout, checkpoint.tensors
+    found: dict[str, Any] = {"form": portable.form_of(path), "layout": layout}
+    found |= _describe(checkpoint) if checkpoint else {"holds": "bare tensors, no config"}
     found["number types"] = dict(Counter(str(array.dtype) for array in arrays.values()))
     every = {n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in arrays.items()}
     if json_file is not None:
@@ -102,7 +103,8 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
 def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     config, arrays = checkpoint.config, checkpoint.arrays
     trained = {name: arrays[name] for name in flax_specs(config, trained_only=True)}
-    found: dict[str, Any] = {"config": config.to_dict(), "trained parameters": _numbers(trained)}
+    found: dict[str, Any] = {"once a directory of": checkpoint.layout} if checkpoint.layout else {}
+    found |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
     found["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
     found["unused numbers"] = _numbers(checkpoint.unused)
     ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}

@@ -7,9 +7,10 @@ from typing import Any
 
 from ..configs.schema import TransformerConfig
 from .checkpoint import Checkpoint
-from .files import read_json, read_weights, write_directory
+from .files import read_json, read_weights
 from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
 from .layouts.hugging_face_settings import ALIASES, DECODING
+from .new_files import write_directory
 from .rules import ConversionError
 
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus")  # a module of `convert.layouts` each, with its FAMILY

@@ -20,7 +20,8 @@ from ..configs.schema import TransformerConfig
 from .arrays import to_torch_tensor
 from .checkpoint import Checkpoint, Training
 from .file_layouts import from_named, layout_of, to_named
-from .files import new_file, read_safetensors, read_torch, to_arrays
+from .files import read_safetensors, read_torch, to_arrays
+from .new_files import new_file
 from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .rules import ConversionError
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -63,7 +64,7 @@ def _caption(ladder: Ladder, oracle_name: str) -> str:
 
 
 def _table(title: str, ladder: Ladder, oracle_name: str) -> Table:
-    table = Table("rung", title=title, title_justify="left")
+    table = Table("rung", title=escape(title), title_justify="left")
     for name in ("float64", *filter(None, [oracle_name]), "float32", "bf16"):
         table.add_column(name, justify="right")
     table.add_column("verdict")

@@ -21,7 +21,7 @@ from twinax import TransformerConfig, convert
 from twinax.configs.data import CorpusConfig
 from twinax.configs.run import RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.convert import Checkpoint, files
+from twinax.convert import Checkpoint, new_files
 from twinax.convert.checkpoint import Training
 from twinax.convert.port import flax_specs
 from twinax.parity_tests.conversion import VARIANTS, changes, random_model
@@ -245,13 +245,13 @@ cli.main()
 
 
 def test_nothing_is_replaced_by_one_who_comes_second(tmp_path, monkeypatch):
-    checkpoint, sync = portable.read(STORED), files._sync
+    checkpoint, sync = portable.read(STORED), new_files._sync
 
     def other(path):
         (tmp_path / "x.pt").write_text("theirs")
         sync(path)
 
-    monkeypatch.setattr(files, "_sync", other)
+    monkeypatch.setattr(new_files, "_sync", other)
     with pytest.raises(convert.ConversionError, match=r"x\.pt: exists; give another name"):
         portable.write(checkpoint, tmp_path / "x.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from twinax import convert, torch_reference
-from twinax.convert import files
+from twinax.convert import new_files
 from twinax.convert.checkpoint import Checkpoint
 from twinax.convert.hugging_face import family
 from twinax.convert.layouts.hugging_face_settings import DEFAULTS
@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_nothing(bart, tmp_path, monkeypatch):
         (Path(args[1])).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.safetensors.numpy, "save_file", full)
+    monkeypatch.setattr(new_files.safetensors.numpy, "save_file", full)
     with pytest.raises(convert.ConversionError, match=r"cannot be written: .*No space left on device"):
         convert.save(checkpoint, tmp_path / "new", layout="bart")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bart"]

@@ -15,7 +15,7 @@ from ..convert import Checkpoint
 from ..convert.arrays import to_jax_arrays
 from ..convert.checkpoint import Training
 from ..convert.file_layouts import FILE_LAYOUTS
-from ..convert.files import new_directory, write_files
+from ..convert.new_files import new_directory, write_files
 from ..convert.optimizer import find_adam, put_adam
 from ..convert.port import flax_specs
 from ..convert.single_file import SUFFIXES

@@ -12,7 +12,7 @@ import numpy as np
 from ..configs.data import TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
-from ..convert.files import write_files
+from ..convert.new_files import write_files
 from .buckets import Bucket, choose_buckets, count_batches
 from .corpus import DataError, read_pairs
 from .dataset import Batches, Counts, Encoded, Sides, encode_pairs

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from twinax.configs import TransformerConfig
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.file_layouts import FILE_LAYOUTS
-from twinax.convert.files import check_new
 from twinax.convert.hugging_face import LAYOUTS
+from twinax.convert.new_files import check_new
 from twinax.convert.port import flax_specs
 from twinax.convert.single_file import SUFFIXES, read_parts
 from twinax.train import portable
@@ -44,16 +45,16 @@ def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, co
         checkpoint = replace(checkpoint, training=None)
     portable.write(checkpoint, dst, layout)
     back = portable.read(dst)
-    table = Table("", "", show_header=False, title=f"{src} → {dst}", title_justify="left")
+    table = Table("", "", show_header=False, title=escape(f"{src} → {dst}"), title_justify="left")
     table.add_row("written", f"{portable.form_of(dst)}, layout {layout}")
-    ours, theirs = dict(checkpoint.arrays), dict(back.arrays)
+    ours, theirs = (replace(side, training=None).tensors for side in (checkpoint, back))
     different = sorted(name for name in {*ours, *theirs} if _bytes(ours.get(name)) != _bytes(theirs.get(name)))
     rebuilt = [name for name in different if name.endswith(".table") and layout in LAYOUTS]
     said = f"{len(ours)} arrays, {_numbers(ours):,} numbers: "
     if len(different) > len(rebuilt):
         said += f"[bold red]{len(different)} came back DIFFERENT, as {different[0]}[/]"
     else:
-        said += f"all came back equal to the bit, sha256 {checksum(ours)[:16]}"
+        said += f"all came back equal to the bit, sha256 {checksum(checkpoint.arrays)[:16]}"
         said += f", but for {', '.join(rebuilt)}, which {layout} computes anew" if rebuilt else ""
     table.add_row("weights", said)
     optimizer, same_optimizer = _optimizer_came_back(checkpoint, back)
@@ -83,10 +84,10 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     if json_file is not None:
         document = {"path": str(path), **found, "tensors": every}
         Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    table = Table("", Column("", overflow="fold"), show_header=False, title=str(path), title_justify="left")
+    table = Table("", Column("", overflow="fold"), show_header=False, title=escape(str(path)), title_justify="left")
     for name, value in found.items():
         if name != "config":
-            table.add_row(name, _text(value))
+            table.add_row(name, escape(_text(value)))
         else:
             table.add_row("sizes", ", ".join(f"{field} {value[field]}" for field in _SIZES))
             table.add_row("settings", "; ".join(_settings(value)) or "the defaults")

@@ -2,14 +2,16 @@
 
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
+from os.path import exists
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from .text_commands import evaluate, score, translate
-from .usage import UsageError, one_line_errors
+from .usage import UsageError, check_exists, one_line_errors
 
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
 
@@ -42,6 +44,11 @@ def parity(
     """
     if seed < 0:
         raise UsageError(f"--seed {seed}: must be at least 0")
+    presets = import_module("twinax.configs.presets").PRESETS
+    for name in filter(None, (model, other)):
+        if name not in presets and not exists(name):
+            hint = "".join(f"; did you mean {near}?" for near in get_close_matches(name, presets, 1))
+            raise UsageError(f"{name}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
     with one_line_errors():
         equal = import_module("twinax.parity_command").prove(model, other, src, tgt, seed, json_file)
     return 0 if equal else 1
@@ -70,6 +77,7 @@ def convert(
         weights_only: leave the optimiser and the run out.
         config: config of a file of bare tensors: a JSON file, or a checkpoint of such a model.
     """
+    check_exists(src)
     with one_line_errors():
         command = import_module("twinax.convert_command").convert_checkpoint
         return command(Path(src), Path(dst), layout, weights_only, config)
@@ -92,6 +100,7 @@ def inspect(
         tensors: list every array with its checksum.
         json_file: file to write all of it to, as JSON.
     """
+    check_exists(path)
     with one_line_errors():
         return import_module("twinax.convert_command").inspect_checkpoint(Path(path), tensors, json_file)
 

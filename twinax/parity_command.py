@@ -3,9 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from difflib import get_close_matches
 from importlib.util import find_spec
-from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +27,20 @@ def prove(model: str, other: str | None, src: str | None, tgt: str | None, seed:
         raise UsageError(f"--tgt {tgt}: needs --src, the sentences that it translates")
     shown = [model, *filter(None, [other]), *(f"--{n} {v}" for n, v in {"src": src, "tgt": tgt}.items() if v)]
     arguments: dict[str, Any] = {"seed": seed, "json_file": json_file}
-    if model in PRESETS and not exists(model):
+    if model in PRESETS:
         if other is not None or src is not None:
             raise UsageError(f"{model}: is a preset, of random weights; give a checkpoint to compare or to read text")
         arguments["config"] = TransformerConfig.preset(model)
     else:
-        translator = _load(model)
+        translator = load(model)
         arguments |= {"config": translator.config, "arrays": translator.checkpoint.arrays}
         if other is not None:
-            arguments["flax"] = _other(translator, _load(other))
+            arguments["flax"] = _other(translator, load(other))
         else:
             arguments |= _oracle(model, translator)
         if src is not None:
             arguments["draw"] = _sentences(translator, src, tgt, seed)
     return show_ladder(f"twinax parity {' '.join(shown)} --seed {seed}", **arguments)
-
-
-def _load(path: str) -> Translator:
-    if not exists(path):  # of os, which finds no name too long
-        near = get_close_matches(path, PRESETS, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"{path}: is neither a preset ({', '.join(PRESETS)}) nor a checkpoint{hint}")
-    return load(path)
 
 
 def _other(translator: Translator, other: Translator) -> tuple[TransformerConfig, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .usage import UsageError, check_folder, check_picture, one_line_errors
+from .usage import UsageError, check_exists, check_folder, check_picture, one_line_errors
 
 Framework = Literal["flax", "torch"]
 
@@ -43,6 +43,7 @@ def translate(
         attention: picture to write of where the translation of the first line looks.
         framework: which twin computes.
     """
+    check_exists(checkpoint)
     with one_line_errors():
         translator = import_module("twinax.train.translator").load(checkpoint)
         decoding = import_module("twinax.configs.decoding").DecodingConfig(
@@ -99,6 +100,7 @@ def evaluate(
         output: file to write the translations to.
         framework: which twin computes.
     """
+    check_exists(checkpoint)
     with one_line_errors():
         scores = import_module("twinax.train.scores")
         pairs = list(_pairs(src, tgt))
@@ -137,6 +139,7 @@ def score(checkpoint: tyro.conf.Positional[str], *, src: str, tgt: str, framewor
         tgt: its translations.
         framework: which twin computes.
     """
+    check_exists(checkpoint)
     with one_line_errors():
         pairs = list(_pairs(src, tgt))
         translator = import_module("twinax.train.translator").load(checkpoint)

@@ -2,11 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os.path import exists
 from pathlib import Path
 
 
 class UsageError(Exception):
     """What a person gave to the command cannot be used; the text is the one line that they see."""
+
+
+def check_exists(path: str) -> None:
+    """Raises: UsageError where there is nothing, before seconds of imports."""
+    if not exists(path):
+        raise UsageError(f"{path}: there is no such file or directory")
 
 
 def check_folder(path: str | None) -> None:

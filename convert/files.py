@@ -105,7 +105,7 @@ def read_torch(path: Path) -> Any:
     except pickle.UnpicklingError:  # its text advises to let the code run
         raise ConversionError(f"{path}: damaged, or holds more than tensors; none of its code was run") from None
     except Exception as error:  # a damaged file makes the reader fail in any way
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = f"{type(error).__name__} {error}".splitlines()[0][:200]
         raise ConversionError(f"{path}: not a whole PyTorch file: {reason}") from None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from ..configs.run import RunConfig
+from ..configs.schedules import learning_rate
 from ..flax_transformer.reach import without_gradient
 from .arrays import to_jax_arrays
 from .checkpoint import Training
@@ -83,7 +84,10 @@ def to_torch_optimizer(training: Training, model: "torch_reference.Transformer")
     """The state of the `torch.optim` optimiser that goes on where a training stands."""
     from ..torch_reference.optimizers import make_optimizer
 
-    optimizer, moments = make_optimizer(model, training.run.training), (training.exp_avg, training.exp_avg_sq)
+    config = training.run.training
+    optimizer, moments = make_optimizer(model, config), (training.exp_avg, training.exp_avg_sq)
+    for group in optimizer.param_groups:  # our step sets it; whoever writes another finds the rate of the next update
+        group["lr"] = float(learning_rate(training.update, config, model.config.d_model, np))
     return _optimizer_state(training.count, moments, model, optimizer, without_gradient(model.config))
 
 

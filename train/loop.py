@@ -65,6 +65,8 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
         initial = None if any((directory / CHECKPOINTS).glob("[0-9]*")) else read_initial(run)
         prepared = prepare_in(directory, run, initial, say)
         say(describe_shapes(prepared.buckets))
+        if (most := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
+            say(f"the rate rises for {warmup:,} updates and the run has {most:,}: see --training.warmup-updates")
         say(f"compiled programs are kept in {cache}" if cache else "compiled programs are not kept")
         return _Run(prepared, directory, initial, console).go()
 

@@ -37,6 +37,10 @@ def read(path: Path, config: TransformerConfig | None = None) -> Checkpoint:
     """
     if config is not None and path.is_dir():
         raise convert.ConversionError(f"{path}: has a config of its own; leave the other one away")
+    if path.is_dir() and not is_run_or_checkpoint(path) and not (path / CONFIG).is_file():
+        within = next((p for p in sorted(path.iterdir()) if is_run_or_checkpoint(p)), None)
+        hint = f"; there is a run in {within}" if within else ""
+        raise CheckpointError(f"{path}: is neither a run, nor a checkpoint, nor a Hugging Face directory{hint}")
     if not is_run_or_checkpoint(path):
         return convert.load(path, config)
     folder = folder_of(path)
@@ -71,8 +75,9 @@ def write(checkpoint: Checkpoint, path: Path, layout: str = "twinax") -> None:
     if layout not in FILE_LAYOUTS or path.suffix in SUFFIXES:
         convert.save(checkpoint, path, layout=layout)
         return
-    if layout != "twinax":
-        raise convert.ConversionError(f"{path}: {layout} is the layout of a file: {', '.join(SUFFIXES)}")
+    if layout != "twinax" or path.suffix[1:].isalpha():
+        what = f"a file of layout {layout}" if layout != "twinax" else "a file, and a directory's name has no ending,"
+        raise convert.ConversionError(f"{path}: {what} needs a name that ends in {', '.join(SUFFIXES)}")
     with new_directory(path) as folder:
         (folder / "run").mkdir()
         write_files(folder / "run", checkpoint.files)

@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import version
 from os.path import exists
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +13,14 @@ from typing import Annotated
 import tyro
 
 from .text_commands import evaluate, score, translate
-from .usage import UsageError, check_exists, one_line_errors
+from .usage import CheckpointPath, UsageError, check_exists, one_line_errors
 
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
 
 
 def parity(
-    model: tyro.conf.Positional[str] = "tiny",
-    other: tyro.conf.Positional[str | None] = None,
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[MODEL]")] = "tiny",
+    other: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CHECKPOINT]")] = None,
     *,
     src: str | None = None,
     tgt: str | None = None,
@@ -35,7 +37,7 @@ def parity(
 
     Args:
         model: a preset (tiny, small, base, big), whose weights are random, or any checkpoint: run, Hugging Face
-            directory, .pt, .safetensors. tiny takes seconds; base and big take minutes and gigabytes.
+            directory, .pt, .safetensors. tiny takes half a minute; base and big take minutes and gigabytes.
         other: a second checkpoint.
         src: text file, a sentence a line (.gz too), to compare on; none: random tokens.
         tgt: its translations; none: the model's own.
@@ -55,8 +57,8 @@ def parity(
 
 
 def convert(
-    src: tyro.conf.Positional[str],
-    dst: tyro.conf.Positional[str],
+    src: CheckpointPath,
+    dst: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NEW")],
     *,
     layout: str = "twinax",
     weights_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -75,7 +77,8 @@ def convert(
         layout: names in it: twinax; torch_nn (files, torch.nn.Transformer's); marian, bart, mbart, m2m100, pegasus
             (directories).
         weights_only: leave the optimiser and the run out.
-        config: config of a file of bare tensors: a JSON file, or a checkpoint of such a model.
+        config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
+            taken too.
     """
     check_exists(src)
     with one_line_errors():
@@ -84,7 +87,7 @@ def convert(
 
 
 def inspect(
-    path: tyro.conf.Positional[str],
+    path: CheckpointPath,
     *,
     tensors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
@@ -116,7 +119,7 @@ def data() -> int:
 
 
 def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
-    """Learn a small piece of Italian in a minute, translate what training has not seen, and prove both twins equal.
+    """Learn a small piece of Italian in two minutes, translate what training has not seen, and prove both twins equal.
 
     Needs no files and no network. Exits with 0 where Flax and PyTorch agree on every token and every rung.
 
@@ -137,17 +140,23 @@ def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
 
 
 # These read their flags themselves: what there is to say depends on the run that they are given.
-_OWN_FLAGS = {"train": train, "data": data}
+_OWN_FLAGS: dict[str, Callable[[], int]] = {"train": train, "data": data}
+_COMMANDS = _OWN_FLAGS | {f.__name__: f for f in (translate, evaluate, score, parity, convert, inspect, demo)}
 
 
 def main() -> None:
     """Entry point of the command."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        if len(sys.argv) > 1 and sys.argv[1] in _OWN_FLAGS:
-            sys.exit(_OWN_FLAGS[sys.argv[1]]())
-        others = (translate, evaluate, score, parity, convert, inspect, demo)
-        commands = {**_OWN_FLAGS, **{function.__name__: function for function in others}}
-        sys.exit(tyro.extras.subcommand_cli_from_dict(commands, prog="twinax", description=_DESCRIPTION))
+        if name == "--version":
+            print(f"twinax {version('twinax')}")
+            return
+        if name[:1] not in ("", "-") and name not in _COMMANDS:
+            hint = "".join(f"; did you mean {near}?" for near in get_close_matches(name, _COMMANDS, 1))
+            raise UsageError(f"{name}: there is no such command; they are {', '.join(_COMMANDS)}{hint}")
+        if name in _OWN_FLAGS:
+            sys.exit(_OWN_FLAGS[name]())
+        sys.exit(tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="twinax", description=_DESCRIPTION))
     except UsageError as error:
         print(f"twinax: {error}", file=sys.stderr)
         sys.exit(2)

@@ -40,7 +40,9 @@ def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, co
     if layout not in (*FILE_LAYOUTS, *LAYOUTS):
         raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*FILE_LAYOUTS, *LAYOUTS))}")
     check_new(dst)
-    checkpoint = portable.read(src, None if config is None else _config(config))
+    model, files = (None, {}) if config is None else _config(config)
+    checkpoint = portable.read(src, model)
+    checkpoint = replace(checkpoint, files=checkpoint.files or files)
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
     portable.write(checkpoint, dst, layout)
@@ -109,7 +111,7 @@ def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     found["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
     found["unused numbers"] = _numbers(checkpoint.unused)
     ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
-    found["one array"] = [text for field, text in ties.items() if getattr(config, field)]
+    found["ties"] = [text for field, text in ties.items() if getattr(config, field)]
     found["tokenizer"] = list(checkpoint.files)
     if (training := checkpoint.training) is not None:
         epoch, batch = training.position
@@ -133,13 +135,14 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _config(path: str) -> TransformerConfig:
-    """A config of its own, in a JSON file, or that of another checkpoint."""
+def _config(path: str) -> tuple[TransformerConfig, Mapping[str, bytes]]:
+    """A config in a JSON file, or that of another checkpoint with its tokenizers."""
     if Path(path).suffix != ".json":
-        return portable.read_config(Path(path))
+        checkpoint = portable.read(Path(path))
+        return checkpoint.config, checkpoint.files
     if not Path(path).is_file():
         raise UsageError(f"--config {path}: there is no such file")
-    return TransformerConfig.from_json(Path(path).read_text(encoding="utf-8"))
+    return TransformerConfig.from_json(Path(path).read_text(encoding="utf-8")), {}
 
 
 def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str, bool]:

@@ -16,6 +16,7 @@ from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.parity_tests.report import show_ladder
 from twinax.train.loop import train
+from twinax.train.run_directory import has_begun
 from twinax.train.scores import corpus_scores
 from twinax.train.translator import Translator, load
 
@@ -79,6 +80,7 @@ def demo(out: Path, updates: int, test: int) -> Results:
     corpus = make_corpus(test=test)
     _write(corpus, out / "corpus")
     console.print(f"{len(corpus.train):,} pairs, as: {corpus.train[0].english} | {corpus.train[0].italian}")
+    again = has_begun(out / "run")
     outcome = train(run_config(out / "corpus", updates), out / "run")
     if outcome.stopped_by is not None:
         return Results(outcome.stopped_by, {}, 0, (0, 0), False)
@@ -95,7 +97,9 @@ def demo(out: Path, updates: int, test: int) -> Results:
     arrays = _through_pytorch(translator, out / "model.pt")
     ladder = show_ladder("the trained model", config=translator.config, arrays=translator.checkpoint.arrays)
     table = Table("", "", title="twinax demo", show_header=False)
-    table.add_row("trained", f"{updates} updates in {trained:.0f} s, with compiling")
+    table.add_row(
+        "trained", f"{updates} updates" + (", begun before" if again else f" in {trained:.0f} s, with compiling")
+    )
     for name, share in exact.items():
         table.add_row(name, f"{share:.1%} of {test} word for word, BLEU {bleu[name]:.2f}")
     table.add_row("Flax and PyTorch", f"{differing} of {tokens:,} tokens differ")

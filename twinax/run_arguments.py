@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from os.path import exists
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,6 +89,8 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
     if name is not None and name not in RUNS:
         near = get_close_matches(name, RUNS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
+        if exists(name):
+            hint = "; --init-from starts a run from the weights of any checkpoint"
         raise UsageError(f"{name}: is neither a ready-made run ({', '.join(RUNS)}) nor the directory of one{hint}")
     base = run_preset(name) if name is not None else None
     if base is not None and any(_value(given, flag) for flag in _CORPUS):

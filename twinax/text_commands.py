@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .usage import UsageError, check_exists, check_folder, check_picture, one_line_errors
+from .usage import CheckpointPath, UsageError, check_exists, check_folder, check_picture, one_line_errors
 
 Framework = Literal["flax", "torch"]
 
 
 def translate(
-    checkpoint: tyro.conf.Positional[str],
-    source: tyro.conf.Positional[str | None] = None,
+    checkpoint: CheckpointPath,
+    source: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[FILE]")] = None,
     *,
     beam_size: int = 5,
     n_best: int = 1,
@@ -74,7 +74,7 @@ def translate(
 
 
 def evaluate(
-    checkpoint: tyro.conf.Positional[str],
+    checkpoint: CheckpointPath,
     *,
     src: str,
     tgt: str,
@@ -128,7 +128,13 @@ def evaluate(
     return 0
 
 
-def score(checkpoint: tyro.conf.Positional[str], *, src: str, tgt: str, framework: Framework = "flax") -> int:
+def score(
+    checkpoint: CheckpointPath,
+    *,
+    src: str,
+    tgt: str,
+    framework: Framework = "flax",
+) -> int:
     """Print the log-probability of given translations in nats, a line each.
 
     Example: twinax score runs/de_en --src test.de --tgt test.en

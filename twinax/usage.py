@@ -4,6 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import exists
 from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+CheckpointPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
 
 
 class UsageError(Exception):

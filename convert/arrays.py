@@ -46,6 +46,6 @@ def to_jax_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     if wide and not float64_is_on():
         raise ConversionError(
             f"{len(wide)} arrays are float64, which JAX would cut to float32: call "
-            "jax.config.update('jax_enable_x64', True) first, or use `with jax.enable_x64(True):`"
+            "jax.config.update('jax_enable_x64', True) first, use `with jax.enable_x64(True):`, or set JAX_ENABLE_X64=1"
         )
     return {name: jnp.array(a, copy=True) for name, a in arrays.items()}

@@ -1,7 +1,7 @@
 """A checkpoint: a config and its arrays, wherever they came from, and what else is kept beside them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,23 @@ from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from .arrays import to_jax_arrays
 from .port import to_params, to_state_dict
+from .rules import ConversionError
 
 if TYPE_CHECKING:
     from .. import torch_reference
 
 Arrays = Mapping[str, np.ndarray]
+
+# Files of tokenizers, slow and fast, of the families, by folder: one for both sides, or one each. No other is kept: a
+# checkpoint from elsewhere must not say where on the disk something is written.
+FOLDERS = ("tokenizer", "source_tokenizer", "target_tokenizer")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "target_vocab.json", "merges.txt"),
+    *("source.spm", "target.spm", "sentencepiece.bpe.model", "spiece.model"),
+)
+_FILES = {f"{folder}/{name}" for folder in FOLDERS for name in TOKENIZER_FILES}
+CONFIG, GENERATION = "config.json", "generation_config.json"  # of a Hugging Face directory
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's config and arrays by Flax name, and what else the file or directory held that has a layout."""
+    """A model's config and arrays by Flax name, and what else the file or directory held that has a layout.
+
+    Raises:
+        ConversionError: it holds a file or a document that is no checkpoint's.
+    """
 
     config: TransformerConfig
     arrays: Arrays
@@ -44,6 +60,10 @@ class Checkpoint:
     unused: Arrays = field(default_factory=dict)  # its arrays that no computation reads
     files: Mapping[str, bytes] = field(default_factory=dict)  # of tokenizers, by path: tokenizer/tokenizer.json, ...
     training: Training | None = None
+
+    def __post_init__(self) -> None:
+        _check("file", self.files, _FILES, bytes)
+        _check("document", self.documents, {CONFIG, GENERATION}, Mapping)
 
     @classmethod
     def of(cls, model: "Transformer | torch_reference.Transformer") -> "Checkpoint":
@@ -74,6 +94,16 @@ class Checkpoint:
             for key in ("exp_avg", "exp_avg_sq"):
                 found |= {f"optimizer.{key}.{name}": a for name, a in getattr(self.training, key).items()}
         return found
+
+
+def _check(what: str, held: Any, known: Collection[str], kind: type) -> None:
+    if not isinstance(held, Mapping):
+        raise ConversionError(f"its {what}s are {held!r}, not names with a {kind.__name__} each"[:200])
+    for name, value in held.items():
+        if name not in known:
+            raise ConversionError(f"holds the {what} {name!r}, which is none of a checkpoint's"[:200])
+        if not isinstance(value, kind):
+            raise ConversionError(f"its {what} {name} is no {kind.__name__}")
 
 
 def checksum(arrays: Arrays) -> str:

@@ -48,6 +48,8 @@ def from_named(
 
 def layout_of(names: Collection[str]) -> str:
     """The layout that bare tensors of these names are in. Raises: ConversionError where they are in none."""
+    if not names:
+        raise ConversionError("holds no tensors")
     if any(name.endswith("in_proj_weight") for name in names):
         return "torch_nn"
     if any(name.startswith("encoder.layers.") for name in names):

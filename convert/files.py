@@ -1,6 +1,7 @@
 """Files of weights that others wrote: safetensors and PyTorch, whole or in shards, never running code of theirs."""
 
 import json
+import warnings
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -101,10 +102,13 @@ def read_torch(path: Path) -> Any:
     except ImportError:
         raise ConversionError(f"{path}: reading it needs PyTorch, which is not installed") from None
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of TorchScript, before it is refused
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # its text advises to let the code run
         raise ConversionError(f"{path}: damaged, or holds more than tensors; none of its code was run") from None
     except Exception as error:  # a damaged file makes the reader fail in any way
+        if "weights_only" in str(error):  # TorchScript, with the same advice
+            raise ConversionError(f"{path}: holds more than tensors; none of its code was run") from None
         reason = f"{type(error).__name__} {error}".splitlines()[0][:200]
         raise ConversionError(f"{path}: not a whole PyTorch file: {reason}") from None
 

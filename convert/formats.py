@@ -9,7 +9,7 @@ from .checkpoint import Checkpoint
 from .file_layouts import FILE_LAYOUTS
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
 from .rules import ConversionError
-from .single_file import SUFFIXES, read_file, write_file
+from .single_file import SUFFIXES, has_suffix, read_file, write_file
 
 
 def load(path: str | PathLike[str], config: TransformerConfig | None = None) -> Checkpoint:
@@ -22,7 +22,7 @@ def load(path: str | PathLike[str], config: TransformerConfig | None = None) -> 
             config.
     """
     place = Path(path)
-    if place.is_file() and place.suffix in SUFFIXES:
+    if place.is_file() and has_suffix(place):
         return read_file(place, config)
     if place.is_file():
         raise ConversionError(f"{place}: is no checkpoint; a file's name ends in {', '.join(SUFFIXES)}")
@@ -40,12 +40,12 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
         ConversionError: the layout has no such model or no such form, something is there already, or the disk refuses.
     """
     place = Path(path)
-    if layout in FILE_LAYOUTS and place.suffix in SUFFIXES:
+    if layout in FILE_LAYOUTS and has_suffix(place):
         # the state of `torch.optim` counts parameters, and those of a `torch.nn.Transformer` are other ones
         write_file(checkpoint if layout == "twinax" else replace(checkpoint, training=None), place, layout)
     elif layout in FILE_LAYOUTS:
         raise ConversionError(f"{place}: a file of layout {layout} needs a name that ends in {', '.join(SUFFIXES)}")
-    elif layout in LAYOUTS and place.suffix in SUFFIXES:
+    elif layout in LAYOUTS and has_suffix(place):
         raise ConversionError(f"{place}: {layout} is the layout of a directory; give a name without {place.suffix}")
     elif layout in LAYOUTS:
         write_hugging_face(checkpoint, place, layout)

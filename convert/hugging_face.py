@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.schema import TransformerConfig
-from .checkpoint import Checkpoint
+from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import read_json, read_weights
 from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
 from .layouts.hugging_face_settings import ALIASES, DECODING
@@ -14,13 +14,6 @@ from .new_files import write_directory
 from .rules import ConversionError
 
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus")  # a module of `convert.layouts` each, with its FAMILY
-_CONFIG, _GENERATION = "config.json", "generation_config.json"
-_TOKENIZER = "tokenizer"
-_TOKENIZER_FILES = (  # of the families' tokenizers, slow and fast
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "target_vocab.json", "merges.txt"),
-    *("source.spm", "target.spm", "sentencepiece.bpe.model", "spiece.model"),
-)
 
 
 def read_directory(path: Path) -> Checkpoint:
@@ -30,10 +23,10 @@ def read_directory(path: Path) -> Checkpoint:
         ConversionError: a family or a setting that twinax does not know, or weights that are missing, damaged, or not
             those of the config.
     """
-    documents = {_CONFIG: read_json(path / _CONFIG)}
-    if (path / _GENERATION).is_file():
-        documents[_GENERATION] = read_json(path / _GENERATION)
-    layout = _layout_of(documents[_CONFIG], path)
+    documents = {CONFIG: read_json(path / CONFIG)}
+    if (path / GENERATION).is_file():
+        documents[GENERATION] = read_json(path / GENERATION)
+    layout = _layout_of(documents[CONFIG], path)
     try:
         config, arrays, unused = family(layout).read(_settings(documents), read_weights(path))
     except ConversionError as error:
@@ -51,10 +44,10 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str) -> 
     documents = {name: dict(document) for name, document in checkpoint.documents.items()}
     if checkpoint.layout != layout or not _same(found, documents, checkpoint.config):
         documents = _rewritten(found, documents if checkpoint.layout == layout else {}, checkpoint.config)
-    documents[_CONFIG]["architectures"] = [found.architecture]
-    arrays = found.write(documents[_CONFIG], checkpoint.config, dict(checkpoint.arrays), dict(checkpoint.unused))
+    documents[CONFIG]["architectures"] = [found.architecture]
+    arrays = found.write(documents[CONFIG], checkpoint.config, dict(checkpoint.arrays), dict(checkpoint.unused))
     # One tokenizer stands where `transformers` looks for it; it knows no two, which keep their folders.
-    files = {name.removeprefix(f"{_TOKENIZER}/"): content for name, content in checkpoint.files.items()}
+    files = {name.removeprefix(f"{FOLDERS[0]}/"): content for name, content in checkpoint.files.items()}
     write_directory(directory, arrays, documents, files)
 
 
@@ -67,9 +60,8 @@ def family(layout: str) -> Family:
 
 def _tokenizer_files(path: Path) -> dict[str, bytes]:
     """Those of the directory, by the path that they have in every other form; two stand in folders of ours."""
-    files = {f"{_TOKENIZER}/{name}": path / name for name in _TOKENIZER_FILES}
-    for folder in ("source_tokenizer", "target_tokenizer"):
-        files |= {f"{folder}/{file.name}": file for file in (path / folder).glob("*")}
+    files = {f"{FOLDERS[0]}/{name}": path / name for name in TOKENIZER_FILES}
+    files |= {f"{folder}/{name}": path / folder / name for folder in FOLDERS[1:] for name in TOKENIZER_FILES}
     return {name: file.read_bytes() for name, file in files.items() if file.is_file()}
 
 
@@ -78,15 +70,15 @@ def _layout_of(settings: Mapping[str, Any], path: Path) -> str:
     model_type = settings.get("model_type")
     if model_type not in list(by_type):
         known = ", ".join(by_type)
-        raise ConversionError(f"{path / _CONFIG}: model_type={model_type!r} is no family that twinax knows: {known}")
+        raise ConversionError(f"{path / CONFIG}: model_type={model_type!r} is no family that twinax knows: {known}")
     return by_type[model_type]
 
 
 def _settings(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The settings of a model; of decoding, what generation_config.json says counts where there is one."""
-    settings = dict(documents[_CONFIG])
-    if _GENERATION in documents:
-        said = documents[_GENERATION]
+    settings = dict(documents[CONFIG])
+    if GENERATION in documents:
+        said = documents[GENERATION]
         settings |= {name: said[name] for name in DECODING if name in said}
         settings |= {name: None for name in DECODING if name.startswith("forced_") and name not in said}
     return settings
@@ -107,9 +99,9 @@ def _rewritten(found: Family, documents: dict[str, Any], config: TransformerConf
     identity = {"model_type": found.model_type, "is_encoder_decoder": True}
     ids = {name: value for name, value in settings.items() if name.endswith("_token_id") and value is not None}
     # other names of what is written anew would contradict it
-    kept = {name: v for name, v in documents.get(_CONFIG, {}).items() if name not in (*ALIASES, "torch_dtype")}
-    written = {_CONFIG: {**kept, **settings, **identity}}
-    if _GENERATION in documents or not documents:
-        kept = {name: value for name, value in documents.get(_GENERATION, {}).items() if not name.endswith("_token_id")}
-        written[_GENERATION] = kept | ids
+    kept = {name: v for name, v in documents.get(CONFIG, {}).items() if name not in (*ALIASES, "torch_dtype")}
+    written = {CONFIG: {**kept, **settings, **identity}}
+    if GENERATION in documents or not documents:
+        kept = {name: value for name, value in documents.get(GENERATION, {}).items() if not name.endswith("_token_id")}
+        written[GENERATION] = kept | ids
     return written

@@ -33,8 +33,10 @@ def write_directory(
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files by their path within a folder."""
+    """Writes files by their path within a folder. Raises: ConversionError where one is not within it."""
     for name, content in files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ConversionError(f"{name}: is no path within a checkpoint")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
@@ -50,6 +52,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
         yield folder
         for path in sorted(folder.rglob("*")):
             _sync(path)
+        _sync(folder)
         folder.chmod(0o777 & ~_umask())
         folder.rename(directory.resolve())  # refuses a directory that has something in it by now
         _sync(directory.resolve().parent)
@@ -85,7 +88,10 @@ def new_file(path: Path) -> Iterator[Path]:
 
 def check_new(path: Path) -> None:
     """Raises: ConversionError where something is there that would be overwritten."""
-    path = path.resolve()  # a link to a directory stays one
+    try:
+        path = path.resolve()  # a link to a directory stays one
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links
+        raise ConversionError(f"{path}: cannot be written: {error}") from None
     if path == Path.cwd():
         raise ConversionError(f"{path}: is the current directory; give the name of a new one")
     if path.is_dir() and any(path.iterdir()):
@@ -111,6 +117,7 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
     """A path beside another; what is left of it at the end is removed."""
     check_new(path)
     path = path.resolve()
+    made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(make(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -120,6 +127,9 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+        for parent in made:  # the deepest first; of a failure nothing stays
+            if not any(parent.iterdir()):
+                parent.rmdir()
 
 
 def _sync(path: Path) -> None:

@@ -104,9 +104,9 @@ def from_torch_optimizer(
     optimizer = make_optimizer(model, run.training)
     try:
         optimizer.load_state_dict(dict(state))
-    except (KeyError, TypeError, ValueError) as error:
+        return _moments(optimizer, model, without_gradient(model.config))
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ConversionError(f"its optimizer is not that of the run: {error}") from None
-    return _moments(optimizer, model, without_gradient(model.config))
 
 
 def _optimizer_state(

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Arrays = Sequence[np.ndarray]
+_SHOWN = 30  # of what is wrong
 
 
 class ConversionError(ValueError):
-    """Arrays or settings that do not fit the model; the message lists every one."""
+    """Arrays or settings that do not fit the model; the message lists every one, of very many the first."""
 
 
 class Spec(NamedTuple):
@@ -68,7 +69,8 @@ def translate(rules: Iterable[Rule], arrays: Mapping[str, np.ndarray], specs: Ma
         if name in arrays and _spec(arrays[name]) != spec
     ]
     if problems:
-        raise ConversionError(f"{len(problems)} arrays do not fit the model:\n  " + "\n  ".join(problems))
+        shown = problems[:_SHOWN] + [f"… and {len(problems) - _SHOWN} more"] * (len(problems) > _SHOWN)
+        raise ConversionError(f"{len(problems)} arrays do not fit the model:\n  " + "\n  ".join(shown))
     translated = {}
     for rule in rules:
         results = rule.transform.forward([arrays[name] for name in rule.source])

@@ -7,7 +7,8 @@ optimiser's arrays as `optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME` b
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,18 +20,23 @@ from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from .arrays import to_torch_tensor
 from .checkpoint import Checkpoint, Training
-from .file_layouts import from_named, layout_of, to_named
+from .file_layouts import FILE_LAYOUTS, from_named, layout_of, to_named
 from .files import read_safetensors, read_torch, to_arrays
 from .new_files import new_file
 from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .rules import ConversionError
 
-SUFFIXES = (".pt", ".pth", ".safetensors")
+SUFFIXES = (".pt", ".pth", ".safetensors")  # in any case
 _VERSION = 1
 _MARK = "twinax_file_version"
 _METADATA = "twinax"  # in a safetensors file's metadata, which is texts
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _WRAPPERS = ("model", "state_dict", "model_state_dict")  # where people put a state dict
+
+
+def has_suffix(path: Path) -> bool:
+    """Whether the name is that of such a file."""
+    return path.suffix.lower() in SUFFIXES
 
 
 def write_file(checkpoint: Checkpoint, path: Path, layout: str) -> None:
@@ -42,7 +48,7 @@ def write_file(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     """
     model = to_named(checkpoint.arrays, checkpoint.config, layout)
     about = _describe(checkpoint, layout)
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() == ".safetensors":
         _write_safetensors(checkpoint, path, model, about)
     else:
         _write_torch(checkpoint, path, model, about)
@@ -59,7 +65,7 @@ def read_file(path: Path, config: TransformerConfig | None = None) -> Checkpoint
 
 def read_parts(path: Path) -> "Parts":
     """What a file holds. Raises: ConversionError where it is damaged."""
-    return Parts(path, _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path))
+    return Parts(path, _read_safetensors(path) if path.suffix.lower() == ".safetensors" else _read_torch(path))
 
 
 class Parts(NamedTuple):
@@ -76,20 +82,32 @@ class Parts(NamedTuple):
     @property
     def layout(self) -> str:
         """Of its weights. Raises: ConversionError where it is none that twinax knows."""
-        try:
-            return layout_of(self.found["model"]) if self.bare else self.found["layout"]
-        except ConversionError as error:
-            raise ConversionError(f"{self.path}: {error}") from None
+        with self._named():
+            found = layout_of(self.found["model"]) if self.bare else self.found["layout"]
+            if found not in FILE_LAYOUTS:
+                raise ConversionError(f"layout={found!r}: there is no such layout of a file")
+            return found
 
     def checkpoint(self, config: TransformerConfig | None = None) -> Checkpoint:
         """All of it. Raises: ConversionError where there is not one config, or the arrays are not the config's."""
-        try:
+        with self._named():
             if config is not None and not self.bare:
                 raise ConversionError("has a config of its own; leave the other one away")
-            return _bare(self.found, config) if self.bare else _checkpoint(self.found)
+            if config is None and self.bare:
+                raise ConversionError(
+                    f"holds {len(self.found['model'])} bare tensors and no config; `twinax convert` with --config "
+                    "makes a checkpoint of them; of a Hugging Face directory give the directory"
+                )
+            return _bare(self.found["model"], self.layout, config) if config else _whole(self.found, self.layout)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Whatever is wrong with what the file says is an error that names the file."""
+        try:
+            yield
         except ConversionError as error:
-            raise ConversionError(f"{self.path}: {error}") from None
-        except (KeyError, TypeError, ValueError) as error:
+            raise ConversionError(str(error) if str(self.path) in str(error) else f"{self.path}: {error}") from None
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise ConversionError(f"{self.path}: is not as twinax writes it: {reason}") from None
 
@@ -147,7 +165,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(texts[_METADATA])
         found["files"] = {name: base64.b64decode(text) for name, text in found["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConversionError(f"{path}: its metadata are not as twinax writes them: {error}") from None
     for part in ("unused", *(f"optimizer.{key}" for key in _MOMENTS)):
         names = [name for name in arrays if name.startswith(f"{part}.")]
@@ -155,34 +173,32 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     return found | {"model": arrays}
 
 
-def _bare(found: Mapping[str, Any], config: TransformerConfig | None) -> Checkpoint:
-    arrays = found["model"]
-    if config is None:
-        raise ConversionError(
-            f"holds {len(arrays)} bare tensors and no config; `twinax convert` with --config makes a checkpoint of "
-            "them; of a Hugging Face directory give the directory"
-        )
+def _bare(arrays: Mapping[str, np.ndarray], layout: str, config: TransformerConfig) -> Checkpoint:
     config = config.replace(param_dtype=str(next(iter(arrays.values())).dtype))
-    return Checkpoint(config, from_named(arrays, config, layout_of(arrays)))
+    return Checkpoint(config, from_named(arrays, config, layout))
 
 
-def _checkpoint(found: Mapping[str, Any]) -> Checkpoint:
+def _whole(found: Mapping[str, Any], layout: str) -> Checkpoint:
     if found[_MARK] != _VERSION:
         raise ConversionError(f"{_MARK}={found[_MARK]!r}: this twinax reads version {_VERSION}")
     config, source = TransformerConfig.from_dict(found["config"]), found.get("source") or {}
-    arrays = from_named(found["model"], config, found["layout"])
+    arrays = from_named(found["model"], config, layout)
     kept = source.get("layout"), source.get("documents", {}), found["unused"], found["files"]
     checkpoint = Checkpoint(config, arrays, *kept)
-    return checkpoint if "run" not in found else _with_training(checkpoint, found)
+    return checkpoint if "run" not in found else _with_training(checkpoint, found, layout)
 
 
-def _with_training(checkpoint: Checkpoint, found: Mapping[str, Any]) -> Checkpoint:
-    run, position = RunConfig.from_dict(found["run"]), found["position"]
+def _with_training(checkpoint: Checkpoint, found: Mapping[str, Any], layout: str) -> Checkpoint:
+    run, (epoch, batch) = RunConfig.from_dict(found["run"]), found["position"]
+    numbers = {"update": found["update"], "seed": found["seed"], "epoch": epoch, "batch": batch}
+    for name, value in numbers.items():
+        if type(value) is not int or value < 0:
+            raise ConversionError(f"{name}={value!r}: must be a number of at least 0")
     if "optimizer" in found:
         count, *moments = from_torch_optimizer(found["optimizer"], run, checkpoint.to_torch())
     else:
         named = (found[f"optimizer.{key}"] for key in _MOMENTS)
-        moments = [from_named(a, checkpoint.config, found["layout"], trained_only=True) for a in named]
+        moments = [from_named(a, checkpoint.config, layout, trained_only=True) for a in named]
         count = found["optimizer_updates"]
-    training = Training(run, found["update"], found["seed"], (position[0], position[1]), count, *moments)
+    training = Training(run, found["update"], found["seed"], (epoch, batch), count, *moments)
     return replace(checkpoint, training=training)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..configs.schema import TransformerConfig
+from ..configs.validation import ConfigError
 from .dropout import DropoutKey
 
 
@@ -15,11 +16,11 @@ def float64_is_on() -> bool:
 
 
 def check_number_types(config: TransformerConfig) -> None:
-    """Raises: ValueError where the config says float64 and JAX would silently compute in float32."""
+    """Raises: ConfigError where the config says float64 and JAX would silently compute in float32."""
     if "float64" in (config.param_dtype, config.compute_dtype) and not float64_is_on():
-        raise ValueError(
-            "the config asks for float64, which JAX has switched off: "
-            "call jax.config.update('jax_enable_x64', True) first, or use `with jax.enable_x64(True):`"
+        raise ConfigError(
+            "the config asks for float64, which JAX has switched off: call jax.config.update('jax_enable_x64', True) "
+            "first, use `with jax.enable_x64(True):`, or set JAX_ENABLE_X64=1"
         )
 
 

@@ -44,22 +44,23 @@ def _document(title: str, ladder: Ladder) -> dict[str, Any]:
         "equal": ladder.ok,
         "rungs": [asdict(rung) for rung in ladder.rungs],
         "product_ratio": ladder.product_ratio,
+        "sentences": ladder.sentences,
+        "ratios_decide": ladder.ratios_decide,
         "differences": {name: str(report) for name, report in reports.items() if not report.ok},
     }
 
 
 def _caption(ladder: Ladder, oracle_name: str) -> str:
+    said = f"float64: worst difference between the two models on the CPU, {ladder.sentences} sentences. "
+    said += f"{oracle_name}: worst float64 difference of either model from it. " if oracle_name else ""
     if all(rung.float32_ratio is None for rung in ladder.rungs):
-        return (
-            "float64: worst difference between the two models on the CPU. Too few different sentences for float32 and "
-            "bf16: not compared there."
-        )
-    oracle = f"{oracle_name}: worst float64 difference of either model from it. " if oracle_name else ""
+        return f"{said}Too few different sentences for float32 and bf16: not compared there."
+    said += f"float32, bf16: Flax's error over PyTorch's, both against float64, over {POOLED} inputs"
+    if not ladder.ratios_decide:
+        return f"{said}; on text it informs and does not decide."
     return (
-        f"float64: worst difference between the two models on the CPU. {oracle}float32, bf16: Flax's error over "
-        f"PyTorch's, both against float64, over {POOLED} inputs; neither may be more than {RATIO_BOUND} times the "
-        f"other's. Bare float32 matrix products of this width: {ladder.product_ratio:.2f}; above 1, this widens "
-        "float32's bound."
+        f"{said}; neither may be more than {RATIO_BOUND} times the other's. Bare float32 matrix products of this "
+        f"width: {ladder.product_ratio:.2f}; above 1, this widens float32's bound."
     )
 
 

@@ -6,30 +6,30 @@ import numpy as np
 
 from ..configs.schema import TransformerConfig
 from .functions import Batch
+from .ladder import TEXT_SENTENCES
 
 _STEP = 16  # lengths are rounded up to multiples of it: each is compiled once
 
 
 def draw_from(
-    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], config: TransformerConfig, seed: int
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], config: TransformerConfig
 ) -> Callable[[int, int], Batch | None]:
-    """f(number, sentences): the batch of a number, in an order of the seed; no pair twice, and None at the end.
+    """f(number, sentences): the batch of a number, in their order; no pair twice, and None at the end.
 
-    Targets are without the start and the end; what is longer than the model takes is cut there. The batch of number 0
-    may be smaller than asked for.
+    Targets are without the start and the end; what is longer than the model takes is cut there. Number 0 has
+    TEXT_SENTENCES, or as many as there are.
     """
     start, end = config.decoder_start_id or 0, config.max_length - 1
-    pairs = {(tuple(s[: config.max_length]), tuple(t[:end])): None for s, t in zip(sources, targets, strict=True)}
-    pairs = list(pairs)
-    order = np.random.default_rng(seed).permutation(len(pairs))
+    cut = ((tuple(s[: config.max_length]), tuple(t[:end])) for s, t in zip(sources, targets, strict=True))
+    pairs = list(dict.fromkeys(cut))
 
     def draw(number: int, sentences: int) -> Batch | None:
-        rows = order[number * sentences : (number + 1) * sentences]
-        if len(rows) < (sentences if number else 1):
+        first = TEXT_SENTENCES + (number - 1) * sentences if number else 0
+        chosen = pairs[first : first + sentences]
+        if len(chosen) < (sentences if number else 1):
             return None
-        chosen = [pairs[i] for i in rows]
-        tgt = _pad([(start, *t) for _, t in chosen], config)
-        return Batch(_pad([s for s, _ in chosen], config), tgt, _pad([(*t, config.eos_id) for _, t in chosen], config))
+        src, tgt = (_pad(side, config) for side in ([s for s, _ in chosen], [(start, *t) for _, t in chosen]))
+        return Batch(src, tgt, _pad([(*t, config.eos_id) for _, t in chosen], config))
 
     return draw
 

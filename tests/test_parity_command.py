@@ -75,18 +75,19 @@ def test_batches_of_sentences():
     config = portable.read(STORED).config.replace(max_length=20)
     sources = [[5 + i % 9] * (1 + i % 25) + [2] for i in range(30)]
     targets = [[6, *s[:-1]] for s in sources]
-    draw = draw_from([*sources, sources[0]], [*targets, targets[0]], config, 0)
+    draw = draw_from([*sources, sources[0]], [*targets, targets[0]], config)
     batches = []
-    while (batch := draw(len(batches), 4)) is not None:
+    while (batch := draw(1 + len(batches), 4)) is not None:
         batches.append(batch)
+    batches.append(draw(0, ladder.TEXT_SENTENCES))
     rows = [tuple(row) for batch in batches for row in batch.src_tokens.tolist()]
     assert len({tuple(id for id in row if id) for row in rows}) == len(rows) == 28
     assert {batch.src_tokens.shape[1] for batch in batches} <= {16, 20}
     for batch in batches:
         assert (batch.tgt_tokens[:, 0] == config.decoder_start_id).all()
         lengths = (batch.labels != config.pad_id).sum(1)
-        assert (batch.labels[np.arange(4), lengths - 1] == config.eos_id).all()
+        assert (batch.labels[np.arange(len(lengths)), lengths - 1] == config.eos_id).all()
         assert ((batch.tgt_tokens != config.pad_id).sum(1) == lengths).all()
         for tgt, labels, n in zip(batch.tgt_tokens, batch.labels, lengths, strict=True):
             assert tgt[1:n].tolist() == labels[: n - 1].tolist()
-    assert draw_from(sources[:3], targets[:3], config, 0)(0, 4).src_tokens.shape[0] == 3
+    assert draw_from(sources[:3], targets[:3], config)(0, 4).src_tokens.shape[0] == 3

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -70,7 +72,7 @@ SETTINGS = [
     seed=st.integers(0, 9),
     forms=st.lists(st.sampled_from(FORMS), min_size=1, max_size=3),
     in_training=st.booleans(),
-    kept=st.sampled_from([{}, {"tokenizer/a": b"\x00\xff"}]),
+    kept=st.sampled_from([{}, {"tokenizer/vocab.json": b"\x00\xff"}]),
 )
 def test_any_way_through_the_forms_gives_the_same_bytes(
     fields, dtype, seed, forms, in_training, kept, tmp_path_factory
@@ -125,6 +127,13 @@ def test_every_form_translates(stored, form):
     assert twinax.load(stored / form).translate(["a b c", "h e"]) == ["A B C", "H E"]
 
 
+def with_rate(optimizer):
+    """With the learning rate of the stored checkpoint's next update, which is constant."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.02
+    return optimizer
+
+
 def test_pytorch_reads_the_torch_file_alone(stored):
     found = torch.load(stored / "x.pt", weights_only=True)
     model = twinax.torch_reference.Transformer(TransformerConfig.from_dict(found["config"]))
@@ -133,7 +142,7 @@ def test_pytorch_reads_the_torch_file_alone(stored):
     optimizer = make_optimizer(model, run.training)
     optimizer.load_state_dict(found["optimizer"])
     saved = read_checkpoint(STORED)
-    expected = convert.to_optimizer_state(saved.state.optimizer, model, make_optimizer(model, run.training))
+    expected = convert.to_optimizer_state(saved.state.optimizer, model, with_rate(make_optimizer(model, run.training)))
     torch.testing.assert_close(found["optimizer"], expected, rtol=0, atol=0)
     assert len(found["optimizer"]["state"]) == len(list(model.parameters()))
     assert (found["update"], found["position"]) == (600, [120, 0])
@@ -274,7 +283,10 @@ def edit_torch(path, **changes):
 WRONG = {  # what -> (arguments after the command's name, what is said)
     "no checkpoint": (("inspect", "nowhere"), "nowhere: there is no such file or directory"),
     "a file of another kind": (("inspect", "text.txt"), "text.txt: is no checkpoint; a file's name ends in .pt, .pth"),
-    "an empty directory": (("convert", "empty", "y.pt"), "empty: has no config.json"),
+    "an empty directory": (
+        ("convert", "empty", "y.pt"),
+        "empty: is neither a run, nor a checkpoint",
+    ),
     "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a whole PyTorch file"),
     "truncated safetensors": (("inspect", "half.safetensors"), "half.safetensors: not a whole safetensors file"),
     "code": (("convert", "code.pt", "y.pt"), "code.pt: damaged, or holds more than tensors; none of its code was run"),
@@ -287,10 +299,32 @@ WRONG = {  # what -> (arguments after the command's name, what is said)
     "no such layout": (("convert", "x.pt", "y", "--layout", "t5"), "--layout t5: there is none; known are twinax"),
     "a layout that has no such model": (("convert", "x.pt", "y", "--layout", "bart"), "bart has no such model:"),
     "a file for a directory": (("convert", "x.pt", "y.pt", "--layout", "bart"), "bart is the layout of a directory"),
-    "a directory for a file": (("convert", "x.pt", "y", "--layout", "torch_nn"), "torch_nn is the layout of a file"),
+    "a directory for a file": (
+        ("convert", "x.pt", "y", "--layout", "torch_nn"),
+        "y: a file of layout torch_nn needs a name",
+    ),
     "no such config": (("convert", "x.pt", "y.pt", "--config", "no.json"), "--config no.json: there is no such file"),
     "a config too many": (("convert", "x.pt", "y.pt", "--config", "x.pt"), "x.pt: has a config of its own"),
     "a config for a run": (("convert", STORED, "y.pt", "--config", "x.pt"), "v1: has a config of its own"),
+    "a name that looks like a file's": (("convert", "x.pt", "y.bin"), "y.bin: a file, and a directory's name has no"),
+    "a run within": (
+        ("translate", "outer"),
+        "outer: is neither a run, nor a checkpoint, nor a Hugging Face",
+    ),
+    "no bytes of UTF-8": (("convert", "bare.pt", "y.pt", "--config", "latin.json"), "latin.json: cannot be read as"),
+    "no tensors": (("convert", "none.pt", "y.pt", "--config", "config.json"), "none.pt: holds no tensors"),
+    "no layout": (("inspect", "layout.pt"), "layout.pt: is not as twinax writes it: 'layout'"),
+    "a source of nothing": (("inspect", "source.pt"), "source.pt: is not as twinax writes it"),
+    "a run of nothing": (("inspect", "run.pt"), "run.pt: is not as twinax writes it"),
+    "half a position": (("inspect", "position.pt"), "position.pt: is not as twinax writes it"),
+    "an update that is text": (("inspect", "update.pt"), "update.pt: update='abc': must be a number of at least 0"),
+    "files that are none": (("inspect", "files.pt"), "files.pt: its files are None, not names with a bytes each"),
+    "a file elsewhere": (("translate", "evil.pt", "text.txt"), "evil.pt: holds the file '../evil', which is none of"),
+    "a document elsewhere": (("convert", "page.pt", "y.pt"), "page.pt: holds the document '../evil', which is none of"),
+    "metadata of depth": (("inspect", "deep.safetensors"), "deep.safetensors: its metadata are not as twinax writes"),
+    "another model's config": (("inspect", "weights"), "weights: 6 arrays do not fit the model"),
+    "a loop of links": (("convert", "x.pt", "loop"), "loop: cannot be written"),
+    "a picture's place": (("inspect", "x.pt", "--json", "full"), "full: is a directory; give the name of a file"),
     "sentences of a preset": (("parity", "tiny", "--src", "text.txt"), "tiny: is a preset, of random weights"),
     "targets alone": (("parity", "x.pt", "--tgt", "text.txt"), "--tgt text.txt: needs --src"),
     "other shapes": (("parity", "x.pt", "small.pt"), "are models of different shapes: d_ff=16 and 8"),
@@ -315,6 +349,23 @@ def here(stored, tmp_path, monkeypatch):
     edit_torch("adam.pt", optimizer={"state": {}, "param_groups": [{"params": [0]}]})
     config = portable.read(STORED).config.replace(d_ff=8)
     portable.write(Checkpoint(config, random_arrays(config, 0)), Path("small.pt"))
+    torch.save(model, "bare.pt")
+    torch.save({}, "none.pt")
+    whole = torch.load("x.pt", weights_only=True)
+    torch.save({name: value for name, value in whole.items() if name != "layout"}, "layout.pt")
+    wrong = {"source": "abc", "run": None, "position": [1], "update": "abc", "files": None}
+    for name, value in wrong.items():
+        torch.save(whole | {name: value}, f"{name}.pt")
+    torch.save(whole | {"files": {"../evil": b"x"}}, "evil.pt")
+    torch.save(whole | {"source": {"layout": "bart", "documents": {"../evil": {}}}}, "page.pt")
+    safetensors.torch.save_file(model, "deep.safetensors", metadata={"twinax": "[" * 100_000})
+    portable.write(replace(portable.read(STORED), training=None), Path("weights"))
+    config_file = Path("weights/run/model.json")
+    Path("config.json").write_text(config_file.read_text())
+    config_file.write_text(config_file.read_text().replace('"d_ff": 16', '"d_ff": 8'))
+    Path("latin.json").write_bytes(b"\xff")
+    Path("loop").symlink_to("loop")
+    shutil.copytree(STORED, "outer/inner")
     Path("text.txt").write_text("a b\n")
     Path("blank.txt").write_text("\n \n")
     Path("empty").mkdir()
@@ -331,6 +382,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(what, command, here):
     assert err.startswith("twinax: ")
     assert said in err
     assert "Traceback" not in err
+    assert not Path("../evil").exists()
     assert before == {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
 
 
@@ -349,5 +401,63 @@ def test_what_pytorch_trained_on_comes_back(stored, tmp_path):
     portable.write(portable.read(tmp_path / "x.pt"), tmp_path / "x")
     back = read_checkpoint(tmp_path / "x")
     assert (int(back.state.update), back.run) == (601, run)
-    expected = convert.to_optimizer_state(back.state.optimizer, model, make_optimizer(model, run.training))
+    expected = convert.to_optimizer_state(back.state.optimizer, model, with_rate(make_optimizer(model, run.training)))
     torch.testing.assert_close(optimizer.state_dict(), expected, rtol=0, atol=0)
+
+
+def test_averaged_weights_have_no_optimizer(command, tmp_path):
+    """It is the last update's, whose weights are others. A run may have nothing else."""
+    shutil.copytree(STORED, tmp_path / "run" / "averaged" / "600")
+    assert portable.read(tmp_path / "run").training is None
+    code, out, _ = command("convert", tmp_path / "run", tmp_path / "x.pt")
+    assert (code, "run, of which averaged/600" in _flat(out), "optimiser none" in _flat(out)) == (0, True, True)
+    assert portable.read(tmp_path / "run" / "averaged" / "600").training is None
+
+
+def test_float64_needs_no_switch(tmp_path):
+    """Bytes are moved in it, whether or not JAX computes in it."""
+    config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1, param_dtype="float64")
+    config = config.replace(compute_dtype="float64")
+    files = portable.read(STORED).files
+    portable.write(
+        Checkpoint(config, random_arrays(config, 0), files=files, training=training_of(config, 0)), tmp_path / "a"
+    )
+    code = """
+import sys
+from twinax import cli
+for words in (["convert", "a", "b.pt"], ["convert", "b.pt", "c"], ["inspect", "c"], ["translate", "c", "t"]):
+    sys.argv = ["twinax", *words]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        print(ended.code)
+"""
+    (tmp_path / "t").write_text("a\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert re.findall(r"^\d$", done.stdout, flags=re.MULTILINE) == ["0", "0", "0", "2"]
+    assert "or set JAX_ENABLE_X64=1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert same(portable.read(tmp_path / "a"), portable.read(tmp_path / "c"))
+
+
+def test_names_in_large_letters_are_files(tmp_path):
+    checkpoint = portable.read(STORED)
+    for name in ("X.PT", "X.SafeTensors"):
+        portable.write(checkpoint, tmp_path / name)
+        assert (tmp_path / name).is_file()
+        assert same(portable.read(tmp_path / name), checkpoint)
+
+
+def test_a_directory_of_theirs_may_have_any_folder(directories, tmp_path):
+    shutil.copytree(directories / "Marian", tmp_path / "m")
+    (tmp_path / "m" / "weights").mkdir()
+    assert portable.form_of(tmp_path / "m") == "Hugging Face directory"
+    assert portable.read(tmp_path / "m").layout == "marian"
+
+
+def test_a_torch_script_is_refused_without_running(tmp_path, recwarn):
+    torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "script.pt")
+    recwarn.clear()
+    with pytest.raises(convert.ConversionError, match=r"script\.pt: holds more than tensors; none of its code was run"):
+        portable.read(tmp_path / "script.pt")
+    assert not recwarn

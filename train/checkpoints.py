@@ -181,7 +181,7 @@ def read_state(folder: Path) -> tuple[RunConfig, TrainState]:
 
 def is_run_or_checkpoint(path: Path) -> bool:
     """Whether `folder_of` finds a checkpoint by it, or says why not."""
-    return any((path / name).is_dir() for name in (CHECKPOINTS, "state", WEIGHTS))
+    return _is_checkpoint(path) or any((path / name).is_dir() for name in (CHECKPOINTS, AVERAGED))
 
 
 def folder_of(path: Path) -> Path:
@@ -190,7 +190,7 @@ def folder_of(path: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    if (path / "state").is_dir() or (path / WEIGHTS).is_dir():
+    if _is_checkpoint(path):
         return path
     averaged, found = (_numbers(path / name) for name in (AVERAGED, CHECKPOINTS))
     if averaged:
@@ -200,6 +200,10 @@ def folder_of(path: Path) -> Path:
     metric = read_run(path / CHECKPOINTS / str(found[-1]) / "run").loop.metric
     best = best_update({u: v for u, v in validations(read_metrics(path)).items() if u in found}, metric)
     return path / CHECKPOINTS / str(found[-1] if best is None else best)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / "run").is_dir() and any((path / name).is_dir() for name in ("state", WEIGHTS))
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -4,27 +4,41 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from safetensors.numpy import save_file
 
 from .. import convert
 from ..configs.schema import TransformerConfig
 from ..configs.validation import ConfigError
 from ..convert import Checkpoint
 from ..convert.arrays import to_jax_arrays
-from ..convert.checkpoint import Training
+from ..convert.checkpoint import FOLDERS, TOKENIZER_FILES, Training
 from ..convert.file_layouts import FILE_LAYOUTS
+from ..convert.files import read_json, read_safetensors
 from ..convert.new_files import new_directory, write_files
 from ..convert.optimizer import find_adam, put_adam
 from ..convert.port import flax_specs
-from ..convert.single_file import SUFFIXES
+from ..convert.rules import translate
+from ..convert.single_file import SUFFIXES, has_suffix
 from ..flax_transformer.reach import without_gradient
-from .checkpoints import CONFIG, WEIGHTS, CheckpointError, folder_of, is_run_or_checkpoint, read_run, read_state
+from .checkpoints import (
+    AVERAGED,
+    CONFIG,
+    WEIGHTS,
+    CheckpointError,
+    folder_of,
+    is_run_or_checkpoint,
+    read_run,
+    read_state,
+)
 from .optimizers import make_optimizer
 from .step import TrainState
 
-_MODEL, _SOURCE = "model.json", "source.json"  # of a checkpoint of weights alone, where a run has its config
+_MODEL = "model.json"  # of a checkpoint of weights alone, where others have their run's config
+_SOURCE, _UNUSED = "source.json", "unused.safetensors"  # of what was a Hugging Face directory
 
 
 def read(path: Path, config: TransformerConfig | None = None) -> Checkpoint:
@@ -44,7 +58,8 @@ def read(path: Path, config: TransformerConfig | None = None) -> Checkpoint:
     if not is_run_or_checkpoint(path):
         return convert.load(path, config)
     folder = folder_of(path)
-    return _read_weights(folder) if (folder / WEIGHTS).is_dir() else _read_training(folder)
+    with jax.enable_x64(True):  # which moves float64 as it is
+        return _read_weights(folder) if (folder / WEIGHTS).is_dir() else _read_training(folder)
 
 
 def read_config(path: Path) -> TransformerConfig:
@@ -63,7 +78,7 @@ def form_of(path: Path) -> str:
         return kind if folder == path else f"run, of which {folder.relative_to(path)}"
     if path.is_dir():
         return "Hugging Face directory"
-    return "safetensors file" if path.suffix == ".safetensors" else "PyTorch file"
+    return "safetensors file" if path.suffix.lower() == ".safetensors" else "PyTorch file"
 
 
 def write(checkpoint: Checkpoint, path: Path, layout: str = "twinax") -> None:
@@ -72,23 +87,25 @@ def write(checkpoint: Checkpoint, path: Path, layout: str = "twinax") -> None:
     Raises:
         ConversionError: the layout has no such model, something is there already, or the disk refuses.
     """
-    if layout not in FILE_LAYOUTS or path.suffix in SUFFIXES:
+    if layout not in FILE_LAYOUTS or has_suffix(path):
         convert.save(checkpoint, path, layout=layout)
         return
     if layout != "twinax" or path.suffix[1:].isalpha():
         what = f"a file of layout {layout}" if layout != "twinax" else "a file, and a directory's name has no ending,"
         raise convert.ConversionError(f"{path}: {what} needs a name that ends in {', '.join(SUFFIXES)}")
-    with new_directory(path) as folder:
+    with new_directory(path) as folder, jax.enable_x64(True):  # which moves float64 as it is
+        source = {"layout": checkpoint.layout, "documents": {n: dict(d) for n, d in checkpoint.documents.items()}}
         (folder / "run").mkdir()
         write_files(folder / "run", checkpoint.files)
+        (folder / "run" / _SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+        if checkpoint.unused:
+            save_file({n: np.ascontiguousarray(a) for n, a in checkpoint.unused.items()}, folder / "run" / _UNUSED)
         if checkpoint.training is not None:
             (folder / "run" / CONFIG).write_text(checkpoint.training.run.to_json(), encoding="utf-8")
             _save(folder / "state", _train_state(checkpoint, checkpoint.training))
         else:
-            source = {"layout": checkpoint.layout, "documents": {n: dict(d) for n, d in checkpoint.documents.items()}}
             (folder / "run" / _MODEL).write_text(checkpoint.config.to_json() + "\n", encoding="utf-8")
-            (folder / "run" / _SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
-            _save(folder / WEIGHTS, {"arrays": dict(checkpoint.arrays), "unused": dict(checkpoint.unused)})
+            _save(folder / WEIGHTS, dict(checkpoint.arrays))
 
 
 def _save(folder: Path, tree: Any) -> None:
@@ -97,38 +114,51 @@ def _save(folder: Path, tree: Any) -> None:
 
 
 def _read_training(folder: Path) -> Checkpoint:
+    """Of averaged weights without the optimiser, whose state is another one's: the last checkpoint's."""
     run, state = read_state(folder)
+    arrays = _to_numpy({**state.buffers, **state.params})
+    if folder.parent.name == AVERAGED:
+        return Checkpoint(run.model, arrays, **_kept(folder))
     adam = find_adam(state.optimizer)
     epoch, batch = (int(number) for number in state.position)
     moments = (_to_numpy(arrays) for arrays in (adam.mu, adam.nu))
-    training = Training(run, int(state.update), int(state.seed), (epoch, batch), int(np.asarray(adam.count)), *moments)
-    arrays = _to_numpy({**state.buffers, **state.params})
-    return Checkpoint(run.model, arrays, files=_tokenizer_files(folder), training=training)
+    count = int(np.asarray(adam.count))
+    training = Training(run, int(state.update), int(state.seed), (epoch, batch), count, *moments)
+    return Checkpoint(run.model, arrays, **_kept(folder), training=training)
 
 
 def _read_weights(folder: Path) -> Checkpoint:
     config = _model_config(folder)
     try:
-        source = json.loads((folder / "run" / _SOURCE).read_text(encoding="utf-8"))
         with ocp.PyTreeCheckpointer() as reader:
-            tree = reader.restore(folder.absolute() / WEIGHTS)
-        arrays, unused = _to_numpy(tree["arrays"]), _to_numpy(tree.get("unused") or {})
-        kept = source["layout"], source["documents"], unused
+            arrays = _to_numpy(reader.restore(folder.absolute() / WEIGHTS))
     except Exception as error:  # orbax and tensorstore raise what they like
         raise CheckpointError(f"{folder}: cannot be read: {' '.join(str(error).split())[:300]}") from None
-    return Checkpoint(config, arrays, *kept, _tokenizer_files(folder))
+    try:
+        translate([], arrays, flax_specs(config))
+    except convert.ConversionError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    return Checkpoint(config, arrays, **_kept(folder))
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """What else a checkpoint of ours holds; those that a run writes have tokenizers alone."""
+    run = folder / "run"
+    source = read_json(run / _SOURCE) if (run / _SOURCE).is_file() else {}
+    paths = sorted(path for name in FOLDERS for path in (run / name).glob("*") if path.name in TOKENIZER_FILES)
+    return {
+        "layout": source.get("layout"),
+        "documents": source.get("documents", {}),
+        "unused": read_safetensors(run / _UNUSED)[0] if (run / _UNUSED).is_file() else {},
+        "files": {str(path.relative_to(run)): path.read_bytes() for path in paths if path.is_file()},
+    }
 
 
 def _model_config(folder: Path) -> TransformerConfig:
     try:
-        return TransformerConfig.from_json((folder / "run" / _MODEL).read_text(encoding="utf-8"))
-    except (OSError, ConfigError) as error:
+        return TransformerConfig.from_dict(read_json(folder / "run" / _MODEL))
+    except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{folder / 'run' / _MODEL}: {' '.join(str(error).split())}") from None
-
-
-def _tokenizer_files(folder: Path) -> dict[str, bytes]:
-    paths = sorted((folder / "run").glob("*tokenizer/*"))
-    return {str(path.relative_to(folder / "run")): path.read_bytes() for path in paths if path.is_file()}
 
 
 def _train_state(checkpoint: Checkpoint, training: Training) -> TrainState:

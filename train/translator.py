@@ -49,16 +49,16 @@ class Translator:
         CheckpointError: when text is given and there is no tokenizer, or the model does not say how a target starts.
     """
 
-    def __init__(self, checkpoint: Checkpoint, tokenizers: Tokenizers | None, name: str = "the checkpoint"):
+    def __init__(self, checkpoint: Checkpoint, name: str = "the checkpoint"):
         self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
-        self._tokenizers = tokenizers
 
-    @property
+    @cached_property
     def tokenizers(self) -> Tokenizers:
-        """Those of both sides."""
-        if self._tokenizers is None:
+        """Those of both sides. Raises: CheckpointError, DataError where there are none, or they cannot be read."""
+        found = Tokenizers.of_files(self.checkpoint.files, TokenizerConfig(), self.name)
+        if found is None:
             raise CheckpointError(f"{self.name}: has no tokenizer that can be read; its model takes ids alone")
-        return self._tokenizers
+        return found
 
     @cached_property
     def flax(self) -> Transformer:
@@ -170,8 +170,7 @@ def load(path: str | PathLike[str]) -> Translator:
     Raises:
         CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
     """
-    checkpoint = read(Path(path))
-    return Translator(checkpoint, Tokenizers.of_files(checkpoint.files, TokenizerConfig(), str(path)), str(path))
+    return Translator(read(Path(path)), str(path))
 
 
 def _filled(rows: Sequence[int], size: int) -> list[int]:

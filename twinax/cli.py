@@ -1,6 +1,7 @@
 """The command `twinax`. What a subcommand needs is imported when it runs."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -47,10 +48,11 @@ def parity(
     if seed < 0:
         raise UsageError(f"--seed {seed}: must be at least 0")
     presets = import_module("twinax.configs.presets").PRESETS
-    for name in filter(None, (model, other)):
-        if name not in presets and not exists(name):
-            hint = "".join(f"; did you mean {near}?" for near in get_close_matches(name, presets, 1))
-            raise UsageError(f"{name}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
+    if model not in presets and not exists(model):
+        hint = "".join(f"; did you mean {near}?" for near in get_close_matches(model, presets, 1))
+        raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
+    if other is not None:
+        check_exists(other)
     with one_line_errors():
         equal = import_module("twinax.parity_command").prove(model, other, src, tgt, seed, json_file)
     return 0 if equal else 1
@@ -147,6 +149,7 @@ _COMMANDS = _OWN_FLAGS | {f.__name__: f for f in (translate, evaluate, score, pa
 def main() -> None:
     """Entry point of the command."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as an exception, which cleans up
     try:
         if name == "--version":
             print(f"twinax {version('twinax')}")

@@ -13,12 +13,14 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from twinax.configs import TransformerConfig
+from twinax.configs.validation import ConfigError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.file_layouts import FILE_LAYOUTS
+from twinax.convert.files import read_json
 from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.new_files import check_new
 from twinax.convert.port import flax_specs
-from twinax.convert.single_file import SUFFIXES, read_parts
+from twinax.convert.single_file import has_suffix, read_parts
 from twinax.train import portable
 from twinax.train.checkpoints import is_run_or_checkpoint
 
@@ -48,6 +50,7 @@ def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, co
     portable.write(checkpoint, dst, layout)
     back = portable.read(dst)
     table = Table("", "", show_header=False, title=escape(f"{src} → {dst}"), title_justify="left")
+    table.add_row("read", escape(portable.form_of(src)))
     table.add_row("written", f"{portable.form_of(dst)}, layout {layout}")
     ours, theirs = (replace(side, training=None).tensors for side in (checkpoint, back))
     different = sorted(name for name in {*ours, *theirs} if _bytes(ours.get(name)) != _bytes(theirs.get(name)))
@@ -62,17 +65,15 @@ def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, co
     optimizer, same_optimizer = _optimizer_came_back(checkpoint, back)
     table.add_row("optimiser", optimizer)
     files = ", ".join(checkpoint.files) or "none"
-    table.add_row(
-        "tokenizer", files if checkpoint.files == back.files else f"{files}; back came {', '.join(back.files)}"
-    )
+    table.add_row("tokenizer", files if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
     Console().print(table)
-    return int(len(different) > len(rebuilt) or not same_optimizer)
+    return int(len(different) > len(rebuilt) or not same_optimizer or checkpoint.files != back.files)
 
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     """Prints what is in a checkpoint. Exit status: 0."""
     check_folder(json_file)
-    if path.is_file() and path.suffix in SUFFIXES:
+    if path.is_file() and has_suffix(path):
         parts = read_parts(path)
         layout, checkpoint = parts.layout, None if parts.bare else parts.checkpoint()
         arrays = parts.found["model"] if checkpoint is None else checkpoint.tensors
@@ -82,7 +83,8 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     found: dict[str, Any] = {"form": portable.form_of(path), "layout": layout}
     found |= _describe(checkpoint) if checkpoint else {"holds": "bare tensors, no config"}
     found["number types"] = dict(Counter(str(array.dtype) for array in arrays.values()))
-    every = {n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in arrays.items()}
+    wanted = arrays if tensors or json_file else {}
+    every = {n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in wanted.items()}
     if json_file is not None:
         document = {"path": str(path), **found, "tensors": every}
         Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -98,7 +100,7 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     if tensors:
         listing = Table(Column("array", overflow="fold"), "shape", "number type", "sha256")
         for name, about in every.items():
-            listing.add_row(name, "×".join(map(str, about["shape"])), about["dtype"], about["sha256"][:16])
+            listing.add_row(escape(name), "×".join(map(str, about["shape"])), about["dtype"], about["sha256"][:16])
         console.print(listing)
     return 0
 
@@ -142,7 +144,11 @@ def _config(path: str) -> tuple[TransformerConfig, Mapping[str, bytes]]:
         return checkpoint.config, checkpoint.files
     if not Path(path).is_file():
         raise UsageError(f"--config {path}: there is no such file")
-    return TransformerConfig.from_json(Path(path).read_text(encoding="utf-8")), {}
+    values = read_json(Path(path))
+    try:
+        return TransformerConfig.from_dict(values.get("model", values)), {}  # a run's has the model's in it
+    except (ConfigError, TypeError, AttributeError) as error:
+        raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from None
 
 
 def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str, bool]:

@@ -1,11 +1,14 @@
 """`twinax parity`: which models the ladder compares, and on what."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from twinax.configs import TransformerConfig
 from twinax.configs.decoding import DecodingConfig
@@ -19,13 +22,17 @@ from twinax.train.translator import Translator, load
 
 from .usage import UsageError, check_folder
 
+_MOST = 400  # sentences of a file that are read into ids; the ladder needs fewer
+
 
 def prove(model: str, other: str | None, src: str | None, tgt: str | None, seed: int, json_file: str | None) -> bool:
     """Climbs the ladder and prints it; True where every rung holds."""
     check_folder(json_file)
     if tgt is not None and src is None:
         raise UsageError(f"--tgt {tgt}: needs --src, the sentences that it translates")
-    shown = [model, *filter(None, [other]), *(f"--{n} {v}" for n, v in {"src": src, "tgt": tgt}.items() if v)]
+    named = {"--src": src, "--tgt": tgt, "--seed": str(seed)}
+    flags = [word for flag, value in named.items() if value is not None for word in (flag, value)]
+    words = ["twinax", "parity", model, *filter(None, [other]), *flags]
     arguments: dict[str, Any] = {"seed": seed, "json_file": json_file}
     if model in PRESETS:
         if other is not None or src is not None:
@@ -34,13 +41,11 @@ def prove(model: str, other: str | None, src: str | None, tgt: str | None, seed:
     else:
         translator = load(model)
         arguments |= {"config": translator.config, "arrays": translator.checkpoint.arrays}
-        if other is not None:
-            arguments["flax"] = _other(translator, load(other))
-        else:
-            arguments |= _oracle(model, translator)
+        second = load(other) if other is not None else None
+        arguments |= {"flax": _other(translator, second)} if second else _oracle(model, translator)
         if src is not None:
-            arguments["draw"] = _sentences(translator, src, tgt, seed)
-    return show_ladder(f"twinax parity {' '.join(shown)} --seed {seed}", **arguments)
+            arguments["draw"] = _sentences(translator, second, src, tgt, seed)
+    return show_ladder(shlex.join(words), **arguments)
 
 
 def _other(translator: Translator, other: Translator) -> tuple[TransformerConfig, Any]:
@@ -70,19 +75,27 @@ def _oracle(model: str, translator: Translator) -> dict[str, Any]:
     return {"oracle": oracle, "oracle_name": "transformers"}
 
 
-def _sentences(translator: Translator, src: str, tgt: str | None, seed: int) -> Callable[[int, int], Batch | None]:
+def _sentences(
+    translator: Translator, other: Translator | None, src: str, tgt: str | None, seed: int
+) -> Callable[[int, int], Batch | None]:
     """Batches of the sentences of a file, with their translations in another, or else with the model's own."""
     texts = list(read_lines(src))
-    if tgt is None:
-        found = translator.hypotheses(texts, DecodingConfig())
-        targets = [list(hypotheses[0].tokens) if hypotheses else [] for hypotheses in found]
-    else:
-        references = list(read_lines(tgt))
-        if len(references) != len(texts):
-            raise UsageError(f"{src} has {len(texts)} lines and {tgt} has {len(references)}: a line must be a pair")
-        targets = translator.tokenizers.tgt.encode(references)
-    sources = translator.tokenizers.src.encode_sources(texts, translator.config.max_length)
-    pairs = [(s, t) for text, s, t in zip(texts, sources, targets, strict=True) if text.strip()]
+    references = texts if tgt is None else list(read_lines(tgt))
+    if len(references) != len(texts):
+        raise UsageError(f"{src} has {len(texts)} lines and {tgt} has {len(references)}: a line must be a pair")
+    order = np.random.default_rng(seed).permutation(len(texts))
+    pairs = [(texts[i], references[i]) for i in order if texts[i].strip()][:_MOST]
     if not pairs:
         raise UsageError(f"{src}: has no sentence")
-    return draw_from([s for s, _ in pairs], [t for _, t in pairs], translator.config, seed)
+    chosen, longest = [text for text, _ in pairs], translator.config.max_length
+    sources = translator.tokenizers.src.encode_sources(chosen, longest)
+    if tgt is None:
+        found = translator.hypotheses(chosen, DecodingConfig())
+        targets = [list(hypotheses[0].tokens) if hypotheses else [] for hypotheses in found]
+    else:
+        targets = translator.tokenizers.tgt.encode([reference for _, reference in pairs])
+    if other is not None and other.checkpoint.files:
+        theirs = other.tokenizers.src.encode_sources(chosen, longest)
+        if (wrong := next((t for t, a, b in zip(chosen, sources, theirs, strict=True) if a != b), None)) is not None:
+            raise UsageError(f"{translator.name}, {other.name}: their tokenizers give other ids for {wrong[:100]!r}")
+    return draw_from(sources, targets, translator.config)

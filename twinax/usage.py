@@ -25,6 +25,8 @@ def check_folder(path: str | None) -> None:
     """Raises: UsageError where a file cannot be written there, before anything is computed for it."""
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise UsageError(f"{path}: there is no directory {Path(path).parent}")
+    if path is not None and Path(path).is_dir():
+        raise UsageError(f"{path}: is a directory; give the name of a file")
 
 
 def check_picture(flag: str, path: str | None) -> None:

@@ -29,6 +29,7 @@ TOKENIZER_FILES = (
     *("source.spm", "target.spm", "sentencepiece.bpe.model", "spiece.model"),
 )
 _FILES = {f"{folder}/{name}" for folder in FOLDERS for name in TOKENIZER_FILES}
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam, by the names of `torch.optim`
 CONFIG, GENERATION = "config.json", "generation_config.json"  # of a Hugging Face directory
 
 
@@ -91,7 +92,7 @@ class Checkpoint:
         """Every array that it holds, by name: weights, unused ones, the optimiser's."""
         found = {**self.arrays, **{f"unused.{name}": a for name, a in self.unused.items()}}
         if self.training is not None:
-            for key in ("exp_avg", "exp_avg_sq"):
+            for key in MOMENTS:
                 found |= {f"optimizer.{key}.{name}": a for name, a in getattr(self.training, key).items()}
         return found
 

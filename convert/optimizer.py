@@ -16,11 +16,11 @@ from ..configs.run import RunConfig
 from ..configs.schedules import learning_rate
 from ..flax_transformer.reach import without_gradient
 from .arrays import to_jax_arrays
-from .checkpoint import Training
+from .checkpoint import MOMENTS, Training
 from .port import flax_specs, port_rules, to_params, to_state_dict
 from .rules import ConversionError
 
-_ENTRY = ("step", "exp_avg", "exp_avg_sq")
+_ENTRY = ("step", *MOMENTS)
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,7 @@ def _moments(
             "where the loss does not reach them, give their Flax names as without_gradient"
         )
     zeros = {name: p.new_zeros(p.shape) for name, p in model.named_parameters()}
-    found = (zeros | {names[i]: entry[key] for i, entry in entries.items()} for key in ("exp_avg", "exp_avg_sq"))
+    found = (zeros | {names[i]: entry[key] for i, entry in entries.items()} for key in MOMENTS)
     exp_avg, exp_avg_sq = (to_params(tensors, model.config, trained_only=True) for tensors in found)
     return max(steps, default=0), exp_avg, exp_avg_sq
 

@@ -19,7 +19,7 @@ import safetensors.numpy
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from .arrays import to_torch_tensor
-from .checkpoint import Checkpoint, Training
+from .checkpoint import MOMENTS, Checkpoint, Training
 from .file_layouts import FILE_LAYOUTS, from_named, layout_of, to_named
 from .files import read_safetensors, read_torch, to_arrays
 from .new_files import new_file
@@ -30,7 +30,6 @@ SUFFIXES = (".pt", ".pth", ".safetensors")  # in any case
 _VERSION = 1
 _MARK = "twinax_file_version"
 _METADATA = "twinax"  # in a safetensors file's metadata, which is texts
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _WRAPPERS = ("model", "state_dict", "model_state_dict")  # where people put a state dict
 
 
@@ -140,7 +139,7 @@ def _write_safetensors(
     checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], about: dict[str, Any]
 ) -> None:
     arrays = {**model, **{f"unused.{name}": a for name, a in checkpoint.unused.items()}}
-    for key in _MOMENTS if checkpoint.training is not None else ():
+    for key in MOMENTS if checkpoint.training is not None else ():
         moments = to_named(getattr(checkpoint.training, key), checkpoint.config, about["layout"], trained_only=True)
         arrays |= {f"optimizer.{key}.{name}": a for name, a in moments.items()}
     files = {name: base64.b64encode(content).decode() for name, content in checkpoint.files.items()}
@@ -167,7 +166,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         found["files"] = {name: base64.b64decode(text) for name, text in found["files"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConversionError(f"{path}: its metadata are not as twinax writes them: {error}") from None
-    for part in ("unused", *(f"optimizer.{key}" for key in _MOMENTS)):
+    for part in ("unused", *(f"optimizer.{key}" for key in MOMENTS)):
         names = [name for name in arrays if name.startswith(f"{part}.")]
         found[part] = {name.removeprefix(f"{part}."): arrays.pop(name) for name in names}
     return found | {"model": arrays}
@@ -197,7 +196,7 @@ def _with_training(checkpoint: Checkpoint, found: Mapping[str, Any], layout: str
     if "optimizer" in found:
         count, *moments = from_torch_optimizer(found["optimizer"], run, checkpoint.to_torch())
     else:
-        named = (found[f"optimizer.{key}"] for key in _MOMENTS)
+        named = (found[f"optimizer.{key}"] for key in MOMENTS)
         moments = [from_named(a, checkpoint.config, layout, trained_only=True) for a in named]
         count = found["optimizer_updates"]
     training = Training(run, found["update"], found["seed"], (epoch, batch), count, *moments)

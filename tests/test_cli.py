@@ -135,7 +135,7 @@ def test_a_directory_that_transformers_refuses(directory, tmp_path):
     [
         ("nowhere/model", "nowhere/model: is neither a preset (tiny, small, base, big) nor a checkpoint"),
         ("smal", "smal: is neither a preset (tiny, small, base, big) nor a checkpoint; did you mean small?"),
-        (".", ".: has no config.json"),
+        (".", ".: is neither a run, nor a checkpoint, nor a Hugging Face directory"),
         ("x" * 300, f"{'x' * 300}: is neither a preset (tiny, small, base, big) nor a checkpoint"),
     ],
 )
@@ -214,7 +214,7 @@ def test_train_prints_its_config(command, corpus):
         (["CORPUS", "--held-out", "60"], "nothing is left to train on"),
         (["CORPUS", "--tokenizer.load", "nowhere.model"], "twinax: nowhere.model: there is no such file"),
         (["CORPUS", "--init-from", "nowhere"], "twinax: nowhere: there is no such file or directory to start from"),
-        (["CORPUS", "--init-from", "."], "config.json"),
+        (["CORPUS", "--init-from", "."], "is neither a run, nor a checkpoint, nor a Hugging Face directory"),
     ],
 )
 def test_train_says_what_is_wrong(command, corpus, arguments, said):

@@ -156,7 +156,7 @@ def test_score(command, files):
     ("arguments", "said"),
     [
         (("translate", "nowhere"), "nowhere: there is no such file or directory"),
-        (("translate", "."), "config.json"),
+        (("translate", "."), "is neither a run, nor a checkpoint, nor a Hugging Face directory"),
         (("translate", MODEL, "nowhere"), "nowhere: there is no such file"),
         (("translate", MODEL, "utf16"), "utf16: is UTF-16; save it as UTF-8"),
         (("translate", MODEL, "src", "--n-best", "9"), "n_best=9: must not be above beam_size=5"),

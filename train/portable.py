@@ -58,8 +58,11 @@ def read(path: Path, config: TransformerConfig | None = None) -> Checkpoint:
     if not is_run_or_checkpoint(path):
         return convert.load(path, config)
     folder = folder_of(path)
-    with jax.enable_x64(True):  # which moves float64 as it is
-        return _read_weights(folder) if (folder / WEIGHTS).is_dir() else _read_training(folder)
+    try:
+        with jax.enable_x64(True):  # which moves float64 as it is
+            return _read_weights(folder) if (folder / WEIGHTS).is_dir() else _read_training(folder)
+    except convert.ConversionError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
 
 
 def read_config(path: Path) -> TransformerConfig:
@@ -134,10 +137,7 @@ def _read_weights(folder: Path) -> Checkpoint:
             arrays = _to_numpy(reader.restore(folder.absolute() / WEIGHTS))
     except Exception as error:  # orbax and tensorstore raise what they like
         raise CheckpointError(f"{folder}: cannot be read: {' '.join(str(error).split())[:300]}") from None
-    try:
-        translate([], arrays, flax_specs(config))
-    except convert.ConversionError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+    translate([], arrays, flax_specs(config))  # for what it refuses
     return Checkpoint(config, arrays, **_kept(folder))
 
 
@@ -168,8 +168,8 @@ def _train_state(checkpoint: Checkpoint, training: Training) -> TrainState:
     buffers = {name: a for name, a in arrays.items() if name not in trained}
     fresh = make_optimizer(training.run.training, without_gradient(config)).init(params)
     optimizer = put_adam(fresh, training.count, training.exp_avg, training.exp_avg_sq)
-    numbers = jnp.asarray(training.update, jnp.int32), jnp.uint32(training.seed), jnp.asarray(training.position)
-    return TrainState(params, buffers, optimizer, *numbers)
+    numbers = jnp.asarray(training.update, jnp.int32), jnp.uint32(training.seed)
+    return TrainState(params, buffers, optimizer, *numbers, jnp.asarray(training.position, jnp.int32))
 
 
 def _to_numpy(arrays: Any) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from twinax.configs import TransformerConfig
 from twinax.configs.validation import ConfigError
 from twinax.convert import Checkpoint, checksum
+from twinax.convert.checkpoint import MOMENTS
 from twinax.convert.file_layouts import FILE_LAYOUTS
 from twinax.convert.files import read_json
 from twinax.convert.hugging_face import LAYOUTS
@@ -158,8 +159,7 @@ def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str,
         return "none", True
     if theirs is None:
         return f"left out, with the run and its {ours.update:,} updates: there is no place for it", True
-    moments = ("exp_avg", "exp_avg_sq")
-    same = all(checksum(getattr(ours, key)) == checksum(getattr(theirs, key)) for key in moments)
+    same = all(checksum(getattr(ours, key)) == checksum(getattr(theirs, key)) for key in MOMENTS)
     same &= replace(theirs, exp_avg={}, exp_avg_sq={}) == replace(ours, exp_avg={}, exp_avg_sq={})
     verdict = "came back equal to the bit" if same else "[bold red]came back DIFFERENT[/]"
     return f"{ours.run.training.optimizer} after {ours.count:,} updates: {verdict}", same

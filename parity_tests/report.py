@@ -1,6 +1,5 @@
 """The ladder as a table on the terminal."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +13,8 @@ from rich.table import Table
 from .ladder import POOLED, RATIO_BOUND, Ladder, climb
 
 
-def show_ladder(title: str, *args: Any, oracle_name: str = "", json_file: str | None = None, **kwargs: Any) -> bool:
-    """Climbs the ladder, `climb(*args, **kwargs)`, with a progress bar and prints it; True where every rung holds."""
+def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> Ladder:
+    """Climbs the ladder, `climb(*args, **kwargs)`, with a progress bar, and prints it."""
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -32,15 +31,13 @@ def show_ladder(title: str, *args: Any, oracle_name: str = "", json_file: str | 
         if not report.ok:
             versus = "" if report is ladder.report else f" and {oracle_name}"
             console.print(f"{name}{versus}: {report}", markup=False, style="red")
-    if json_file is not None:
-        Path(json_file).write_text(json.dumps(_document(title, ladder), indent=2) + "\n", encoding="utf-8")
-    return ladder.ok
+    return ladder
 
 
-def _document(title: str, ladder: Ladder) -> dict[str, Any]:
+def as_document(ladder: Ladder) -> dict[str, Any]:
+    """What the table says, as JSON has it."""
     reports = {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}
     return {
-        "command": title,
         "equal": ladder.ok,
         "rungs": [asdict(rung) for rung in ladder.rungs],
         "product_ratio": ladder.product_ratio,

@@ -24,13 +24,18 @@ def load_oracle(directory: str | PathLike[str], checkpoint: Checkpoint) -> Oracl
 
     Loaded in its own number type, in which it computes its position tables, and widened then.
     """
+    return oracle_of(load_model(directory, checkpoint).double(), checkpoint)
+
+
+def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
+    """The directory's model, loaded by `transformers` in its own number type, in evaluation mode."""
     import transformers
 
     assert checkpoint.layout is not None
     transformers.utils.logging.disable_progress_bar()
     architecture = getattr(transformers, family(checkpoint.layout).architecture)
     own_type = getattr(torch, checkpoint.config.param_dtype)
-    return oracle_of(architecture.from_pretrained(directory, dtype=own_type).double().eval(), checkpoint)
+    return architecture.from_pretrained(directory, dtype=own_type).eval()
 
 
 def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:

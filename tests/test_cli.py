@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from twinax.parity_tests.harness import Report
+from twinax.parity_tests.ladder import Ladder
+
 TWINAX = Path(sys.executable).parent / "twinax"
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 
@@ -84,16 +87,16 @@ def test_parity_of_a_directory_has_transformers_for_a_third(directory):
 
 @pytest.mark.filterwarnings("ignore")
 def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkeypatch, capsys):
-    from twinax import cli
-    from twinax.parity_tests import ladder, transformers_oracle
+    from twinax import cli, parity_command
+    from twinax.parity_tests import ladder
 
-    right = transformers_oracle.load_oracle
+    right = parity_command.load_oracle
 
     def wrong(*args):
         oracle = right(*args)
         return lambda batch: {name: value + (name == "logits") * 1e-9 for name, value in oracle(batch).items()}
 
-    monkeypatch.setattr(transformers_oracle, "load_oracle", wrong)
+    monkeypatch.setattr(parity_command, "load_oracle", wrong)
     monkeypatch.setattr(ladder, "POOLED", 2)
     monkeypatch.setattr(sys, "argv", ["twinax", "parity", str(directory)])
     with pytest.raises(SystemExit) as caught:
@@ -105,15 +108,18 @@ def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkey
     assert "begins at logits" in printed
 
 
+CLIMBED = Ladder(Report((), ()), {}, (), 1.0, 4, True)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_parity_of_a_directory_without_transformers(command, directory, monkeypatch):
     from twinax import parity_command
 
     climbed = []
     monkeypatch.setattr(parity_command, "find_spec", lambda name: None)
-    monkeypatch.setattr(parity_command, "show_ladder", lambda title, **given: climbed.append(given) or True)
+    monkeypatch.setattr(parity_command, "show_ladder", lambda title, **given: climbed.append(given) or CLIMBED)
     code, _, err = command("parity", directory)
-    assert (code, err) == (0, "twinax: transformers is not installed: the twins are compared with each other only\n")
+    assert (code, err) == (1, "twinax: transformers is not installed: the twins are compared with each other only\n")
     assert "oracle" not in climbed[0]
 
 

@@ -10,9 +10,12 @@ import pytest
 from twinax import TransformerConfig
 from twinax.convert import Checkpoint
 from twinax.parity_tests import ladder
+from twinax.parity_tests.decoding import random_family
 from twinax.parity_tests.functions import random_arrays
 from twinax.parity_tests.sentences import draw_from
+from twinax.parity_tests.translations import show_translations
 from twinax.train import portable
+from twinax.train.translator import load
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 LETTERS = [" ".join(f"{i:b}".replace("0", "a").replace("1", "d")) for i in range(1, 120)]
@@ -91,3 +94,42 @@ def test_batches_of_sentences():
         for tgt, labels, n in zip(batch.tgt_tokens, batch.labels, lengths, strict=True):
             assert tgt[1:n].tolist() == labels[: n - 1].tolist()
     assert draw_from(sources[:3], targets[:3], config)(0, 4).src_tokens.shape[0] == 3
+
+
+def test_translations_are_compared_token_for_token(command, here):
+    code, out, _ = command("parity", "same.pt", STORED, "--src", "few", "--translations", "--json", "p.json")
+    found = json.loads(Path("p.json").read_text())
+    assert (code, found["equal"]) == (0, True), out
+    assert [(t["beam_size"], t["search"], t["equal"], t["different"]) for t in found["translations"]] == [
+        (1, "Flax", 2, {}),
+        (5, "Flax", 2, {}),
+    ]
+    texts = load(STORED).translate(["a b", "c"])
+    assert found["translations"][0]["tokens"] == sum(len(text.split()) + 1 for text in texts)  # and the end
+
+
+def test_translations_that_differ_are_named_by_their_line(here, capsys):
+    checkpoint = portable.read(STORED)
+    swapped = checkpoint.arrays["src_embedding.embedding"].copy()
+    a, b = load(STORED).tokenizers.tgt.encode(["A B"])[0]
+    swapped[[a, b]] = swapped[[b, a]]
+    other = replace(checkpoint, arrays={**checkpoint.arrays, "src_embedding.embedding": swapped})
+    sources = dict(enumerate(load(STORED).tokenizers.src.encode_sources(["c d", "", "a b", "h"]), 1))
+    del sources[2]
+    same, documents = show_translations(other.to_flax(), checkpoint.to_torch().eval(), sources)
+    assert not same
+    assert [sorted(document["different"]) for document in documents] == [[3], [3]]
+    assert [document["equal"] for document in documents] == [2, 2]
+    assert "beam 5, line 3, Flax: DIFFERENT, margin" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_translations_of_a_directory_have_transformers_for_a_third(command, here):
+    """Of a random Marian, with the tokenizer of another model: its ids are ids."""
+    random_family("Marian", Path("marian"))
+    for name, content in portable.read(STORED).files.items():
+        Path("marian", Path(name).name).write_bytes(content)
+    code, out, _ = command("parity", "marian", "--src", "few", "--translations", "--json", "p.json")
+    found = json.loads(Path("p.json").read_text())
+    assert (code, found["equal"]) == (0, True), out
+    assert [(t["search"], t["equal"]) for t in found["translations"]] == [("Flax", 2), ("transformers", 2)] * 2

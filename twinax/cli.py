@@ -25,6 +25,7 @@ def parity(
     *,
     src: str | None = None,
     tgt: str | None = None,
+    translations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     seed: int = 0,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
@@ -42,6 +43,8 @@ def parity(
         other: a second checkpoint.
         src: text file, a sentence a line (.gz too), to compare on; none: random tokens.
         tgt: its translations; none: the model's own.
+        translations: translate every sentence of --src in both frameworks too, greedily and with a beam of 5, and
+            compare the tokens.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: file to write the same to, as JSON.
     """
@@ -54,7 +57,9 @@ def parity(
     if other is not None:
         check_exists(other)
     with one_line_errors():
-        equal = import_module("twinax.parity_command").prove(model, other, src, tgt, seed, json_file)
+        equal = import_module("twinax.parity_command").prove(
+            model, other, src=src, tgt=tgt, translations=translations, seed=seed, json_file=json_file
+        )
     return 0 if equal else 1
 
 

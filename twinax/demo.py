@@ -95,7 +95,7 @@ def demo(out: Path, updates: int, test: int) -> Results:
         differing, tokens = differing + differ, tokens + count
     _show(translator, out, console)
     arrays = _through_pytorch(translator, out / "model.pt")
-    ladder = show_ladder("the trained model", config=translator.config, arrays=translator.checkpoint.arrays)
+    ladder = show_ladder("the trained model", config=translator.config, arrays=translator.checkpoint.arrays).ok
     table = Table("", "", title="twinax demo", show_header=False)
     table.add_row(
         "trained", f"{updates} updates" + (", begun before" if again else f" in {trained:.0f} s, with compiling")

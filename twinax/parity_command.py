@@ -1,5 +1,6 @@
 """`twinax parity`: which models the ladder compares, and on what."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from twinax.configs.decoding import DecodingConfig
 from twinax.configs.presets import PRESETS
 from twinax.convert.port import flax_specs
 from twinax.parity_tests.functions import Batch
-from twinax.parity_tests.report import show_ladder
+from twinax.parity_tests.report import as_document, show_ladder
 from twinax.parity_tests.sentences import draw_from
+from twinax.parity_tests.transformers_oracle import load_model, load_oracle
+from twinax.parity_tests.translations import show_translations
 from twinax.train.corpus import read_lines
 from twinax.train.translator import Translator, load
 
@@ -25,27 +28,47 @@ from .usage import UsageError, check_folder
 _MOST = 400  # sentences of a file that are read into ids; the ladder needs fewer
 
 
-def prove(model: str, other: str | None, src: str | None, tgt: str | None, seed: int, json_file: str | None) -> bool:
-    """Climbs the ladder and prints it; True where every rung holds."""
+def prove(
+    model: str,
+    other: str | None,
+    *,
+    src: str | None,
+    tgt: str | None,
+    translations: bool,
+    seed: int,
+    json_file: str | None,
+) -> bool:
+    """Climbs the ladder, compares translations, and prints both; True where nothing differs."""
     check_folder(json_file)
-    if tgt is not None and src is None:
-        raise UsageError(f"--tgt {tgt}: needs --src, the sentences that it translates")
+    if src is None and (tgt is not None or translations):
+        flag = "--translations" if tgt is None else f"--tgt {tgt}"
+        raise UsageError(f"{flag}: needs --src, the sentences that it is of")
     named = {"--src": src, "--tgt": tgt, "--seed": str(seed)}
     flags = [word for flag, value in named.items() if value is not None for word in (flag, value)]
-    words = ["twinax", "parity", model, *filter(None, [other]), *flags]
-    arguments: dict[str, Any] = {"seed": seed, "json_file": json_file}
+    words = ["twinax", "parity", model, *filter(None, [other]), *flags, *["--translations"] * translations]
+    arguments: dict[str, Any] = {"seed": seed}
+    first = second = None
     if model in PRESETS:
         if other is not None or src is not None:
             raise UsageError(f"{model}: is a preset, of random weights; give a checkpoint to compare or to read text")
         arguments["config"] = TransformerConfig.preset(model)
     else:
-        translator = load(model)
-        arguments |= {"config": translator.config, "arrays": translator.checkpoint.arrays}
-        second = load(other) if other is not None else None
-        arguments |= {"flax": _other(translator, second)} if second else _oracle(model, translator)
+        first, second = load(model), load(other) if other is not None else None
+        arguments |= {"config": first.config, "arrays": first.checkpoint.arrays}
+        arguments |= {"flax": _other(first, second)} if second else _oracle(model, first)
         if src is not None:
-            arguments["draw"] = _sentences(translator, second, src, tgt, seed)
-    return show_ladder(shlex.join(words), **arguments)
+            arguments["draw"] = _sentences(first, second, src, tgt, seed)
+    ladder = show_ladder(shlex.join(words), **arguments)
+    document, equal = {"command": shlex.join(words), **as_document(ladder)}, ladder.ok
+    if translations and first is not None and src is not None:
+        theirs = load_model(model, first.checkpoint) if "oracle" in arguments else None
+        ids = enumerate(first.tokenizers.src.encode_sources(list(read_lines(src)), first.config.max_length), 1)
+        sources = {line: tokens for line, tokens in ids if len(tokens) > first.tokenizers.src.added}
+        same, document["translations"] = show_translations((second or first).flax, first.torch, sources, theirs=theirs)
+        equal &= same
+    if json_file is not None:
+        Path(json_file).write_text(json.dumps(document | {"equal": equal}, indent=2) + "\n", encoding="utf-8")
+    return equal
 
 
 def _other(translator: Translator, other: Translator) -> tuple[TransformerConfig, Any]:
@@ -66,8 +89,6 @@ def _oracle(model: str, translator: Translator) -> dict[str, Any]:
     if find_spec("transformers") is None:
         print("twinax: transformers is not installed: the twins are compared with each other only", file=sys.stderr)
         return {}
-    from twinax.parity_tests.transformers_oracle import load_oracle
-
     try:
         oracle = load_oracle(model, translator.checkpoint)
     except Exception as error:  # whatever it is, it says that transformers does not take the directory

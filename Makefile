@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix benchmark-dropout benchmark-decoding kill-test demo lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix benchmark-dropout benchmark-decoding kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -48,6 +48,10 @@ types: install
 # A small language learnt, translated and proven. About two minutes.
 demo: install
 	$(BIN)/twinax demo
+
+# The page of every setting, from the configs themselves.
+settings: install
+	$(BIN)/python -m twinax.configs.reference docs/settings.md
 
 # Twenty kills of a training at random moments; prints its counts. About four minutes.
 kill-test: install

@@ -3,9 +3,14 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from twinax import TransformerConfig
+from twinax.configs import reference
+from twinax.configs.training import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,6 +27,13 @@ def test_python_blocks_run(page, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == re.findall(r"# -> (.*)", code)
+
+
+def test_the_page_of_settings_is_what_the_configs_say():
+    """`make settings` writes it."""
+    assert (ROOT / "docs" / "settings.md").read_text() == reference.page()
+    for kind in (TransformerConfig, TrainingConfig):
+        assert [setting.name for setting in reference.settings_of(kind)] == [f.name for f in fields(kind)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,113 @@
+"""The page of every setting, from the configs themselves: `python -m twinax.configs.reference docs/settings.md`.
+
+A field's comment is its description, and a comment on a line of its own begins a group.
+"""
+
+import ast
+import inspect
+import io
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from .data import BatchConfig, CorpusConfig, TokenizerConfig
+from .decoding import DecodingConfig
+from .run import LoopConfig
+from .schema import TransformerConfig
+from .training import TrainingConfig
+
+# section of the page -> (its config, the flags it has)
+_SECTIONS: dict[str, tuple[type, str]] = {
+    "The model": (TransformerConfig, "`--model.d-model 128` of `twinax train`, and so on"),
+    "The training step": (TrainingConfig, "`--training.learning-rate 1e-3`"),
+    "The corpus": (CorpusConfig, "`--src a.de`, `--dataset opus_books`: without a prefix, or with `corpus.`"),
+    "Tokenizers": (TokenizerConfig, "`--tokenizer.kind bpe`"),
+    "Batches": (BatchConfig, "`--batches.tokens 4096`"),
+    "The loop": (LoopConfig, "`--loop.epochs 10`"),
+    "Decoding": (DecodingConfig, "`--beam-size 5` of `twinax translate`; all of them from Python"),
+}
+
+_HEAD = """# Settings
+
+Every field of every config, written by `make settings` from the configs themselves. A wrong value is refused with the
+field, the value and what is allowed. [config.md](config.md) says more of the model's, [training.md](training.md) and
+[runs.md](runs.md) of the others.
+"""
+
+
+class Setting(NamedTuple):
+    """A field of a config."""
+
+    group: str
+    name: str
+    values: str  # its type, or the names that it may have
+    default: str
+    comment: str
+
+
+def settings_of(kind: Any) -> Iterator[Setting]:
+    """The fields of a config in their order."""
+    source = inspect.getsource(kind)
+    comments = _comments(source)
+    (body,) = ast.parse(source).body
+    assert isinstance(body, ast.ClassDef)
+    hints, defaults = get_type_hints(kind), {f.name: f.default for f in fields(kind)}
+    group, above = "", 0
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            between = [text for line, (alone, text) in comments.items() if alone and above < line < node.lineno]
+            group = " ".join(between) or group
+            _, comment = comments.get(node.end_lineno or 0, (False, ""))
+            name = node.target.id
+            default = "required" if defaults[name] is MISSING else f"`{defaults[name]!r}`"
+            yield Setting(group, name, _values(hints[name]), default, comment)
+        above = node.end_lineno or 0
+
+
+def page() -> str:
+    """The whole page in Markdown."""
+    text = _HEAD
+    for title, (kind, flags) in _SECTIONS.items():
+        doc = (kind.__doc__ or "").splitlines()[0]
+        text += f"\n## {title}: `{kind.__name__}`\n\n{doc} Flags: {flags}.\n"
+        group = None
+        for setting in settings_of(kind):
+            if setting.group != group:
+                group = setting.group
+                text += f"\n{group}\n" if group else ""
+                text += "\n| field | values | default | |\n|---|---|---|---|\n"
+            cells = (f"`{setting.name}`", setting.values, setting.default, setting.comment)
+            text += "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    return text
+
+
+def _comments(source: str) -> dict[int, tuple[bool, str]]:
+    """Of each line: (whether the comment stands alone, its text)."""
+    found = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            alone = not token.line[: token.start[1]].strip()
+            found[token.start[0]] = (alone, token.string.lstrip("# "))
+    return found
+
+
+def _values(hint: Any) -> str:
+    """Names that a field may have, or its type."""
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(hint))
+    if hint is type(None):
+        return "None"
+    if get_origin(hint) is tuple:
+        return f"several of {_values(get_args(hint)[0])}"
+    if args := get_args(hint):
+        return " or ".join(_values(arg) for arg in args)
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "True, False"}[hint.__name__]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m twinax.configs.reference PAGE")
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -102,7 +102,10 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
     try:
         prepared = prepare(run, saved, buckets, began.model, say)
     except DataError as error:
-        raise DataError(f"{error} (where the corpus of {directory} is elsewhere now, give its files anew)") from None
+        raise DataError(
+            f"{error} (where the corpus of {directory} is elsewhere now, give its files anew; another run needs "
+            "another directory)"
+        ) from None
     if (now := _fingerprint(prepared)) != said:
         part = "training" if now.split()[0] != said.split()[0] else "validation"
         counts = {name: found.kept for name, found in prepared.counts.items()}

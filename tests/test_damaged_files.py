@@ -1,0 +1,145 @@
+"""Files and directories that are no checkpoints, or not whole ones: each is one line, and nothing is written."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from twinax.convert import Checkpoint
+from twinax.parity_tests.functions import random_arrays
+from twinax.train import portable
+
+STORED = Path(__file__).parent / "checkpoints" / "v1"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The stored checkpoint in both kinds of file."""
+    folder = tmp_path_factory.mktemp("whole")
+    for name in ("x.pt", "x.safetensors"):
+        portable.write(portable.read(STORED), folder / name)
+    return folder
+
+
+class Code:
+    def __reduce__(self):
+        return os.system, ("touch was_run",)
+
+
+def damage(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def edit_torch(path, **changes):
+    torch.save(torch.load(path, weights_only=True) | changes, path)
+
+
+WRONG = {  # what -> (arguments after the command's name, what is said)
+    "no checkpoint": (("inspect", "nowhere"), "nowhere: there is no such file or directory"),
+    "a file of another kind": (("inspect", "text.txt"), "text.txt: is no checkpoint; a file's name ends in .pt, .pth"),
+    "an empty directory": (
+        ("convert", "empty", "y.pt"),
+        "empty: is neither a run, nor a checkpoint",
+    ),
+    "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a whole PyTorch file"),
+    "truncated safetensors": (("inspect", "half.safetensors"), "half.safetensors: not a whole safetensors file"),
+    "code": (("convert", "code.pt", "y.pt"), "code.pt: damaged, or holds more than tensors; none of its code was run"),
+    "names of nobody": (("inspect", "names.pt"), "names.pt: its 1 tensors (a) are in no layout that twinax knows"),
+    "another version": (("inspect", "later.pt"), "later.pt: twinax_file_version=9: this twinax reads version 1"),
+    "a part missing": (("inspect", "part.pt"), "part.pt: 1 arrays do not fit the model"),
+    "another optimizer": (("inspect", "adam.pt"), "adam.pt: its optimizer is not that of the run"),
+    "a destination that exists": (("convert", "x.pt", "text.txt"), "text.txt: exists; give another name"),
+    "an existing directory": (("convert", "x.pt", "full"), "full: exists and is not empty; give another name"),
+    "no such layout": (("convert", "x.pt", "y", "--layout", "t5"), "--layout t5: there is none; known are twinax"),
+    "a layout that has no such model": (("convert", "x.pt", "y", "--layout", "bart"), "bart has no such model:"),
+    "a file for a directory": (("convert", "x.pt", "y.pt", "--layout", "bart"), "bart is the layout of a directory"),
+    "a directory for a file": (
+        ("convert", "x.pt", "y", "--layout", "torch_nn"),
+        "y: a file of layout torch_nn needs a name",
+    ),
+    "no such config": (("convert", "x.pt", "y.pt", "--config", "no.json"), "--config no.json: there is no such file"),
+    "a config too many": (("convert", "x.pt", "y.pt", "--config", "x.pt"), "x.pt: has a config of its own"),
+    "a config for a run": (("convert", STORED, "y.pt", "--config", "x.pt"), "v1: has a config of its own"),
+    "a name that looks like a file's": (("convert", "x.pt", "y.bin"), "y.bin: a file, and a directory's name has no"),
+    "a run within": (
+        ("translate", "outer"),
+        "outer: is neither a run, nor a checkpoint, nor a Hugging Face",
+    ),
+    "no bytes of UTF-8": (("convert", "bare.pt", "y.pt", "--config", "latin.json"), "latin.json: cannot be read as"),
+    "no tensors": (("convert", "none.pt", "y.pt", "--config", "config.json"), "none.pt: holds no tensors"),
+    "no layout": (("inspect", "layout.pt"), "layout.pt: is not as twinax writes it: 'layout'"),
+    "a source of nothing": (("inspect", "source.pt"), "source.pt: is not as twinax writes it"),
+    "a run of nothing": (("inspect", "run.pt"), "run.pt: is not as twinax writes it"),
+    "half a position": (("inspect", "position.pt"), "position.pt: is not as twinax writes it"),
+    "an update that is text": (("inspect", "update.pt"), "update.pt: update='abc': must be a number of at least 0"),
+    "files that are none": (("inspect", "files.pt"), "files.pt: its files are None, not names with a bytes each"),
+    "a file elsewhere": (("translate", "evil.pt", "text.txt"), "evil.pt: holds the file '../evil', which is none of"),
+    "a document elsewhere": (("convert", "page.pt", "y.pt"), "page.pt: holds the document '../evil', which is none of"),
+    "metadata of depth": (("inspect", "deep.safetensors"), "deep.safetensors: its metadata are not as twinax writes"),
+    "another model's config": (("inspect", "weights"), "weights: 6 arrays do not fit the model"),
+    "a loop of links": (("convert", "x.pt", "loop"), "loop: cannot be written"),
+    "a picture's place": (("inspect", "x.pt", "--json", "full"), "full: is a directory; give the name of a file"),
+    "sentences of a preset": (("parity", "tiny", "--src", "text.txt"), "tiny: is a preset, of random weights"),
+    "targets alone": (("parity", "x.pt", "--tgt", "text.txt"), "--tgt text.txt: needs --src, the sentences"),
+    "translations of nothing": (("parity", "x.pt", "--translations"), "--translations: needs --src, the sentences"),
+    "other shapes": (("parity", "x.pt", "small.pt"), "are models of different shapes: d_ff=16 and 8"),
+    "no sentences": (("parity", "x.pt", "--src", "blank.txt"), "blank.txt: has no sentence"),
+    "unequal files": (("parity", "x.pt", "--src", "text.txt", "--tgt", "blank.txt"), "has 1 lines and blank.txt has 2"),
+}
+
+
+@pytest.fixture
+def here(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.pt", "half.pt", "later.pt", "part.pt", "adam.pt"):
+        Path(name).write_bytes((whole / "x.pt").read_bytes())
+    Path("half.safetensors").write_bytes((whole / "x.safetensors").read_bytes())
+    damage(Path("half.pt"))
+    damage(Path("half.safetensors"))
+    torch.save({"model": Code()}, "code.pt")
+    torch.save({"a": torch.ones(2)}, "names.pt")
+    edit_torch("later.pt", twinax_file_version=9)
+    model = torch.load("x.pt", weights_only=True)["model"]
+    edit_torch("part.pt", model={n: t for n, t in model.items() if n != "output.bias"})
+    edit_torch("adam.pt", optimizer={"state": {}, "param_groups": [{"params": [0]}]})
+    config = portable.read(STORED).config.replace(d_ff=8)
+    portable.write(Checkpoint(config, random_arrays(config, 0)), Path("small.pt"))
+    torch.save(model, "bare.pt")
+    torch.save({}, "none.pt")
+    whole = torch.load("x.pt", weights_only=True)
+    torch.save({name: value for name, value in whole.items() if name != "layout"}, "layout.pt")
+    wrong = {"source": "abc", "run": None, "position": [1], "update": "abc", "files": None}
+    for name, value in wrong.items():
+        torch.save(whole | {name: value}, f"{name}.pt")
+    torch.save(whole | {"files": {"../evil": b"x"}}, "evil.pt")
+    torch.save(whole | {"source": {"layout": "bart", "documents": {"../evil": {}}}}, "page.pt")
+    safetensors.torch.save_file(model, "deep.safetensors", metadata={"twinax": "[" * 100_000})
+    portable.write(replace(portable.read(STORED), training=None), Path("weights"))
+    config_file = Path("weights/run/model.json")
+    Path("config.json").write_text(config_file.read_text())
+    config_file.write_text(config_file.read_text().replace('"d_ff": 16', '"d_ff": 8'))
+    Path("latin.json").write_bytes(b"\xff")
+    Path("loop").symlink_to("loop")
+    shutil.copytree(STORED, "outer/inner")
+    Path("text.txt").write_text("a b\n")
+    Path("blank.txt").write_text("\n \n")
+    Path("empty").mkdir()
+    Path("full").mkdir()
+    Path("full/a").write_text("a")
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said_before_anything_is_written(what, command, here):
+    arguments, said = WRONG[what]
+    before = {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("twinax: ")
+    assert said in err
+    assert "Traceback" not in err
+    assert not Path("../evil").exists()
+    assert before == {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}

@@ -196,6 +196,10 @@ def test_train_prints_its_config(command, corpus):
     code, out, _ = command("train", "multi30k_de_en", *corpus, "--print-config")
     config = json.loads(out)
     assert (config["corpus"]["src"], config["corpus"]["dataset"], config["model"]["d_model"]) == ("a.de", None, 128)
+    for flag, other in (("updates", "epochs"), ("epochs", "updates")):
+        _, out, _ = command("train", "multi30k_de_en", *corpus, f"--loop.{flag}", "7", "--print-config")
+        loop = json.loads(out)["loop"]
+        assert (loop[flag], loop[other]) == (7, None)
     assert not Path("runs").exists()
 
 

@@ -27,6 +27,7 @@ from .checkpoints import AVERAGED, CHECKPOINTS, CheckpointError, Checkpoints, av
 from .compilation_cache import use_compilation_cache
 from .dataset import Padded
 from .evaluate import Validation
+from .freed_memory import keep_freed_memory
 from .initial import Initial, read_initial
 from .metrics import PLOT, MetricsLog, best_update, plot_losses
 from .prepare import Prepared
@@ -56,6 +57,8 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
     console = console or Console(stderr=True)
     check_trainable(run.model)
     cache = use_compilation_cache()
+    if jax.default_backend() == "cpu":
+        keep_freed_memory()
     with locked(directory):
 
         def say(line: str) -> None:

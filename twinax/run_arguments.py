@@ -83,16 +83,14 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
             base = read_run(directory)
         except CheckpointError as error:
             raise UsageError(str(error)) from None
-        if _value(given, "--loop.epochs") is not None:  # the run has resolved its own into updates
-            base = replace(base, loop=replace(base.loop, updates=None))
-        return base
+        return _with_length(base, given)
     if name is not None and name not in RUNS:
         near = get_close_matches(name, RUNS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         if exists(name):
             hint = "; --init-from starts a run from the weights of any checkpoint"
         raise UsageError(f"{name}: is neither a ready-made run ({', '.join(RUNS)}) nor the directory of one{hint}")
-    base = run_preset(name) if name is not None else None
+    base = _with_length(run_preset(name), given) if name is not None else None
     if base is not None and any(_value(given, flag) for flag in _CORPUS):
         base = replace(base, corpus=tyro.MISSING_NONPROP)
     elif base is not None and _value(given, "--corpus.valid-src") is not None:
@@ -104,6 +102,14 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
         model, tokenizer = _settings_of(initial)
         loads = _value(given, "--tokenizer.load") is not None
         base = replace(base, model=model, tokenizer=TokenizerConfig() if loads else tokenizer)
+    return base
+
+
+def _with_length(base: RunConfig, given: Sequence[str]) -> RunConfig:
+    """The run without its updates where epochs are given, and the other way round: a flag replaces both."""
+    for flag, other in (("--loop.epochs", "updates"), ("--loop.updates", "epochs")):
+        if _value(given, flag) is not None:
+            base = replace(base, loop=replace(base.loop, **{other: None}))
     return base
 
 

@@ -1,0 +1,65 @@
+"""What a train step costs on a CPU where freed memory is kept, over what it costs where it is not.
+
+`python benchmarks/freed_memory.py [RUN]`. Both in a process each, by turns; printed are the ratios of target tokens a
+second of the rounds, median, smallest and largest. On a machine that does other work too, only these mean something.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from twinax.configs.runs import run_preset
+from twinax.flax_transformer.model import Transformer
+from twinax.train.freed_memory import keep_freed_memory
+from twinax.train.step import Batch, init_state, make_train_step
+
+ROUNDS, STEPS, VOCABULARY, LENGTH = 7, 20, 3000, 20
+
+
+def measure(run: str, kept: bool) -> float:
+    """Target tokens a second, in this process; the first step is not counted."""
+    if kept and not keep_freed_memory():
+        sys.exit("this system's C library is not glibc: nothing to measure")
+    preset = run_preset(run)
+    config = preset.model.replace(src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
+    sentences = preset.batches.tokens // LENGTH
+    rng = np.random.default_rng(0)
+    src, tgt, labels = (jnp.asarray(rng.integers(4, VOCABULARY, (sentences, LENGTH))) for _ in range(3))
+    batch = Batch(src, tgt, labels, jnp.arange(sentences))
+    state, step = (
+        init_state(Transformer(config, rngs=nnx.Rngs(0)), preset.training),
+        make_train_step(config, preset.training),
+    )
+    state, metrics = step(state, batch)
+    metrics.loss.block_until_ready()
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        state, metrics = step(state, batch)
+        metrics.loss.block_until_ready()
+    return STEPS * sentences * LENGTH / (time.perf_counter() - begin)
+
+
+def main(run: str) -> None:
+    """Prints a line."""
+    found: dict[str, list[float]] = {"freed": [], "kept": []}
+    for _ in range(ROUNDS):
+        for name, speeds in found.items():
+            done = subprocess.run([sys.executable, __file__, run, name], capture_output=True, text=True, check=True)
+            speeds.append(float(done.stdout))
+    ratios = [kept / freed for freed, kept in zip(*found.values(), strict=True)]
+    medians = " and ".join(f"{statistics.median(speeds):,.0f} {name}" for name, speeds in found.items())
+    print(f"{run}, {jax.devices()[0].device_kind}, {ROUNDS} rounds of {STEPS} steps; tokens a second: {medians}")
+    print(f"kept over freed: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    if sys.argv[2:]:
+        print(measure(sys.argv[1], sys.argv[2] == "kept"))
+    else:
+        main(sys.argv[1] if len(sys.argv) > 1 else "multi30k_de_en")

@@ -81,16 +81,20 @@ def write_table(page: Path, name: str, header: Sequence[str], rows: Sequence[Seq
     Raises:
         ValueError: the page does not have each mark once.
     """
-    begin, end = marks(page, name)
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     lines.insert(1, "|" + "---|" * len(header))
-    text = page.read_text()
-    head, tail = text.split(begin)[0], text.split(end)[1]
-    page.write_text(head + "\n".join([begin, *lines, end]) + tail)
+    write_between(page, name, "\n".join(lines))
+
+
+def write_between(page: Path, name: str, text: str) -> None:
+    """Replaces what stands in a page between a name's marks. Raises: ValueError as `marks` does."""
+    begin, end = marks(page, name)
+    before = page.read_text()
+    page.write_text(f"{before.split(begin)[0]}{begin}\n{text}\n{end}{before.split(end)[1]}")
 
 
 def marks(page: Path, name: str) -> tuple[str, str]:

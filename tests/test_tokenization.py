@@ -127,6 +127,15 @@ def test_bytes_lose_nothing(of_bytes, text):
     assert of_bytes.decode(of_bytes.encode([text])) == [text]
 
 
+def test_tokens_of_bytes_are_shown_as_letters(tmp_path):
+    texts = ["das mädchen schläft", "ein mädchen"]
+    tokenizer = train_tokenizer(TokenizerConfig(split="bytes", vocab_size=300), texts)
+    tokenizer.save(tmp_path)
+    for one in (tokenizer, Tokenizer.load(tmp_path)):
+        (ids,) = one.encode(["ein mädchen schläft"])
+        assert one.show([*ids, one.eos_id]) == ["ein", "▁mädchen", "▁schläft", "</s>"]
+
+
 def test_what_is_not_a_tokenizer(tmp_path):
     train_tokenizer(TokenizerConfig(vocab_size=90), TEXTS).save(tmp_path / "good")
     with pytest.raises(DataError, match=f"none: has no {FILE}$"):

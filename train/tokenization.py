@@ -95,6 +95,14 @@ class Tokenizer:
         """Text of each sentence, without special tokens."""
         return self.fast.decode_batch([list(ids) for ids in sentences], skip_special_tokens=True)
 
+    def show(self, ids: Sequence[int]) -> list[str]:
+        """Each token as a person reads it: ▁ for a space before it, letters for what is stored as bytes."""
+        tokens = [self.fast.id_to_token(i) or "?" for i in ids]
+        if not isinstance(self.fast.decoder, decoders.ByteLevel):
+            return tokens
+        texts = self.fast.decode_batch([[i] for i in ids], skip_special_tokens=False)
+        return [f"▁{text[1:]}" if text.startswith(" ") else text for text in texts]
+
     def save(self, directory: str | PathLike[str]) -> None:
         """Writes the two files that `PreTrainedTokenizerFast.from_pretrained` reads."""
         Path(directory).mkdir(parents=True, exist_ok=True)

@@ -129,9 +129,7 @@ class Translator:
         """Where the model looks while it says `target`."""
         src, tgt = self._sources([source])[0], self._targets([target])[0]
         maps = attention_maps(self.flax, np.array([src]), np.array([tgt]))
-        sides = (self.tokenizers.tgt, tgt), (self.tokenizers.src, src)
-        targets, sources = ([tokenizer.fast.id_to_token(i) or "?" for i in ids] for tokenizer, ids in sides)
-        return Attention(maps.cross[0, -1].mean(0), targets, sources)
+        return Attention(maps.cross[0, -1].mean(0), self.tokenizers.tgt.show(tgt), self.tokenizers.src.show(src))
 
     def _sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each, cut to what the model takes; none of an empty text."""

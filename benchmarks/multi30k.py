@@ -1,0 +1,176 @@
+"""Multi30k, all of it: trained both ways with several seeds, fine-tuned, scored, proven; written into docs/results.md.
+
+`python benchmarks/multi30k.py FOLDER [SEEDS [ARGUMENT ...]]`: FOLDER has train, val and test_2016_flickr, .de, .en and
+.fr (.gz too); further arguments are those of every `twinax train`. Hours: as many trainings at once as there are cores,
+each on one. What is there in runs/multi30k is not done again, so that the same command goes on.
+"""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from multi30k_page import PAGE, PARTS, write_page
+
+from twinax.parity_tests.report import marks
+
+OUT, OWN_PAIRS, MARIAN_SENTENCES = Path("runs/multi30k"), 2000, 200
+# What the Marian family of transformers computes, for a model that is to be exported as one.
+MARIAN = (
+    *("--model.norm-placement", "post", "--model.no-final-norm", "--model.embedding-padding", "frozen"),
+    *("--model.positions", "sinusoidal_half", "--model.output-bias", "stored"),
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One model: its run, and what it is trained with."""
+
+    name: str
+    languages: tuple[str, str]
+    arguments: tuple[str, ...]  # of `twinax train`
+    pairs: int | None = None  # the first so many of the training pairs; None: all
+
+    @property
+    def run(self) -> Path:
+        """Its directory."""
+        return OUT / self.name
+
+
+def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
+    """Does what is missing, then writes tables and pictures."""
+    for name in PARTS:
+        marks(PAGE, name)
+    OUT.mkdir(parents=True, exist_ok=True)
+    trainings = [
+        Training(f"{a}_{b}-{seed}", (a, b), (f"multi30k_{a}_{b}", "--training.seed", str(seed), *arguments))
+        for seed in range(seeds)
+        for a, b in (("de", "en"), ("en", "de"))
+    ]
+    german, english = trainings[:2]
+    trainings.append(Training("marian", ("de", "en"), ("multi30k_de_en", *MARIAN, *arguments)))
+    # Somebody's own corpus: no argument but its files, and then the weights to start from.
+    trainings.append(Training("fr_en", ("fr", "en"), (), OWN_PAIRS))
+    tuned = Training("fr_en-tuned", ("fr", "en"), ("--init-from", str(german.run)), OWN_PAIRS)
+    with one_core_each() as do:
+        list(do(lambda training: train(training, folder), trainings))
+        list(do(lambda training: train(training, folder), [tuned]))
+    trainings.append(tuned)
+    scores = {training.name: evaluate(training, folder) for training in trainings}
+    proofs = {training.name: prove(training.run, training, folder) for training in (german, english)}
+    proofs["marian"] = prove_marian(next(t for t in trainings if t.name == "marian"), folder)
+    write_page(OUT, scores, proofs, (german.run, *text(folder, "test_2016_flickr", german.languages)))
+
+
+@contextmanager
+def one_core_each() -> Iterator[Any]:
+    """A `map` whose calls run at once, each with a core of its own for the processes that it starts."""
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0)):
+        cores.put(core)
+
+    def on_a_core(function: Any, item: Any) -> Any:
+        core = cores.get()
+        try:
+            os.sched_setaffinity(0, {core})  # of this thread; its children inherit it
+            return function(item)
+        finally:
+            cores.put(core)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        yield lambda function, items: pool.map(lambda item: on_a_core(function, item), items)
+
+
+def text(folder: Path, part: str, languages: tuple[str, str], pairs: int | None = None) -> list[Path]:
+    """Source and target file of a part of the corpus; of its first pairs, copies."""
+    found = []
+    for language in languages:
+        plain = folder / f"{part}.{language}"
+        found.append(plain if plain.is_file() else plain.with_name(f"{plain.name}.gz"))
+    if pairs is None:
+        return found
+    return [first_lines(path, pairs) for path in found]
+
+
+def first_lines(path: Path, number: int) -> Path:
+    """A file of the first lines of another."""
+    name = path.name.removesuffix(".gz")
+    copy = OUT / f"{name.split('.')[0]}-{number}.{name.split('.')[-1]}"
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8", newline="\n") as file:
+        copy.write_text("".join(line for _, line in zip(range(number), file, strict=False)), encoding="utf-8")
+    return copy
+
+
+def train(training: Training, folder: Path) -> None:
+    """Trains to the end; adds the seconds to those of earlier calls."""
+    clock, run = training.run.with_suffix(".seconds"), training.run
+    done = run.with_suffix(".done")
+    if done.is_file():
+        return
+    flags = []
+    for part, pairs, prefix in (("train", training.pairs, ""), ("val", None, "valid-")):
+        for side, path in zip(("src", "tgt"), text(folder, part, training.languages, pairs), strict=True):
+            flags += [f"--{prefix}{side}", str(path)]
+    before, began = float(clock.read_text()) if clock.is_file() else 0.0, time.monotonic()
+    try:
+        call("train", *training.arguments, *flags, "--out", str(run), log=run.with_suffix(".log"))
+    finally:
+        clock.write_text(str(before + time.monotonic() - began))
+    done.touch()
+
+
+def evaluate(training: Training, folder: Path) -> list[dict[str, Any]]:
+    """sacreBLEU's scores on test_2016, with a beam of 5."""
+    src, tgt = text(folder, "test_2016_flickr", training.languages)
+    path = training.run.with_suffix(".scores.json")
+    if not path.is_file():
+        output = training.run.with_suffix(".translations")
+        output.unlink(missing_ok=True)
+        files = ("--src", str(src), "--tgt", str(tgt), "--json", str(path), "--output", str(output))
+        call("evaluate", str(training.run), *files)
+    return json.loads(path.read_text())["scores"]
+
+
+def prove(model: Path, training: Training, folder: Path, sentences: int | None = None) -> dict[str, Any]:
+    """The ladder on the test set, and every translation in both frameworks."""
+    src, tgt = text(folder, "test_2016_flickr", training.languages, sentences)
+    path = model.with_suffix(".parity.json")
+    if not path.is_file():
+        files = ("--src", str(src), "--tgt", str(tgt), "--json", str(path))
+        call("parity", str(model), *files, "--translations", fails=(0, 1))
+    return json.loads(path.read_text())
+
+
+def prove_marian(training: Training, folder: Path) -> dict[str, Any]:
+    """The same of the model that transformers reads as its own."""
+    directory = training.run.with_name("marian-exported")
+    if not directory.is_dir():
+        call("convert", str(training.run), str(directory), "--layout", "marian")
+    return prove(directory, training, folder, MARIAN_SENTENCES)
+
+
+def call(*arguments: str, fails: tuple[int, ...] = (0,), log: Path | None = None) -> None:
+    """Runs the command. Raises: SystemExit where it ends otherwise."""
+    command = [str(Path(sys.executable).with_name("twinax")), *arguments]
+    print("twinax", *arguments, flush=True)
+    with log.open("a") if log is not None else open(os.devnull) as said:
+        to_log = {} if log is None else {"stderr": said}
+        done = subprocess.run(command, check=False, **to_log)
+    if done.returncode not in fails:
+        where = f"; see {log}" if log is not None else ""
+        sys.exit(f"twinax {' '.join(arguments)}: ended with {done.returncode}; the same command goes on{where}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit("usage: python benchmarks/multi30k.py FOLDER [SEEDS [ARGUMENT ...]]")
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3, sys.argv[3:])

@@ -1,0 +1,89 @@
+"""The part of docs/results.md that multi30k.py fills: tables, translations as they came out, and two pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+import twinax
+from twinax.attention_plot import attention_plot
+from twinax.parity_tests.report import write_between, write_table
+from twinax.train.corpus import read_lines
+from twinax.train.metrics import read_metrics, validations
+
+PAGE = Path("docs/results.md")
+PARTS = ("multi30k", "multi30k-signatures", "multi30k-proof", "multi30k-translations")
+METRICS = ("BLEU, lower case", "BLEU", "chrF", "TER")
+HEADER = ("run", *METRICS, "perplexity of validation", "updates", "minutes on one core")
+PROOF = ("run", "ladder in float64", "beam", "search", "equal", "tied", "tokens", "sums within")
+SHOWN = 5  # translations
+
+
+def write_page(
+    out: Path,
+    scores: Mapping[str, Sequence[Mapping[str, Any]]],
+    proofs: Mapping[str, Mapping[str, Any]],
+    shown: tuple[Path, Path, Path],
+) -> None:
+    """Fills the page. `scores` and `proofs` by run; `shown`: run, source and target whose first sentences are shown."""
+    write_table(PAGE, "multi30k", HEADER, [_scores(out / name, found) for name, found in scores.items()])
+    signatures = {score["name"]: score["signature"] for found in scores.values() for score in found}
+    write_between(PAGE, "multi30k-signatures", "\n".join(f"- {name}: `{said}`" for name, said in signatures.items()))
+    write_table(PAGE, "multi30k-proof", PROOF, [row for name, found in proofs.items() for row in _proof(name, found)])
+    run, src, tgt = shown
+    sides = [list(read_lines(str(path)))[:SHOWN] for path in (src, run.with_suffix(".translations"), tgt)]
+    lines = [f"source      {s}\ntranslation {t}\nreference   {r}\n" for s, t, r in zip(*sides, strict=True)]
+    write_between(PAGE, "multi30k-translations", "\n".join(["```", "\n".join(lines).rstrip(), "```"]))
+    curves = {name: validations(read_metrics(out / name)) for name in scores}
+    plot(curves, PAGE.with_name("multi30k.png"))
+    draw(run, sides[0][0], sides[1][0], PAGE.with_name("attention.png"))
+
+
+def _scores(run: Path, scores: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """A run's row."""
+    records, values = read_metrics(run), {score["name"]: score["value"] for score in scores}
+    last = [record["validation"] for record in records if "validation" in record][-1]
+    minutes = float(run.with_suffix(".seconds").read_text()) / 60
+    updates = max(record["update"] for record in records)
+    numbers = [f"{values[name]:.2f}" for name in METRICS]
+    return (run.name, *numbers, f"{last['perplexity']:.2f}", f"{updates:,}", f"{minutes:.0f}")
+
+
+def _proof(name: str, found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A run's rows: one a search and a beam."""
+    worst = max(rung["error"] for rung in found["rungs"])
+    ladder = f"{'equal' if all(rung['ok'] for rung in found['rungs']) else 'DIFFERENT'}, {worst:.1e}"
+    rows = []
+    for t in found["translations"]:
+        sentences = t["equal"] + len(t["ties"]) + len(t["different"])
+        tied = ", ".join(f"line {line}: {margin:.1e}" for line, margin in t["ties"].items()) or "none"
+        equal = f"{t['equal']:,} of {sentences:,}" + (" DIFFERENT" if t["different"] else "")
+        cells = (str(t["beam_size"]), f"{t['search']} to PyTorch", equal, tied, f"{t['tokens']:,}")
+        rows.append((name, ladder, *cells, f"{t['score_error']:.1e}"))
+    return rows
+
+
+def plot(curves: Mapping[str, Mapping[int, Mapping[str, Any]]], path: Path) -> None:
+    """Loss and BLEU of validation over updates, a line a run; runs of one kind have one colour."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    kinds = list(dict.fromkeys(name.split("-")[0] for name in curves))
+    for axes, metric in zip(figure.subplots(1, 2), ("loss", "bleu"), strict=True):
+        for name, found in curves.items():
+            kind = name.split("-")[0]
+            label = kind if name in (kind, f"{kind}-0") else None
+            style = "--" if name.endswith("tuned") else "-"
+            label = name if name.endswith("tuned") else label
+            color = f"C{kinds.index(kind)}"
+            axes.plot(list(found), [v[metric] for v in found.values()], style, color=color, linewidth=1, label=label)
+        axes.set(xlabel="updates", ylabel="loss in nats a token" if metric == "loss" else "BLEU, greedy, 200 sentences")
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylim(1, 4)
+    figure.axes[1].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def draw(run: Path, source: str, translation: str, path: Path) -> None:
+    """Where a translation looks: weights of the last layer, mean of its heads."""
+    looked = twinax.load(str(run)).attention(source, translation)
+    attention_plot(looked.weights, looked.targets, looked.sources, path)

@@ -10,7 +10,8 @@ import pytest
 
 from twinax.demo_language import definite, held_out_pairs, indefinite, make_corpus, melted, sentences
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "python.md"]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,11 @@ def test_a_short_demo(command, monkeypatch, tmp_path):
     assert {p.name for p in Path("runs/demo").iterdir()} == {"attention.png", "corpus", "model.pt", "run"}
     code, out, _ = command("translate", "runs/demo/model.pt", "runs/demo/corpus/valid.en", "--beam-size", "1")
     assert (code, len(out.splitlines())) == (0, 60)
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL) if "runs/demo" in b)
-    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("True\nTrue\n", 0), done.stderr
+    for page in PAGES:
+        blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+        (block,) = (b for b in blocks if "runs/demo" in b)
+        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
+        assert (done.stdout.splitlines(), done.returncode) == (re.findall(r"# -> (.*)", block), 0), done.stderr
 
 
 def test_the_demo_refuses_nothing_to_do(command):

@@ -13,7 +13,8 @@ from twinax.configs import reference
 from twinax.configs.training import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+PAGES = [READMES[0], ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -36,7 +37,20 @@ def test_the_page_of_settings_is_what_the_configs_say():
         assert [setting.name for setting in reference.settings_of(kind)] == [f.name for f in fields(kind)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_readmes_say_the_same():
+    """Code, headings, links, pictures and figures; the words between them are in two languages."""
+    blocks, rest = [], []
+    for page in READMES:
+        text = page.read_text()
+        blocks.append(re.findall(r"```.*?```", text, flags=re.DOTALL))
+        rest.append(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    assert blocks[0] == blocks[1]
+    for pattern in (r"^#+ ", r"\]\((?!README)([^)]+)\)", r"\d+\.\d+", r"`([^`]+)`"):
+        ours, theirs = (re.findall(pattern, text, flags=re.MULTILINE) for text in rest)
+        assert sorted(" ".join(found.split()) for found in ours) == sorted(" ".join(f.split()) for f in theirs), pattern
+
+
+@pytest.mark.parametrize("page", [*PAGES, READMES[1]], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target

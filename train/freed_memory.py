@@ -10,7 +10,8 @@ def keep_freed_memory() -> bool:
     """Lets glibc keep what is freed for the rest of the process: (whether it does).
 
     By itself it returns large buffers at once, and the kernel clears every page of them anew at the next step. What
-    that costs is in docs/performance.md; the process stays as large as it ever was.
+    that costs is in docs/performance.md; the process stays as large as it ever was. It has to come before JAX starts
+    its threads: one that has a heap of its own by then goes on returning it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -54,11 +54,10 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
         DataError, ConfigError, CheckpointError: what `run` names cannot be used.
         RunError: the directory is in use or another run's; or a loss is not finite, and its batch is saved there.
     """
+    keep_freed_memory()
     console = console or Console(stderr=True)
     check_trainable(run.model)
     cache = use_compilation_cache()
-    if jax.default_backend() == "cpu":
-        keep_freed_memory()
     with locked(directory):
 
         def say(line: str) -> None:

@@ -97,6 +97,13 @@ class RunConfig:
             if longest is not None and longest > self.model.max_length:
                 raise ConfigError(f"{name}={longest}: must not be above the model's max_length={self.model.max_length}")
 
+    def resolved(self, batches: int) -> "RunConfig":
+        """The same in updates, where an epoch has so many batches."""
+        loop, training = self.loop.resolved(batches), self.training
+        if training.schedule == "cosine" and training.total_updates is None:
+            training = replace(training, total_updates=loop.updates)
+        return replace(self, loop=loop, training=training)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the schema versions."""
         return {"run_schema_version": RUN_SCHEMA_VERSION, **asdict(self), "model": self.model.to_dict()}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .training import TrainingConfig
+from .validation import ConfigError
 
 
 def warm_up(n: Any, config: TrainingConfig, numbers: Any) -> Any:
@@ -34,9 +35,12 @@ def inverse_sqrt(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> 
 def cosine(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
     """Warm-up to r, then last + (r - last)(1 + cos(pi t)) / 2, with t from 0 at w to 1 at `total_updates`, and 1 on.
 
+    Raises:
+        ConfigError: there is no end.
     Source: Loshchilov and Hutter 2017, eq. 5.
     """
-    assert config.total_updates is not None
+    if config.total_updates is None:
+        raise ConfigError("schedule='cosine': needs total_updates; only a run has an end of its own")
     t = (n - config.warmup_updates) / (config.total_updates - config.warmup_updates)
     falls = (1 + numbers.cos(math.pi * numbers.clip(t, 0.0, 1.0))) / 2
     rate = config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * falls

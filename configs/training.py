@@ -43,7 +43,7 @@ class TrainingConfig:
     schedule: Schedule = "noam"
     learning_rate: float = 1.0  # after warm-up; noam: the factor of d_model^-0.5
     warmup_updates: int = 4000
-    total_updates: int | None = None  # where cosine ends; whatever the schedule, warm-up must be shorter
+    total_updates: int | None = None  # where cosine ends, after warm-up; None: with the run
     final_learning_rate: float = 0.0  # there
     step_updates: int | None = None  # step: after so many updates, again and again,
     step_factor: float = 0.1  # times this
@@ -82,8 +82,6 @@ def _check_ranges(config: TrainingConfig) -> None:
 
 
 def _check_schedule(config: TrainingConfig) -> None:
-    if config.schedule == "cosine" and config.total_updates is None:
-        raise ConfigError("schedule='cosine': needs total_updates")
     if config.schedule == "step" and config.step_updates is None:
         raise ConfigError("schedule='step': needs step_updates")
     if config.schedule in ("noam", "inverse_sqrt") and config.warmup_updates == 0:

@@ -180,7 +180,6 @@ def test_warm_up_rises_evenly_and_n_counts_from_the_first_update(schedule, first
 WRONG = {
     "label_smoothing=1.0: must be at least 0 and below 1": {"label_smoothing": 1.0},
     "clip_norm=0.0: must be a finite number above 0": {"clip_norm": 0},
-    "schedule='cosine': needs total_updates": {"schedule": "cosine"},
     "schedule='step': needs step_updates": {"schedule": "step"},
     "schedule='noam': needs warmup_updates of at least 1": {"warmup_updates": 0},
     "warmup_updates=10: must be below total_updates=10": {"warmup_updates": 10, "total_updates": 10},
@@ -195,3 +194,8 @@ WRONG = {
 def test_wrong_settings(line):
     with pytest.raises(ConfigError, match=f"^{line}"):
         TrainingConfig(**WRONG[line])
+
+
+def test_cosine_needs_an_end():
+    with pytest.raises(ConfigError, match=r"^schedule='cosine': needs total_updates; only a run has an end of its own"):
+        learning_rate(0, TrainingConfig(schedule="cosine"), 8, np)

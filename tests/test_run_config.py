@@ -9,6 +9,7 @@ from twinax.configs import run as run_module
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig, differences
 from twinax.configs.runs import RUNS, run_preset
+from twinax.configs.training import TrainingConfig
 
 CORPUS = CorpusConfig(src="a", tgt="b")
 
@@ -90,6 +91,17 @@ def test_what_follows_from_the_corpus():
     assert LoopConfig().resolved(500) == LoopConfig(updates=15_000, validate_every=500)
     assert LoopConfig(epochs=2).resolved(5000) == LoopConfig(updates=10_000, validate_every=2000)
     assert LoopConfig(updates=7, validate_every=3).resolved(5) == LoopConfig(updates=7, validate_every=3)
+
+
+def test_cosine_ends_with_the_run():
+    corpus, loop = CorpusConfig(src="a", tgt="b"), LoopConfig(epochs=9)
+    for total, end in ((None, 900), (300, 300)):
+        training = TrainingConfig(schedule="cosine", warmup_updates=100, total_updates=total)
+        assert RunConfig(corpus=corpus, training=training, loop=loop).resolved(100).training.total_updates == end
+    assert RunConfig(corpus=corpus, loop=loop).resolved(100).training.total_updates is None
+    training = TrainingConfig(schedule="cosine", warmup_updates=1000)
+    with pytest.raises(ConfigError, match="warmup_updates=1000: must be below total_updates=900"):
+        RunConfig(corpus=corpus, training=training, loop=loop).resolved(100)
     sizes = [TokenizerConfig().sized(pairs).vocab_size for pairs in (10, 2000, 29_000, 10**7)]
     assert sizes == [1000, 2000, 7700, 32_000]
     assert TokenizerConfig(vocab_size=300).sized(10**6).vocab_size == 300

@@ -132,7 +132,7 @@ def prepare(
     if buckets is None:
         say("choosing shapes of batches")
     buckets = list(buckets or choose_buckets(train.lengths, run.batches.tokens, run.batches.shapes))
-    run = replace(run, loop=run.loop.resolved(count_batches(train.lengths, buckets)))
+    run = run.resolved(count_batches(train.lengths, buckets))
     references = [held_out[i][1] for i in kept]
     return Prepared(run, tokenizers, train, valid, references, buckets, counts)
 

@@ -19,7 +19,7 @@ from twinax.flax_transformer.model import Transformer
 from twinax.train.freed_memory import keep_freed_memory
 from twinax.train.step import Batch, init_state, make_train_step
 
-ROUNDS, STEPS, VOCABULARY, LENGTH = 7, 20, 3000, 20
+ROUNDS, STEPS, TOKENS, VOCABULARY, LENGTH = 7, 20, 4096, 3000, 20
 
 
 def measure(run: str, kept: bool) -> float:
@@ -28,7 +28,7 @@ def measure(run: str, kept: bool) -> float:
         sys.exit("this system's C library is not glibc: nothing to measure")
     preset = run_preset(run)
     config = preset.model.replace(src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
-    sentences = preset.batches.tokens // LENGTH
+    sentences = TOKENS // LENGTH
     rng = np.random.default_rng(0)
     src, tgt, labels = (jnp.asarray(rng.integers(4, VOCABULARY, (sentences, LENGTH))) for _ in range(3))
     batch = Batch(src, tgt, labels, jnp.arange(sentences))

@@ -168,7 +168,7 @@ class BatchConfig:
         ConfigError: a field has a value that it may not have.
     """
 
-    tokens: int = 4096  # of a batch, padding included, on each side
+    tokens: int | None = None  # of a batch, padding included, on each side; None: 1,024 to 4,096, by the corpus
     shapes: int = 16  # at most; each is compiled once
     max_src_length: int | None = None  # longer pairs are dropped and counted; None: what the model holds
     max_tgt_length: int | None = None  # both with the special tokens
@@ -180,3 +180,7 @@ class BatchConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value}: must be at least {least}")
+
+    def sized(self, tokens: int) -> "BatchConfig":
+        """The same with batches of a hundredth of the corpus' tokens, so that a small one has updates enough."""
+        return self if self.tokens is not None else replace(self, tokens=min(max(tokens // 100, 1024), 4096))

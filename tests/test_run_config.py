@@ -93,6 +93,12 @@ def test_what_follows_from_the_corpus():
     assert LoopConfig(updates=7, validate_every=3).resolved(5) == LoopConfig(updates=7, validate_every=3)
 
 
+@pytest.mark.parametrize(("corpus", "batch"), [(40_000, 1024), (200_000, 2000), (10_000_000, 4096)])
+def test_a_small_corpus_has_small_batches(corpus, batch):
+    assert BatchConfig().sized(corpus).tokens == batch
+    assert BatchConfig(tokens=7).sized(corpus).tokens == 7
+
+
 def test_cosine_ends_with_the_run():
     corpus, loop = CorpusConfig(src="a", tgt="b"), LoopConfig(epochs=9)
     for total, end in ((None, 900), (300, 300)):

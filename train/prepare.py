@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..configs.data import TokenizerConfig
+from ..configs.data import BatchConfig, TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..convert.new_files import write_files
@@ -129,12 +129,19 @@ def prepare(
     counts = {"train": train_counts, "valid": valid_counts}
     for part, found in counts.items():
         say(describe_counts(part, found, longest))
+    run = replace(run, batches=run.batches.sized(int(train.lengths.sum(0).max())))
     if buckets is None:
         say("choosing shapes of batches")
-    buckets = list(buckets or choose_buckets(train.lengths, run.batches.tokens, run.batches.shapes))
+    buckets = list(buckets or choose_buckets(train.lengths, tokens_of(run.batches), run.batches.shapes))
     run = run.resolved(count_batches(train.lengths, buckets))
     references = [held_out[i][1] for i in kept]
     return Prepared(run, tokenizers, train, valid, references, buckets, counts)
+
+
+def tokens_of(batches: BatchConfig) -> int:
+    """Tokens of a batch on each side, where `prepare` has put them in."""
+    assert batches.tokens is not None
+    return batches.tokens
 
 
 def describe_counts(part: str, counts: Counts, longest: tuple[int, int]) -> str:

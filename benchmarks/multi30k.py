@@ -1,8 +1,9 @@
-"""Multi30k, all of it: trained both ways with several seeds, fine-tuned, scored, proven; written into docs/results.md.
+"""Multi30k, all of it: trained both ways, fine-tuned, scored, proven; written into docs/results.md.
 
 `python benchmarks/multi30k.py FOLDER [SEEDS [ARGUMENT ...]]`: FOLDER has train, val and test_2016_flickr, .de, .en and
-.fr (.gz too); further arguments are those of every `twinax train`. Hours: as many trainings at once as there are cores,
-each on one. What is there in runs/multi30k is not done again, so that the same command goes on.
+.fr (.gz too); SEEDS are those of English to German; further arguments are those of `twinax train` on the whole corpus.
+Hours: as many trainings at once as there are cores, each on one. What is there in runs/multi30k is not done again, so
+that the same command goes on.
 """
 
 import gzip
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -51,13 +52,13 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
     for name in PARTS:
         marks(PAGE, name)
     OUT.mkdir(parents=True, exist_ok=True)
-    trainings = [
-        Training(f"{a}_{b}-{seed}", (a, b), (f"multi30k_{a}_{b}", "--training.seed", str(seed), *arguments))
+    german = Training("de_en", ("de", "en"), ("multi30k_de_en", *arguments))
+    marian = Training("marian", ("de", "en"), ("multi30k_de_en", *MARIAN, *arguments))
+    english = [
+        Training(f"en_de-{seed}", ("en", "de"), ("multi30k_en_de", "--training.seed", str(seed), *arguments))
         for seed in range(seeds)
-        for a, b in (("de", "en"), ("en", "de"))
     ]
-    german, english = trainings[:2]
-    trainings.append(Training("marian", ("de", "en"), ("multi30k_de_en", *MARIAN, *arguments)))
+    trainings = [german, *english, marian]
     # Somebody's own corpus: no argument but its files, and then the weights to start from.
     trainings.append(Training("fr_en", ("fr", "en"), (), OWN_PAIRS))
     tuned = Training("fr_en-tuned", ("fr", "en"), ("--init-from", str(german.run)), OWN_PAIRS)
@@ -66,8 +67,8 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
         list(do(lambda training: train(training, folder), [tuned]))
     trainings.append(tuned)
     scores = {training.name: evaluate(training, folder) for training in trainings}
-    proofs = {training.name: prove(training.run, training, folder) for training in (german, english)}
-    proofs["marian"] = prove_marian(next(t for t in trainings if t.name == "marian"), folder)
+    proofs = {training.name: prove(training.run, training, folder) for training in (german, english[0])}
+    proofs["marian"] = prove_marian(marian, folder)
     write_page(OUT, scores, proofs, (german.run, *text(folder, "test_2016_flickr", german.languages)))
 
 
@@ -146,7 +147,7 @@ def prove(model: Path, training: Training, folder: Path, sentences: int | None =
     path = model.with_suffix(".parity.json")
     if not path.is_file():
         files = ("--src", str(src), "--tgt", str(tgt), "--json", str(path))
-        call("parity", str(model), *files, "--translations", fails=(0, 1))
+        call("parity", str(model), *files, "--translations", fails=(0, 1), output=model.with_suffix(".parity.txt"))
     return json.loads(path.read_text())
 
 
@@ -158,16 +159,20 @@ def prove_marian(training: Training, folder: Path) -> dict[str, Any]:
     return prove(directory, training, folder, MARIAN_SENTENCES)
 
 
-def call(*arguments: str, fails: tuple[int, ...] = (0,), log: Path | None = None) -> None:
-    """Runs the command. Raises: SystemExit where it ends otherwise."""
+def call(*arguments: str, fails: tuple[int, ...] = (0,), log: Path | None = None, output: Path | None = None) -> None:
+    """Runs the command; what it says goes to `log`, what it prints to `output`, where they are given.
+
+    Raises:
+        SystemExit: it ended otherwise.
+    """
+    print("twinax", *arguments, f"2>> {log}" if log is not None else "", flush=True)
     command = [str(Path(sys.executable).with_name("twinax")), *arguments]
-    print("twinax", *arguments, flush=True)
-    with log.open("a") if log is not None else open(os.devnull) as said:
-        to_log = {} if log is None else {"stderr": said}
-        done = subprocess.run(command, check=False, **to_log)
+    with ExitStack() as files:
+        to = {"stderr": files.enter_context(log.open("a"))} if log is not None else {}
+        to |= {"stdout": files.enter_context(output.open("w"))} if output is not None else {}
+        done = subprocess.run(command, check=False, **to)
     if done.returncode not in fails:
-        where = f"; see {log}" if log is not None else ""
-        sys.exit(f"twinax {' '.join(arguments)}: ended with {done.returncode}; the same command goes on{where}")
+        sys.exit(f"twinax {' '.join(arguments)}: ended with {done.returncode}; the same command goes on")
 
 
 if __name__ == "__main__":

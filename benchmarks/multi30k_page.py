@@ -38,6 +38,7 @@ def write_page(
     curves = {name: validations(read_metrics(out / name)) for name in scores}
     plot(curves, PAGE.with_name("multi30k.png"))
     draw(run, sides[0][0], sides[1][0], PAGE.with_name("attention.png"))
+    draw_text(run.with_suffix(".parity.txt").read_text(), PAGE.with_name("parity.png"))
 
 
 def _scores(run: Path, scores: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -87,3 +88,13 @@ def draw(run: Path, source: str, translation: str, path: Path) -> None:
     """Where a translation looks: weights of the last layer, mean of its heads."""
     looked = twinax.load(str(run)).attention(source, translation)
     attention_plot(looked.weights, looked.targets, looked.sources, path)
+
+
+def draw_text(text: str, path: Path) -> None:
+    """What a command printed, as it looks in a terminal."""
+    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    figure = Figure(figsize=(8, 4))  # cut to the text when it is saved
+    figure.text(
+        0.01, 0.99, "\n".join(lines), family="monospace", fontsize=9, linespacing=1.0, va="top", parse_math=False
+    )
+    figure.savefig(path, dpi=120, bbox_inches="tight")

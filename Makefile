@@ -44,7 +44,7 @@ benchmark-memory: install
 
 # Multi30k both ways, with seeds, fine-tuned, scored and proven, into docs/results.md: make multi30k DATA=FOLDER. Hours.
 multi30k: install
-	$(BIN)/python benchmarks/multi30k.py $(DATA) $(SEEDS)
+	$(BIN)/python benchmarks/multi30k.py "$(DATA)" $(SEEDS)
 
 lint: install
 	$(BIN)/ruff check .

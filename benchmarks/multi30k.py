@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from shutil import rmtree
 from typing import Any
 
 from multi30k_page import PAGE, PARTS, write_page
@@ -51,6 +52,7 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
     """Does what is missing, then writes tables and pictures."""
     for name in PARTS:
         marks(PAGE, name)
+    check_files(folder)
     OUT.mkdir(parents=True, exist_ok=True)
     german = Training("de_en", ("de", "en"), ("multi30k_de_en", *arguments))
     marian = Training("marian", ("de", "en"), ("multi30k_de_en", *MARIAN, *arguments))
@@ -84,6 +86,9 @@ def one_core_each() -> Iterator[Any]:
         try:
             os.sched_setaffinity(0, {core})  # of this thread; its children inherit it
             return function(item)
+        except SystemExit:
+            pool.shutdown(wait=False, cancel_futures=True)  # those that run end as they are; no other begins
+            raise
         finally:
             cores.put(core)
 
@@ -102,6 +107,14 @@ def text(folder: Path, part: str, languages: tuple[str, str], pairs: int | None 
     return [first_lines(path, pairs) for path in found]
 
 
+def check_files(folder: Path) -> None:
+    """Raises: SystemExit where a file is missing, before hours have gone by."""
+    parts, languages = ("train", "val", "test_2016_flickr"), ("de", "en", "fr")
+    found = [path for part in parts for a in languages for path in text(folder, part, (a, a))]
+    if missing := sorted({str(path) for path in found if not path.is_file()}):
+        sys.exit(f"{folder}: has no {', '.join(missing)}")
+
+
 def first_lines(path: Path, number: int) -> Path:
     """A file of the first lines of another."""
     name = path.name.removesuffix(".gz")
@@ -112,50 +125,77 @@ def first_lines(path: Path, number: int) -> Path:
 
 
 def train(training: Training, folder: Path) -> None:
-    """Trains to the end; adds the seconds to those of earlier calls."""
-    clock, run = training.run.with_suffix(".seconds"), training.run
-    done = run.with_suffix(".done")
-    if done.is_file():
-        return
-    flags = []
+    """Trains to the end; adds the seconds to those of earlier calls.
+
+    Raises:
+        SystemExit: what is there was trained with other arguments.
+    """
+    run, flags = training.run, []
     for part, pairs, prefix in (("train", training.pairs, ""), ("val", None, "valid-")):
         for side, path in zip(("src", "tgt"), text(folder, part, training.languages, pairs), strict=True):
             flags += [f"--{prefix}{side}", str(path)]
+    clock, done, said = run.with_suffix(".seconds"), run.with_suffix(".done"), " ".join([*training.arguments, *flags])
+    if done.is_file():
+        if done.read_text() != said:
+            sys.exit(f"{run}: was trained with {done.read_text()} and not {said}; remove {run}* to train it anew")
+        return
     before, began = float(clock.read_text()) if clock.is_file() else 0.0, time.monotonic()
     try:
         call("train", *training.arguments, *flags, "--out", str(run), log=run.with_suffix(".log"))
     finally:
-        clock.write_text(str(before + time.monotonic() - began))
-    done.touch()
+        write(clock, str(before + time.monotonic() - began))
+    write(done, said)
+
+
+def write(path: Path, content: str) -> None:
+    """Puts a file in place as a whole."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(content)
+    temporary.replace(path)
+
+
+def document(path: Path, command: Sequence[str], **how: Any) -> dict[str, Any]:
+    """What a command writes with --json; it is run where that is not there yet.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    if not path.is_file():
+        temporary = path.with_name(f"{path.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        call(*command, "--json", str(temporary), **how)
+        if not temporary.is_file():
+            sys.exit(f"twinax {' '.join(command)}: failed")
+        temporary.replace(path)
+    return json.loads(path.read_text())
 
 
 def evaluate(training: Training, folder: Path) -> list[dict[str, Any]]:
     """sacreBLEU's scores on test_2016, with a beam of 5."""
     src, tgt = text(folder, "test_2016_flickr", training.languages)
-    path = training.run.with_suffix(".scores.json")
+    output, path = training.run.with_suffix(".translations"), training.run.with_suffix(".scores.json")
     if not path.is_file():
-        output = training.run.with_suffix(".translations")
         output.unlink(missing_ok=True)
-        files = ("--src", str(src), "--tgt", str(tgt), "--json", str(path), "--output", str(output))
-        call("evaluate", str(training.run), *files)
-    return json.loads(path.read_text())["scores"]
+    command = ("evaluate", str(training.run), "--src", str(src), "--tgt", str(tgt), "--output", str(output))
+    return document(path, command)["scores"]
 
 
 def prove(model: Path, training: Training, folder: Path, sentences: int | None = None) -> dict[str, Any]:
     """The ladder on the test set, and every translation in both frameworks."""
     src, tgt = text(folder, "test_2016_flickr", training.languages, sentences)
-    path = model.with_suffix(".parity.json")
-    if not path.is_file():
-        files = ("--src", str(src), "--tgt", str(tgt), "--json", str(path))
-        call("parity", str(model), *files, "--translations", fails=(0, 1), output=model.with_suffix(".parity.txt"))
-    return json.loads(path.read_text())
+    command = ("parity", str(model), "--src", str(src), "--tgt", str(tgt), "--translations")
+    output = model.with_suffix(".parity.txt")
+    return document(model.with_suffix(".parity.json"), command, fails=(0, 1), output=output)
 
 
 def prove_marian(training: Training, folder: Path) -> dict[str, Any]:
     """The same of the model that transformers reads as its own."""
     directory = training.run.with_name("marian-exported")
-    if not directory.is_dir():
+    done = directory.with_suffix(".done")
+    if not done.is_file():
+        rmtree(directory, ignore_errors=True)
         call("convert", str(training.run), str(directory), "--layout", "marian")
+        done.touch()
     return prove(directory, training, folder, MARIAN_SENTENCES)
 
 
@@ -172,10 +212,13 @@ def call(*arguments: str, fails: tuple[int, ...] = (0,), log: Path | None = None
         to |= {"stdout": files.enter_context(output.open("w"))} if output is not None else {}
         done = subprocess.run(command, check=False, **to)
     if done.returncode not in fails:
-        sys.exit(f"twinax {' '.join(arguments)}: ended with {done.returncode}; the same command goes on")
+        said = f"twinax {' '.join(arguments)}: ended with {done.returncode}{f', see {log}' if log is not None else ''}"
+        print(said, file=sys.stderr, flush=True)
+        sys.exit(said)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir():
+    seeds = sys.argv[2] if len(sys.argv) > 2 else "3"
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir() or not seeds.isdigit() or not int(seeds):
         sys.exit("usage: python benchmarks/multi30k.py FOLDER [SEEDS [ARGUMENT ...]]")
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3, sys.argv[3:])
+    main(Path(sys.argv[1]), int(seeds), sys.argv[3:])

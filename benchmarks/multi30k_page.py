@@ -10,10 +10,15 @@ import twinax
 from twinax.attention_plot import attention_plot
 from twinax.parity_tests.report import write_between, write_table
 from twinax.train.corpus import read_lines
-from twinax.train.metrics import read_metrics, validations
+from twinax.train.metrics import best_update, read_metrics, validations
 
 PAGE = Path("docs/results.md")
-PARTS = ("multi30k", "multi30k-signatures", "multi30k-proof", "multi30k-translations")
+PARTS = ("multi30k", "multi30k-signatures", "multi30k-proof", "multi30k-translations", "multi30k-pictures")
+PICTURES = {
+    "multi30k.png": "Loss and BLEU of validation over updates",
+    "parity.png": "The ladder and the translations of the German-English model, on the test set",
+    "attention.png": "Where its translation of the first test sentence looks",
+}
 METRICS = ("BLEU, lower case", "BLEU", "chrF", "TER")
 HEADER = ("run", *METRICS, "perplexity of validation", "updates", "minutes on one core")
 PROOF = ("run", "ladder in float64", "beam", "search", "equal", "tied", "tokens", "sums within")
@@ -36,19 +41,25 @@ def write_page(
     lines = [f"source      {s}\ntranslation {t}\nreference   {r}\n" for s, t, r in zip(*sides, strict=True)]
     write_between(PAGE, "multi30k-translations", "\n".join(["```", "\n".join(lines).rstrip(), "```"]))
     curves = {name: validations(read_metrics(out / name)) for name in scores}
-    plot(curves, PAGE.with_name("multi30k.png"))
-    draw(run, sides[0][0], sides[1][0], PAGE.with_name("attention.png"))
-    draw_text(run.with_suffix(".parity.txt").read_text(), PAGE.with_name("parity.png"))
+    graph, ladder, attention = (PAGE.with_name(name) for name in PICTURES)
+    plot(curves, graph)
+    draw_text(run.with_suffix(".parity.txt").read_text(), ladder)
+    draw(run, sides[0][0], sides[1][0], attention)
+    shown_as = [f"{said}:\n\n![{said}]({name})" for name, said in PICTURES.items()]
+    write_between(PAGE, "multi30k-pictures", "\n\n".join(shown_as))
 
 
 def _scores(run: Path, scores: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """A run's row."""
     records, values = read_metrics(run), {score["name"]: score["value"] for score in scores}
-    last = [record["validation"] for record in records if "validation" in record][-1]
+    found = validations(records)
+    # Of the checkpoint that is scored: the averaged one, else the best.
+    averaged = [record["validation"] for record in records if record.get("averaged")]
+    scored = averaged[-1] if averaged else found[best_update(found, "loss") or 0]
     minutes = float(run.with_suffix(".seconds").read_text()) / 60
     updates = max(record["update"] for record in records)
     numbers = [f"{values[name]:.2f}" for name in METRICS]
-    return (run.name, *numbers, f"{last['perplexity']:.2f}", f"{updates:,}", f"{minutes:.0f}")
+    return (run.name, *numbers, f"{scored['perplexity']:.2f}", f"{updates:,}", f"{minutes:.0f}")
 
 
 def _proof(name: str, found: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -61,7 +72,8 @@ def _proof(name: str, found: Mapping[str, Any]) -> list[tuple[str, ...]]:
         tied = ", ".join(f"line {line}: {margin:.1e}" for line, margin in t["ties"].items()) or "none"
         equal = f"{t['equal']:,} of {sentences:,}" + (" DIFFERENT" if t["different"] else "")
         cells = (str(t["beam_size"]), f"{t['search']} to PyTorch", equal, tied, f"{t['tokens']:,}")
-        rows.append((name, ladder, *cells, f"{t['score_error']:.1e}"))
+        sums = f"{t['score_error']:.1e}" if t["search"] == "Flax" else "–"  # generate has none of a beam of 1
+        rows.append((name, ladder, *cells, sums))
     return rows
 
 
@@ -79,7 +91,8 @@ def plot(curves: Mapping[str, Mapping[int, Mapping[str, Any]]], path: Path) -> N
             axes.plot(list(found), [v[metric] for v in found.values()], style, color=color, linewidth=1, label=label)
         axes.set(xlabel="updates", ylabel="loss in nats a token" if metric == "loss" else "BLEU, greedy, 200 sentences")
         axes.grid(alpha=0.3)
-    figure.axes[0].set_ylim(1, 4)
+    lowest = min(v["loss"] for found in curves.values() for v in found.values())
+    figure.axes[0].set_ylim(0.9 * lowest, 3 * lowest)  # the beginning is far above
     figure.axes[1].legend(fontsize=8)
     figure.savefig(path, dpi=120)
 

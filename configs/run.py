@@ -101,7 +101,12 @@ class RunConfig:
         """The same in updates, where an epoch has so many batches."""
         loop, training = self.loop.resolved(batches), self.training
         if training.schedule == "cosine" and training.total_updates is None:
-            training = replace(training, total_updates=loop.updates)
+            if (most := loop.updates or 0) <= training.warmup_updates:
+                raise ConfigError(
+                    f"warmup_updates={training.warmup_updates}: the run has {most} updates, and its rate must have "
+                    "risen before they end; give fewer, or a longer run"
+                )
+            training = replace(training, total_updates=most)
         return replace(self, loop=loop, training=training)
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.train import loop, portable
-from twinax.train.checkpoints import CheckpointError, folder_of, read_checkpoint
+from twinax.train.checkpoints import CheckpointError, folder_of, read_checkpoint, read_run
 from twinax.train.corpus import DataError
 from twinax.train.loop import train
 from twinax.train.metrics import read_metrics
@@ -232,6 +232,21 @@ def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):
     with pytest.raises(RunError, match="cannot be used as a run directory"):
         train(run, tmp_path / "file", QUIET)
     assert int(read_checkpoint(directory).state.update) == 8
+
+
+def test_what_the_corpus_decided_stays(corpus, tmp_path):
+    """Flags that leave it open go on with a run that had other rules for it; a cosine has its end."""
+    cosine = TrainingConfig(schedule="cosine", learning_rate=1e-2, warmup_updates=1)
+    open_ended = replace(run_of(corpus, updates=4, translations=0), batches=BatchConfig(shapes=1), training=cosine)
+    train(replace(open_ended, batches=BatchConfig(tokens=70, shapes=1)), tmp_path, QUIET)
+    assert train(open_ended, tmp_path, QUIET).update == 4
+    saved = read_run(tmp_path)
+    assert (saved.batches.tokens, saved.training.total_updates) == (70, 4)
+    for run in (open_ended, saved):
+        for updates in (3, 6):
+            other = replace(run, loop=replace(run.loop, updates=updates))
+            with pytest.raises(RunError, match=f"cannot go to {updates} updates: its rate comes down until update 4"):
+                train(other, tmp_path, QUIET)
 
 
 def test_a_directory_in_use_is_refused(finished):

@@ -38,7 +38,8 @@ def cross_entropy(
     q.scatter_(-1, labels[..., None].long(), target.label)
     # Terms of weight 0 are left out: a logit may be -inf.
     # Not log_softmax: in float32 its sum over V runs term by term, and where one token is likely the rest gets lost.
-    z = at_least_float32(logits) - at_least_float32(logits).amax(-1, keepdim=True).detach()
+    z = at_least_float32(logits)
+    z = z - z.amax(-1, keepdim=True).detach()
     log_p = z - z.exp().sum(-1, keepdim=True).log()
     losses = -torch.where(q == 0, 0, q * log_p).sum(-1) - target.entropy
     return torch.where(keep, losses, 0).sum(), keep.sum()

@@ -69,8 +69,6 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
         say(describe_shapes(prepared.buckets))
         if (most := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
             say(f"the rate rises for {warmup:,} updates and the run has {most:,}: see --training.warmup-updates")
-        if run.training.schedule == "cosine" and most > (end := prepared.run.training.total_updates or most):
-            say(f"the rate has come down after {end:,} updates, and the run goes on to {most:,}")
         say(f"compiled programs are kept in {cache}" if cache else "compiled programs are not kept")
         return _Run(prepared, directory, initial, console).go()
 

@@ -100,7 +100,7 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
     if saved is None:
         raise RunError(f"{directory}: has no tokenizer; a run cannot go on without it")
     try:
-        prepared = prepare(run, saved, buckets, began.model, say)
+        prepared = prepare(_as_begun(run, began), saved, buckets, began.model, say)
     except DataError as error:
         raise DataError(
             f"{error} (where the corpus of {directory} is elsewhere now, give its files anew; another run needs "
@@ -118,7 +118,22 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
     same = replace(prepared.run, loop=began.loop, batches=workers, corpus=began.corpus)
     if changed := differences(same, began):
         raise RunError(f"{directory}: began with other settings: {'; '.join(changed)}; choose another directory")
+    end, updates = began.training.total_updates, prepared.run.loop.updates
+    if began.training.schedule == "cosine" and began.loop.updates == end and updates != end:
+        raise RunError(
+            f"{directory}: cannot go to {updates} updates: its rate comes down until update {end}; choose another "
+            f"directory, and --init-from {directory} to start from these weights"
+        )
     return prepared
+
+
+def _as_begun(run: RunConfig, began: RunConfig) -> RunConfig:
+    """The run with what was left open for the corpus to decide as it was decided then."""
+    if run.batches.tokens is None:
+        run = replace(run, batches=replace(run.batches, tokens=began.batches.tokens))
+    if run.training.schedule == "cosine" and run.training.total_updates is None:
+        run = replace(run, training=replace(run.training, total_updates=began.training.total_updates))
+    return run
 
 
 def _read_config(directory: Path) -> RunConfig:

@@ -96,12 +96,13 @@ class Tokenizer:
         return self.fast.decode_batch([list(ids) for ids in sentences], skip_special_tokens=True)
 
     def show(self, ids: Sequence[int]) -> list[str]:
-        """Each token as a person reads it: ▁ for a space before it, letters for what is stored as bytes."""
+        """Each token as a person reads it: of bytes their letters where these are whole, and ▁ for a space before."""
         tokens = [self.fast.id_to_token(i) or "?" for i in ids]
         if not isinstance(self.fast.decoder, decoders.ByteLevel):
             return tokens
         texts = self.fast.decode_batch([[i] for i in ids], skip_special_tokens=False)
-        return [f"▁{text[1:]}" if text.startswith(" ") else text for text in texts]
+        shown = [f"▁{text[1:]}" if text.startswith(" ") else text for text in texts]
+        return [token if not text or "\ufffd" in text else text for token, text in zip(tokens, shown, strict=True)]
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Writes the two files that `PreTrainedTokenizerFast.from_pretrained` reads."""

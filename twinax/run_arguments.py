@@ -108,7 +108,7 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
 def _with_length(base: RunConfig, given: Sequence[str]) -> RunConfig:
     """The run without its updates where epochs are given, and the other way round: a flag replaces both."""
     for flag, other in (("--loop.epochs", "updates"), ("--loop.updates", "epochs")):
-        if _value(given, flag) is not None:
+        if _value(given, flag) not in (None, "None"):
             base = replace(base, loop=replace(base.loop, **{other: None}))
     return base
 

@@ -160,7 +160,7 @@ def climb(
     `flax` is what Flax computes where that is to be another model, of arrays of the same shapes. Where there is an
     `oracle` that computes some of the outputs in float64, both models are compared with it too. `draw` gives the batch
     of a number and of so many sentences, or None where there are no more; without it they are random. Then float64
-    alone decides: of trained weights one batch can have ten times the float32 error of the others.
+    alone decides: of trained weights one batch can have a much larger error than the others.
     """
     total = 1 + 2 * POOLED
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):

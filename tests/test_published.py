@@ -1,0 +1,280 @@
+"""The published systems: the names of their parameters, and their mistakes, measured as published and repaired."""
+
+import math
+import re
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from torch import nn
+
+from twinax.torch_reference.published import (
+    annotated_transformer,
+    d2l_note,
+    jadore801120,
+    leftover,
+    lucky_glass,
+)
+
+PAD, V, D, FF, HEADS, LAYERS, LENGTH = 1, 13, 12, 20, 4, 2, 7
+SYSTEMS = ("lucky_glass", "jadore801120", "leftover", "d2l_note", "annotated_transformer")
+
+
+def build(name, as_published, dropout=0.0, **sizes):
+    """A small model in float64; every parameter that trains is moved, so that none is 0 or 1."""
+    torch.manual_seed(3)
+    size = {"d_model": D, "dropout": dropout, "as_published": as_published}
+    if name == "lucky_glass":
+        model = lucky_glass.Transformer(V, V, d_ff=FF, heads=HEADS, layers=LAYERS, **size)
+    elif name == "jadore801120":
+        size |= {"d_k": D // HEADS, "d_v": D // HEADS, "d_inner": FF, "n_head": HEADS, "n_layers": LAYERS} | sizes
+        model = jadore801120.Transformer(V, V, PAD, PAD, **size)
+    elif name == "leftover":
+        model = leftover.Transformer(V, V, d_ff=FF, heads=HEADS, layers=LAYERS, seq_len=LENGTH, **size)
+    elif name == "d2l_note":
+        model = d2l_note.Transformer(V, V, d_ff=FF, heads=HEADS, layers=LAYERS, seq_len=LENGTH, **size)
+    else:
+        model = annotated_transformer.Transformer(V, V, d_ff=FF, h=HEADS, layers=LAYERS, **size)
+    model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def logits(model, src, tgt):
+    """(B, T, V) as each system is called."""
+    if isinstance(model, jadore801120.Transformer):
+        return model(src, tgt).unflatten(0, tgt.shape)
+    if isinstance(model, leftover.Transformer):
+        masks = leftover.make_masks(src, tgt, PAD, model.projection.as_published)
+        return model(src, tgt, *masks)
+    if isinstance(model, d2l_note.Transformer):
+        return model(src, tgt, (src == PAD)[:, None, :])[0]
+    if isinstance(model, annotated_transformer.Transformer):
+        return model.generator(model(src, tgt, *annotated_transformer.make_masks(src, tgt, PAD)))
+    return model(src, tgt)
+
+
+@pytest.fixture
+def tokens():
+    """Source and target of one length, which every system takes; the second pair is padded."""
+    generator = torch.Generator().manual_seed(0)
+    src, tgt = torch.randint(2, V, (2, 2, LENGTH), generator=generator)
+    src[1, 5:], tgt[1, 4:] = PAD, PAD
+    return src, tgt
+
+
+# The names that the write-ups list: one of {…}, and # a number.
+NAMES = {
+    "lucky_glass": """{src,tgt}_tok_embed.embedding.weight pos_embed.additive
+        {encoder,decoder}.layers.#.attention.wo {encoder,decoder}.layers.#.attention.attentions.#.{wk,wq,wv}
+        decoder.layers.#.masked_attention.wo decoder.layers.#.masked_attention.attentions.#.{wk,wq,wv}
+        {encoder,decoder}.layers.#.feed_forward.linear{1,2}.{weight,bias} linear.{weight,bias}""",
+    "jadore801120": """encoder.src_word_emb.weight decoder.trg_word_emb.weight trg_word_prj.weight
+        {encoder,decoder}.position_enc.pos_table {encoder,decoder}.layer_norm.{weight,bias}
+        {encoder,decoder}.layer_stack.#.slf_attn.{w_qs,w_ks,w_vs,fc}.weight
+        {encoder,decoder}.layer_stack.#.slf_attn.layer_norm.{weight,bias}
+        decoder.layer_stack.#.enc_attn.{w_qs,w_ks,w_vs,fc}.weight
+        decoder.layer_stack.#.enc_attn.layer_norm.{weight,bias}
+        {encoder,decoder}.layer_stack.#.pos_ffn.{w_1,w_2,layer_norm}.{weight,bias}""",
+    "leftover": """{encoder,decoder}.input_embedding.embedding.weight {encoder,decoder}.pos_embedding.pe
+        encoder.encoder_blocks.#.multi_head_attention.w_{q,k,v,o}.{weight,bias}
+        encoder.encoder_blocks.#.layer_norm{1,2}.{gamma,beta} encoder.encoder_blocks.#.ffn.fc{1,2}.{weight,bias}
+        decoder.decoder_layers.#.{multi_head_attention1,cross_attention}.w_{q,k,v,o}.{weight,bias}
+        decoder.decoder_layers.#.layer_norm{1,2,3}.{gamma,beta} decoder.decoder_layers.#.ffn.fc{1,2}.{weight,bias}
+        decoder.proj.{weight,bias} projection.proj.{weight,bias}""",
+    "d2l_note": """{encoder,decoder}.embedding.weight encoder.blocks.block_#.attention.W_{q,k,v,o}.weight
+        encoder.blocks.block_#.addnorm{1,2}.ln.{weight,bias} decoder.blocks.block_#.attention{1,2}.W_{q,k,v,o}.weight
+        decoder.blocks.block_#.addnorm{1,2,3}.ln.{weight,bias}
+        {encoder,decoder}.blocks.block_#.ffn.s.{0,2}.{weight,bias} decoder.f.{weight,bias}""",
+    "annotated_transformer": """{encoder,decoder}.layers.#.self_attn.linears.{0,1,2,3}.{weight,bias}
+        decoder.layers.#.src_attn.linears.{0,1,2,3}.{weight,bias}
+        {encoder,decoder}.layers.#.feed_forward.w_{1,2}.{weight,bias}
+        {encoder,decoder}.layers.#.sublayer.{0,1}.norm.{a_2,b_2} decoder.layers.#.sublayer.2.norm.{a_2,b_2}
+        {encoder,decoder}.norm.{a_2,b_2} {src,tgt}_embed.0.lut.weight {src,tgt}_embed.1.pe
+        generator.proj.{weight,bias}""",
+}
+REPAIRED_AWAY = {"jadore801120": r"\w+\.layer_norm\..*", "leftover": r"decoder\.proj\..*"}  # names of mistakes
+
+
+def spelled_out(name):
+    """Every name of a list with its choices and numbers (of layers and heads) spelled out."""
+    found = set()
+    for pattern in NAMES[name].split():
+        names = {""}
+        for part in re.findall(r"\{[^}]*\}|#|[^{#]+", pattern):
+            choices = part[1:-1].split(",") if part[0] == "{" else [part]
+            names = {known + choice for known in names for choice in choices}
+        layers = {known.replace("#", str(i), 1) for known in names for i in range(LAYERS)}
+        found |= {known.replace("#", str(i)) for known in layers for i in range(HEADS)}
+    return found
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_names(name):
+    published, repaired = spelled_out(name), set(build(name, as_published=False).state_dict())
+    assert set(build(name, as_published=True).state_dict()) == published
+    assert repaired == {key for key in published if not re.fullmatch(REPAIRED_AWAY.get(name, "-"), key)}
+
+
+def change(model, src, tgt, new_src=None, new_tgt=None):
+    """Largest change of each target position's logits when tokens change: (T,)."""
+    model.eval()
+    with torch.no_grad():
+        before = logits(model, src, tgt)
+        after = logits(model, src if new_src is None else new_src, tgt if new_tgt is None else new_tgt)
+    return (after - before).abs().amax((0, 2))
+
+
+def other(tokens, at=slice(None)):
+    """Other tokens at these positions; padding stays."""
+    changed = tokens.clone()
+    changed[:, at] = torch.where(tokens[:, at] == PAD, PAD, 2 + (tokens[:, at] - 2 + 5) % (V - 2))
+    return changed
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_output_depends_on_the_source(name, tokens):
+    src, tgt = tokens
+    assert change(build(name, as_published=False), src, tgt, other(src)).min() > 1e-4
+    if name == "lucky_glass":
+        assert change(build(name, as_published=True), src, tgt, other(src)).max() == 0
+    else:
+        assert change(build(name, as_published=True), src, tgt, other(src)).max() > 1e-4
+
+
+# Systems whose earlier logits move when a later target token changes, in evaluation
+NOT_CAUSAL = {"lucky_glass", "leftover", "d2l_note"}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_causality(name, tokens):
+    src, tgt = tokens
+    for at in range(1, 4):
+        assert change(build(name, as_published=False), src, tgt, None, other(tgt, slice(at, None)))[:at].max() < 1e-12
+    moved = change(build(name, as_published=True), src, tgt, None, other(tgt, slice(3, None)))[:3].max()
+    assert moved > 1e-3 if name in NOT_CAUSAL else moved < 1e-12
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_padding(name, tokens):
+    """More padding changes nothing where the system is repaired."""
+    src, tgt = (side[:, :5] for side in tokens)
+    longer = [torch.cat([side, torch.full((2, 2), PAD)], dim=1) for side in (src, tgt)]
+    model = build(name, as_published=False).eval()
+    torch.testing.assert_close(logits(model, *longer)[:, :5], logits(model, src, tgt), rtol=0, atol=1e-12)
+    if name in ("lucky_glass", "leftover"):
+        model = build(name, as_published=True).eval()
+        assert (logits(model, *longer)[:, :5] - logits(model, src, tgt)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("as_published", "without"), [(True, 61), (False, 0)])
+def test_lucky_glass_trains_a_third_of_its_tensors(tokens, as_published, without):
+    """61 of 98 tensors get no gradient where the cross-attention's output is thrown away."""
+    model = build("lucky_glass", as_published)
+    logits(model, *tokens).sum().backward()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert len(trained) == 98
+    assert sum(p.grad is None for p in trained) == without
+
+
+def test_lucky_glass_positions():
+    """The table grows to 9.6e6 inside its sine, and noise overwrites it; repaired, it is that of the paper."""
+    arguments = 10000.0 ** (torch.arange(0, 512, 2, dtype=torch.float64) / 512) * 999
+    assert arguments.max() == pytest.approx(9.6e6, rel=0.01)
+    assert lucky_glass.published_position_table(1000, 512)[999, 511] == pytest.approx(math.sin(arguments[-1]), abs=1e-6)
+    published = lucky_glass.Transformer(V, V, layers=1, as_published=True).pos_embed.additive
+    assert published.shape == (1000, 512)
+    assert 0.062 < published.abs().max() < 0.0631
+    repaired = lucky_glass.Transformer(V, V, layers=1, as_published=False).pos_embed.additive
+    assert not repaired.requires_grad
+    expected = [math.sin(7 / 10000 ** (2 / 512)), math.cos(7 / 10000 ** (2 / 512))]
+    assert repaired[7, 2:4].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_source_of_padding_alone(tokens):
+    """Is NaN where masked scores are minus infinity; repaired, it is not."""
+    src, tgt = tokens
+    src = torch.full_like(src, PAD)
+    model = build("lucky_glass", as_published=True)
+    memory = model.encoder(model.pos_embed(model.src_tok_embed(src)), (src != PAD)[:, None, :].expand(-1, LENGTH, -1))
+    assert memory.isnan().all()
+    assert logits(build("lucky_glass", as_published=False), src, tgt).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["jadore801120", "annotated_transformer"])
+def test_dropout_of_attention_weights(name):
+    """Stays 0.1 whatever the setting."""
+    assert {m.p for m in build(name, as_published=True).modules() if isinstance(m, nn.Dropout)} == {0.0, 0.1}
+    assert {m.p for m in build(name, as_published=False).modules() if isinstance(m, nn.Dropout)} == {0.0}
+    assert {m.p for m in build(name, as_published=False, dropout=0.3).modules() if isinstance(m, nn.Dropout)} == {0.3}
+
+
+def test_jadore801120_padding_row_and_positions():
+    torch.manual_seed(0)
+    published = jadore801120.Transformer(V, V, d_model=D, n_layers=1, as_published=True)
+    repaired = jadore801120.Transformer(V, V, d_model=D, n_layers=1, as_published=False)
+    assert published.encoder.src_word_emb.weight[PAD].abs().max() > 0
+    assert repaired.encoder.src_word_emb.weight[PAD].abs().max() == 0
+    long = torch.full((1, 201), 5)
+    with pytest.raises(RuntimeError, match="201"):
+        published(long, long)
+    assert repaired(long, long).shape == (201, V)
+
+
+@pytest.mark.parametrize("as_published", [True, False])
+def test_jadore801120_scales(as_published, tokens):
+    """Tied, logits are divided by sqrt(D) or embeddings multiplied; untied, as published neither."""
+    tied = build("jadore801120", as_published)
+    assert (tied.logit_scale, tied.encoder.scale) == (D**-0.5, 1)
+    embedded = build("jadore801120", as_published, scale_emb_or_prj="emb")
+    assert (embedded.logit_scale, embedded.decoder.scale) == (1, D**0.5)
+    untied = build("jadore801120", as_published, trg_emb_prj_weight_sharing=False, emb_src_trg_weight_sharing=False)
+    assert (untied.logit_scale, untied.encoder.scale) == (1, 1 if as_published else D**0.5)
+    assert untied.trg_word_prj.weight is not untied.decoder.trg_word_emb.weight
+    assert build("jadore801120", as_published, d_k=2, d_v=5)(*tokens).shape == (2 * LENGTH, V)
+
+
+def test_leftover_softmax_before_the_loss(tokens):
+    """Cross entropy of a softmax stays within one nat of log V, above log V - 1."""
+    model, (src, tgt) = build("leftover", as_published=True), tokens
+    with torch.no_grad():
+        model.projection.proj.weight.mul_(1e3)
+        probabilities = logits(model, src, tgt)
+        best = nn.functional.cross_entropy(probabilities.flatten(0, 1), probabilities.argmax(-1).flatten())
+    assert probabilities.sum(-1).allclose(torch.ones(2, LENGTH, dtype=torch.float64))
+    assert math.log(V) - 1 < best < math.log(V)
+    repaired = logits(build("leftover", as_published=False), src, tgt)
+    assert not repaired.sum(-1).allclose(torch.ones(2, LENGTH, dtype=torch.float64))
+
+
+def test_leftover_lengths(tokens):
+    """Source and target of two lengths cannot go in where cross-attention gets the encoder's mask."""
+    src, tgt = tokens
+    assert logits(build("leftover", as_published=False), src, tgt[:, :4]).shape == (2, 4, V)
+    with pytest.raises((RuntimeError, TypeCheckError), match=r"memory_mask|must match"):
+        logits(build("leftover", as_published=True), src, tgt[:, :4])
+
+
+def test_d2l_note_in_training(tokens):
+    """The causal mask is there in training alone."""
+    src, tgt = tokens
+    model = build("d2l_note", as_published=True).train()
+    moved = logits(model, src, tgt) - logits(model, src, other(tgt, slice(3, None)))
+    assert moved[:, :3].abs().max() < 1e-12
+
+
+def test_d2l_note_cache(tokens):
+    """Token by token, the repaired decoder gives what it gives at once; the published one gives a table of rows."""
+    src, tgt = tokens
+    mask = (src == PAD)[:, None, :]
+    repaired, published = (build("d2l_note", as_published).eval() for as_published in (False, True))
+    state = repaired.decoder.init_state(repaired.encoder(src, mask), mask)
+    steps = [repaired.decoder(tgt[:, i : i + 1], state)[0] for i in range(LENGTH)]
+    torch.testing.assert_close(torch.cat(steps, 1), logits(repaired, src, tgt), rtol=0, atol=1e-12)
+    state = published.decoder.init_state(published.encoder(src, mask), mask)
+    assert published.decoder(tgt[:, :1], state)[0].shape == (2, LENGTH, V)
+    with pytest.raises(RuntimeError, match="must match"):  # and no length but one or the table's goes in
+        logits(published, src, tgt[:, :3])

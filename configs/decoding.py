@@ -128,6 +128,11 @@ def check(model: TransformerConfig, config: DecodingConfig) -> None:
         raise ConfigError(f"max_length={config.max_length}: the model's positions end at {model.max_length}")
     if config.min_length > model.max_length:
         raise ConfigError(f"min_length={config.min_length}: the model's positions end at {model.max_length}")
+    if model.cross_mask == "encoder":
+        raise ConfigError(
+            "cross_mask='encoder': needs as many target as source tokens, which a translation has by chance only; "
+            "set cross_mask='source'"
+        )
     for token in config.forbidden_ids:
         if not 0 <= token < vocab:
             raise ConfigError(f"forbidden_ids: {token} is outside the target vocabulary, 0 to {vocab - 1}")
@@ -145,6 +150,12 @@ def without_cache(model: TransformerConfig) -> str | None:
     """Why earlier positions cannot be kept, because later ones change them; None where they can."""
     if model.mask_value != "exact" and model.mask_value > HIDES:
         return f"mask_value={model.mask_value} does not hide masked keys, so that every position sees later ones"
+    if model.norm == "layer_norm_over_length":
+        return "norm='layer_norm_over_length' mixes all positions, so that every position sees later ones"
+    if model.decoder_mask == "causal_in_training":
+        return "decoder_mask='causal_in_training' lets every position see later ones"
+    if "padding" in model.decoder_mask and model.decoder_start_id == model.pad_id:
+        return f"decoder_mask={model.decoder_mask!r} hides the start token, which has padding's id"
     return None
 
 

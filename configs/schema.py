@@ -16,7 +16,7 @@ from .validation import ConfigError, check_field_types
 SCHEMA_VERSION = 1
 
 NormPlacement = Literal["pre", "post"]
-Norm = Literal["layer_norm", "rms_norm", "sample_std_norm"]
+Norm = Literal["layer_norm", "rms_norm", "sample_std_norm", "layer_norm_over_length"]
 EmbeddingNorm = Literal["none", "before_dropout", "after_dropout"]
 Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "sinusoidal_half_t2t", "learned", "stored", "none"]
 PositionCounting = Literal["all", "non_padding"]
@@ -25,12 +25,12 @@ EmbeddingPadding = Literal["trained", "frozen"]
 DecoderStart = Literal["token", "zero_embedding"]
 OutputBias = Literal["none", "learned", "stored"]
 LogitScale = Literal["none", "rsqrt_d_model"]
-OutputActivation = Literal["none"]
+OutputActivation = Literal["none", "log_softmax", "softmax"]
 ScoreScaling = Literal["product", "query"]
-EncoderMask = Literal["source"]
-DecoderMask = Literal["causal"]
-CrossMask = Literal["source"]
-CrossAttentionResidual = Literal["add"]
+EncoderMask = Literal["source", "source_and_query"]
+DecoderMask = Literal["causal", "causal_and_padding", "causal_padding_and_query", "causal_in_training"]
+CrossMask = Literal["source", "encoder"]
+CrossAttentionResidual = Literal["add", "query_only"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 DropoutGenerator = Literal["counter", "threefry"]
 LinearInit = Literal["xavier_uniform", "lecun_normal", "normal_rsqrt_d_model", "torch_default"]
@@ -93,10 +93,10 @@ class TransformerConfig:
     out_proj_bias: bool = True
     score_scaling: ScoreScaling = "product"  # divide (q·k) by sqrt(head_dim), or q before the product
     mask_value: float | Literal["exact"] = "exact"  # exact: masked weights are 0; a number: score of a masked key
-    encoder_mask: EncoderMask = "source"
-    decoder_mask: DecoderMask = "causal"
-    cross_mask: CrossMask = "source"
-    cross_attention_residual: CrossAttentionResidual = "add"
+    encoder_mask: EncoderMask = "source"  # source_and_query: padding sees nothing either
+    decoder_mask: DecoderMask = "causal"  # causal_and_padding: less padding; in_training: evaluation sees everything
+    cross_mask: CrossMask = "source"  # encoder: the (S, S) mask of source_and_query; needs as many target tokens
+    cross_attention_residual: CrossAttentionResidual = "add"  # query_only: what the attention gives is thrown away
 
     # Feed-forward.
     activation: Activation = "relu"
@@ -164,6 +164,19 @@ class TransformerConfig:
         if name not in PRESETS:
             raise ConfigError(f"preset={name!r}: there is no such preset; choose one of {', '.join(PRESETS)}")
         return PRESETS[name].replace(**changes)
+
+    @classmethod
+    def published(cls, name: str, *, as_published: bool, **changes: Any) -> "TransformerConfig":
+        """A published system, with its mistakes or with them repaired, and with fields changed.
+
+        Raises:
+            ConfigError: no such system, or a wrong value.
+        """
+        from .published import AS_PUBLISHED, REPAIRS  # they are made of this class
+
+        if name not in AS_PUBLISHED:
+            raise ConfigError(f"published={name!r}: there is no such system; choose one of {', '.join(AS_PUBLISHED)}")
+        return AS_PUBLISHED[name].replace(**({} if as_published else REPAIRS[name]) | changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the schema version."""

@@ -128,6 +128,20 @@ def source_mask(src_keep: Bool[Array, "B S"], length: int) -> Bool[Array, "B 1 T
     return jnp.broadcast_to(src_keep[:, None, None, :], (src_keep.shape[0], 1, length, src_keep.shape[1]))
 
 
+def source_and_query_mask(src_keep: Bool[Array, "B S"], length: int) -> Bool[Array, "B 1 S S"]:
+    """Kept source tokens see every kept source token, padding sees nothing.
+
+    Raises:
+        ValueError: `length`, the number of queries, is not S: another side's padding is unknown.
+    """
+    if length != src_keep.shape[1]:
+        raise ValueError(
+            f"tgt_tokens: cross_mask='encoder' needs as many target as source tokens, not {length} and "
+            f"{src_keep.shape[1]}; pad both sides to one length"
+        )
+    return src_keep[:, None, None, :] & src_keep[:, None, :, None]
+
+
 def causal_mask(
     tgt_tokens: Int[Array, "B T"], tgt_mask: Bool[Array, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Array, "B 1 T T"]:
@@ -140,6 +154,43 @@ def causal_mask(
     return mask if tgt_mask is None else mask & tgt_mask[:, None, None, :]
 
 
-ENCODER_MASKS: dict[str, Callable[..., Array]] = {"source": source_mask}  # (src_keep, S)
-CROSS_MASKS: dict[str, Callable[..., Array]] = {"source": source_mask}  # (src_keep, T)
-DECODER_MASKS: dict[str, Callable[..., Array]] = {"causal": causal_mask}  # (tgt_tokens, tgt_mask, pad_id, training)
+def causal_and_padding_mask(
+    tgt_tokens: Int[Array, "B T"], tgt_mask: Bool[Array, "B T"] | None, pad_id: int, training: bool
+) -> Bool[Array, "B 1 T T"]:
+    """The same, less padding by its id."""
+    return causal_mask(tgt_tokens, tgt_mask, pad_id, training) & (tgt_tokens != pad_id)[:, None, None, :]
+
+
+def causal_padding_and_query_mask(
+    tgt_tokens: Int[Array, "B T"], tgt_mask: Bool[Array, "B T"] | None, pad_id: int, training: bool
+) -> Bool[Array, "B 1 T T"]:
+    """The same, and padding sees nothing."""
+    mask = causal_and_padding_mask(tgt_tokens, tgt_mask, pad_id, training)
+    return mask & (tgt_tokens != pad_id)[:, None, :, None]
+
+
+def causal_in_training_mask(
+    tgt_tokens: Int[Array, "B T"], tgt_mask: Bool[Array, "B T"] | None, pad_id: int, training: bool
+) -> Bool[Array, "B 1 T T"]:
+    """Causal in training; else a target position sees the later ones too. Source: d2l_note, as published."""
+    if training:
+        return causal_mask(tgt_tokens, tgt_mask, pad_id, training)
+    batch, length = tgt_tokens.shape
+    mask = jnp.broadcast_to(jnp.ones((), bool), (batch, 1, length, length))
+    return mask if tgt_mask is None else mask & tgt_mask[:, None, None, :]
+
+
+ENCODER_MASKS: dict[str, Callable[..., Array]] = {  # (src_keep, S)
+    "source": source_mask,
+    "source_and_query": source_and_query_mask,
+}
+CROSS_MASKS: dict[str, Callable[..., Array]] = {  # (src_keep, T)
+    "source": source_mask,
+    "encoder": source_and_query_mask,
+}
+DECODER_MASKS: dict[str, Callable[..., Array]] = {  # (tgt_tokens, tgt_mask, pad_id, training)
+    "causal": causal_mask,
+    "causal_and_padding": causal_and_padding_mask,
+    "causal_padding_and_query": causal_padding_and_query_mask,
+    "causal_in_training": causal_in_training_mask,
+}

@@ -55,10 +55,20 @@ def sample_std_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D
     return centred / (jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0) + eps)
 
 
+def layer_norm_over_length(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
+    """(x - mean) / sqrt(variance + eps) over L and D together: later positions and padding change earlier ones.
+
+    Source: lucky_glass, as published.
+    """
+    centred = x - x.mean((1, 2), keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean((1, 2), keepdims=True) + eps)
+
+
 NORMS: dict[str, Callable[..., Array]] = {
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "sample_std_norm": sample_std_norm,
+    "layer_norm_over_length": layer_norm_over_length,
 }
 
 
@@ -212,7 +222,10 @@ NORM_PLACEMENTS: dict[str, Callable[..., Array]] = {
     "pre": lambda x, sublayer, norm, dropout, add: add(x, dropout(sublayer(norm(x)))),
     "post": lambda x, sublayer, norm, dropout, add: norm(add(x, dropout(sublayer(x)))),
 }
-RESIDUALS: dict[str, Callable[[Array, Array], Array]] = {"add": lambda x, y: x + y}
+RESIDUALS: dict[str, Callable[[Array, Array], Array]] = {
+    "add": lambda x, y: x + y,
+    "query_only": lambda x, y: x,  # a mistake of precedence in lucky_glass: the decoder never sees the source
+}
 
 
 class Residual(nnx.Module):

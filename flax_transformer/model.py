@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -128,7 +129,11 @@ LOGIT_SCALES: dict[str, Callable[[int], float]] = {
     "none": lambda d_model: 1.0,
     "rsqrt_d_model": lambda d_model: d_model**-0.5,
 }
-OUTPUT_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"none": lambda logits: logits}
+OUTPUT_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "none": lambda logits: logits,
+    "log_softmax": jax.nn.log_softmax,
+    "softmax": jax.nn.softmax,  # leftover, as published: cross entropy of it stays within a nat of log V
+}
 
 
 class Output(nnx.Module):

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from twinax import convert, torch_reference
-from twinax.configs import schema
 from twinax.flax_transformer.reach import without_gradient
 from twinax.parity_tests import trajectories
 from twinax.parity_tests.trajectories import InFlax, InPyTorch
@@ -91,12 +90,7 @@ def test_before_the_first_update_torch_has_no_entries(course):
     assert pytorch.to_flax(0).optimizer[0].count == 0
 
 
-def test_parameters_that_the_loss_does_not_reach_have_no_entry(course, monkeypatch):
-    from twinax import flax_transformer
-
-    monkeypatch.setattr(schema, "check_field_types", lambda config: None)
-    for package in (flax_transformer, torch_reference):
-        monkeypatch.setitem(package.layers.RESIDUALS, "query_only", lambda x, y: x)
+def test_parameters_that_the_loss_does_not_reach_have_no_entry(course):
     course = replace(course, model=course.model.replace(cross_attention_residual="query_only"))
     flax = InFlax(course)
     pytorch = InPyTorch(course, flax.state)
@@ -132,13 +126,8 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_every_choice_is_the_same_in_both(name, course, monkeypatch):
+def test_every_choice_is_the_same_in_both(name, course):
     """Everything that a step tells, and the parameters; one of them the loss does not reach."""
-    from twinax import flax_transformer
-
-    monkeypatch.setattr(schema, "check_field_types", lambda config: None)
-    for package in (flax_transformer, torch_reference):
-        monkeypatch.setitem(package.layers.RESIDUALS, "query_only", lambda x, y: x)
     training = replace(course.training, **{"weight_decay": 0.5, "warmup_updates": 4, **CHOICES[name]})
     course = replace(course, training=training, model=course.model.replace(cross_attention_residual="query_only"))
     flax = InFlax(course)

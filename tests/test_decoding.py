@@ -223,7 +223,7 @@ def test_settings_without_a_cache_are_those_in_which_a_token_sees_later_ones(nam
     model = torch_reference.Transformer.from_state_dict(
         config, convert.to_state_dict({n: a.astype(np.float64) for n, a in arrays.items()}, config)
     )
-    src, tgt = torch.tensor([[4, 5, 6]]), torch.tensor([[1, 7, 8, 9], [1, 7, 8, 3]])
+    src, tgt = torch.tensor([[4, 5, 6, 7]]), torch.tensor([[1, 7, 8, 9], [1, 7, 8, 3]])
     with torch.no_grad():
         logits = model(src.expand(2, -1), tgt)
     sees_later = bool((logits[0, :3] - logits[1, :3]).abs().max() > 1e-12)

@@ -104,6 +104,20 @@ def source_mask(src_keep: Bool[Tensor, "B S"], length: int) -> Bool[Tensor, "B 1
     return src_keep[:, None, None, :].expand(-1, 1, length, -1)
 
 
+def source_and_query_mask(src_keep: Bool[Tensor, "B S"], length: int) -> Bool[Tensor, "B 1 S S"]:
+    """Kept source tokens see every kept source token, padding sees nothing.
+
+    Raises:
+        ValueError: `length`, the number of queries, is not S: another side's padding is unknown.
+    """
+    if length != src_keep.shape[1]:
+        raise ValueError(
+            f"tgt_tokens: cross_mask='encoder' needs as many target as source tokens, not {length} and "
+            f"{src_keep.shape[1]}; pad both sides to one length"
+        )
+    return src_keep[:, None, None, :] & src_keep[:, None, :, None]
+
+
 def causal_mask(
     tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Tensor, "B 1 T T"]:
@@ -116,6 +130,43 @@ def causal_mask(
     return mask if tgt_mask is None else mask & tgt_mask[:, None, None, :]
 
 
-ENCODER_MASKS: dict[str, Callable[..., Tensor]] = {"source": source_mask}  # (src_keep, S)
-CROSS_MASKS: dict[str, Callable[..., Tensor]] = {"source": source_mask}  # (src_keep, T)
-DECODER_MASKS: dict[str, Callable[..., Tensor]] = {"causal": causal_mask}  # (tgt_tokens, tgt_mask, pad_id, training)
+def causal_and_padding_mask(
+    tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
+) -> Bool[Tensor, "B 1 T T"]:
+    """The same, less padding by its id."""
+    return causal_mask(tgt_tokens, tgt_mask, pad_id, training) & (tgt_tokens != pad_id)[:, None, None, :]
+
+
+def causal_padding_and_query_mask(
+    tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
+) -> Bool[Tensor, "B 1 T T"]:
+    """The same, and padding sees nothing."""
+    mask = causal_and_padding_mask(tgt_tokens, tgt_mask, pad_id, training)
+    return mask & (tgt_tokens != pad_id)[:, None, :, None]
+
+
+def causal_in_training_mask(
+    tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
+) -> Bool[Tensor, "B 1 T T"]:
+    """Causal in training; else a target position sees the later ones too. Source: d2l_note, as published."""
+    if training:
+        return causal_mask(tgt_tokens, tgt_mask, pad_id, training)
+    batch, length = tgt_tokens.shape
+    mask = torch.ones(batch, 1, length, length, dtype=torch.bool, device=tgt_tokens.device)
+    return mask if tgt_mask is None else mask & tgt_mask[:, None, None, :]
+
+
+ENCODER_MASKS: dict[str, Callable[..., Tensor]] = {  # (src_keep, S)
+    "source": source_mask,
+    "source_and_query": source_and_query_mask,
+}
+CROSS_MASKS: dict[str, Callable[..., Tensor]] = {  # (src_keep, T)
+    "source": source_mask,
+    "encoder": source_and_query_mask,
+}
+DECODER_MASKS: dict[str, Callable[..., Tensor]] = {  # (tgt_tokens, tgt_mask, pad_id, training)
+    "causal": causal_mask,
+    "causal_and_padding": causal_and_padding_mask,
+    "causal_padding_and_query": causal_padding_and_query_mask,
+    "causal_in_training": causal_in_training_mask,
+}

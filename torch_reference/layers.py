@@ -57,10 +57,20 @@ def sample_std_norm(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L
     return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps)
 
 
+def layer_norm_over_length(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L D"]:
+    """(x - mean) / sqrt(variance + eps) over L and D together: later positions and padding change earlier ones.
+
+    Source: lucky_glass, as published.
+    """
+    centred = x - x.mean((1, 2), keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean((1, 2), keepdim=True) + eps)
+
+
 NORMS: dict[str, Callable[..., Tensor]] = {
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
     "sample_std_norm": sample_std_norm,
+    "layer_norm_over_length": layer_norm_over_length,
 }
 
 
@@ -222,7 +232,10 @@ NORM_PLACEMENTS: dict[str, Callable[..., Tensor]] = {
     "pre": lambda x, sublayer, norm, dropout, add: add(x, dropout(sublayer(norm(x)))),
     "post": lambda x, sublayer, norm, dropout, add: norm(add(x, dropout(sublayer(x)))),
 }
-RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"add": lambda x, y: x + y}
+RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda x, y: x + y,
+    "query_only": lambda x, y: x,  # a mistake of precedence in lucky_glass: the decoder never sees the source
+}
 
 
 class Residual(nn.Module):

@@ -5,6 +5,7 @@ Letters: B batch, S source length, T target length, D d_model, V vocabulary. Mas
 
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,7 +117,13 @@ LOGIT_SCALES: dict[str, Callable[[int], float]] = {
     "none": lambda d_model: 1.0,
     "rsqrt_d_model": lambda d_model: d_model**-0.5,
 }
-OUTPUT_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"none": lambda logits: logits}
+OUTPUT_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda logits: logits,
+    "log_softmax": partial(torch.log_softmax, dim=-1),
+    "softmax": partial(
+        torch.softmax, dim=-1
+    ),  # leftover, as published: cross entropy of it stays within a nat of log V
+}
 
 
 class Output(nn.Module):

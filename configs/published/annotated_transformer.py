@@ -1,0 +1,31 @@
+"""annotated_transformer: harvardnlp's Annotated Transformer.
+
+Its mistakes are not the model's but its training's. That its dropout of attention weights does not follow its setting
+is none of the config, which has a rate for each site.
+"""
+
+from typing import Any
+
+from ..schema import TransformerConfig
+
+AS_PUBLISHED = TransformerConfig(
+    src_vocab_size=10_000,
+    tgt_vocab_size=10_000,
+    max_length=5000,
+    norm_placement="pre",
+    norm="sample_std_norm",
+    norm_eps=1e-6,
+    final_norm=True,
+    output_activation="log_softmax",
+    mask_value=-1e9,
+    decoder_mask="causal_and_padding",
+    attention_dropout=0.1,
+    ffn_dropout=0.1,
+    embedding_init="xavier_uniform",
+    pad_id=2,
+    bos_id=0,
+    eos_id=1,
+    decoder_start_id=0,
+)
+
+REPAIRS: dict[str, Any] = {}

@@ -1,0 +1,36 @@
+"""d2l_note: a weekly note after Dive into Deep Learning.
+
+Sizes, dropout and ids, which it leaves out, are the book's.
+"""
+
+from typing import Any
+
+from ..schema import TransformerConfig
+
+AS_PUBLISHED = TransformerConfig(
+    src_vocab_size=10_000,
+    tgt_vocab_size=10_000,
+    d_model=256,
+    num_heads=4,
+    d_ff=64,
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    max_length=10,
+    q_proj_bias=False,
+    k_proj_bias=False,
+    v_proj_bias=False,
+    out_proj_bias=False,
+    mask_value=-1e6,
+    decoder_mask="causal_in_training",
+    embedding_dropout=0.2,
+    attention_dropout=0.2,
+    residual_dropout=0.2,
+    linear_init="torch_default",
+    embedding_init="torch_default",
+    pad_id=1,
+    bos_id=2,
+    eos_id=3,
+    decoder_start_id=2,
+)
+
+REPAIRS: dict[str, Any] = {"decoder_mask": "causal"}

@@ -1,0 +1,39 @@
+"""jadore801120: attention-is-all-you-need-pytorch, with its class's defaults.
+
+That its dropout of attention weights does not follow its setting is none of the config, which has a rate for each site.
+"""
+
+from typing import Any
+
+from ..schema import TransformerConfig
+
+AS_PUBLISHED = TransformerConfig(
+    src_vocab_size=10_000,
+    tgt_vocab_size=10_000,
+    head_dim=64,
+    v_head_dim=64,
+    max_length=200,
+    norm_eps=1e-6,
+    embedding_norm="after_dropout",
+    shared_embeddings=True,
+    embedding_scale="none",
+    embedding_padding="frozen",
+    tied_output=True,
+    output_bias="none",
+    logit_scale="rsqrt_d_model",
+    q_proj_bias=False,
+    k_proj_bias=False,
+    v_proj_bias=False,
+    out_proj_bias=False,
+    score_scaling="query",
+    mask_value=-1e9,
+    decoder_mask="causal_and_padding",
+    attention_dropout=0.1,
+    embedding_init="xavier_uniform",
+    pad_id=1,
+    bos_id=2,
+    eos_id=3,
+    decoder_start_id=2,
+)
+
+REPAIRS: dict[str, Any] = {"embedding_norm": "none", "max_length": 512}

@@ -1,0 +1,36 @@
+"""leftover: a hand-written Transformer of 2025, opus_books, English to Italian."""
+
+from typing import Any
+
+from ..schema import TransformerConfig
+
+AS_PUBLISHED = TransformerConfig(
+    src_vocab_size=30_000,
+    tgt_vocab_size=30_000,
+    num_encoder_layers=8,
+    num_decoder_layers=8,
+    max_length=350,
+    norm_eps=1e-12,
+    embedding_padding="frozen",
+    output_activation="softmax",
+    mask_value=-1e-9,
+    encoder_mask="source_and_query",
+    decoder_mask="causal_padding_and_query",
+    cross_mask="encoder",
+    attention_dropout=0.1,
+    ffn_dropout=0.1,
+    linear_init="torch_default",
+    embedding_init="torch_default",
+    pad_id=1,
+    bos_id=2,
+    eos_id=3,
+    decoder_start_id=2,
+)
+
+REPAIRS: dict[str, Any] = {
+    "output_activation": "none",
+    "mask_value": "exact",
+    "encoder_mask": "source",
+    "decoder_mask": "causal_and_padding",
+    "cross_mask": "source",
+}

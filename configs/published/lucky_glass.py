@@ -1,0 +1,35 @@
+"""lucky_glass: a blog of 2023, Multi30k, German to English."""
+
+from typing import Any
+
+from ..schema import TransformerConfig
+
+AS_PUBLISHED = TransformerConfig(
+    src_vocab_size=10_000,
+    tgt_vocab_size=10_000,
+    d_ff=512,
+    num_encoder_layers=3,
+    num_decoder_layers=3,
+    max_length=1000,
+    norm="layer_norm_over_length",
+    norm_scale=False,
+    norm_bias=False,
+    positions="stored",  # initialisation overwrites the table with noise
+    q_proj_bias=False,
+    k_proj_bias=False,
+    v_proj_bias=False,
+    out_proj_bias=False,
+    decoder_mask="causal_and_padding",
+    cross_attention_residual="query_only",
+    embedding_init="xavier_uniform",
+    pad_id=1,
+    bos_id=2,
+    eos_id=3,
+    decoder_start_id=2,
+)
+
+REPAIRS: dict[str, Any] = {
+    "norm": "layer_norm",
+    "positions": "sinusoidal_interleaved",
+    "cross_attention_residual": "add",
+}

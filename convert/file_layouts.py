@@ -1,13 +1,22 @@
-"""The names that a file of bare tensors can have: those of `torch_reference`, or those of `torch.nn.Transformer`."""
+"""The names that a file's tensors can have: those of `torch_reference`, of `torch.nn.Transformer`, or of a published
+system. A layout is a name, and where first parts of names are others, those: `leftover:encoder=enc,decoder=dec`.
+"""
 
+import json
+import re
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 
 from ..configs.schema import TransformerConfig
+from ..configs.validation import ConfigError
+from .layouts import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
+from .layouts.published import PublishedLayout
 from .port import flax_specs, port_rules
 from .rules import ConversionError, Rule, target_specs, translate
 
+Arrays = dict[str, np.ndarray]
 TORCH_NN = "transformer."  # the name that most people give to their `torch.nn.Transformer`
 
 
@@ -21,29 +30,88 @@ def _torch_nn_rules(config: TransformerConfig, trained_only: bool) -> list[Rule]
 
 
 # layout -> (config, of trained arrays alone) -> the rules from our names to the file's
-FILE_LAYOUTS: dict[str, Callable[[TransformerConfig, bool], list[Rule]]] = {
+_RULES: dict[str, Callable[[TransformerConfig, bool], list[Rule]]] = {
     "twinax": lambda config, trained_only: port_rules(flax_specs(config, trained_only)),
     "torch_nn": _torch_nn_rules,
 }
+PUBLISHED: dict[str, PublishedLayout] = {
+    "lucky_glass": lucky_glass.LAYOUT,
+    "jadore801120": jadore801120.LAYOUT,
+    "leftover": leftover.LAYOUT,
+    "d2l_note": d2l_note.LAYOUT,
+    "annotated_transformer": annotated_transformer.LAYOUT,
+}
+FILE_LAYOUTS = (*_RULES, *PUBLISHED)
+
+
+def is_file_layout(layout: str) -> bool:
+    """Whether it is the name of one, prefixes or not. Raises: ConversionError where the prefixes are wrong."""
+    name, _ = _parse(layout)
+    return name in FILE_LAYOUTS
+
+
+def is_published(layout: str) -> bool:
+    """Whether it is a published system's."""
+    return _parse(layout)[0] in PUBLISHED
 
 
 def to_named(
-    arrays: Mapping[str, np.ndarray], config: TransformerConfig, layout: str, *, trained_only: bool = False
-) -> dict[str, np.ndarray]:
-    """Arrays by Flax name as those of a file; `trained_only`: they are the optimiser's, which has no fixed tables.
+    arrays: Mapping[str, np.ndarray],
+    config: TransformerConfig,
+    layout: str,
+    *,
+    trained_only: bool = False,
+    unused: Mapping[str, np.ndarray] | None = None,
+) -> Arrays:
+    """Arrays by Flax name as those of a file.
+
+    `trained_only`: they are the optimiser's, which has no fixed tables. Of the `unused` arrays, those that stand in
+    such a file come along.
 
     Raises:
         ConversionError: the layout has no such model, or lists all arrays that do not fit the config.
     """
-    return translate(FILE_LAYOUTS[layout](config, trained_only), arrays, flax_specs(config, trained_only))
+    name, prefixes = _parse(layout)
+    if name in _RULES:
+        return translate(_RULES[name](config, trained_only), arrays, flax_specs(config, trained_only))
+    theirs = PUBLISHED[name].write(name, arrays, config) | PUBLISHED[name].split(unused or {})[1]
+    return _rename(theirs, prefixes)
 
 
 def from_named(
     named: Mapping[str, np.ndarray], config: TransformerConfig, layout: str, *, trained_only: bool = False
-) -> dict[str, np.ndarray]:
-    """The way back. Raises: ConversionError, as above."""
-    rules, specs = FILE_LAYOUTS[layout](config, trained_only), flax_specs(config, trained_only)
-    return translate([rule.inverse for rule in rules], named, target_specs(rules, specs))
+) -> tuple[Arrays, Arrays]:
+    """The way back: (arrays by Flax name, arrays that no computation reads). Raises: ConversionError, as above."""
+    name, prefixes = _parse(layout)
+    if name in PUBLISHED:
+        return PUBLISHED[name].read(_rename(named, {there: part for part, there in prefixes.items()}), config)
+    rules, specs = _RULES[name](config, trained_only), flax_specs(config, trained_only)
+    return translate([rule.inverse for rule in rules], named, target_specs(rules, specs)), {}
+
+
+def published_config(named: Mapping[str, np.ndarray], layout: str, variant: str | None) -> TransformerConfig:
+    """The config of a published system's state dict.
+
+    `variant` is a system, as published, or that with what the tensors do not say: `leftover:repaired,num_heads=4`.
+
+    Raises:
+        ConversionError: the tensors are of no such system, or the config is none.
+    """
+    name, prefixes = _parse(layout)
+    wanted, _, rest = (variant or name).partition(":")
+    said = [item for item in rest.split(",") if item]
+    fields = {field: _value(value) for field, equals, value in (item.partition("=") for item in said) if equals}
+    if wanted not in PUBLISHED or not {item for item in said if "=" not in item} <= {"repaired"}:
+        raise ConversionError(
+            f"config={variant!r}: is none of {', '.join(PUBLISHED)}, nor one of them as leftover:repaired,num_heads=4"
+        )
+    if wanted != name:
+        raise ConversionError(f"config={variant!r}: the tensors are in layout {name}")
+    standard = _rename(named, {there: part for part, there in prefixes.items()})
+    try:
+        return PUBLISHED[name].config(name, standard, "repaired" not in said, fields)
+    except ConfigError as error:
+        raise ConversionError(f"{error}; what the tensors do not say is given as {name}:num_heads=4") from None
 
 
 def layout_of(names: Collection[str]) -> str:
@@ -52,7 +120,43 @@ def layout_of(names: Collection[str]) -> str:
         raise ConversionError("holds no tensors")
     if any(name.endswith("in_proj_weight") for name in names):
         return "torch_nn"
+    for layout, published in PUBLISHED.items():
+        if any(re.fullmatch(published.mark, name) for name in names):
+            prefixes = {part: there for part, there in published.prefixes(names).items() if part != there}
+            return layout + ":" * bool(prefixes) + ",".join(f"{part}={there}" for part, there in prefixes.items())
     if any(name.startswith("encoder.layers.") for name in names):
         return "twinax"
     some = ", ".join(sorted(names)[:3]) + ", …" * (len(names) > 3)
     raise ConversionError(f"its {len(names)} tensors ({some}) are in no layout that twinax knows")
+
+
+def _parse(layout: str) -> tuple[str, dict[str, str]]:
+    """(name, first part of a name -> what stands there instead)."""
+    name, _, rest = layout.partition(":")
+    pairs = (pair.partition("=") for pair in rest.split(",") if rest)
+    prefixes = {part: there for part, _, there in pairs}
+    parts = PUBLISHED[name].parts if name in PUBLISHED else ()
+    for part, there in prefixes.items():
+        if part not in parts or not re.fullmatch(r"\w+(\.\w+)*", there):
+            allowed = f"{' and '.join(parts)} can be others" if parts else "no part can be another"
+            raise ConversionError(f"layout={layout!r}: in {name} {allowed}, as in leftover:encoder=enc,decoder=dec")
+    if len(set(prefixes.values())) < len(prefixes):
+        raise ConversionError(f"layout={layout!r}: two parts have one name")
+    return name, prefixes
+
+
+def _value(text: str) -> Any:
+    """A number, where it is one."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _rename(arrays: Mapping[str, np.ndarray], prefixes: Mapping[str, str]) -> Arrays:
+    """The same with other first parts; the longest that fits."""
+    renamed = {}
+    for name, array in arrays.items():
+        old = max((p for p in prefixes if name.startswith(f"{p}.")), key=len, default=None)
+        renamed[name if old is None else prefixes[old] + name[len(old) :]] = array
+    return renamed

@@ -6,16 +6,17 @@ from pathlib import Path
 
 from ..configs.schema import TransformerConfig
 from .checkpoint import Checkpoint
-from .file_layouts import FILE_LAYOUTS
+from .file_layouts import FILE_LAYOUTS, is_file_layout
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
 from .rules import ConversionError
 from .single_file import SUFFIXES, has_suffix, read_file, write_file
 
 
-def load(path: str | PathLike[str], config: TransformerConfig | None = None) -> Checkpoint:
+def load(path: str | PathLike[str], config: TransformerConfig | str | None = None) -> Checkpoint:
     """The checkpoint in a Hugging Face directory, a .pt or a .safetensors file.
 
     `config` is that of a file which has none: bare tensors by the names of `torch_reference` or `torch.nn.Transformer`.
+    Those of a published system need none; `leftover:repaired,num_heads=4` is the repaired one's, of so many heads.
 
     Raises:
         ConversionError: there is none, it is damaged, of a family or setting that twinax does not know, or has no
@@ -40,10 +41,10 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
         ConversionError: the layout has no such model or no such form, something is there already, or the disk refuses.
     """
     place = Path(path)
-    if layout in FILE_LAYOUTS and has_suffix(place):
+    if is_file_layout(layout) and has_suffix(place):
         # the state of `torch.optim` counts parameters, and those of a `torch.nn.Transformer` are other ones
         write_file(checkpoint if layout == "twinax" else replace(checkpoint, training=None), place, layout)
-    elif layout in FILE_LAYOUTS:
+    elif is_file_layout(layout):
         raise ConversionError(f"{place}: a file of layout {layout} needs a name that ends in {', '.join(SUFFIXES)}")
     elif layout in LAYOUTS and has_suffix(place):
         raise ConversionError(f"{place}: {layout} is the layout of a directory; give a name without {place.suffix}")

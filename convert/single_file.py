@@ -20,7 +20,7 @@ from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from .arrays import to_torch_tensor
 from .checkpoint import MOMENTS, Checkpoint, Training
-from .file_layouts import FILE_LAYOUTS, from_named, layout_of, to_named
+from .file_layouts import from_named, is_file_layout, is_published, layout_of, published_config, to_named
 from .files import read_safetensors, read_torch, to_arrays
 from .new_files import new_file
 from .optimizer import from_torch_optimizer, to_torch_optimizer
@@ -45,7 +45,7 @@ def write_file(checkpoint: Checkpoint, path: Path, layout: str) -> None:
         ConversionError: the layout has no such model, the arrays are not the config's, the file exists, or the disk
             refuses.
     """
-    model = to_named(checkpoint.arrays, checkpoint.config, layout)
+    model = to_named(checkpoint.arrays, checkpoint.config, layout, unused=checkpoint.unused)
     about = _describe(checkpoint, layout)
     if path.suffix.lower() == ".safetensors":
         _write_safetensors(checkpoint, path, model, about)
@@ -53,8 +53,11 @@ def write_file(checkpoint: Checkpoint, path: Path, layout: str) -> None:
         _write_torch(checkpoint, path, model, about)
 
 
-def read_file(path: Path, config: TransformerConfig | None = None) -> Checkpoint:
+def read_file(path: Path, config: TransformerConfig | str | None = None) -> Checkpoint:
     """The checkpoint in a file. `config` is that of bare tensors, of a file that `write_file` did not write.
+
+    In a published system's names, its config is read from the tensors, as published where none is given;
+    `leftover:repaired,num_heads=4` asks for the repaired one with so many heads.
 
     Raises:
         ConversionError: the file is damaged, has no config, or its arrays are not the config's.
@@ -83,21 +86,24 @@ class Parts(NamedTuple):
         """Of its weights. Raises: ConversionError where it is none that twinax knows."""
         with self._named():
             found = layout_of(self.found["model"]) if self.bare else self.found["layout"]
-            if found not in FILE_LAYOUTS:
+            if not is_file_layout(found):
                 raise ConversionError(f"layout={found!r}: there is no such layout of a file")
             return found
 
-    def checkpoint(self, config: TransformerConfig | None = None) -> Checkpoint:
+    def checkpoint(self, config: TransformerConfig | str | None = None) -> Checkpoint:
         """All of it. Raises: ConversionError where there is not one config, or the arrays are not the config's."""
         with self._named():
             if config is not None and not self.bare:
                 raise ConversionError("has a config of its own; leave the other one away")
+            model = self.found["model"]
+            if isinstance(config, str) or (config is None and self.bare and is_published(self.layout)):
+                config = published_config(model, self.layout, config)
             if config is None and self.bare:
                 raise ConversionError(
-                    f"holds {len(self.found['model'])} bare tensors and no config; `twinax convert` with --config "
+                    f"holds {len(model)} bare tensors and no config; `twinax convert` with --config "
                     "makes a checkpoint of them; of a Hugging Face directory give the directory"
                 )
-            return _bare(self.found["model"], self.layout, config) if config else _whole(self.found, self.layout)
+            return _whole(self.found, self.layout) if config is None else _bare(model, self.layout, config)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -174,15 +180,16 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 def _bare(arrays: Mapping[str, np.ndarray], layout: str, config: TransformerConfig) -> Checkpoint:
     config = config.replace(param_dtype=str(next(iter(arrays.values())).dtype))
-    return Checkpoint(config, from_named(arrays, config, layout))
+    ours, unused = from_named(arrays, config, layout)
+    return Checkpoint(config, ours, unused=unused)
 
 
 def _whole(found: Mapping[str, Any], layout: str) -> Checkpoint:
     if found[_MARK] != _VERSION:
         raise ConversionError(f"{_MARK}={found[_MARK]!r}: this twinax reads version {_VERSION}")
     config, source = TransformerConfig.from_dict(found["config"]), found.get("source") or {}
-    arrays = from_named(found["model"], config, layout)
-    kept = source.get("layout"), source.get("documents", {}), found["unused"], found["files"]
+    arrays, unused = from_named(found["model"], config, layout)
+    kept = source.get("layout"), source.get("documents", {}), found["unused"] | unused, found["files"]
     checkpoint = Checkpoint(config, arrays, *kept)
     return checkpoint if "run" not in found else _with_training(checkpoint, found, layout)
 
@@ -197,7 +204,7 @@ def _with_training(checkpoint: Checkpoint, found: Mapping[str, Any], layout: str
         count, *moments = from_torch_optimizer(found["optimizer"], run, checkpoint.to_torch())
     else:
         named = (found[f"optimizer.{key}"] for key in MOMENTS)
-        moments = [from_named(a, checkpoint.config, layout, trained_only=True) for a in named]
+        moments = [from_named(a, checkpoint.config, layout, trained_only=True)[0] for a in named]
         count = found["optimizer_updates"]
     training = Training(run, found["update"], found["seed"], (epoch, batch), count, *moments)
     return replace(checkpoint, training=training)

@@ -119,7 +119,12 @@ def random_arrays(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]
 def random_batch(
     config: TransformerConfig, rng: np.random.Generator, batch: int, src_length: int, tgt_length: int
 ) -> Batch:
-    """Random sentences with ragged padding at the end of both sides; the first row is full."""
+    """Random sentences with ragged padding at the end of both sides; the first row is full.
+
+    Both sides have the source's length where the model takes no other.
+    """
+    if config.cross_mask == "encoder":
+        tgt_length = src_length
 
     def side(vocab_size: int, length: int) -> np.ndarray:
         tokens = rng.integers(0, vocab_size, (batch, length))

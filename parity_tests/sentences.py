@@ -28,14 +28,17 @@ def draw_from(
         chosen = pairs[first : first + sentences]
         if len(chosen) < (sentences if number else 1):
             return None
-        src, tgt = (_pad(side, config) for side in ([s for s, _ in chosen], [(start, *t) for _, t in chosen]))
-        return Batch(src, tgt, _pad([(*t, config.eos_id) for _, t in chosen], config))
+        sides = [s for s, _ in chosen], [(start, *t) for _, t in chosen], [(*t, config.eos_id) for _, t in chosen]
+        longest = [max(map(len, side)) for side in sides]
+        if config.cross_mask == "encoder":  # which needs both sides of one length
+            longest = [max(longest)] * 3
+        src, tgt, labels = (_pad(side, length, config) for side, length in zip(sides, longest, strict=True))
+        return Batch(src, tgt, labels)
 
     return draw
 
 
-def _pad(sentences: Sequence[Sequence[int]], config: TransformerConfig) -> np.ndarray:
-    longest = max(map(len, sentences))
+def _pad(sentences: Sequence[Sequence[int]], longest: int, config: TransformerConfig) -> np.ndarray:
     padded = np.full((len(sentences), min(-(-longest // _STEP) * _STEP, config.max_length)), config.pad_id)
     for row, ids in zip(padded, sentences, strict=True):
         row[: len(ids)] = ids

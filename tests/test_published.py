@@ -8,60 +8,17 @@ import torch
 from jaxtyping import TypeCheckError
 from torch import nn
 
-from twinax.torch_reference.published import (
-    annotated_transformer,
-    d2l_note,
-    jadore801120,
-    leftover,
-    lucky_glass,
-)
-
-PAD, V, D, FF, HEADS, LAYERS, LENGTH = 1, 13, 12, 20, 4, 2, 7
-SYSTEMS = ("lucky_glass", "jadore801120", "leftover", "d2l_note", "annotated_transformer")
-
-
-def build(name, as_published, dropout=0.0, **sizes):
-    """A small model in float64; every parameter that trains is moved, so that none is 0 or 1."""
-    torch.manual_seed(3)
-    size = {"d_model": D, "dropout": dropout, "as_published": as_published}
-    if name == "lucky_glass":
-        model = lucky_glass.Transformer(V, V, d_ff=FF, heads=HEADS, layers=LAYERS, **size)
-    elif name == "jadore801120":
-        size |= {"d_k": D // HEADS, "d_v": D // HEADS, "d_inner": FF, "n_head": HEADS, "n_layers": LAYERS} | sizes
-        model = jadore801120.Transformer(V, V, PAD, PAD, **size)
-    elif name == "leftover":
-        model = leftover.Transformer(V, V, d_ff=FF, heads=HEADS, layers=LAYERS, seq_len=LENGTH, **size)
-    elif name == "d2l_note":
-        model = d2l_note.Transformer(V, V, d_ff=FF, heads=HEADS, layers=LAYERS, seq_len=LENGTH, **size)
-    else:
-        model = annotated_transformer.Transformer(V, V, d_ff=FF, h=HEADS, layers=LAYERS, **size)
-    model.double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
-def logits(model, src, tgt):
-    """(B, T, V) as each system is called."""
-    if isinstance(model, jadore801120.Transformer):
-        return model(src, tgt).unflatten(0, tgt.shape)
-    if isinstance(model, leftover.Transformer):
-        masks = leftover.make_masks(src, tgt, PAD, model.projection.as_published)
-        return model(src, tgt, *masks)
-    if isinstance(model, d2l_note.Transformer):
-        return model(src, tgt, (src == PAD)[:, None, :])[0]
-    if isinstance(model, annotated_transformer.Transformer):
-        return model.generator(model(src, tgt, *annotated_transformer.make_masks(src, tgt, PAD)))
-    return model(src, tgt)
+from twinax.parity_tests.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS
+from twinax.parity_tests.published import call as logits
+from twinax.parity_tests.published import random_model as build
+from twinax.torch_reference.published import jadore801120, lucky_glass
 
 
 @pytest.fixture
 def tokens():
     """Source and target of one length, which every system takes; the second pair is padded."""
     generator = torch.Generator().manual_seed(0)
-    src, tgt = torch.randint(2, V, (2, 2, LENGTH), generator=generator)
+    src, tgt = torch.randint(2, SIZE, (2, 2, LENGTH), generator=generator)
     src[1, 5:], tgt[1, 4:] = PAD, PAD
     return src, tgt
 
@@ -131,7 +88,7 @@ def change(model, src, tgt, new_src=None, new_tgt=None):
 def other(tokens, at=slice(None)):
     """Other tokens at these positions; padding stays."""
     changed = tokens.clone()
-    changed[:, at] = torch.where(tokens[:, at] == PAD, PAD, 2 + (tokens[:, at] - 2 + 5) % (V - 2))
+    changed[:, at] = torch.where(tokens[:, at] == PAD, PAD, 2 + (tokens[:, at] - 2 + 5) % (SIZE - 2))
     return changed
 
 
@@ -185,10 +142,10 @@ def test_lucky_glass_positions():
     arguments = 10000.0 ** (torch.arange(0, 512, 2, dtype=torch.float64) / 512) * 999
     assert arguments.max() == pytest.approx(9.6e6, rel=0.01)
     assert lucky_glass.published_position_table(1000, 512)[999, 511] == pytest.approx(math.sin(arguments[-1]), abs=1e-6)
-    published = lucky_glass.Transformer(V, V, layers=1, as_published=True).pos_embed.additive
+    published = lucky_glass.Transformer(SIZE, SIZE, layers=1, as_published=True).pos_embed.additive
     assert published.shape == (1000, 512)
     assert 0.062 < published.abs().max() < 0.0631
-    repaired = lucky_glass.Transformer(V, V, layers=1, as_published=False).pos_embed.additive
+    repaired = lucky_glass.Transformer(SIZE, SIZE, layers=1, as_published=False).pos_embed.additive
     assert not repaired.requires_grad
     expected = [math.sin(7 / 10000 ** (2 / 512)), math.cos(7 / 10000 ** (2 / 512))]
     assert repaired[7, 2:4].tolist() == pytest.approx(expected, abs=1e-6)
@@ -214,27 +171,27 @@ def test_dropout_of_attention_weights(name):
 
 def test_jadore801120_padding_row_and_positions():
     torch.manual_seed(0)
-    published = jadore801120.Transformer(V, V, d_model=D, n_layers=1, as_published=True)
-    repaired = jadore801120.Transformer(V, V, d_model=D, n_layers=1, as_published=False)
+    published = jadore801120.Transformer(SIZE, SIZE, d_model=D_MODEL, n_layers=1, as_published=True)
+    repaired = jadore801120.Transformer(SIZE, SIZE, d_model=D_MODEL, n_layers=1, as_published=False)
     assert published.encoder.src_word_emb.weight[PAD].abs().max() > 0
     assert repaired.encoder.src_word_emb.weight[PAD].abs().max() == 0
     long = torch.full((1, 201), 5)
     with pytest.raises(RuntimeError, match="201"):
         published(long, long)
-    assert repaired(long, long).shape == (201, V)
+    assert repaired(long, long).shape == (201, SIZE)
 
 
 @pytest.mark.parametrize("as_published", [True, False])
 def test_jadore801120_scales(as_published, tokens):
     """Tied, logits are divided by sqrt(D) or embeddings multiplied; untied, as published neither."""
     tied = build("jadore801120", as_published)
-    assert (tied.logit_scale, tied.encoder.scale) == (D**-0.5, 1)
+    assert (tied.logit_scale, tied.encoder.scale) == (D_MODEL**-0.5, 1)
     embedded = build("jadore801120", as_published, scale_emb_or_prj="emb")
-    assert (embedded.logit_scale, embedded.decoder.scale) == (1, D**0.5)
+    assert (embedded.logit_scale, embedded.decoder.scale) == (1, D_MODEL**0.5)
     untied = build("jadore801120", as_published, trg_emb_prj_weight_sharing=False, emb_src_trg_weight_sharing=False)
-    assert (untied.logit_scale, untied.encoder.scale) == (1, 1 if as_published else D**0.5)
+    assert (untied.logit_scale, untied.encoder.scale) == (1, 1 if as_published else D_MODEL**0.5)
     assert untied.trg_word_prj.weight is not untied.decoder.trg_word_emb.weight
-    assert build("jadore801120", as_published, d_k=2, d_v=5)(*tokens).shape == (2 * LENGTH, V)
+    assert build("jadore801120", as_published, d_k=2, d_v=5)(*tokens).shape == (2 * LENGTH, SIZE)
 
 
 def test_leftover_softmax_before_the_loss(tokens):
@@ -245,7 +202,7 @@ def test_leftover_softmax_before_the_loss(tokens):
         probabilities = logits(model, src, tgt)
         best = nn.functional.cross_entropy(probabilities.flatten(0, 1), probabilities.argmax(-1).flatten())
     assert probabilities.sum(-1).allclose(torch.ones(2, LENGTH, dtype=torch.float64))
-    assert math.log(V) - 1 < best < math.log(V)
+    assert math.log(SIZE) - 1 < best < math.log(SIZE)
     repaired = logits(build("leftover", as_published=False), src, tgt)
     assert not repaired.sum(-1).allclose(torch.ones(2, LENGTH, dtype=torch.float64))
 
@@ -253,7 +210,7 @@ def test_leftover_softmax_before_the_loss(tokens):
 def test_leftover_lengths(tokens):
     """Source and target of two lengths cannot go in where cross-attention gets the encoder's mask."""
     src, tgt = tokens
-    assert logits(build("leftover", as_published=False), src, tgt[:, :4]).shape == (2, 4, V)
+    assert logits(build("leftover", as_published=False), src, tgt[:, :4]).shape == (2, 4, SIZE)
     with pytest.raises((RuntimeError, TypeCheckError), match=r"memory_mask|must match"):
         logits(build("leftover", as_published=True), src, tgt[:, :4])
 
@@ -275,6 +232,35 @@ def test_d2l_note_cache(tokens):
     steps = [repaired.decoder(tgt[:, i : i + 1], state)[0] for i in range(LENGTH)]
     torch.testing.assert_close(torch.cat(steps, 1), logits(repaired, src, tgt), rtol=0, atol=1e-12)
     state = published.decoder.init_state(published.encoder(src, mask), mask)
-    assert published.decoder(tgt[:, :1], state)[0].shape == (2, LENGTH, V)
+    assert published.decoder(tgt[:, :1], state)[0].shape == (2, LENGTH, SIZE)
     with pytest.raises(RuntimeError, match="must match"):  # and no length but one or the table's goes in
         logits(published, src, tgt[:, :3])
+
+
+def test_the_command_on_a_state_dict(command, tmp_path):
+    """Recognised, described, converted and written back, without a word about it but its name."""
+    model = build("jadore801120", as_published=True).float()
+    theirs, ours, back = (tmp_path / name for name in ("theirs.pt", "ours", "back.pt"))
+    torch.save(model.state_dict(), theirs)
+    status, out, _ = command("inspect", theirs)
+    assert status == 0
+    assert "layout" in out
+    assert "jadore801120" in out
+    assert "is the published code's" in " ".join(out.replace("│", " ").split())
+    assert command("convert", theirs, ours)[0] == 0
+    assert command("convert", ours, back, "--layout", "jadore801120")[0] == 0
+    found = torch.load(back, weights_only=True)["model"]
+    assert all(torch.equal(found[key], tensor) for key, tensor in model.state_dict().items())
+    assert len(found) == len(model.state_dict())
+
+
+def test_the_command_is_told_what_the_tensors_do_not_say(command, tmp_path):
+    model = build("leftover", as_published=True)
+    torch.save(model.state_dict(), tmp_path / "theirs.pt")
+    status, out, _ = command("inspect", tmp_path / "theirs.pt")
+    assert status == 0
+    assert "no config: " in " ".join(out.split())
+    status, _, err = command("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "leftover:num_heads=4" in err
+    assert command("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--config", "leftover:num_heads=4")[0] == 0

@@ -16,7 +16,7 @@ from ..configs.validation import ConfigError
 from ..convert import Checkpoint
 from ..convert.arrays import to_jax_arrays
 from ..convert.checkpoint import FOLDERS, TOKENIZER_FILES, Training
-from ..convert.file_layouts import FILE_LAYOUTS
+from ..convert.file_layouts import is_file_layout
 from ..convert.files import read_json, read_safetensors
 from ..convert.new_files import new_directory, write_files
 from ..convert.optimizer import find_adam, put_adam
@@ -41,10 +41,10 @@ _MODEL = "model.json"  # of a checkpoint of weights alone, where others have the
 _SOURCE, _UNUSED = "source.json", "unused.safetensors"  # of what was a Hugging Face directory
 
 
-def read(path: Path, config: TransformerConfig | None = None) -> Checkpoint:
+def read(path: Path, config: TransformerConfig | str | None = None) -> Checkpoint:
     """The checkpoint at a path: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
 
-    `config` is that of a file which has none.
+    `config` is that of a file which has none; a published system's name, as `convert.load` takes it.
 
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, or it cannot be read.
@@ -90,7 +90,7 @@ def write(checkpoint: Checkpoint, path: Path, layout: str = "twinax") -> None:
     Raises:
         ConversionError: the layout has no such model, something is there already, or the disk refuses.
     """
-    if layout not in FILE_LAYOUTS or has_suffix(path):
+    if not is_file_layout(layout) or has_suffix(path):
         convert.save(checkpoint, path, layout=layout)
         return
     if layout != "twinax" or path.suffix[1:].isalpha():

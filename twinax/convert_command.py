@@ -16,12 +16,13 @@ from twinax.configs import TransformerConfig
 from twinax.configs.validation import ConfigError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.checkpoint import MOMENTS
-from twinax.convert.file_layouts import FILE_LAYOUTS
+from twinax.convert.file_layouts import FILE_LAYOUTS, PUBLISHED, is_file_layout, is_published
 from twinax.convert.files import read_json
 from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.new_files import check_new
 from twinax.convert.port import flax_specs
-from twinax.convert.single_file import has_suffix, read_parts
+from twinax.convert.rules import ConversionError
+from twinax.convert.single_file import Parts, has_suffix, read_parts
 from twinax.train import portable
 from twinax.train.checkpoints import is_run_or_checkpoint
 
@@ -40,7 +41,7 @@ _SIZES = (
 
 def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, config: str | None) -> int:
     """Writes `dst`, reads it again and prints what came back. Exit status: 1 where a weight did not."""
-    if layout not in (*FILE_LAYOUTS, *LAYOUTS):
+    if layout not in LAYOUTS and not is_file_layout(layout):
         raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*FILE_LAYOUTS, *LAYOUTS))}")
     check_new(dst)
     model, files = (None, {}) if config is None else _config(config)
@@ -55,7 +56,8 @@ def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, co
     table.add_row("written", f"{portable.form_of(dst)}, layout {layout}")
     ours, theirs = (replace(side, training=None).tensors for side in (checkpoint, back))
     different = sorted(name for name in {*ours, *theirs} if _bytes(ours.get(name)) != _bytes(theirs.get(name)))
-    rebuilt = [name for name in different if name.endswith(".table") and layout in LAYOUTS]
+    computes = layout in LAYOUTS or (layout in PUBLISHED and PUBLISHED[layout].tables(checkpoint.config))
+    rebuilt = [name for name in different if name.endswith(".table") and computes]
     said = f"{len(ours)} arrays, {_numbers(ours):,} numbers: "
     if len(different) > len(rebuilt):
         said += f"[bold red]{len(different)} came back DIFFERENT, as {different[0]}[/]"
@@ -76,13 +78,13 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     check_folder(json_file)
     if path.is_file() and has_suffix(path):
         parts = read_parts(path)
-        layout, checkpoint = parts.layout, None if parts.bare else parts.checkpoint()
+        layout, (checkpoint, holds) = parts.layout, _known(parts)
         arrays = parts.found["model"] if checkpoint is None else checkpoint.tensors
     else:
-        checkpoint = portable.read(path)
+        checkpoint, holds = portable.read(path), None
         layout, arrays = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout, checkpoint.tensors
     found: dict[str, Any] = {"form": portable.form_of(path), "layout": layout}
-    found |= _describe(checkpoint) if checkpoint else {"holds": "bare tensors, no config"}
+    found |= ({"holds": holds} if holds else {}) | (_describe(checkpoint) if checkpoint else {})
     found["number types"] = dict(Counter(str(array.dtype) for array in arrays.values()))
     wanted = arrays if tensors or json_file else {}
     every = {n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in wanted.items()}
@@ -104,6 +106,18 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
             listing.add_row(escape(name), "×".join(map(str, about["shape"])), about["dtype"], about["sha256"][:16])
         console.print(listing)
     return 0
+
+
+def _known(parts: Parts) -> tuple[Checkpoint | None, str | None]:
+    """(the checkpoint in a file, where there is a config for it; what to say of bare tensors)."""
+    if not parts.bare:
+        return parts.checkpoint(), None
+    if not is_published(parts.layout):
+        return None, "bare tensors, no config"
+    try:
+        return parts.checkpoint(), "bare tensors; what they do not say, as special ids, is the published code's"
+    except ConversionError as error:
+        return None, f"bare tensors, no config: {error}"
 
 
 def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -138,8 +152,10 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _config(path: str) -> tuple[TransformerConfig, Mapping[str, bytes]]:
-    """A config in a JSON file, or that of another checkpoint with its tokenizers."""
+def _config(path: str) -> tuple[TransformerConfig | str, Mapping[str, bytes]]:
+    """A config in a JSON file, that of another checkpoint with its tokenizers, or a published system's name."""
+    if path.partition(":")[0] in PUBLISHED:
+        return path, {}
     if Path(path).suffix != ".json":
         checkpoint = portable.read(Path(path))
         return checkpoint.config, checkpoint.files

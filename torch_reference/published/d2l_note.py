@@ -64,6 +64,12 @@ class FeedForward(nn.Module):
         return self.s(x)
 
 
+def position_table(seq_len: int, d_model: int) -> Float[Tensor, "P D"]:
+    """sin and cos of position / 10000^(2k/D), side by side, in float32 throughout."""
+    angles = torch.arange(seq_len)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :d_model]
+
+
 class PositionalEncoding(nn.Module):
     """dropout(x + table); as published the whole table, whatever the input's length. The table is no buffer."""
 
@@ -71,8 +77,7 @@ class PositionalEncoding(nn.Module):
         super().__init__()
         self.as_published = as_published
         self.dropout = nn.Dropout(dropout)
-        angles = torch.arange(seq_len)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
-        self.P = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[None, :, :d_model]
+        self.P = position_table(seq_len, d_model)[None]
 
     def forward(self, x: Float[Tensor, "B L D"], offset: int) -> Float[Tensor, "B _ D"]:
         table = self.P if self.as_published else self.P[:, offset : offset + x.shape[1]]

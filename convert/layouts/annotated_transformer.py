@@ -1,0 +1,51 @@
+"""annotated_transformer: projections are numbered q, k, v, output; gains and shifts are a_2 and b_2."""
+
+from typing import Any
+
+from ...configs.schema import TransformerConfig
+from ..rules import Rule
+from .published import Named, PublishedLayout, attention, count, embedding, linear, norm, table
+
+
+def _attention(ours: str, theirs: str) -> list[Rule]:
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    return attention(ours, {name: f"{theirs}.linears.{i}" for i, name in enumerate(names)}, bias=True)
+
+
+def _layer(layer: str, attentions: dict[str, str]) -> list[Rule]:
+    rules = []
+    for number, (ours, theirs) in enumerate(attentions.items()):
+        rules += _attention(f"{layer}.{ours}", f"{layer}.{theirs}")
+        rules += norm(f"{layer}.{ours}_residual.norm", f"{layer}.sublayer.{number}.norm", "a_2", "b_2")
+    rules += linear(f"{layer}.feed_forward.inner_proj", f"{layer}.feed_forward.w_1")
+    rules += linear(f"{layer}.feed_forward.outer_proj", f"{layer}.feed_forward.w_2")
+    last = f"{layer}.sublayer.{len(attentions)}.norm"
+    return rules + norm(f"{layer}.feed_forward_residual.norm", last, "a_2", "b_2")
+
+
+def _rules(config: TransformerConfig) -> list[Rule]:
+    rules = [*linear("output.proj", "generator.proj", bias=False), Rule(("output.bias",), ("generator.proj.bias",))]
+    for side, stack in (("src", "encoder"), ("tgt", "decoder")):
+        rules += [embedding(f"{side}_embedding", f"{side}_embed.0.lut.weight"), table(side, f"{side}_embed.1.pe")]
+        rules += norm(f"{stack}.final_norm", f"{stack}.norm", "a_2", "b_2")
+    for i in range(config.num_encoder_layers):
+        rules += _layer(f"encoder.layers.{i}", {"self_attention": "self_attn"})
+    for i in range(config.num_decoder_layers):
+        rules += _layer(f"decoder.layers.{i}", {"self_attention": "self_attn", "cross_attention": "src_attn"})
+    return rules
+
+
+def _fields(arrays: Named, as_published: bool) -> dict[str, Any]:
+    src, d_model = arrays["src_embed.0.lut.weight"].shape
+    return {
+        "src_vocab_size": src,
+        "tgt_vocab_size": arrays["tgt_embed.0.lut.weight"].shape[0],
+        "d_model": d_model,
+        "d_ff": arrays["encoder.layers.0.feed_forward.w_1.weight"].shape[0],
+        "num_encoder_layers": count(arrays, "encoder.layers.#."),
+        "num_decoder_layers": count(arrays, "decoder.layers.#."),
+        "max_length": arrays["src_embed.1.pe"].shape[1],
+    }
+
+
+LAYOUT = PublishedLayout(_rules, _fields, mark=r"generator\.proj\.weight")

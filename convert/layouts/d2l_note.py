@@ -1,0 +1,59 @@
+"""d2l_note: no biases in attention; position tables are computed and not in the file: their length is the config's."""
+
+from typing import Any
+
+import numpy as np
+
+from ...configs.schema import TransformerConfig
+from ..rules import Rule
+from .published import Named, PublishedLayout, attention, count, embedding, linear, norm
+
+
+def _attention(ours: str, theirs: str) -> list[Rule]:
+    names = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "out_proj": "W_o"}
+    return attention(ours, {name: f"{theirs}.{there}" for name, there in names.items()}, bias=False)
+
+
+def _layer(ours: str, theirs: str, attentions: dict[str, str]) -> list[Rule]:
+    rules = []
+    for number, (name, there) in enumerate(attentions.items(), start=1):
+        rules += _attention(f"{ours}.{name}", f"{theirs}.{there}")
+        rules += norm(f"{ours}.{name}_residual.norm", f"{theirs}.addnorm{number}.ln")
+    rules += linear(f"{ours}.feed_forward.inner_proj", f"{theirs}.ffn.s.0")
+    rules += linear(f"{ours}.feed_forward.outer_proj", f"{theirs}.ffn.s.2")
+    return rules + norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.addnorm{len(attentions) + 1}.ln")
+
+
+def _rules(config: TransformerConfig) -> list[Rule]:
+    rules = [embedding("src_embedding", "encoder.embedding.weight")]
+    rules.append(embedding("tgt_embedding", "decoder.embedding.weight"))
+    rules += [*linear("output.proj", "decoder.f", bias=False), Rule(("output.bias",), ("decoder.f.bias",))]
+    for i in range(config.num_encoder_layers):
+        rules += _layer(f"encoder.layers.{i}", f"encoder.blocks.block_{i}", {"self_attention": "attention"})
+    for i in range(config.num_decoder_layers):
+        names = {"self_attention": "attention1", "cross_attention": "attention2"}
+        rules += _layer(f"decoder.layers.{i}", f"decoder.blocks.block_{i}", names)
+    return rules
+
+
+def _fields(arrays: Named, as_published: bool) -> dict[str, Any]:
+    src, d_model = arrays["encoder.embedding.weight"].shape
+    return {
+        "src_vocab_size": src,
+        "tgt_vocab_size": arrays["decoder.embedding.weight"].shape[0],
+        "d_model": d_model,
+        "d_ff": arrays["encoder.blocks.block_0.ffn.s.0.weight"].shape[0],
+        "num_encoder_layers": count(arrays, "encoder.blocks.block_#."),
+        "num_decoder_layers": count(arrays, "decoder.blocks.block_#."),
+    }
+
+
+def _tables(config: TransformerConfig) -> dict[str, np.ndarray]:
+    """By PyTorch in float32, as there: another library's sines differ in the last digit."""
+    from ...torch_reference.published.d2l_note import position_table
+
+    values = position_table(config.table_length, config.d_model).numpy().astype(config.param_dtype)
+    return {f"{side}_input.positions.table": values for side in ("src", "tgt")}
+
+
+LAYOUT = PublishedLayout(_rules, _fields, mark=r"encoder\.blocks\.block_0\..*", tables=_tables)

@@ -1,0 +1,78 @@
+"""jadore801120: tied tensors stand under each of their names; the widths of heads are free."""
+
+from typing import Any
+
+import numpy as np
+
+from ...configs.published.jadore801120 import AS_PUBLISHED
+from ...configs.schema import TransformerConfig
+from ..rules import TRANSPOSE, Rule
+from .published import Named, PublishedLayout, attention, count, embedding, linear, norm, table
+
+_SRC, _TGT, _OUTPUT = "encoder.src_word_emb.weight", "decoder.trg_word_emb.weight", "trg_word_prj.weight"
+
+
+def _embeddings(config: TransformerConfig) -> list[Rule]:
+    tied = (_OUTPUT,) if config.tied_output else ()
+    if config.shared_embeddings:
+        rules = [embedding("src_embedding", _TGT, _SRC, *tied)]
+    else:
+        rules = [embedding("src_embedding", _SRC), embedding("tgt_embedding", _TGT, *tied)]
+    return rules if tied else [*rules, Rule(("output.proj.kernel",), (_OUTPUT,), TRANSPOSE)]
+
+
+def _attention(ours: str, theirs: str) -> list[Rule]:
+    names = {"q_proj": "w_qs", "k_proj": "w_ks", "v_proj": "w_vs", "out_proj": "fc"}
+    rules = attention(ours, {name: f"{theirs}.{there}" for name, there in names.items()}, bias=False)
+    return rules + norm(f"{ours}_residual.norm", f"{theirs}.layer_norm")
+
+
+def _rules(config: TransformerConfig) -> list[Rule]:
+    rules = _embeddings(config)
+    for side, stack, number in (
+        ("src", "encoder", config.num_encoder_layers),
+        ("tgt", "decoder", config.num_decoder_layers),
+    ):
+        rules.append(table(side, f"{stack}.position_enc.pos_table"))
+        if config.embedding_norm != "none":
+            rules += norm(f"{side}_input.norm", f"{stack}.layer_norm")
+        for i in range(number):
+            ours, theirs = f"{stack}.layers.{i}", f"{stack}.layer_stack.{i}"
+            rules += _attention(f"{ours}.self_attention", f"{theirs}.slf_attn")
+            if stack == "decoder":
+                rules += _attention(f"{ours}.cross_attention", f"{theirs}.enc_attn")
+            rules += linear(f"{ours}.feed_forward.inner_proj", f"{theirs}.pos_ffn.w_1")
+            rules += linear(f"{ours}.feed_forward.outer_proj", f"{theirs}.pos_ffn.w_2")
+            rules += norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.pos_ffn.layer_norm")
+    return rules
+
+
+def _fields(arrays: Named, as_published: bool) -> dict[str, Any]:
+    """Ties are read from the tensors; a tied model divides its logits by sqrt(D), which is the default there."""
+    src, tgt = arrays[_SRC], arrays[_TGT]
+    tied = np.array_equal(arrays[_OUTPUT], tgt)
+    first, heads = "encoder.layer_stack.0.slf_attn", AS_PUBLISHED.num_heads
+    fields = {
+        "src_vocab_size": src.shape[0],
+        "tgt_vocab_size": tgt.shape[0],
+        "d_model": src.shape[1],
+        "head_dim": arrays[f"{first}.w_qs.weight"].shape[0] // heads,
+        "v_head_dim": arrays[f"{first}.w_vs.weight"].shape[0] // heads,
+        "d_ff": arrays["encoder.layer_stack.0.pos_ffn.w_1.weight"].shape[0],
+        "num_encoder_layers": count(arrays, "encoder.layer_stack.#."),
+        "num_decoder_layers": count(arrays, "decoder.layer_stack.#."),
+        "max_length": arrays["encoder.position_enc.pos_table"].shape[1],
+        "shared_embeddings": np.array_equal(src, tgt),
+        "tied_output": tied,
+        "embedding_scale": "none" if tied or as_published else "sqrt_d_model",
+        "logit_scale": "rsqrt_d_model" if tied else "none",
+    }
+    return fields if "encoder.layer_norm.weight" in arrays else fields | {"embedding_norm": "none"}
+
+
+LAYOUT = PublishedLayout(
+    _rules,
+    _fields,
+    mark=r"encoder\.src_word_emb\.weight",
+    free=("shared_embeddings", "tied_output", "embedding_scale", "logit_scale"),
+)

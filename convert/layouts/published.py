@@ -1,0 +1,161 @@
+"""What the layouts of the five published systems have in common; each has its rules in a file of its own.
+
+Their files are bare state dicts. Sizes are read from the arrays; what arrays do not say, as the number of heads, is the
+published config's.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ...configs.position_tables import POSITION_TABLES
+from ...configs.schema import TransformerConfig
+from ..port import flax_specs
+from ..rules import IDENTITY, TRANSPOSE, ConversionError, Rule, Transform, target_specs, translate
+from .hugging_face import canonical
+
+Named = Mapping[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
+# Config fields that every system's own settings choose, or that no computation of it reads.
+_FREE = (
+    *("src_vocab_size", "tgt_vocab_size", "d_model", "num_heads", "head_dim", "v_head_dim", "d_ff"),
+    *("num_encoder_layers", "num_decoder_layers", "max_length", "position_table_length"),
+    *("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout", "dropout_generator"),
+    *("linear_init", "embedding_init", "param_dtype", "compute_dtype"),
+    *("pad_id", "bos_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id"),
+)
+
+
+@dataclass(frozen=True)
+class PublishedLayout:
+    """A system's names."""
+
+    rules: Callable[[TransformerConfig], list[Rule]]  # from our names to theirs
+    fields: Callable[[Named, bool], dict[str, Any]]  # what the arrays say of the config, as published or repaired
+    mark: str  # of a name that no other layout has; a regular expression
+    parts: tuple[str, ...] = ()  # first parts of names that may be others
+    unused: str = "(?!)"  # names of arrays that no computation reads; a regular expression
+    prefixes: Callable[[Collection[str]], dict[str, str]] = lambda names: {}  # what stands for `parts`
+    tables: Callable[[TransformerConfig], Arrays] = lambda config: {}  # ours that such a file lacks
+    free: tuple[str, ...] = ()  # config fields that its own settings choose
+
+    def config(self, name: str, arrays: Named, as_published: bool, given: Mapping[str, Any]) -> TransformerConfig:
+        """The config of a state dict and of what is given beside it.
+
+        Raises:
+            ConfigError: it is none.
+            ConversionError: the state dict lacks an array that says a size.
+        """
+        try:
+            fields = self.fields(arrays, as_published)
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConversionError(
+                f"is no whole state dict of {name}: {error} is missing or has a wrong shape"
+            ) from None
+        dtype = str(next(iter(arrays.values())).dtype)
+        return TransformerConfig.published(name, as_published=as_published, **fields | given, param_dtype=dtype)
+
+    def read(self, arrays: Named, config: TransformerConfig) -> tuple[Arrays, Arrays]:
+        """(our arrays, theirs that no computation reads). Raises: ConversionError, all arrays that do not fit."""
+        arrays, unused = self.split(arrays)
+        tables, rules = self.tables(config), self.rules(config)
+        specs = {name: spec for name, spec in flax_specs(config).items() if name not in tables}
+        return translate([rule.inverse for rule in rules], arrays, target_specs(rules, specs)) | tables, unused
+
+    def write(self, name: str, arrays: Named, config: TransformerConfig) -> Arrays:
+        """Their arrays of ours. Raises: ConversionError where the system has no such model, or arrays do not fit."""
+        self._check(name, config)
+        tables = self.tables(config)
+        for table, theirs in tables.items():
+            ours = arrays.get(table, theirs)  # where it is missing, `translate` says so
+            if not any(np.array_equal(ours, known) for known in (theirs, _formula(config))):
+                raise ConversionError(f"{table}: {name} computes its table and cannot hold another")
+        specs = {name: spec for name, spec in flax_specs(config).items() if name not in tables}
+        return translate(self.rules(config), {n: a for n, a in arrays.items() if n not in tables}, specs)
+
+    def _check(self, name: str, config: TransformerConfig) -> None:
+        """Raises: ConversionError, every field in which neither variant of the system is like the config."""
+        free = {field: getattr(config, field) for field in (*_FREE, *self.free)}
+        likest: list[str] | None = None
+        for as_published in (True, False):
+            like = canonical(TransformerConfig.published(name, as_published=as_published, **free))
+            problems = [
+                f"{f.name}={getattr(canonical(config), f.name)!r}: there it is {getattr(like, f.name)!r}"
+                for f in fields(config)
+                if getattr(canonical(config), f.name) != getattr(like, f.name)
+            ]
+            likest = problems if likest is None or len(problems) < len(likest) else likest
+        if likest:
+            raise ConversionError(f"{name} has no such model:\n  " + "\n  ".join(likest))
+
+    def split(self, arrays: Named) -> tuple[Arrays, Arrays]:
+        """(arrays that count, arrays that no computation reads)."""
+        unused = {name: a for name, a in arrays.items() if re.fullmatch(self.unused, name)}
+        return {name: a for name, a in arrays.items() if name not in unused}, unused
+
+
+def linear(ours: str, theirs: str, bias: bool = True) -> list[Rule]:
+    """A torch.nn.Linear."""
+    rules = [Rule((f"{ours}.kernel",), (f"{theirs}.weight",), TRANSPOSE)]
+    return [*rules, Rule((f"{ours}.bias",), (f"{theirs}.bias",))] if bias else rules
+
+
+def norm(ours: str, theirs: str, gain: str = "weight", shift: str = "bias") -> list[Rule]:
+    """A norm with gain and shift."""
+    return [Rule((f"{ours}.scale",), (f"{theirs}.{gain}",)), Rule((f"{ours}.bias",), (f"{theirs}.{shift}",))]
+
+
+def embedding(ours: str, *theirs: str) -> Rule:
+    """A table that the file holds under one name, or under several as one tensor that is tied."""
+    return Rule((f"{ours}.embedding",), theirs, IDENTITY if len(theirs) == 1 else _copies(1, len(theirs)))
+
+
+def attention(ours: str, theirs: Mapping[str, str], bias: bool) -> list[Rule]:
+    """An attention of four linear maps; `theirs` names those of q_proj, k_proj, v_proj and out_proj."""
+    return [rule for name, there in theirs.items() for rule in linear(f"{ours}.{name}", there, bias)]
+
+
+def table(side: str, theirs: str) -> Rule:
+    """A side's fixed positions (P, D), which the file has as (1, P, D)."""
+    return Rule((f"{side}_input.positions.table",), (theirs,), _AS_BATCH)
+
+
+def one_table(theirs: str) -> Rule:
+    """The fixed positions of both sides, which the file has once."""
+    return Rule(("src_input.positions.table", "tgt_input.positions.table"), (theirs,), _copies(2, 1))
+
+
+def count(arrays: Named, pattern: str) -> int:
+    """How many numbers a name has at `#`, from 0 on."""
+    expression = re.escape(pattern).replace("\\#", r"(\d+)")
+    found = {int(match[1]) for name in arrays if (match := re.match(expression, name))}
+    if found != set(range(len(found))) or not found:
+        raise KeyError(pattern)
+    return len(found)
+
+
+def _formula(config: TransformerConfig) -> np.ndarray:
+    """The table of a model that was trained here."""
+    shape = (config.table_length, config.d_model)
+    return POSITION_TABLES["sinusoidal_interleaved"](*shape).astype(config.param_dtype)
+
+
+_AS_BATCH = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][0]])
+
+
+def _copies(ours: int, theirs: int) -> Transform:
+    """One tensor that stands under several names on one side. Raises: ConversionError where they differ."""
+
+    def to(number: int) -> Callable[..., list[np.ndarray]]:
+        def copy(arrays: Any) -> list[np.ndarray]:
+            first = np.ascontiguousarray(arrays[0])
+            if any(np.ascontiguousarray(a).tobytes() != first.tobytes() for a in arrays[1:]):
+                raise ConversionError("arrays that are one tensor there differ: a tied embedding, or position tables")
+            return [arrays[0]] * number
+
+        return copy
+
+    return Transform(to(theirs), to(ours))

@@ -1,0 +1,141 @@
+"""The twins against the published systems' own modules: all ten variants, and their files."""
+
+import numpy as np
+import pytest
+import torch
+
+from twinax import convert
+from twinax.convert.file_layouts import layout_of
+from twinax.parity_tests.functions import random_batch
+from twinax.parity_tests.ladder import compare_with_oracle, run_twins
+from twinax.parity_tests.published import LENGTH, SYSTEMS, checkpoint_of, oracle_of, random_model, variant_of
+
+VARIANTS = [(name, as_published) for name in SYSTEMS for as_published in (True, False)]
+
+
+def reports(name, as_published, *, training=False, **settings):
+    """Either twin against the module, on sentences of the lengths that the module takes."""
+    model = random_model(name, as_published, **settings).train(training)
+    checkpoint = checkpoint_of(name, model, as_published)
+    config = checkpoint.config.replace(
+        embedding_dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0, residual_dropout=0.0
+    )
+    batch = random_batch(config, np.random.default_rng(1), 3, LENGTH, LENGTH if as_published else 5)
+    batch = batch._replace(dropout=(1, 2) if training else None)
+    oracle = oracle_of(name, model, checkpoint)
+    return compare_with_oracle(run_twins(config, checkpoint.arrays, batch), oracle(batch), batch, config.pad_id)
+
+
+@pytest.mark.parametrize(("name", "as_published"), VARIANTS)
+def test_both_twins_are_the_published_model(name, as_published):
+    for framework, report in reports(name, as_published).items():
+        assert report.ok, f"{framework}: {report}"
+        paths = {finding.path for finding in report.findings}
+        assert {"encoder.layers.1.self_attention.weights", "decoder.layers.0.cross_attention.output"} < paths
+        assert "gradients.encoder.layers.0.self_attention.q_proj.kernel" in paths
+
+
+@pytest.mark.parametrize("as_published", [True, False])
+def test_d2l_note_in_training(as_published):
+    for framework, report in reports("d2l_note", as_published, training=True).items():
+        assert report.ok, f"{framework}: {report}"
+
+
+UNTIED = {"trg_emb_prj_weight_sharing": False, "emb_src_trg_weight_sharing": False}
+
+
+@pytest.mark.parametrize("as_published", [True, False])
+def test_jadore801120_untied(as_published):
+    for framework, report in reports("jadore801120", as_published, **UNTIED).items():
+        assert report.ok, f"{framework}: {report}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "as_published"), VARIANTS)
+def test_a_state_dict_comes_back_bit_for_bit(name, as_published, dtype, tmp_path):
+    check_round_trip(random_model(name, as_published).to(dtype), name, as_published, tmp_path)
+
+
+@pytest.mark.parametrize("settings", [UNTIED, {"emb_src_trg_weight_sharing": False}])
+def test_other_ties_come_back_bit_for_bit(settings, tmp_path):
+    check_round_trip(random_model("jadore801120", True, **settings), "jadore801120", True, tmp_path)
+
+
+def check_round_trip(model, name, as_published, tmp_path):
+    torch.save(model.state_dict(), tmp_path / "theirs.pt")
+    checkpoint = convert.load(tmp_path / "theirs.pt", variant_of(name, as_published))
+    convert.save(checkpoint, tmp_path / "back.pt", layout=name)
+    convert.save(checkpoint, tmp_path / "ours.safetensors")
+    convert.save(convert.load(tmp_path / "ours.safetensors"), tmp_path / "again.pt", layout=name)
+    for path in ("back.pt", "again.pt"):
+        found = torch.load(tmp_path / path, weights_only=True)["model"]
+        assert found.keys() == model.state_dict().keys()
+        assert all(torch.equal(found[key], tensor) for key, tensor in model.state_dict().items())
+        assert all(found[key].dtype == tensor.dtype for key, tensor in model.state_dict().items())
+        model.load_state_dict(found, strict=True)
+
+
+def test_what_nothing_reads_is_kept(tmp_path):
+    model = random_model("leftover", as_published=True)
+    torch.save({"model_state_dict": model.state_dict()}, tmp_path / "theirs.pt")
+    with pytest.raises(convert.ConversionError, match=r"num_heads=8: d_model=12 is not .* as leftover:num_heads=4"):
+        convert.load(tmp_path / "theirs.pt")
+    checkpoint = convert.load(tmp_path / "theirs.pt", "leftover:num_heads=4")
+    assert checkpoint.config.cross_mask == "encoder"
+    assert set(checkpoint.unused) == {"decoder.proj.weight", "decoder.proj.bias"}
+
+
+def test_open_prefixes(tmp_path):
+    names = {"encoder": "net.enc", "decoder": "net.dec", "projection": "head"}
+    model = random_model("leftover", as_published=True)
+    theirs = {}
+    for key, tensor in model.state_dict().items():
+        part, _, rest = key.partition(".")
+        theirs[f"{names[part]}.{rest}"] = tensor
+    assert layout_of(theirs) == "leftover:encoder=net.enc,decoder=net.dec,projection=head"
+    torch.save(theirs, tmp_path / "theirs.pt")
+    checkpoint = convert.load(tmp_path / "theirs.pt", "leftover:num_heads=4")
+    convert.save(checkpoint, tmp_path / "back.pt", layout=layout_of(theirs))
+    found = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
+    assert found.keys() == theirs.keys()
+    assert all(torch.equal(found[key], theirs[key]) for key in theirs)
+    again = convert.load(tmp_path / "back.pt")
+    assert all(np.array_equal(again.arrays[key], a) for key, a in checkpoint.arrays.items())
+
+
+WRONG = {
+    "leftover:enc=a": r"in leftover encoder and decoder and projection can be others",
+    "lucky_glass:encoder=a": r"in lucky_glass no part can be another",
+    "leftover:encoder=a,decoder=a": r"two parts have one name",
+    "leftover:encoder": r"can be others",
+}
+
+
+@pytest.mark.parametrize("layout", WRONG)
+def test_wrong_prefixes_are_refused(layout, tmp_path):
+    checkpoint = checkpoint_of("leftover", random_model("leftover", as_published=True), as_published=True)
+    with pytest.raises(convert.ConversionError, match=WRONG[layout]):
+        convert.save(checkpoint, tmp_path / "x.pt", layout=layout)
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_what_is_refused(tmp_path):
+    """A system that the tensors are not of, half a state dict, ties that differ, a model that the system has not."""
+    model = random_model("jadore801120", as_published=True)
+    state = model.state_dict()
+    torch.save(state, tmp_path / "theirs.pt")
+    with pytest.raises(convert.ConversionError, match=r"the tensors are in layout jadore801120"):
+        convert.load(tmp_path / "theirs.pt", "leftover")
+    with pytest.raises(convert.ConversionError, match=r"is none of lucky_glass, jadore801120"):
+        convert.load(tmp_path / "theirs.pt", "jadore801120:better")
+    torch.save({k: t for k, t in state.items() if "w_qs" not in k}, tmp_path / "half.pt")
+    with pytest.raises(convert.ConversionError, match=r"half.pt: is no whole state dict of jadore801120: .*w_qs"):
+        convert.load(tmp_path / "half.pt")
+    config = convert.load(tmp_path / "theirs.pt").config
+    torch.save(state | {"trg_word_prj.weight": state["trg_word_prj.weight"] + 1}, tmp_path / "untied.pt")
+    with pytest.raises(convert.ConversionError, match=r"that are one tensor there differ"):
+        convert.load(tmp_path / "untied.pt", config)
+    with pytest.raises(
+        convert.ConversionError, match=r"(?s)leftover has no such model:\n.*shared_embeddings=True: there"
+    ):
+        convert.save(convert.load(tmp_path / "theirs.pt"), tmp_path / "x.pt", layout="leftover")

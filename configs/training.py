@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .schema import TransformerConfig
@@ -13,7 +13,10 @@ Optimizer = Literal["adam", "adamw"]
 Decayed = Literal["matrices", "all"]
 WithoutGradient = Literal["skip", "decay"]
 ClipRule = Literal["torch", "optax"]
-Schedule = Literal["constant", "noam", "inverse_sqrt", "cosine", "step"]
+Schedule = Literal["constant", "noam", "inverse_sqrt", "cosine", "step", "noam_per_part"]
+Reduction = Literal["tokens", "sum", "parts"]
+# (whether the gradient of a part is divided by its tokens, whether the sum of all parts is by all tokens)
+REDUCTIONS: dict[str, tuple[bool, bool]] = {"tokens": (False, True), "sum": (False, False), "parts": (True, False)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +54,26 @@ class TrainingConfig:
 
     # The step.
     accumulation: int = 1  # parts of a batch that are computed one after the other
+    reduction: Reduction = "tokens"  # gradient of the mean over tokens, of the sum, or of the sum of the parts' means
     seed: int = 0  # of dropout; in a run, of the first weights and the order of the data too
 
     def __post_init__(self) -> None:
         check_field_types(self)
         _check_ranges(self)
         _check_schedule(self)
+
+    @classmethod
+    def published(cls, name: str, *, as_published: bool, **changes: Any) -> "TrainingConfig":
+        """How a published system is trained, with its mistakes or with them repaired, and with fields changed.
+
+        Raises:
+            ConfigError: no such system, or a wrong value.
+        """
+        from .published import TRAINING, TRAINING_REPAIRS  # they are made of this class
+
+        if name not in TRAINING:
+            raise ConfigError(f"published={name!r}: there is no such system; choose one of {', '.join(TRAINING)}")
+        return replace(TRAINING[name], **({} if as_published else TRAINING_REPAIRS[name]) | changes)
 
 
 def _check_ranges(config: TrainingConfig) -> None:
@@ -84,7 +101,7 @@ def _check_ranges(config: TrainingConfig) -> None:
 def _check_schedule(config: TrainingConfig) -> None:
     if config.schedule == "step" and config.step_updates is None:
         raise ConfigError("schedule='step': needs step_updates")
-    if config.schedule in ("noam", "inverse_sqrt") and config.warmup_updates == 0:
+    if config.schedule in ("noam", "inverse_sqrt", "noam_per_part") and config.warmup_updates == 0:
         raise ConfigError(f"schedule={config.schedule!r}: needs warmup_updates of at least 1")
     if config.total_updates is not None and config.warmup_updates >= config.total_updates:
         raise ConfigError(

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from ..configs.schedules import learning_rate
 from ..configs.schema import TransformerConfig
-from ..configs.training import TrainingConfig, check_trainable, describe_refusal
+from ..configs.training import REDUCTIONS, TrainingConfig, check_trainable, describe_refusal
 from ..flax_transformer.dropout import DropoutKey
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import Buffer, at_least_float32, named_arrays
@@ -71,8 +71,9 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The jitted step of a model and a way to train it; compiled once for every shape of batch.
 
-    p <- p - rate · direction(clip(g)), where g is the gradient of (sum of losses) / (number of tokens). A batch without
-    tokens, or with a loss or gradient that is not finite, changes nothing: `explain` says so.
+    p <- p - rate · direction(clip(g)), where g is the gradient of (sum of losses) / (number of tokens), or what
+    `reduction` has instead. A batch without tokens, or with a loss or gradient that is not finite, changes nothing:
+    `explain` says so.
 
     Raises:
         ConfigError: the model's parameters are float16.
@@ -83,7 +84,7 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         total, tokens, gradients = _accumulate(state, batch, model_config, config)
-        gradients = jax.tree.map(lambda g: (at_least_float32(g) / jnp.maximum(tokens, 1)).astype(g.dtype), gradients)
+        gradients = _per_token(gradients, tokens) if REDUCTIONS[config.reduction][1] else gradients
         squares = {name: jnp.square(at_least_float32(g)).sum() for name, g in sorted(gradients.items())}
         norm = jnp.sqrt(sum(squares.values(), start=jnp.zeros(())))
         rate = learning_rate(state.update, config, model_config.d_model, jnp)
@@ -118,7 +119,7 @@ def _accumulate(
 
     def compute(part: Batch) -> tuple[Array, Array, Arrays]:
         (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, part)
-        return total, tokens, gradients
+        return total, tokens, _per_token(gradients, tokens) if REDUCTIONS[config.reduction][0] else gradients
 
     sentences, parts = len(batch.labels), config.accumulation
     for name, array in batch._asdict().items():
@@ -134,6 +135,10 @@ def _accumulate(
     zeros = zero, jnp.zeros((), int), jax.tree.map(jnp.zeros_like, dict(state.params))
     add = partial(jax.tree.map, jnp.add)
     return jax.lax.scan(lambda sums, part: (add(sums, compute(part)), None), zeros, stacked)[0]
+
+
+def _per_token(gradients: Arrays, tokens: Int[Array, ""]) -> Arrays:
+    return jax.tree.map(lambda g: (at_least_float32(g) / jnp.maximum(tokens, 1)).astype(g.dtype), gradients)
 
 
 def explain(state: TrainState, metrics: Metrics) -> str | None:

@@ -1,4 +1,4 @@
-"""The five published systems as configs: what their code computes, and what repairs it.
+"""The five published systems as configs: what their code computes, how it trains, and what repairs both.
 
 Vocabularies come from a corpus; where nothing is said they have 10,000 tokens, or the 30,000 that leftover allows.
 """
@@ -6,6 +6,7 @@ Vocabularies come from a corpus; where nothing is said they have 10,000 tokens, 
 from typing import Any
 
 from ..schema import TransformerConfig
+from ..training import TrainingConfig
 from . import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
 
 _SYSTEMS = {
@@ -17,3 +18,5 @@ _SYSTEMS = {
 }
 AS_PUBLISHED: dict[str, TransformerConfig] = {name: system.AS_PUBLISHED for name, system in _SYSTEMS.items()}
 REPAIRS: dict[str, dict[str, Any]] = {name: system.REPAIRS for name, system in _SYSTEMS.items()}
+TRAINING: dict[str, TrainingConfig] = {name: system.TRAINING for name, system in _SYSTEMS.items()}
+TRAINING_REPAIRS: dict[str, dict[str, Any]] = {name: system.TRAINING_REPAIRS for name, system in _SYSTEMS.items()}

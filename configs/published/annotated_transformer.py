@@ -7,6 +7,7 @@ is none of the config, which has a rate for each site.
 from typing import Any
 
 from ..schema import TransformerConfig
+from ..training import TrainingConfig
 
 AS_PUBLISHED = TransformerConfig(
     src_vocab_size=10_000,
@@ -29,3 +30,15 @@ AS_PUBLISHED = TransformerConfig(
 )
 
 REPAIRS: dict[str, Any] = {}
+
+TRAINING = TrainingConfig(
+    label_smoothing=0.1,
+    smoothing="others_but_padding",
+    schedule="noam_per_part",
+    warmup_updates=3000,
+    first_update=0,
+    accumulation=10,
+    reduction="parts",
+)
+
+TRAINING_REPAIRS: dict[str, Any] = {"schedule": "noam", "first_update": 1, "reduction": "tokens"}

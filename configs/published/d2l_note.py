@@ -6,6 +6,7 @@ Sizes, dropout and ids, which it leaves out, are the book's.
 from typing import Any
 
 from ..schema import TransformerConfig
+from ..training import TrainingConfig
 
 AS_PUBLISHED = TransformerConfig(
     src_vocab_size=10_000,
@@ -34,3 +35,15 @@ AS_PUBLISHED = TransformerConfig(
 )
 
 REPAIRS: dict[str, Any] = {"decoder_mask": "causal"}
+
+# Open there; the book's.
+TRAINING = TrainingConfig(
+    beta2=0.999,
+    eps=1e-8,
+    clip_norm=1.0,
+    schedule="constant",
+    learning_rate=5e-3,
+    warmup_updates=0,
+)
+
+TRAINING_REPAIRS: dict[str, Any] = {}

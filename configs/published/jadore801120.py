@@ -6,6 +6,7 @@ That its dropout of attention weights does not follow its setting is none of the
 from typing import Any
 
 from ..schema import TransformerConfig
+from ..training import TrainingConfig
 
 AS_PUBLISHED = TransformerConfig(
     src_vocab_size=10_000,
@@ -37,3 +38,13 @@ AS_PUBLISHED = TransformerConfig(
 )
 
 REPAIRS: dict[str, Any] = {"embedding_norm": "none", "max_length": 512}
+
+TRAINING = TrainingConfig(
+    label_smoothing=0.1,
+    smoothing="others",
+    schedule="noam",
+    learning_rate=2.0,
+    reduction="sum",
+)
+
+TRAINING_REPAIRS: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..schema import TransformerConfig
+from ..training import TrainingConfig
 
 AS_PUBLISHED = TransformerConfig(
     src_vocab_size=30_000,
@@ -34,3 +35,16 @@ REPAIRS: dict[str, Any] = {
     "decoder_mask": "causal_and_padding",
     "cross_mask": "source",
 }
+
+TRAINING = TrainingConfig(
+    label_smoothing=0.05,
+    beta2=0.999,
+    clip_norm=1.0,
+    schedule="cosine",
+    learning_rate=1e-5,
+    warmup_updates=0,
+    final_learning_rate=1e-6,
+    first_update=0,
+)
+
+TRAINING_REPAIRS: dict[str, Any] = {}  # that a resumed training begins another cosine is its loop's mistake

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..schema import TransformerConfig
+from ..training import TrainingConfig
 
 AS_PUBLISHED = TransformerConfig(
     src_vocab_size=10_000,
@@ -33,3 +34,14 @@ REPAIRS: dict[str, Any] = {
     "positions": "sinusoidal_interleaved",
     "cross_attention_residual": "add",
 }
+
+TRAINING = TrainingConfig(
+    beta2=0.98,
+    schedule="step",  # the rate falls to 1e-13 in ten epochs
+    learning_rate=1e-4,
+    warmup_updates=0,
+    step_updates=227,  # an epoch of Multi30k in batches of 128
+    first_update=0,
+)
+
+TRAINING_REPAIRS: dict[str, Any] = {"schedule": "constant", "step_updates": None}

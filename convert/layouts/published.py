@@ -56,7 +56,7 @@ class PublishedLayout:
                 f"is no whole state dict of {name}: {error} is missing or has a wrong shape"
             ) from None
         dtype = str(next(iter(arrays.values())).dtype)
-        return TransformerConfig.published(name, as_published=as_published, **fields | given, param_dtype=dtype)
+        return TransformerConfig.published(name, as_published=as_published, **{**fields, **given}, param_dtype=dtype)
 
     def read(self, arrays: Named, config: TransformerConfig) -> tuple[Arrays, Arrays]:
         """(our arrays, theirs that no computation reads). Raises: ConversionError, all arrays that do not fit."""

@@ -96,7 +96,7 @@ class Parts(NamedTuple):
             if config is not None and not self.bare:
                 raise ConversionError("has a config of its own; leave the other one away")
             model = self.found["model"]
-            if isinstance(config, str) or (config is None and self.bare and is_published(self.layout)):
+            if isinstance(config, str) or (config is None and self._published):
                 config = published_config(model, self.layout, config)
             if config is None and self.bare:
                 raise ConversionError(
@@ -104,6 +104,14 @@ class Parts(NamedTuple):
                     "makes a checkpoint of them; of a Hugging Face directory give the directory"
                 )
             return _whole(self.found, self.layout) if config is None else _bare(model, self.layout, config)
+
+    @property
+    def _published(self) -> bool:
+        """Whether it is bare tensors by a published system's names."""
+        try:
+            return self.bare and is_published(self.layout)
+        except ConversionError:  # by nobody's names, as a Hugging Face file's
+            return False
 
     @contextmanager
     def _named(self) -> Iterator[None]:

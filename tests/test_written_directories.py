@@ -166,6 +166,6 @@ def test_the_current_directory_is_not_replaced(bart, tmp_path, monkeypatch):
 
 def test_unknown_layout(bart, tmp_path):
     with pytest.raises(
-        convert.ConversionError, match="layout='t5': there is no such layout; known are twinax, torch_nn, marian"
+        convert.ConversionError, match=r"layout='t5': there is no such layout; known are twinax, torch_nn, .*, marian"
     ):
         convert.save(convert.load(bart), tmp_path / "x", layout="t5")

@@ -4,23 +4,18 @@ from typing import Any
 
 from ...configs.schema import TransformerConfig
 from ..rules import Rule
-from .published import Named, PublishedLayout, attention, count, embedding, linear, norm, table
+from .published import LayerNames, Named, PublishedLayout, count, embedding, linear, norm, table
 
-
-def _attention(ours: str, theirs: str) -> list[Rule]:
-    names = ("q_proj", "k_proj", "v_proj", "out_proj")
-    return attention(ours, {name: f"{theirs}.linears.{i}" for i, name in enumerate(names)}, bias=True)
-
-
-def _layer(layer: str, attentions: dict[str, str]) -> list[Rule]:
-    rules = []
-    for number, (ours, theirs) in enumerate(attentions.items()):
-        rules += _attention(f"{layer}.{ours}", f"{layer}.{theirs}")
-        rules += norm(f"{layer}.{ours}_residual.norm", f"{layer}.sublayer.{number}.norm", "a_2", "b_2")
-    rules += linear(f"{layer}.feed_forward.inner_proj", f"{layer}.feed_forward.w_1")
-    rules += linear(f"{layer}.feed_forward.outer_proj", f"{layer}.feed_forward.w_2")
-    last = f"{layer}.sublayer.{len(attentions)}.norm"
-    return rules + norm(f"{layer}.feed_forward_residual.norm", last, "a_2", "b_2")
+_LAYER = LayerNames(
+    ("linears.0", "linears.1", "linears.2", "linears.3"),
+    True,
+    "feed_forward.w_1",
+    "feed_forward.w_2",
+    "sublayer.#.norm",
+    first=0,
+    gain="a_2",
+    shift="b_2",
+)
 
 
 def _rules(config: TransformerConfig) -> list[Rule]:
@@ -29,9 +24,11 @@ def _rules(config: TransformerConfig) -> list[Rule]:
         rules += [embedding(f"{side}_embedding", f"{side}_embed.0.lut.weight"), table(side, f"{side}_embed.1.pe")]
         rules += norm(f"{stack}.final_norm", f"{stack}.norm", "a_2", "b_2")
     for i in range(config.num_encoder_layers):
-        rules += _layer(f"encoder.layers.{i}", {"self_attention": "self_attn"})
+        rules += _LAYER.rules(f"encoder.layers.{i}", f"encoder.layers.{i}", {"self_attention": "self_attn"})
     for i in range(config.num_decoder_layers):
-        rules += _layer(f"decoder.layers.{i}", {"self_attention": "self_attn", "cross_attention": "src_attn"})
+        rules += _LAYER.rules(
+            f"decoder.layers.{i}", f"decoder.layers.{i}", {"self_attention": "self_attn", "cross_attention": "src_attn"}
+        )
     return rules
 
 

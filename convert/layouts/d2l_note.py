@@ -6,22 +6,9 @@ import numpy as np
 
 from ...configs.schema import TransformerConfig
 from ..rules import Rule
-from .published import Named, PublishedLayout, attention, count, embedding, linear, norm
+from .published import LayerNames, Named, PublishedLayout, count, embedding, linear
 
-
-def _attention(ours: str, theirs: str) -> list[Rule]:
-    names = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "out_proj": "W_o"}
-    return attention(ours, {name: f"{theirs}.{there}" for name, there in names.items()}, bias=False)
-
-
-def _layer(ours: str, theirs: str, attentions: dict[str, str]) -> list[Rule]:
-    rules = []
-    for number, (name, there) in enumerate(attentions.items(), start=1):
-        rules += _attention(f"{ours}.{name}", f"{theirs}.{there}")
-        rules += norm(f"{ours}.{name}_residual.norm", f"{theirs}.addnorm{number}.ln")
-    rules += linear(f"{ours}.feed_forward.inner_proj", f"{theirs}.ffn.s.0")
-    rules += linear(f"{ours}.feed_forward.outer_proj", f"{theirs}.ffn.s.2")
-    return rules + norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.addnorm{len(attentions) + 1}.ln")
+_LAYER = LayerNames(("W_q", "W_k", "W_v", "W_o"), False, "ffn.s.0", "ffn.s.2", "addnorm#.ln")
 
 
 def _rules(config: TransformerConfig) -> list[Rule]:
@@ -29,10 +16,10 @@ def _rules(config: TransformerConfig) -> list[Rule]:
     rules.append(embedding("tgt_embedding", "decoder.embedding.weight"))
     rules += [*linear("output.proj", "decoder.f", bias=False), Rule(("output.bias",), ("decoder.f.bias",))]
     for i in range(config.num_encoder_layers):
-        rules += _layer(f"encoder.layers.{i}", f"encoder.blocks.block_{i}", {"self_attention": "attention"})
+        rules += _LAYER.rules(f"encoder.layers.{i}", f"encoder.blocks.block_{i}", {"self_attention": "attention"})
     for i in range(config.num_decoder_layers):
         names = {"self_attention": "attention1", "cross_attention": "attention2"}
-        rules += _layer(f"decoder.layers.{i}", f"decoder.blocks.block_{i}", names)
+        rules += _LAYER.rules(f"decoder.layers.{i}", f"decoder.blocks.block_{i}", names)
     return rules
 
 

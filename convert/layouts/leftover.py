@@ -10,23 +10,9 @@ from typing import Any
 
 from ...configs.schema import TransformerConfig
 from ..rules import Rule
-from .published import Named, PublishedLayout, attention, count, embedding, linear, norm, table
+from .published import LayerNames, Named, PublishedLayout, count, embedding, linear, table
 
-
-def _attention(ours: str, theirs: str) -> list[Rule]:
-    names = {"q_proj": "w_q", "k_proj": "w_k", "v_proj": "w_v", "out_proj": "w_o"}
-    return attention(ours, {name: f"{theirs}.{there}" for name, there in names.items()}, bias=True)
-
-
-def _layer(ours: str, theirs: str, attentions: dict[str, str]) -> list[Rule]:
-    rules = []
-    for number, (name, there) in enumerate(attentions.items(), start=1):
-        rules += _attention(f"{ours}.{name}", f"{theirs}.{there}")
-        rules += norm(f"{ours}.{name}_residual.norm", f"{theirs}.layer_norm{number}", "gamma", "beta")
-    rules += linear(f"{ours}.feed_forward.inner_proj", f"{theirs}.ffn.fc1")
-    rules += linear(f"{ours}.feed_forward.outer_proj", f"{theirs}.ffn.fc2")
-    last = f"{theirs}.layer_norm{len(attentions) + 1}"
-    return rules + norm(f"{ours}.feed_forward_residual.norm", last, "gamma", "beta")
+_LAYER = LayerNames(("w_q", "w_k", "w_v", "w_o"), True, "ffn.fc1", "ffn.fc2", "layer_norm#", gain="gamma", shift="beta")
 
 
 def _rules(config: TransformerConfig) -> list[Rule]:
@@ -36,10 +22,10 @@ def _rules(config: TransformerConfig) -> list[Rule]:
         rules.append(table(side, f"{stack}.pos_embedding.pe"))
     for i in range(config.num_encoder_layers):
         names = {"self_attention": "multi_head_attention"}
-        rules += _layer(f"encoder.layers.{i}", f"encoder.encoder_blocks.{i}", names)
+        rules += _LAYER.rules(f"encoder.layers.{i}", f"encoder.encoder_blocks.{i}", names)
     for i in range(config.num_decoder_layers):
         names = {"self_attention": "multi_head_attention1", "cross_attention": "cross_attention"}
-        rules += _layer(f"decoder.layers.{i}", f"decoder.decoder_layers.{i}", names)
+        rules += _LAYER.rules(f"decoder.layers.{i}", f"decoder.decoder_layers.{i}", names)
     return rules
 
 

@@ -118,6 +118,32 @@ def attention(ours: str, theirs: Mapping[str, str], bias: bool) -> list[Rule]:
     return [rule for name, there in theirs.items() for rule in linear(f"{ours}.{name}", there, bias)]
 
 
+@dataclass(frozen=True)
+class LayerNames:
+    """How a system calls the parts of a layer; in `norms`, # is a number, `first` at the first attention."""
+
+    projections: tuple[str, str, str, str]  # q_proj, k_proj, v_proj, out_proj
+    bias: bool  # of these
+    inner: str
+    outer: str
+    norms: str
+    first: int = 1
+    gain: str = "weight"
+    shift: str = "bias"
+
+    def rules(self, ours: str, theirs: str, attentions: Mapping[str, str]) -> list[Rule]:
+        """Those of a layer with these attentions, ours and theirs."""
+        rules = []
+        norms = [f"{theirs}.{self.norms.replace('#', str(self.first + i))}" for i in range(len(attentions) + 1)]
+        for (name, there), its_norm in zip(attentions.items(), norms, strict=False):
+            named = zip(("q_proj", "k_proj", "v_proj", "out_proj"), self.projections, strict=True)
+            rules += attention(f"{ours}.{name}", {own: f"{theirs}.{there}.{p}" for own, p in named}, self.bias)
+            rules += norm(f"{ours}.{name}_residual.norm", its_norm, self.gain, self.shift)
+        rules += linear(f"{ours}.feed_forward.inner_proj", f"{theirs}.{self.inner}")
+        rules += linear(f"{ours}.feed_forward.outer_proj", f"{theirs}.{self.outer}")
+        return rules + norm(f"{ours}.feed_forward_residual.norm", norms[-1], self.gain, self.shift)
+
+
 def table(side: str, theirs: str) -> Rule:
     """A side's fixed positions (P, D), which the file has as (1, P, D)."""
     return Rule((f"{side}_input.positions.table",), (theirs,), _AS_BATCH)

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix benchmark-dropout benchmark-decoding benchmark-memory multi30k kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published benchmark-dropout benchmark-decoding benchmark-memory multi30k kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -29,6 +29,10 @@ trajectories: install
 # Beam search against transformers, token for token; writes the tables into the page. About a minute.
 decoding-matrix: install
 	$(BIN)/python -m twinax.parity_tests.decoding docs/decoding.md
+
+# The five published systems against the twins, all variants; writes the table into the page. About eight minutes.
+published: install
+	$(BIN)/python -m twinax.parity_tests.published_table docs/published_systems.md
 
 # What search costs beside transformers. About two minutes.
 benchmark-decoding: install

@@ -13,7 +13,8 @@ import numpy as np
 from .schema import TransformerConfig
 from .validation import ConfigError, check_field_types
 
-LengthPenalty = Literal["power", "gnmt"]
+LengthPenalty = Literal["power", "power_with_start", "gnmt"]
+Ended = Literal["leave", "stay"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +25,25 @@ class DecodingConfig:
     score (sum of log-probabilities) / penalty(n); the K best others go on. A sentence is done when its K finished
     hypotheses are all at least as good as the best that goes on would be at its present length.
 
+    With `ended="stay"` the K best continuations are the next beam, ended or not. A sentence is done when each of the K
+    has an end; they rank by the sum of all their tokens, those past the end too, over penalty(n) of the first end.
+    Where `max_length` comes before that, they rank by their sums.
+
     Raises:
         ConfigError: a field has a value that it may not have; names field, value and what is allowed.
     """
 
     beam_size: int = 1
     n_best: int = 1  # hypotheses to give back for a sentence
-    length_penalty: LengthPenalty = "power"  # power: n^a; gnmt: ((5 + n) / 6)^a
+    length_penalty: LengthPenalty = "power"  # power: n^a; power_with_start: (n + 1)^a; gnmt: ((5 + n) / 6)^a
     length_exponent: float = 1.0  # a; 0: scores are plain sums
     min_length: int = 1  # smallest n; 1 allows the empty translation
-    max_length: int | None = None  # largest n, where the end is forced; None: the model's own
-    forbidden_ids: tuple[int, ...] = ()  # never chosen, beside padding
-    cache: bool = True  # keep keys and values of earlier positions; False: compute all positions again at each step
+    max_length: int | None = None  # largest n; None: the model's own
+    force_end: bool = True  # at max_length; False: what has not ended is cut there
+    forbidden_ids: tuple[int, ...] = ()  # never chosen
+    allow_padding: bool = False  # whether padding may be chosen
+    ended: Ended = "leave"  # what hypotheses that ended do in the beam
+    cache: bool | None = None  # keep keys and values of earlier positions; None: where that computes the same
 
     def __post_init__(self) -> None:
         if not isinstance(self.forbidden_ids, Iterable):
@@ -61,16 +69,21 @@ class Decoded(NamedTuple):
     tokens: np.ndarray  # (B, N, longest n); padding after the end
     lengths: np.ndarray  # (B, N); 0 where a sentence has fewer hypotheses, which happens where few tokens are allowed
     scores: np.ndarray  # (B, N) sum of log-probabilities in nats, over the penalty; -inf where there is none
+    ended: np.ndarray  # (B, N) whether the last token is the end; False: it was cut at the largest length
     margins: np.ndarray | None = None  # (B,) smallest error of a sum, in nats, that turns a decision; PyTorch's alone
 
     def sentences(self) -> list[list[list[int]]]:
         """Tokens of each hypothesis of each sentence, without the end and what follows it."""
-        rows = zip(self.tokens, self.lengths, strict=True)
-        return [[t[: n - 1].tolist() for t, n in zip(*row, strict=True) if n] for row in rows]
+        rows = zip(self.tokens, self.lengths, self.ended, strict=True)
+        return [[t[: n - e].tolist() for t, n, e in zip(*row, strict=True) if n] for row in rows]
 
 
 # n -> what a sum of log-probabilities is divided by
-LENGTH_PENALTIES = {"power": lambda n, a: n**a, "gnmt": lambda n, a: ((5 + n) / 6) ** a}
+LENGTH_PENALTIES = {
+    "power": lambda n, a: n**a,
+    "power_with_start": lambda n, a: (n + 1) ** a,
+    "gnmt": lambda n, a: ((5 + n) / 6) ** a,
+}
 
 
 class Steps(NamedTuple):
@@ -80,6 +93,7 @@ class Steps(NamedTuple):
     allowed: np.ndarray  # (kinds, V)
     forced: np.ndarray  # (longest n + 1,) whether the token is given: then its log-probability counts as 0
     penalty: np.ndarray  # (longest n + 1,) float64
+    ended: Ended  # the rule for hypotheses that ended
 
 
 def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
@@ -91,12 +105,13 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
     check(model, config)
     longest, eos = config.max_length or model.max_length, model.eos_id
     ordinary = np.ones(model.tgt_vocab_size, bool)
-    ordinary[[model.pad_id, *config.forbidden_ids]] = False
+    ordinary[[*config.forbidden_ids, *([] if config.allow_padding else [model.pad_id])]] = False
     ordinary[eos] = True
     without_end = ordinary & (np.arange(len(ordinary)) != eos)
     if not without_end.any() and config.min_length > 1:
         raise ConfigError(f"min_length={config.min_length}: forbidden_ids leave no token but the end")
-    forced_ids = {1: model.forced_bos_id, longest: eos if model.forced_eos_id is None else model.forced_eos_id}
+    forced_ids = {1: model.forced_bos_id}
+    forced_ids |= {longest: eos if model.forced_eos_id is None else model.forced_eos_id} if config.force_end else {}
     forced_ids = {n: token for n, token in forced_ids.items() if token is not None}
     kind = np.where(np.arange(longest + 1) < config.min_length, 1, 0)
     forced = np.zeros(longest + 1, bool)
@@ -112,7 +127,7 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
             f"length_exponent={config.length_exponent}: penalties of up to {longest} tokens are beyond 1e-30 to 1e30; "
             "choose it nearer 0"
         )
-    return Steps(kind, np.stack(allowed), forced, penalty)
+    return Steps(kind, np.stack(allowed), forced, penalty, config.ended)
 
 
 def check(model: TransformerConfig, config: DecodingConfig) -> None:
@@ -138,8 +153,13 @@ def check(model: TransformerConfig, config: DecodingConfig) -> None:
             raise ConfigError(f"forbidden_ids: {token} is outside the target vocabulary, 0 to {vocab - 1}")
         if token == model.eos_id:
             raise ConfigError(f"forbidden_ids: {token} is eos_id, without which nothing ends; see min_length")
+    if config.allow_padding and "padding" in model.decoder_mask:
+        raise ConfigError(
+            f"allow_padding=True: decoder_mask={model.decoder_mask!r} hides padding that was chosen; set "
+            "decoder_mask='causal'"
+        )
     if config.cache and (reason := without_cache(model)):
-        raise ConfigError(f"cache=True: {reason}; set cache=False, which computes all positions again at each step")
+        raise ConfigError(f"cache=True: {reason}; leave it away, and all positions are computed again at each step")
 
 
 # A masked key with a score above this has a share in the softmax, if a small one: scores stay below ±1e3.
@@ -181,11 +201,11 @@ def collect(tokens: np.ndarray, scores: np.ndarray, model: TransformerConfig, co
     if len(wrong):
         raise ValueError(f"src_tokens[{wrong[0]}]: the model's logits are NaN; its weights are not finite, most likely")
     tokens, scores = tokens[:, : config.n_best, 1:], scores[:, : config.n_best]
-    ends = tokens == model.eos_id
-    lengths = np.where(ends.any(-1), ends.argmax(-1) + 1, tokens.shape[-1])
-    lengths = np.where(np.isfinite(scores), lengths, 0)
+    ends, there = tokens == model.eos_id, np.isfinite(scores)
+    ended = ends.any(-1) & there
+    lengths = np.where(there, np.where(ended, ends.argmax(-1) + 1, tokens.shape[-1]), 0)
     tokens = np.where(np.arange(tokens.shape[-1]) < lengths[..., None], tokens, model.pad_id)
-    return Decoded(tokens[..., : max(1, lengths.max())], lengths, scores)
+    return Decoded(tokens[..., : max(1, lengths.max())], lengths, scores, ended)
 
 
 class Scored(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from ..configs.decoding import Decoded, DecodingConfig, check_sources, collect, plan
+from ..configs.decoding import Decoded, DecodingConfig, check_sources, collect, plan, without_cache
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, KeysValues
 from .beam import Search, advance, start
@@ -54,7 +54,8 @@ def generate(
     config = config or DecodingConfig()
     plan(model.config, config)
     src, keep = checked_sources(model.config, src_tokens, src_mask)
-    search = (_with_cache if config.cache else _without_cache)(model, config, src, keep)
+    cache = without_cache(model.config) is None if config.cache is None else config.cache
+    search = (_with_cache if cache else _without_cache)(model, config, src, keep)
     return collect(np.asarray(search.finished), np.asarray(search.scores), model.config, config)
 
 

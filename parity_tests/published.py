@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -14,7 +15,9 @@ from ..convert.checkpoint import Checkpoint
 from ..convert.file_layouts import PUBLISHED, from_named, published_config
 from ..convert.port import flax_specs
 from ..torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
-from .functions import GRADIENTS, Batch, Outputs
+from .functions import GRADIENTS, Batch, Outputs, random_batch
+from .harness import Report
+from .ladder import compare_with_oracle, run_twins
 
 SYSTEMS = tuple(PUBLISHED)
 PAD, SIZE, D_FF, HEADS, LAYERS, LENGTH = 1, 13, 20, 4, 2, 7  # of small models
@@ -155,24 +158,26 @@ _PLACES: dict[str, tuple[str, dict[str, str], str, dict[str, str], dict[str, str
 }
 
 
-def random_model(name: str, as_published: bool, dropout: float = 0.0, **settings: Any) -> nn.Module:
+def random_model(
+    name: str, as_published: bool, dropout: float = 0.0, length: int = LENGTH, layers: int = LAYERS, **settings: Any
+) -> nn.Module:
     """A small model in float64; every parameter that trains is moved, so that none is 0 or 1."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {"d_model": D_MODEL, "dropout": dropout, "as_published": as_published}
     if name == "lucky_glass":
-        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": LAYERS}
+        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": layers}
         model: nn.Module = lucky_glass.Transformer(SIZE, SIZE, **sizes)
     elif name == "jadore801120":
-        sizes |= {"d_k": 5, "d_v": 3, "d_inner": D_FF, "n_head": 8, "n_layers": LAYERS} | settings
+        sizes |= {"d_k": 5, "d_v": 3, "d_inner": D_FF, "n_head": 8, "n_layers": layers} | settings
         model = jadore801120.Transformer(SIZE, SIZE, PAD, PAD, **sizes)
     elif name == "leftover":
-        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": LAYERS, "seq_len": LENGTH}
+        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": layers, "seq_len": length}
         model = leftover.Transformer(SIZE, SIZE, **sizes)
     elif name == "d2l_note":
-        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": LAYERS, "seq_len": LENGTH}
+        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": layers, "seq_len": length}
         model = d2l_note.Transformer(SIZE, SIZE, **sizes)
     else:
-        sizes |= {"d_ff": D_FF, "h": HEADS, "layers": LAYERS}
+        sizes |= {"d_ff": D_FF, "h": HEADS, "layers": layers}
         model = annotated_transformer.Transformer(SIZE, SIZE, **sizes)
     model.double()
     with torch.no_grad():
@@ -195,18 +200,20 @@ def call(model: nn.Module, src: Tensor, tgt: Tensor, pad: int = PAD) -> Tensor:
     return model(src, tgt)
 
 
-def variant_of(name: str, as_published: bool) -> str:
+def variant_of(name: str, as_published: bool, length: int = LENGTH) -> str:
     """What a random model's config is called, with what its tensors do not say."""
     said = [] if as_published else ["repaired"]
     said += [f"num_heads={HEADS}"] if name in ("leftover", "d2l_note", "annotated_transformer") else []
-    said += [f"max_length={LENGTH}"] if name == "d2l_note" else []
+    said += [f"max_length={length}"] if name == "d2l_note" else []
     return f"{name}:{','.join(said)}"
 
 
-def checkpoint_of(name: str, model: nn.Module, as_published: bool) -> Checkpoint:
+def checkpoint_of(name: str, model: nn.Module, as_published: bool, length: int = LENGTH) -> Checkpoint:
     """What a file of the model's state dict would be read as; heads and the length of positions are the model's."""
     arrays = {key: from_torch(tensor) for key, tensor in model.state_dict().items()}
-    config = published_config(arrays, name, variant_of(name, as_published)).replace(pad_id=PAD, compute_dtype="float64")
+    config = published_config(arrays, name, variant_of(name, as_published, length)).replace(
+        pad_id=PAD, compute_dtype="float64"
+    )
     ours, unused = from_named(arrays, config, name)
     return Checkpoint(config, ours, unused=unused)
 
@@ -233,6 +240,19 @@ def oracle_of(name: str, model: nn.Module, checkpoint: Checkpoint) -> Callable[[
         return heads | {"logits": logits, "loss": loss} | _gradients(name, model, loss, checkpoint)
 
     return run
+
+
+def compare_published(name: str, as_published: bool, *, training: bool = False, **settings: Any) -> dict[str, Report]:
+    """Either twin against the module in float64, on sentences of lengths that it takes. Needs `jax_enable_x64`."""
+    model = random_model(name, as_published, **settings).train(training)
+    checkpoint = checkpoint_of(name, model, as_published)
+    config = checkpoint.config.replace(
+        embedding_dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0, residual_dropout=0.0
+    )
+    batch = random_batch(config, np.random.default_rng(1), 3, LENGTH, LENGTH if as_published else 5)
+    batch = batch._replace(dropout=(1, 2) if training else None)
+    oracle = oracle_of(name, model, checkpoint)
+    return compare_with_oracle(run_twins(config, checkpoint.arrays, batch), oracle(batch), batch, config.pad_id)
 
 
 def _found_in(name: str, path: str) -> list[tuple[str, str]]:

@@ -330,7 +330,7 @@ class Trained:
 
 def train(name: str, as_published: bool, updates: int = UPDATES) -> Trained:
     """Trains the module and both twins from one start on the same batches. Needs `jax_enable_x64`."""
-    model = random_model(name, as_published, dropout=DROPOUT)
+    model = random_model(name, as_published, dropout=DROPOUT, layers=1)
     checkpoint = checkpoint_of(name, model, as_published)
     config, training = with_dropout(checkpoint.config, as_published, name), training_config(name, as_published)
     batches = [batch(n, training.accumulation, as_published, config.pad_id, SIZE) for n in range(updates)]

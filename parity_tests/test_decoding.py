@@ -88,9 +88,16 @@ def sources(draw: st.DrawFn, batch: int = 3) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("growing")
-@pytest.mark.parametrize(("beam_size", "cache"), [(1, True), (2, True), (3, True), (3, False), (4, True), (5, True)])
-def test_flax_and_pytorch_find_the_same(beam_size: int, cache: bool) -> None:
-    config = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=4, cache=cache)
+@pytest.mark.parametrize(
+    ("beam_size", "others"),
+    [
+        *((beam_size, {}) for beam_size in range(1, 6)),
+        (3, {"cache": False}),
+        (3, {"ended": "stay", "allow_padding": True, "force_end": False}),
+    ],
+)
+def test_flax_and_pytorch_find_the_same(beam_size: int, others: dict[str, Any]) -> None:
+    config = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=4, **others)
     tied = []
 
     @settings(max_examples=15, deadline=None)
@@ -128,6 +135,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"forbidden_ids": tuple(range(4, 17))},
     ),
     "one token": ({"norm_placement": "post"}, {"max_length": 1}),
+    "cut at the longest, padding said": ({}, {"force_end": False, "allow_padding": True, "max_length": 3}),
+    "ended stay": ({}, {"ended": "stay", "length_penalty": "power_with_start", "length_exponent": 0.7}),
+    "ended stay, start is the end, lengths": (
+        {"decoder_start_id": 2, "forced_bos_id": 9},
+        {"ended": "stay", "force_end": False, "min_length": 3, "forbidden_ids": (3, 4)},
+    ),
 }
 
 

@@ -4,32 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from twinax import convert
+from twinax import TransformerConfig, convert
+from twinax.convert import Checkpoint
 from twinax.convert.file_layouts import layout_of
-from twinax.parity_tests import published_training
-from twinax.parity_tests.functions import random_batch
-from twinax.parity_tests.ladder import compare_with_oracle, run_twins
-from twinax.parity_tests.published import LENGTH, SYSTEMS, checkpoint_of, oracle_of, random_model, variant_of
+from twinax.parity_tests import published_decoding, published_training
+from twinax.parity_tests.functions import random_arrays, random_batch
+from twinax.parity_tests.published import SYSTEMS, checkpoint_of, compare_published, oracle_of, random_model, variant_of
+from twinax.parity_tests.published_oracle import find_oracle
 
 VARIANTS = [(name, as_published) for name in SYSTEMS for as_published in (True, False)]
 
 
-def reports(name, as_published, *, training=False, **settings):
-    """Either twin against the module, on sentences of the lengths that the module takes."""
-    model = random_model(name, as_published, **settings).train(training)
-    checkpoint = checkpoint_of(name, model, as_published)
-    config = checkpoint.config.replace(
-        embedding_dropout=0.0, attention_dropout=0.0, ffn_dropout=0.0, residual_dropout=0.0
-    )
-    batch = random_batch(config, np.random.default_rng(1), 3, LENGTH, LENGTH if as_published else 5)
-    batch = batch._replace(dropout=(1, 2) if training else None)
-    oracle = oracle_of(name, model, checkpoint)
-    return compare_with_oracle(run_twins(config, checkpoint.arrays, batch), oracle(batch), batch, config.pad_id)
-
-
 @pytest.mark.parametrize(("name", "as_published"), VARIANTS)
 def test_both_twins_are_the_published_model(name, as_published):
-    for framework, report in reports(name, as_published).items():
+    for framework, report in compare_published(name, as_published).items():
         assert report.ok, f"{framework}: {report}"
         paths = {finding.path for finding in report.findings}
         assert {"encoder.layers.1.self_attention.weights", "decoder.layers.0.cross_attention.output"} < paths
@@ -38,7 +26,7 @@ def test_both_twins_are_the_published_model(name, as_published):
 
 @pytest.mark.parametrize("as_published", [True, False])
 def test_d2l_note_in_training(as_published):
-    for framework, report in reports("d2l_note", as_published, training=True).items():
+    for framework, report in compare_published("d2l_note", as_published, training=True).items():
         assert report.ok, f"{framework}: {report}"
 
 
@@ -47,7 +35,7 @@ UNTIED = {"trg_emb_prj_weight_sharing": False, "emb_src_trg_weight_sharing": Fal
 
 @pytest.mark.parametrize("as_published", [True, False])
 def test_jadore801120_untied(as_published):
-    for framework, report in reports("jadore801120", as_published, **UNTIED).items():
+    for framework, report in compare_published("jadore801120", as_published, **UNTIED).items():
         assert report.ok, f"{framework}: {report}"
 
 
@@ -151,3 +139,37 @@ def test_fifty_updates_as_published(name):
     assert found.parameters <= published_training.PARAMETER_BOUND
     assert found.unmoved == {"lucky_glass": 61, "leftover": 2}.get(name, 0)  # leftover has a dead layer
     assert found.losses[-1, 0] < found.losses[0, 0]
+
+
+@pytest.mark.parametrize(("name", "as_published"), VARIANTS)
+def test_decoding(name, as_published):
+    """The system's own search and both twins', token for token; what raises there is refused here."""
+    found = published_decoding.search(name, as_published)
+    assert found.ok
+    assert found.refused or found.equal == published_decoding.SENTENCES
+    raises = {("leftover", True): "must match the size", ("d2l_note", True): "cannot be converted to Scalar"}
+    expected = raises.get((name, as_published), "none" if name == "lucky_glass" else "ran")
+    assert expected in found.published
+    assert len(set(found.lengths)) > 1 or name == "lucky_glass" or found.refused
+
+
+@pytest.mark.parametrize(("name", "as_published"), VARIANTS)
+def test_the_systems_module_of_a_checkpoint(name, as_published):
+    """The third model of `twinax parity` computes what the module did whose weights were saved."""
+    model = random_model(name, as_published)
+    checkpoint = checkpoint_of(name, model, as_published)
+    found = find_oracle(checkpoint)
+    if (name, as_published) == ("d2l_note", True):  # takes inputs of one length alone
+        assert found is None
+        return
+    assert found is not None
+    assert found.name == name
+    batch = random_batch(checkpoint.config, np.random.default_rng(1), 3, 5, 4)
+    ours, theirs = found.function(batch), oracle_of(name, model.eval(), checkpoint)(batch)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(value)) for key, value in theirs.items())
+
+
+def test_no_system_has_the_default_model():
+    config = TransformerConfig.preset("tiny")
+    assert find_oracle(Checkpoint(config, random_arrays(config, 0))) is None

@@ -51,7 +51,7 @@ WRONG: dict[str, dict[str, Any]] = {
     r"length_exponent=-60.0: penalties of up to 9 tokens are beyond 1e-30 to 1e30": {"length_exponent": -60.0},
     "length_exponent=1000.0: penalties of up to 9 tokens are beyond 1e-30 to 1e30": {"length_exponent": 1000},
     "forbidden_ids=5: must be whole numbers": {"forbidden_ids": 5},
-    "length_penalty='t2t': must be one of 'power', 'gnmt'": {"length_penalty": "t2t"},
+    "length_penalty='t2t': must be one of 'power', 'power_with_start', 'gnmt'": {"length_penalty": "t2t"},
     r"forbidden_ids=\('3',\): must be whole numbers": {"forbidden_ids": ("3",)},
     "beam_size=18: must not be above the target vocabulary of 17 tokens": {"beam_size": 18},
     "max_length=10: the model's positions end at 9": {"max_length": 10},
@@ -236,11 +236,11 @@ def test_a_model_that_cannot_be_cached_is_decoded_without():
         config, {n: jnp.asarray(a) for n, a in random_arrays(config, 0).items()}
     )
     src = sources(3)[:, :4]
-    with pytest.raises(ConfigError, match=r"^cache=True: mask_value=-1e-09 does not hide masked keys.*set cache=False"):
-        flax_transformer.generate(model, src)
-    found = flax_transformer.generate(model, src, DecodingConfig(beam_size=2, cache=False))
+    with pytest.raises(ConfigError, match=r"^cache=True: mask_value=-1e-09 does not hide masked keys.*leave it away"):
+        flax_transformer.generate(model, src, DecodingConfig(cache=True))
+    found = flax_transformer.generate(model, src, DecodingConfig(beam_size=2))
     other = convert.to_torch(model)
-    expected = torch_reference.generate(other, torch.from_numpy(src), DecodingConfig(beam_size=2, cache=False))
+    expected = torch_reference.generate(other, torch.from_numpy(src), DecodingConfig(beam_size=2))
     assert np.array_equal(found.tokens, expected.tokens)
     scores = both((model, other), "score", src, found.tokens[:, 0])
     assert np.abs(scores[0].tokens - scores[1].tokens).max() < 1e-12

@@ -6,12 +6,17 @@ import re
 import pytest
 import torch
 from jaxtyping import TypeCheckError
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
+from twinax import TransformerConfig
+from twinax.configs import ConfigError
+from twinax.configs.decoding import DecodingConfig, plan
+from twinax.configs.published import as_decoded
 from twinax.parity_tests.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS
 from twinax.parity_tests.published import call as logits
 from twinax.parity_tests.published import random_model as build
-from twinax.torch_reference.published import jadore801120, lucky_glass
+from twinax.torch_reference.published import jadore801120, leftover, lucky_glass
 
 
 @pytest.fixture
@@ -264,3 +269,78 @@ def test_the_command_is_told_what_the_tensors_do_not_say(command, tmp_path):
     assert (status, err.count("\n")) == (2, 1)
     assert "leftover:num_heads=4" in err
     assert command("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--config", "leftover:num_heads=4")[0] == 0
+
+
+WORDS = ["[UNK]", "[PAD]", "[SOS]", "[EOS]", *"abcdefghi"]
+
+
+@pytest.fixture
+def with_words(command, tmp_path):
+    """The repaired leftover with its words: a tokenizer.json for the source, a list for the target."""
+    model = build("leftover", as_published=False).eval()
+    with torch.no_grad():
+        model.get_parameter("projection.proj.bias")[:3] -= 100  # the command says no special token
+    torch.save(model.state_dict(), tmp_path / "theirs.pt")
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "src.json"))
+    (tmp_path / "tgt.txt").write_text("\n".join(WORDS) + "\n")
+    arguments = (
+        "--config",
+        "leftover:repaired,num_heads=4",
+        "--tokenizer",
+        tmp_path / "src.json",
+        tmp_path / "tgt.txt",
+    )
+    assert command("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", *arguments)[0] == 0
+    return model
+
+
+def test_text_through_a_published_file(command, with_words, tmp_path):
+    """What the command translates is what the system's own greedy search finds."""
+    (tmp_path / "text").write_text("a b c\ni h\n")
+    status, out, _ = command("translate", tmp_path / "ours.pt", tmp_path / "text", "--beam-size", "1")
+    assert status == 0
+    for line, ids in zip(out.splitlines(), ([2, 4, 5, 6, 3], [2, 12, 11, 3]), strict=True):
+        found = leftover.greedy_decode(with_words, torch.tensor([ids]), 1, 2, 3, LENGTH)[1:]
+        assert line.split() == [WORDS[i] for i in found if i != 3]
+    status, out, _ = command("parity", tmp_path / "ours.pt", "--src", tmp_path / "text")
+    assert status == 0
+    assert "leftover: worst float64 difference of either model from it" in " ".join(out.split())
+
+
+WRONG_WORDS = {
+    "": r"has 0 tokens, and none|has no token '\[UNK\]'",
+    "[UNK]\n[PAD]\n": r"words.txt: has 2 tokens, and none for the model's bos_id=2",
+    "a\nb\nc\nd\n": r"words.txt: has no token '\[UNK\]' for what it does not know",
+    "[UNK]\na\na\nb\n": r"words.txt: must have each token once; 'a' is there again",
+    "\n".join([*WORDS, "more"]): r"the src tokenizer has 14 tokens and the model 13",
+}
+
+
+@pytest.mark.parametrize("words", WRONG_WORDS)
+def test_wrong_words(command, words, tmp_path):
+    torch.save(build("leftover", as_published=False).state_dict(), tmp_path / "theirs.pt")
+    (tmp_path / "words.txt").write_text(words)
+    arguments = ("--config", "leftover:repaired,num_heads=4", "--tokenizer", tmp_path / "words.txt")
+    status, _, err = command("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", *arguments)
+    assert (status, err.count("\n")) == (2, 1)
+    assert re.search(WRONG_WORDS[words], err)
+    assert not (tmp_path / "ours.pt").exists()
+
+
+def test_a_tokenizer_more(command, with_words, tmp_path):
+    status, _, err = command("convert", tmp_path / "ours.pt", tmp_path / "x.pt", "--tokenizer", tmp_path / "tgt.txt")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "the checkpoint has source_tokenizer/tokenizer.json" in err
+
+
+def test_systems_without_a_search():
+    config = TransformerConfig.published("lucky_glass", as_published=False)
+    with pytest.raises(ConfigError, match=r"'lucky_glass': has no decoding of its own; choose one of jadore801120"):
+        as_decoded("lucky_glass", config, as_published=False)
+    leftovers = TransformerConfig.published("leftover", as_published=True)
+    with pytest.raises(ConfigError, match=r"cross_mask='encoder': needs as many target as source tokens"):
+        plan(*as_decoded("leftover", leftovers, as_published=True))
+    with pytest.raises(ConfigError, match=r"allow_padding=True: decoder_mask='causal_padding_and_query' hides"):
+        plan(leftovers.replace(cross_mask="source"), DecodingConfig(allow_padding=True))

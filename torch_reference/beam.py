@@ -41,18 +41,20 @@ def start(
 
 def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
     """The search one token later."""
-    beam_size, vocab_size = log_probs.shape[1:]
     n = search.length + 1
-    penalty = float(steps.penalty[n])
     if steps.forced[n]:
         log_probs = torch.zeros_like(log_probs)
     log_probs = log_probs.masked_fill(~torch.from_numpy(steps.allowed[steps.kind[n]]).to(log_probs.device), -torch.inf)
+    return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
 
+
+def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
+    """Hypotheses that end leave the beam for a list of their own."""
+    beam_size, n = sums.shape[1], search.length + 1
+    penalty = float(steps.penalty[n])
     # The 2K best continuations: as each hypothesis can end but once, K of them go on.
-    all_sums, flat = _sort((search.sums[..., None] + log_probs).flatten(1))
-    sums, flat = all_sums[:, : 2 * beam_size], flat[:, : 2 * beam_size]
-    candidates = _pick(search.tokens, flat // vocab_size)
-    candidates[:, :, n] = flat % vocab_size
+    all_sums, candidates = _best(search, sums, 2 * beam_size)
+    sums = all_sums[:, : 2 * beam_size]
     ends = (candidates[:, :, n] == eos_id) | (n == len(steps.kind) - 1)
 
     enters = ends & may_finish(torch.arange(2 * beam_size, device=ends.device), beam_size) & ~search.done[:, None]
@@ -77,10 +79,51 @@ def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos
         _margin(pool, penalties, 0, beam_size + 1),
         _margin(torch.stack([scores[:, -1], best_live], dim=1), ending, 0, 2),
     ]
-    closest = torch.stack([search.margins, *decisions]).amin(0)
-    margins = torch.where(search.done, search.margins, closest)
-    tokens = _pick(candidates, live[:, :beam_size])
+    tokens, margins = _pick(candidates, live[:, :beam_size]), _closest(search, decisions)
     return Search(n, tokens, live_sums, finished, scores, penalties[:, :beam_size], done, margins)
+
+
+def _stay(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
+    """Hypotheses that end keep their place in the beam and grow on; done when all K have ended."""
+    beam_size, n, longest = sums.shape[1], search.length + 1, len(steps.kind) - 1
+    all_sums, candidates = _best(search, sums, beam_size)
+    sums = all_sums[:, :beam_size]
+    ends = candidates[:, :, 1 : n + 1] == eos_id
+    all_ended = (ends.any(-1) | (sums == -torch.inf)).all(1)
+    lengths = torch.where(all_ended[:, None], ends.int().argmax(-1) + 1, n)
+    penalties = torch.from_numpy(steps.penalty).to(sums)[lengths]
+    scores, best = _sort(sums / penalties)
+    penalties = penalties.gather(1, best)
+    closes = (all_ended | torch.tensor(n == longest, device=ends.device)) & ~search.done
+    finished = torch.where(closes[:, None, None], _pick(candidates, best), search.finished)
+
+    # Two sorted neighbours: in the beam or not, and at the end to be given back before or after.
+    last = torch.where(closes, _margin(scores, penalties, 0, beam_size), torch.inf)
+    decisions = [_margin(all_sums, torch.ones_like(all_sums), beam_size - 1, beam_size + 1), last]
+    scores, penalties = (
+        torch.where(closes[:, None], *pair) for pair in ((scores, search.scores), (penalties, search.penalties))
+    )
+    margins, done = _closest(search, decisions), search.done | closes
+    return Search(n, candidates, sums, finished, scores, penalties, done, margins)
+
+
+# What hypotheses that ended do -> the search one token later, of the sums of all continuations
+ENDED = {"leave": _leave, "stay": _stay}
+
+
+def _best(search: Search, sums: Float[Tensor, "B K V"], number: int) -> tuple[Tensor, Int[Tensor, "B L _"]]:
+    """(sums of all continuations, descending; tokens of the best of them)."""
+    vocab_size = sums.shape[-1]
+    all_sums, flat = _sort(sums.flatten(1))
+    flat = flat[:, :number]
+    candidates = _pick(search.tokens, flat // vocab_size)
+    candidates[:, :, search.length + 1] = flat % vocab_size
+    return all_sums, candidates
+
+
+def _closest(search: Search, decisions: list[Float[Tensor, " B"]]) -> Float[Tensor, " B"]:
+    """The smallest margin so far, of sentences that are not done."""
+    return torch.where(search.done, search.margins, torch.stack([search.margins, *decisions]).amin(0))
 
 
 def may_finish(rank: Int[Tensor, " L"], beam_size: int) -> Bool[Tensor, " L"]:

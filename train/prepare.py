@@ -113,7 +113,7 @@ def prepare(
         fitted = with_tokenizers(run.model, tokenizers)
     else:
         for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
-            _check_fits(sizes, tokenizer, side)
+            check_fits(sizes, tokenizer, side)
         fitted = run.model.replace(**{name: getattr(sizes, name) for name in FROM_TOKENIZERS})
     run = replace(run, model=fitted)
     if fitted.decoder_start_id is None:
@@ -195,7 +195,7 @@ def with_tokenizers(model: TransformerConfig, tokenizers: Tokenizers) -> Transfo
     )
 
 
-def _check_fits(model: TransformerConfig, tokenizer: Tokenizer, side: str) -> None:
+def check_fits(model: TransformerConfig, tokenizer: Tokenizer, side: str) -> None:
     """Raises: DataError where the tokenizer does not go with weights that exist."""
     size = getattr(model, f"{side}_vocab_size")
     if tokenizer.vocab_size > size:

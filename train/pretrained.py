@@ -1,4 +1,4 @@
-"""Tokenizers that others trained: directories of `transformers`, bare tokenizer.json files, SentencePiece models."""
+"""Tokenizers that others trained: directories of `transformers`, tokenizer.json, SentencePiece models, word lists."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from ..configs.data import ROLES, TokenizerConfig
-from .corpus import DataError
+from ..configs.schema import TransformerConfig
+from .corpus import DataError, read_lines
 from .tokenization import FILE, SETTINGS, Tokenizer, read_fast
 
 _SPACE = "▁"
@@ -41,6 +42,44 @@ def load_tokenizer(path: str, config: TokenizerConfig) -> Tokenizer:
                 f"(its special tokens: {', '.join(special) or 'none'})"
             )
     return Tokenizer(fast, tokens).frame_sources(config)
+
+
+def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig) -> Tokenizer:
+    """A tokenizer for weights that exist, also a list of words (.txt): a token a line, in the order of ids.
+
+    Of a file, special tokens are those at the model's ids. What stands around sources, and in a list of words which
+    token is the unknown one, `config` says.
+
+    Raises:
+        DataError: there is no tokenizer, it is damaged or of an unknown kind, or not of this model.
+    """
+    place = Path(path)
+    if place.is_dir() or place.suffix in (".model", ".spm"):
+        return load_tokenizer(path, config)
+    if not place.is_file():
+        raise DataError(f"{place}: there is no such file")
+    fast = _from_words(place, config) if place.suffix == ".txt" else read_fast(place)
+    tokens = {"unk": getattr(fast.model, "unk_token", None) or config.unk_token}
+    for role, i in (("pad", model.pad_id), ("bos", model.bos_id), ("eos", model.eos_id)):
+        token = getattr(config, f"{role}_token") if i is None else fast.id_to_token(i)
+        if token is None:
+            raise DataError(f"{place}: has {fast.get_vocab_size():,} tokens, and none for the model's {role}_id={i}")
+        tokens[role] = token
+    fast.add_special_tokens([tokens[role] for role in ROLES])
+    return Tokenizer(fast, tokens).frame_sources(config)
+
+
+def _from_words(path: Path, config: TokenizerConfig) -> FastTokenizer:
+    words = list(read_lines(str(path)))
+    if len(set(words)) < len(words):
+        twice = next(word for i, word in enumerate(words) if word in words[:i])
+        raise DataError(f"{path}: must have each token once; {twice!r} is there again")
+    if config.unk_token not in words:
+        raise DataError(f"{path}: has no token {config.unk_token!r} for what it does not know")
+    fast = FastTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, config.unk_token))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    fast.normalizer = normalizers.Lowercase() if config.lowercase else None  # pyright: ignore
+    return fast
 
 
 def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:

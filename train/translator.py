@@ -57,7 +57,10 @@ class Translator:
         """Those of both sides. Raises: CheckpointError, DataError where there are none, or they cannot be read."""
         found = Tokenizers.of_files(self.checkpoint.files, TokenizerConfig(), self.name)
         if found is None:
-            raise CheckpointError(f"{self.name}: has no tokenizer that can be read; its model takes ids alone")
+            raise CheckpointError(
+                f"{self.name}: has no tokenizer that can be read; its model takes ids alone; `twinax convert` with "
+                "--tokenizer gives it one"
+            )
         return found
 
     @cached_property

@@ -2,9 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from twinax.configs import TransformerConfig
+from twinax.configs.data import TokenizerConfig
+from twinax.configs.published import TOKENIZER
 from twinax.configs.validation import ConfigError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.checkpoint import MOMENTS
@@ -25,6 +28,8 @@ from twinax.convert.rules import ConversionError
 from twinax.convert.single_file import Parts, has_suffix, read_parts
 from twinax.train import portable
 from twinax.train.checkpoints import is_run_or_checkpoint
+from twinax.train.prepare import Tokenizers, check_fits
+from twinax.train.pretrained import load_for_model
 
 from .usage import UsageError, check_folder
 
@@ -39,7 +44,9 @@ _SIZES = (
 )
 
 
-def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, config: str | None) -> int:
+def convert_checkpoint(
+    src: Path, dst: Path, layout: str, weights_only: bool, config: str | None, tokenizer: Sequence[str]
+) -> int:
     """Writes `dst`, reads it again and prints what came back. Exit status: 1 where a weight did not."""
     if layout not in LAYOUTS and not is_file_layout(layout):
         raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*FILE_LAYOUTS, *LAYOUTS))}")
@@ -47,6 +54,8 @@ def convert_checkpoint(src: Path, dst: Path, layout: str, weights_only: bool, co
     model, files = (None, {}) if config is None else _config(config)
     checkpoint = portable.read(src, model)
     checkpoint = replace(checkpoint, files=checkpoint.files or files)
+    if tokenizer:
+        checkpoint = replace(checkpoint, files=_tokenizer_files(checkpoint, tokenizer))
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
     portable.write(checkpoint, dst, layout)
@@ -166,6 +175,24 @@ def _config(path: str) -> tuple[TransformerConfig | str, Mapping[str, bytes]]:
         return TransformerConfig.from_dict(values.get("model", values)), {}  # a run's has the model's in it
     except (ConfigError, TypeError, AttributeError) as error:
         raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from None
+
+
+def _tokenizer_files(checkpoint: Checkpoint, paths: Sequence[str]) -> dict[str, bytes]:
+    """Those of one tokenizer for both sides, or of two, as a checkpoint holds them."""
+    config = checkpoint.config
+    if checkpoint.files:
+        raise UsageError(f"--tokenizer {paths[0]}: the checkpoint has {', '.join(checkpoint.files)}; leave it away")
+    if len(paths) > 2:
+        raise UsageError(f"--tokenizer {' '.join(paths)}: give one, or the source's and the target's")
+    system = next((name for name, theirs in PUBLISHED.items() if theirs.variant(name, config) is not None), None)
+    how = TOKENIZER[system] if system else TokenizerConfig()
+    found = Tokenizers.of([load_for_model(path, config, how) for path in paths])
+    for side, of_side in zip(("src", "tgt"), found, strict=True):
+        check_fits(config, of_side, side)
+    with TemporaryDirectory() as folder:
+        found.save(Path(folder))
+        files = [path for path in Path(folder).glob("*/*") if path.is_file()]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
 
 
 def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str, bool]:

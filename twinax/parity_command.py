@@ -16,6 +16,7 @@ from twinax.configs.decoding import DecodingConfig
 from twinax.configs.presets import PRESETS
 from twinax.convert.port import flax_specs
 from twinax.parity_tests.functions import Batch
+from twinax.parity_tests.published_oracle import find_oracle
 from twinax.parity_tests.report import as_document, show_ladder
 from twinax.parity_tests.sentences import draw_from
 from twinax.parity_tests.transformers_oracle import load_model, load_oracle
@@ -61,7 +62,7 @@ def prove(
     ladder = show_ladder(shlex.join(words), **arguments)
     document, equal = {"command": shlex.join(words), **as_document(ladder)}, ladder.ok
     if translations and first is not None and src is not None:
-        theirs = load_model(model, first.checkpoint) if "oracle" in arguments else None
+        theirs = load_model(model, first.checkpoint) if arguments.get("oracle_name") == "transformers" else None
         ids = enumerate(first.tokenizers.src.encode_sources(list(read_lines(src)), first.config.max_length), 1)
         sources = {line: tokens for line, tokens in ids if len(tokens) > first.tokenizers.src.added}
         same, document["translations"] = show_translations((second or first).flax, first.torch, sources, theirs=theirs)
@@ -83,9 +84,10 @@ def _other(translator: Translator, other: Translator) -> tuple[TransformerConfig
 
 
 def _oracle(model: str, translator: Translator) -> dict[str, Any]:
-    """`transformers` as a third, for a directory of its."""
+    """A third model: `transformers`' for a directory of its, or a published system's own module."""
     if translator.checkpoint.layout is None or not Path(model, "config.json").is_file():
-        return {}
+        found = find_oracle(translator.checkpoint)
+        return {} if found is None else {"oracle": found.function, "oracle_name": found.name}
     if find_spec("transformers") is None:
         print("twinax: transformers is not installed: the twins are compared with each other only", file=sys.stderr)
         return {}

@@ -1,12 +1,16 @@
-"""The five published systems as configs: what their code computes, how it trains, and what repairs both.
+"""The five published systems as configs: what their code computes, how it trains and decodes, and what repairs it.
 
 Vocabularies come from a corpus; where nothing is said they have 10,000 tokens, or the 30,000 that leftover allows.
 """
 
+from dataclasses import replace
 from typing import Any
 
+from ..data import TokenizerConfig
+from ..decoding import DecodingConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
+from ..validation import ConfigError
 from . import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
 
 _SYSTEMS = {
@@ -19,4 +23,23 @@ _SYSTEMS = {
 AS_PUBLISHED: dict[str, TransformerConfig] = {name: system.AS_PUBLISHED for name, system in _SYSTEMS.items()}
 REPAIRS: dict[str, dict[str, Any]] = {name: system.REPAIRS for name, system in _SYSTEMS.items()}
 TRAINING: dict[str, TrainingConfig] = {name: system.TRAINING for name, system in _SYSTEMS.items()}
+TOKENIZER: dict[str, TokenizerConfig] = {name: system.TOKENIZER for name, system in _SYSTEMS.items()}
 TRAINING_REPAIRS: dict[str, dict[str, Any]] = {name: system.TRAINING_REPAIRS for name, system in _SYSTEMS.items()}
+
+
+def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:
+    """(a system's model as its own decoding computes it, that decoding).
+
+    It hides no padding that it chose itself; jadore801120's leaves the scale of its logits out, unless repaired.
+
+    Raises:
+        ConfigError: there is no such system, it has published no decoding, or no such model.
+    """
+    system = _SYSTEMS.get(name)
+    how = system and system.DECODING
+    if system is None or how is None:
+        known = ", ".join(known for known, other in _SYSTEMS.items() if other.DECODING is not None)
+        raise ConfigError(f"published={name!r}: has no decoding of its own; choose one of {known}")
+    changed = model.replace(**system.DECODED_AS | (system.DECODED_WRONGLY if as_published else {}))
+    longest = min(how.max_length or model.max_length, model.max_length)
+    return changed, replace(how, max_length=longest)

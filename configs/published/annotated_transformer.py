@@ -6,6 +6,8 @@ is none of the config, which has a rate for each site.
 
 from typing import Any
 
+from ..data import TokenizerConfig
+from ..decoding import DecodingConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -42,3 +44,19 @@ TRAINING = TrainingConfig(
 )
 
 TRAINING_REPAIRS: dict[str, Any] = {"schedule": "noam", "first_update": 1, "reduction": "tokens"}
+
+# Its words are spaCy's.
+TOKENIZER = TokenizerConfig(
+    kind="word",
+    joint=False,
+    special_order=("bos", "eos", "pad", "unk"),
+    pad_token="<blank>",
+    min_frequency=2,
+    source_bos=True,
+)
+
+DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
+DECODED_WRONGLY: dict[str, Any] = {}
+
+# There it goes on past the end, to a fixed length.
+DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)

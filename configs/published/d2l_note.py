@@ -5,6 +5,8 @@ Sizes, dropout and ids, which it leaves out, are the book's.
 
 from typing import Any
 
+from ..data import TokenizerConfig
+from ..decoding import DecodingConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -47,3 +49,18 @@ TRAINING = TrainingConfig(
 )
 
 TRAINING_REPAIRS: dict[str, Any] = {}
+
+# Open there; the book's.
+TOKENIZER = TokenizerConfig(
+    kind="word",
+    joint=False,
+    special_order=("unk", "pad", "bos", "eos"),
+    bos_token="<bos>",
+    eos_token="<eos>",
+)
+
+DECODED_AS: dict[str, Any] = {}
+DECODED_WRONGLY: dict[str, Any] = {}
+
+# Open there; the book's loop. As published its first step raises.
+DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)

@@ -5,6 +5,8 @@ That its dropout of attention weights does not follow its setting is none of the
 
 from typing import Any
 
+from ..data import TokenizerConfig
+from ..decoding import DecodingConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -48,3 +50,27 @@ TRAINING = TrainingConfig(
 )
 
 TRAINING_REPAIRS: dict[str, Any] = {}
+
+# Its words are spaCy's.
+TOKENIZER = TokenizerConfig(
+    kind="word",
+    joint=False,
+    special_order=("unk", "pad", "bos", "eos"),
+    pad_token="<blank>",
+    min_frequency=3,
+    lowercase=True,
+    source_bos=True,
+)
+
+DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
+DECODED_WRONGLY: dict[str, Any] = {"logit_scale": "none"}
+
+DECODING: DecodingConfig | None = DecodingConfig(
+    beam_size=5,
+    length_penalty="power_with_start",
+    length_exponent=0.7,
+    max_length=99,
+    force_end=False,
+    allow_padding=True,
+    ended="stay",
+)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ..data import TokenizerConfig
+from ..decoding import DecodingConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -48,3 +50,23 @@ TRAINING = TrainingConfig(
 )
 
 TRAINING_REPAIRS: dict[str, Any] = {}  # that a resumed training begins another cosine is its loop's mistake
+
+TOKENIZER = TokenizerConfig(
+    kind="word",
+    joint=False,
+    special_order=("unk", "pad", "bos", "eos"),
+    unk_token="[UNK]",
+    pad_token="[PAD]",
+    bos_token="[SOS]",
+    eos_token="[EOS]",
+    min_frequency=2,
+    vocab_size=30_000,
+    split="punctuation",
+    source_bos=True,
+)
+
+DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
+DECODED_WRONGLY: dict[str, Any] = {}
+
+# As published it raises at its second step; so does this, before the first.
+DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ..data import TokenizerConfig
+from ..decoding import DecodingConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -45,3 +47,18 @@ TRAINING = TrainingConfig(
 )
 
 TRAINING_REPAIRS: dict[str, Any] = {"schedule": "constant", "step_updates": None}
+
+# Its words are spaCy's.
+TOKENIZER = TokenizerConfig(
+    kind="word",
+    joint=False,
+    special_order=("unk", "pad", "bos", "eos"),
+    bos_token="<bos>",
+    eos_token="<eos>",
+    source_bos=True,
+)
+
+DECODED_AS: dict[str, Any] = {}
+DECODED_WRONGLY: dict[str, Any] = {}
+
+DECODING: DecodingConfig | None = None  # none was published

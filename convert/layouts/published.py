@@ -78,18 +78,24 @@ class PublishedLayout:
 
     def _check(self, name: str, config: TransformerConfig) -> None:
         """Raises: ConversionError, every field in which neither variant of the system is like the config."""
-        free = {field: getattr(config, field) for field in (*_FREE, *self.free)}
-        likest: list[str] | None = None
-        for as_published in (True, False):
-            like = canonical(TransformerConfig.published(name, as_published=as_published, **free))
-            problems = [
-                f"{f.name}={getattr(canonical(config), f.name)!r}: there it is {getattr(like, f.name)!r}"
-                for f in fields(config)
-                if getattr(canonical(config), f.name) != getattr(like, f.name)
-            ]
-            likest = problems if likest is None or len(problems) < len(likest) else likest
+        likest = min((self._problems(name, config, as_published) for as_published in (True, False)), key=len)
         if likest:
             raise ConversionError(f"{name} has no such model:\n  " + "\n  ".join(likest))
+
+    def variant(self, name: str, config: TransformerConfig) -> bool | None:
+        """Whether the config is the system's as published; False: as repaired, None: neither."""
+        found = (v for v in (True, False) if not self._problems(name, config, v))
+        return next(found, None)
+
+    def _problems(self, name: str, config: TransformerConfig, as_published: bool) -> list[str]:
+        """Every field in which a variant of the system is not like the config."""
+        free = {field: getattr(config, field) for field in (*_FREE, *self.free)}
+        like, ours = canonical(TransformerConfig.published(name, as_published=as_published, **free)), canonical(config)
+        return [
+            f"{f.name}={getattr(ours, f.name)!r}: there it is {getattr(like, f.name)!r}"
+            for f in fields(config)
+            if getattr(ours, f.name) != getattr(like, f.name)
+        ]
 
     def split(self, arrays: Named) -> tuple[Arrays, Arrays]:
         """(arrays that count, arrays that no computation reads)."""

@@ -211,3 +211,16 @@ def make_masks(
     """Masks of source and target, True = keep."""
     causal = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).tril()
     return (src != pad)[:, None, :], (tgt != pad)[:, None, :] & causal
+
+
+@torch.no_grad()
+def greedy_decode(
+    model: Transformer, src: Int[Tensor, "B S"], src_mask: Bool[Tensor, "B 1 S"], max_len: int, start: int
+) -> Int[Tensor, "B max_len"]:
+    """The likeliest token at each step; goes on past the end."""
+    memory, tgt = model.encode(src, src_mask), torch.full((len(src), 1), start)
+    for length in range(1, max_len):
+        causal = torch.ones(1, length, length, dtype=torch.bool).tril()
+        log_probs = model.generator(model.decode(memory, src_mask, tgt, causal)[:, -1])
+        tgt = torch.cat([tgt, log_probs.argmax(-1)[:, None]], dim=1)
+    return tgt

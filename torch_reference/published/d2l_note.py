@@ -185,3 +185,25 @@ class Transformer(nn.Module):
         self, src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"], mask: Bool[Tensor, "B 1 S"]
     ) -> tuple[Float[Tensor, "B _ V"], State]:
         return self.decoder(tgt, self.decoder.init_state(self.encoder(src, mask), mask))
+
+
+@torch.no_grad()
+def predict(
+    model: Transformer, src: Int[Tensor, "1 S"], mask: Bool[Tensor, "1 1 S"], bos: int, eos: int, num_steps: int
+) -> list[int]:
+    """The likeliest token at each step, one at a time through the cache of layer inputs; without start and end.
+
+    The loop, which the note leaves out, is the book's.
+
+    Raises:
+        RuntimeError: as published, where one token has become a whole table of rows.
+    """
+    state = model.decoder.init_state(model.encoder(src, mask), mask)
+    tokens, token = [], torch.tensor([[bos]])
+    for _ in range(num_steps):
+        logits, state = model.decoder(token, state)
+        token = logits.argmax(-1)
+        if token.squeeze(0).item() == eos:
+            break
+        tokens.append(int(token))
+    return tokens

@@ -1,8 +1,8 @@
 """jadore801120: the model of attention-is-all-you-need-pytorch; written anew from what its code computes.
 
 As published, dropout of attention weights stays 0.1 whatever the setting, a LayerNorm follows the positions, the
-padding row of an embedding is not zero, only 200 positions exist, and untied embeddings are not scaled;
-`as_published=False` has all of it repaired.
+padding row of an embedding is not zero, only 200 positions exist, untied embeddings are not scaled, and the beam search
+leaves the scale of the logits out; `as_published=False` has all of it repaired.
 
 Letters: B batch, S source length, T target length, L either, N heads, D d_model, V vocabulary.
 """
@@ -195,7 +195,7 @@ class Transformer(nn.Module):
         **sizes: int | float,
     ):
         super().__init__()
-        self.src_pad_idx, self.trg_pad_idx = src_pad_idx, trg_pad_idx
+        self.src_pad_idx, self.trg_pad_idx, self.as_published = src_pad_idx, trg_pad_idx, as_published
         tied = trg_emb_prj_weight_sharing
         scaled = scale_emb_or_prj == "emb" if tied else not as_published
         given = Sizes(scaled=scaled, as_published=as_published, **sizes)  # pyright: ignore[reportArgumentType]
@@ -220,3 +220,48 @@ class Transformer(nn.Module):
         memory = self.encoder(src_seq, src_keep)
         x = self.decoder(trg_seq, causal & (trg_seq != self.trg_pad_idx)[:, None, :], memory, src_keep)
         return (self.trg_word_prj(x) * self.logit_scale).flatten(0, 1)
+
+
+@torch.no_grad()
+def translate_sentence(
+    model: Transformer,
+    src_seq: Int[Tensor, "1 S"],
+    trg_bos_idx: int,
+    trg_eos_idx: int,
+    *,
+    beam_size: int = 5,
+    max_seq_len: int = 100,
+    alpha: float = 0.7,
+) -> list[int]:
+    """The translation of one sentence, from its start to its end.
+
+    Hypotheses that ended keep their places and grow on; when all have ended, the best sum over length^alpha wins, the
+    length counting the start. Where they never all end, the first of the beam is the answer.
+    """
+    src_keep = (src_seq != model.src_pad_idx)[:, None, :]
+    memory, src_keep = (side.expand(beam_size, -1, -1) for side in (model.encoder(src_seq, src_keep), src_keep))
+    scale = 1.0 if model.as_published else model.logit_scale
+
+    def next_best(sequences: Int[Tensor, "B T"]) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
+        number, length = sequences.shape
+        causal = torch.ones(number, length, length, dtype=torch.bool).tril()
+        x = model.decoder(sequences, causal, memory[:number], src_keep[:number])
+        best = (model.trg_word_prj(x[:, -1]) * scale).softmax(-1).topk(beam_size)
+        return best.values.log(), best.indices
+
+    sequences = torch.full((beam_size, max_seq_len), model.trg_pad_idx)
+    sequences[:, 0] = trg_bos_idx
+    first_scores, first = next_best(sequences[:1, :1])
+    scores, sequences[:, 1] = first_scores[0], first[0]
+    answer, lengths = 0, torch.full((beam_size,), max_seq_len)
+    for step in range(2, max_seq_len):
+        more, tokens = next_best(sequences[:, :step])
+        scores, chosen = (more + scores[:, None]).flatten().topk(beam_size)
+        sequences[:, :step] = sequences[chosen // beam_size, :step]
+        sequences[:, step] = tokens.flatten()[chosen]
+        ends = sequences == trg_eos_idx
+        lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, max_seq_len)
+        if ends.any(1).all():
+            answer = int((scores / lengths**alpha).argmax())
+            break
+    return sequences[answer, : lengths[answer]].tolist()

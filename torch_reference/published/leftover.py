@@ -4,6 +4,8 @@ As published, masks hide nothing, the head ends in a softmax, and cross-attentio
 `as_published=False` has all of it repaired, hides no query rows, and has no dead layer. What no source gives, and is
 chosen here: the outer class, and the dead layer's shape.
 
+There a mask of S rows makes S of one target token, which is why some lengths are `_`.
+
 Letters: B batch, S source length, T target length, L either, N heads, D d_model, V vocabulary.
 """
 
@@ -64,8 +66,8 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], memory: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 #T S"]
-    ) -> Float[Tensor, "B T D"]:
+        self, x: Float[Tensor, "B T D"], memory: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 _ _"]
+    ) -> Float[Tensor, "B _ D"]:
         q, k, v = (
             projection(side).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for projection, side in ((self.w_q, x), (self.w_k, memory), (self.w_v, memory))
@@ -120,9 +122,9 @@ class DecoderBlock(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         memory: Float[Tensor, "B S D"],
-        memory_mask: Bool[Tensor, "B 1 #T S"],
-        mask: Bool[Tensor, "B 1 T T"],
-    ) -> Float[Tensor, "B T D"]:
+        memory_mask: Bool[Tensor, "B 1 _ S"],
+        mask: Bool[Tensor, "B 1 _ _"],
+    ) -> Float[Tensor, "B _ D"]:
         x = self.layer_norm1(x + self.dropout(self.multi_head_attention1(x, x, mask)))
         x = self.layer_norm2(x + self.dropout(self.cross_attention(x, memory, memory_mask)))
         return self.layer_norm3(x + self.dropout(self.ffn(x)))
@@ -162,9 +164,9 @@ class Decoder(nn.Module):
         self,
         tokens: Int[Tensor, "B T"],
         memory: Float[Tensor, "B S D"],
-        memory_mask: Bool[Tensor, "B 1 #T S"],
-        mask: Bool[Tensor, "B 1 T T"],
-    ) -> Float[Tensor, "B T D"]:
+        memory_mask: Bool[Tensor, "B 1 _ S"],
+        mask: Bool[Tensor, "B 1 _ _"],
+    ) -> Float[Tensor, "B _ D"]:
         x = self.pos_embedding(self.input_embedding(tokens))
         for block in self.decoder_layers:
             x = block(x, memory, memory_mask, mask)
@@ -179,7 +181,7 @@ class Projection(nn.Module):
         self.proj = nn.Linear(d_model, vocab_size)
         self.as_published = as_published
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         return self.proj(x).softmax(-1) if self.as_published else self.proj(x)
 
 
@@ -235,3 +237,23 @@ def make_masks(
     if as_published:
         return src_mask & src_keep[:, None, :, None], tgt_mask & tgt_keep[:, None, :, None]
     return src_mask, tgt_mask
+
+
+@torch.no_grad()
+def greedy_decode(model: Transformer, src: Int[Tensor, "1 S"], pad: int, sos: int, eos: int, max_len: int) -> list[int]:
+    """The likeliest token at each step, from the start to the end or `max_len` tokens.
+
+    As published cross-attention gets the encoder's square mask, which fits one target token by broadcasting and no two.
+
+    Raises:
+        RuntimeError: as published, at the second step, unless the source has two tokens.
+    """
+    src_mask, _ = make_masks(src, src, pad, model.projection.as_published)
+    memory, tgt = model.encoder(src, src_mask), torch.tensor([[sos]])
+    while tgt.shape[1] < max_len:
+        causal = torch.ones(1, 1, tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril()
+        token = model.projection(model.decoder(tgt, memory, src_mask, causal)[:, -1]).argmax(-1)
+        tgt = torch.cat([tgt, token[:, None]], dim=1)
+        if token.item() == eos:
+            break
+    return tgt[0].tolist()

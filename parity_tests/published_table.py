@@ -1,0 +1,92 @@
+"""The published systems against the twins, all ten variants, as a table: `make published`."""
+
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import jax
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from .. import convert
+from .ladder import CRITERIA, rung_of
+from .published import SYSTEMS, compare_published, random_model, variant_of
+from .published_decoding import search
+from .published_training import UPDATES, train
+from .report import marks, write_table
+
+HEADER = (
+    "system",
+    "activations and logits",
+    "gradients",
+    "weights, in and out",
+    f"{UPDATES} updates: losses, parameters",
+    "decoding",
+)
+
+
+def main(page: Path) -> int:
+    """Measures, prints the table, writes it into the page. Returns 0 where all is equal."""
+    marks(page, "published")
+    rows, equal = [], True
+    variants = list(product(SYSTEMS, (True, False)))
+    with tempfile.TemporaryDirectory() as folder, jax.enable_x64(True):
+        for name, as_published in track(variants, "variants", console=Console(stderr=True), transient=True):
+            cells = (
+                _compared(name, as_published),
+                _round_trip(name, as_published, Path(folder)),
+                _trained(name, as_published),
+                _decoded(name, as_published),
+            )
+            equal &= all(ok for _, ok in cells)
+            variant = "as published" if as_published else "repaired"
+            texts = [text if ok else f"DIFFERENT: {text}" for text, ok in cells]
+            rows.append((f"`{name}`, {variant}", *texts[0].split("; "), *texts[1:]))
+    write_table(page, "published", HEADER, rows)
+    return 0 if equal else 1
+
+
+def _compared(name: str, as_published: bool) -> tuple[str, bool]:
+    reports = compare_published(name, as_published).values()
+    findings = [finding for report in reports for finding in report.findings]
+    bound = next(criterion.bound for criterion in CRITERIA if criterion.rung == "gradients")
+    gradients = [bound * f.error / f.tolerance for f in findings if rung_of(f.path) == "gradients"]  # of the largest
+    others = [finding.error for finding in findings if rung_of(finding.path) != "gradients"]
+    return f"{max(others):.0e}; {max(gradients):.0e}", all(report.ok for report in reports)
+
+
+def _round_trip(name: str, as_published: bool, folder: Path) -> tuple[str, bool]:
+    """Through our own file, in float32, as people have them."""
+    state, variant = random_model(name, as_published).float().state_dict(), variant_of(name, as_published)
+    paths = [folder / f"{name}-{as_published}-{part}" for part in ("theirs.pt", "ours.safetensors", "back.pt")]
+    torch.save(state, paths[0])
+    convert.save(convert.load(paths[0], variant), paths[1])
+    checkpoint = convert.load(paths[1])
+    convert.save(checkpoint, paths[2], layout=name)
+    back = torch.load(paths[2], weights_only=True)["model"]
+    same = back.keys() == state.keys() and all(torch.equal(back[key], tensor) for key, tensor in state.items())
+    unused = f", {len(checkpoint.unused)} of them for nothing" if checkpoint.unused else ""
+    return f"{len(state)} tensors{unused}: equal to the bit", same
+
+
+def _trained(name: str, as_published: bool) -> tuple[str, bool]:
+    found = train(name, as_published)
+    return f"{found.loss:.0e}, {found.parameters:.0e}", found.ok
+
+
+def _decoded(name: str, as_published: bool) -> tuple[str, bool]:
+    found = search(name, as_published)
+    of = f"{found.equal} of {len(found.lengths)}" + (f", {found.ties} tied" if found.ties else "")
+    if found.published == "ran":
+        return f"{of}, all three", found.ok
+    if found.refused:
+        return "raises there; refused here", found.ok
+    return f"{'none published' if found.published == 'none' else 'raises there'}; the twins {of}", found.ok
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m twinax.parity_tests.published_table PAGE")
+    sys.exit(main(Path(sys.argv[1])))

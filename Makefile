@@ -30,7 +30,7 @@ trajectories: install
 decoding-matrix: install
 	$(BIN)/python -m twinax.parity_tests.decoding docs/decoding.md
 
-# The five published systems against the twins, all variants; writes the table into the page. About eight minutes.
+# The five published systems against the twins, all variants; writes the table into the page. A quarter of an hour.
 published: install
 	$(BIN)/python -m twinax.parity_tests.published_table docs/published_systems.md
 

@@ -132,12 +132,13 @@ def test_what_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_fifty_updates_as_published(name):
-    """With dropout on, by each system's own rule; lucky_glass' optimiser skips 61 of 98 tensors, for one."""
+    """With dropout on, by each system's own rule; lucky_glass' optimiser skips what gets no gradient, for one."""
     found = published_training.train(name, as_published=True)
     assert len(found.losses) == 50
     assert found.loss <= published_training.LOSS_BOUND
     assert found.parameters <= published_training.PARAMETER_BOUND
-    assert found.unmoved == {"lucky_glass": 61, "leftover": 2}.get(name, 0)  # leftover has a dead layer
+    # lucky_glass: the encoder's layer, its embedding and the cross-attention; leftover: a dead layer.
+    assert found.unmoved == {"lucky_glass": 17 + 1 + 13, "leftover": 2}.get(name, 0)
     assert found.losses[-1, 0] < found.losses[0, 0]
 
 

@@ -43,7 +43,11 @@ def write_page(
     curves = {name: validations(read_metrics(out / name)) for name in scores}
     graph, ladder, attention = (PAGE.with_name(name) for name in PICTURES)
     plot(curves, graph)
-    draw_text(run.with_suffix(".parity.txt").read_text(), ladder)
+    printed = run.with_suffix(".parity.txt").read_text()
+    command = (
+        f"twinax parity {run} --src test.{src.name.split('.')[1]} --tgt test.{tgt.name.split('.')[1]} --translations"
+    )
+    draw_text(f"{command}\n{printed[printed.index('┏') :]}", ladder)  # without the folder of this machine
     draw(run, sides[0][0], sides[1][0], attention)
     shown_as = [f"{said}:\n\n![{said}]({name})" for name, said in PICTURES.items()]
     write_between(PAGE, "multi30k-pictures", "\n\n".join(shown_as))
@@ -91,6 +95,7 @@ def plot(curves: Mapping[str, Mapping[int, Mapping[str, Any]]], path: Path) -> N
             axes.plot(list(found), [v[metric] for v in found.values()], style, color=color, linewidth=1, label=label)
         axes.set(xlabel="updates", ylabel="loss in nats a token" if metric == "loss" else "BLEU, greedy, 200 sentences")
         axes.grid(alpha=0.3)
+        axes.locator_params(axis="x", nbins=5)
     lowest = min(v["loss"] for found in curves.values() for v in found.values())
     figure.axes[0].set_ylim(0.9 * lowest, 3 * lowest)  # the beginning is far above
     figure.axes[1].legend(fontsize=8)

@@ -3,8 +3,9 @@
     twinax train multi30k_de_en
 
 Offline, with the corpus's files: `twinax train multi30k_de_en --src train.de --tgt train.en --valid-src val.de
---valid-tgt val.en`. Sizes are those of "Good for Misconceived Reasons" (Wu et al. 2021): 4+4 layers of width 128. Time
-and score were not measured yet.
+--valid-tgt val.en`. Sizes are those of "Good for Misconceived Reasons" (Wu et al. 2021): 4+4 layers of width 128.
+BLEU 41.5 without case on test_2016 (13a, beam 5); 86 minutes on one core of an AMD EPYC, beside other work:
+docs/results.md.
 """
 
 from .data import BatchConfig, CorpusConfig, TokenizerConfig

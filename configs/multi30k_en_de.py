@@ -2,8 +2,9 @@
 
     twinax train multi30k_en_de
 
-The settings of multi30k_de_en, in the other direction and for longer: German is the harder side. Offline as there. Time
-and score were not measured yet.
+The settings of multi30k_de_en, in the other direction and for longer: German is the harder side. Offline as there.
+BLEU 39.5, 39.4 and 39.3 without case on test_2016 (13a, beam 5) with three seeds; 98 minutes for the first on one core
+of an AMD EPYC, beside other work: docs/results.md.
 """
 
 from dataclasses import replace

@@ -14,7 +14,7 @@ from ..torch_reference.published import annotated_transformer, d2l_note, jadore8
 from .decoding import ROUNDING
 from .published import PAD, SIZE, call, checkpoint_of, random_model
 
-BOS, EOS, LONGEST, SENTENCES = 2, 3, 12, 40
+BOS, EOS, LONGEST, SENTENCES = 2, 3, 8, 40
 _SPREAD = {"jadore801120": 0.0}  # all of a beam end only where tokens are not far apart
 _HEADS = {
     "lucky_glass": "linear.bias",

@@ -7,24 +7,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..train.progress import counted
 from .ladder import POOLED, RATIO_BOUND, Ladder, climb
 
 
 def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> Ladder:
     """Climbs the ladder, `climb(*args, **kwargs)`, with a progress bar, and prints it."""
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        ladder = climb(
-            *args,
-            progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
-            reproduce=title,
-            **kwargs,
-        )
+    with counted() as progress:
+        ladder = climb(*args, progress=progress, reproduce=title, **kwargs)
     console.print(_table(title, ladder, oracle_name))
     console.print(_caption(ladder, oracle_name), style="dim")
     for name, report in {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}.items():

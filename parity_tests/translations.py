@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig
+from ..train.progress import counted
 from .decoding import ROUNDING, compare_decoded, transformers_generate
 
 BEAM_SIZES = (1, 5)
@@ -63,7 +63,7 @@ def compare_translations(
             total.different |= {lines[i]: margin for i, margin in agreement.different.items() if i < len(lines)}
             total.tokens += int(expected.lengths[: len(lines), 0].sum())
             total.score_error = max(total.score_error, agreement.score_error)
-        progress(len(lines))
+        progress(start + len(lines))
     return found
 
 
@@ -81,15 +81,16 @@ def show_translations(
         table.add_column(f"{name} = PyTorch", justify="right")
     table.add_column("tokens", justify="right")
     table.add_column("sums, Flax to PyTorch", justify="right")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with counted() as progress:
         for beam_size in BEAM_SIZES:
-            task = bar.add_task(f"translations, beam {beam_size}", total=len(sources))
-
-            def advance(done: int, task: TaskID = task) -> None:
-                bar.advance(task, done)
-
-            found = compare_translations(flax, pytorch, sources, beam_size, theirs, advance)
+            found = compare_translations(
+                flax,
+                pytorch,
+                sources,
+                beam_size,
+                theirs,
+                lambda done, beam_size=beam_size: progress(f"translations, beam {beam_size}", done, len(sources)),
+            )
             cells = [f"{found[name].equal:,} of {len(sources):,}" for name in names]
             ours = found["Flax"]
             table.add_row(str(beam_size), *cells, f"{ours.tokens:,}", f"{ours.score_error:.1e}")

@@ -28,6 +28,7 @@ def test_every_pair_once_in_a_batch_that_holds_it(lengths, tokens, number, epoch
     assert len(set(buckets)) == len(buckets)
     plan = plan_epoch(lengths, buckets, 5, epoch)
     assert sorted(np.concatenate(plan.batches)) == list(range(len(lengths)))
+    assert {*plan.buckets} == {*range(len(buckets))}  # none is counted and never met
     for rows, i in zip(plan.batches, plan.buckets, strict=True):
         src, tgt, most = buckets[i]
         assert 1 <= len(rows) <= most

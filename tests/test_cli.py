@@ -174,6 +174,9 @@ def test_data_prints_the_corpus(command, corpus):
     assert table["vocabulary, source and target"][0] == "18, 18"
     assert [name for name in table if name.endswith(" shapes")]
     assert f"dropped 0 with an empty side and {long[0]} longer than 5 source or 5 target tokens" in err
+    assert "tokens a word: 1.00 in sources, 1.00 in targets" in err
+    share = round(100 * int(long[0]) / 54)
+    assert f"attention: {share}% of the pairs of train are dropped" in err
     assert Path("lengths.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in Path().iterdir()) == ["a.de", "a.en", "lengths.png"]
 

@@ -104,6 +104,49 @@ def test_translate_a_file(command, files):
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
+class Terminal(io.StringIO):
+    """Where a person looks."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_bar_on_the_terminal_takes_nothing_from_the_output(command, monkeypatch, files):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    code, out, _ = command("translate", MODEL, "src")
+    assert (code, out) == (0, "".join(text + "\n" for text in LARGE))
+
+
+def test_long_files_come_window_by_window_and_the_log_says_how_far(command, monkeypatch, files):
+    monkeypatch.setattr("twinax.text_commands._WINDOW", 2)
+    monkeypatch.setattr("twinax.train.progress._QUIET", -1.0)
+    Path("src").write_text("\n\n" + Path("src").read_text())
+    code, out, err = command("translate", MODEL, "src", "--attention", "a.png")
+    assert (code, out) == (0, "\n\n" + "".join(text + "\n" for text in LARGE))
+    assert [line for line in err.splitlines() if line.startswith("lines")][-1] == "lines: 9 of 9"
+    assert "twinax: line 7: has more than 8 tokens" in err
+    assert Path("a.png").is_file()
+    Path("src").write_text("\n\n \n")
+    assert command("translate", MODEL, "src", "--attention", "b.png")[0] == 2
+
+
+def test_whoever_reads_the_output_has_enough(command, monkeypatch, files):
+    def closed(*args, **kwargs):
+        raise BrokenPipeError
+
+    with (files / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr("builtins.print", closed)
+        assert command("translate", MODEL, "src")[0] == 141  # neither "equal" nor "different"
+
+
+def test_the_longest_translation(command, files):
+    code, out, _ = command("translate", MODEL, "src", "--max-length", "3")
+    assert (code, out.splitlines()[2]) == (0, "H E")
+    code, _, err = command("translate", MODEL, "src", "--max-length", "9")
+    assert (code, "max_length=9" in err) == (2, True)
+
+
 def test_translate_standard_input_with_scores(command, monkeypatch, files):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a b\n\nf b")))
     code, out, _ = command("translate", MODEL, "--n-best", "2", "--scores", "--beam-size", "2")

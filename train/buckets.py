@@ -40,6 +40,8 @@ def choose_buckets(lengths: np.ndarray, tokens: int, number: int = 16) -> list[B
     chosen = _improve(chosen, lambda shapes: _tokens_of_pairs(shapes, pairs, counts))
     if every == 1:
         chosen = _improve(chosen, lambda shapes: _tokens_of_epoch(shapes, pairs, counts, tokens))
+        while not (used := _batches(chosen, pairs, counts, tokens) > 0).all():  # pairs of a few go on in another
+            chosen = chosen[used]
     return [Bucket(int(s), int(t), _sentences(s, t, tokens)) for s, t in np.unique(chosen, axis=0)]
 
 
@@ -69,16 +71,26 @@ def _tokens_of_pairs(shapes: np.ndarray, pairs: np.ndarray, counts: np.ndarray) 
 
 def _tokens_of_epoch(shapes: np.ndarray, pairs: np.ndarray, counts: np.ndarray, tokens: int) -> int:
     """Tokens of both sides of all batches, padding and empty rows too, as `plan_epoch` fills them."""
+    sizes = np.array([_sentences(s, t, tokens) for s, t in shapes])
+    return int((_batches(shapes, pairs, counts, tokens) * sizes * shapes.sum(1)).sum())
+
+
+def _batches(shapes: np.ndarray, pairs: np.ndarray, counts: np.ndarray, tokens: int) -> np.ndarray:
+    """(K,) batches of each shape in an epoch."""
     waiting = np.bincount(_own_shape(shapes, pairs), counts, len(shapes)).astype(int)
-    total = 0
+    return _filled(shapes, waiting, [_sentences(s, t, tokens) for s, t in shapes])
+
+
+def _filled(shapes: np.ndarray, own: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """(K,) batches of each shape, as `plan_epoch` fills them with the pairs (K,) that are each one's own."""
+    waiting, batches = own.copy(), np.zeros(len(shapes), int)
     for i, nearest in _smallest_first(shapes):
-        size = _sentences(shapes[i, 0], shapes[i, 1], tokens)
-        full, rest = divmod(waiting[i], size)
+        full, rest = divmod(int(waiting[i]), sizes[i])
         if rest and nearest is not None:
             waiting[nearest] += rest
             rest = 0
-        total += (full + (rest > 0)) * size * shapes[i].sum()
-    return int(total)
+        batches[i] = full + (rest > 0)
+    return batches
 
 
 def _own_shape(shapes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -104,15 +116,8 @@ def _smallest_first(shapes: np.ndarray) -> Iterator[tuple[int, int | None]]:
 def count_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> int:
     """Number of batches of every epoch: `plan_epoch` makes as many."""
     shapes = np.array([bucket[:2] for bucket in buckets])
-    waiting = np.bincount(_own_shape(shapes, np.asarray(lengths)), minlength=len(shapes))
-    total = 0
-    for i, nearest in _smallest_first(shapes):
-        full, rest = divmod(int(waiting[i]), buckets[i].sentences)
-        if rest and nearest is not None:
-            waiting[nearest] += rest
-            rest = 0
-        total += full + (rest > 0)
-    return total
+    own = np.bincount(_own_shape(shapes, np.asarray(lengths)), minlength=len(shapes))
+    return int(_filled(shapes, own, [bucket.sentences for bucket in buckets]).sum())
 
 
 class Plan(NamedTuple):

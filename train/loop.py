@@ -64,11 +64,15 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         # Not where there is a checkpoint: then the weights to start from may be gone.
-        initial = None if any((directory / CHECKPOINTS).glob("[0-9]*")) else read_initial(run)
+        begins = not any((directory / CHECKPOINTS).glob("[0-9]*"))
+        initial = read_initial(run) if begins else None
         prepared = prepare_in(directory, run, initial, say)
         say(describe_shapes(prepared.buckets))
-        if (most := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
-            say(f"the rate rises for {warmup:,} updates and the run has {most:,}: see --training.warmup-updates")
+        if begins and (most := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
+            say(
+                f"the rate rises for {warmup:,} updates, longer than the run: it never reaches what is asked for; "
+                f"with --training.warmup-updates {max(most // 10, 1)} it does"
+            )
         say(f"compiled programs are kept in {cache}" if cache else "compiled programs are not kept")
         return _Run(prepared, directory, initial, console).go()
 
@@ -108,7 +112,7 @@ class _Run:
             self.state = self.checkpoints.restore(self.state, self.update)
             self._check_position()
         self.log = MetricsLog(directory, self.update)
-        self.seen: set[tuple[int, ...]] = set()  # shapes that are compiled
+        self.ready: dict[tuple[int, ...], float] = {}  # seconds until each shape was compiled, or read
 
     def _first_state(self, initial: Initial | None) -> TrainState:
         if initial is None:
@@ -183,15 +187,15 @@ class _Run:
     def _step(self, padded: Padded) -> Metrics:
         batch = self._place(padded)
         shape = (*batch.src_tokens.shape, batch.tgt_tokens.shape[1])
-        began, is_new = time.monotonic(), shape not in self.seen
+        began, is_new = time.monotonic(), shape not in self.ready
         self.state, metrics = self.step(self.state, batch)
         self.update += 1
         if is_new:
-            self.seen.add(shape)
+            self.ready[shape] = time.monotonic() - began
             rows, src, tgt = shape
-            count = f"{len(self.seen)} of {len(self.prepared.buckets)}"
-            self.progress.say(f"compiled shape {count}, {rows}×({src}+{tgt}), in {time.monotonic() - began:.1f} s")
-            self.progress.pause()
+            done, shapes = len(self.ready), len(self.prepared.buckets)
+            self.progress.say(f"shape {done} of {shapes}, {rows}×({src}+{tgt}), ready in {self.ready[shape]:.1f} s")
+            self.progress.pause(compiling=(shapes - done) * sum(self.ready.values()) / done)
         return metrics
 
     def _place(self, padded: Padded) -> Batch:

@@ -29,6 +29,7 @@ FROM_TOKENIZERS = (
     *("decoder_start_id", "forced_bos_id", "forced_eos_id"),
 )
 _HELD_OUT = 1000  # pairs at most, where nothing is said
+_MANY = 0.05  # share of pairs that are dropped above which it is said so
 
 
 class Tokenizers(NamedTuple):
@@ -124,17 +125,20 @@ def prepare(
     )
     sides = Sides(*tokenizers, fitted.decoder_start_id, longest)
     name = run.corpus.dataset or f"{run.corpus.src}, {run.corpus.tgt}"
-    train, _, train_counts = encode_pairs(pairs, sides, name)
-    valid, kept, valid_counts = encode_pairs(held_out, sides, "validation")
+    train, kept, train_counts = encode_pairs(pairs, sides, name)
+    say(describe_tokens(run.tokenizer, train_counts, [pairs[i] for i in kept]))
+    valid, valid_kept, valid_counts = encode_pairs(held_out, sides, "validation")
     counts = {"train": train_counts, "valid": valid_counts}
     for part, found in counts.items():
         say(describe_counts(part, found, longest))
+        if (dropped := 1 - found.kept / found.read) > _MANY:
+            say(f"attention: {dropped:.0%} of the pairs of {part} are dropped; see whether its files are what you mean")
     run = replace(run, batches=run.batches.sized(int(train.lengths.sum(0).max())))
     if buckets is None:
         say("choosing shapes of batches")
     buckets = list(buckets or choose_buckets(train.lengths, tokens_of(run.batches), run.batches.shapes))
     run = run.resolved(count_batches(train.lengths, buckets))
-    references = [held_out[i][1] for i in kept]
+    references = [held_out[i][1] for i in valid_kept]
     return Prepared(run, tokenizers, train, valid, references, buckets, counts)
 
 
@@ -150,6 +154,14 @@ def describe_counts(part: str, counts: Counts, longest: tuple[int, int]) -> str:
         f"{part}: {counts.kept:,} of {counts.read:,} pairs; dropped {counts.empty:,} with an empty side and "
         f"{counts.too_long:,} longer than {longest[0]} source or {longest[1]} target tokens"
     )
+
+
+def describe_tokens(config: TokenizerConfig, counts: Counts, kept: Pairs) -> str:
+    """How finely the tokenizers cut words, in a line: those of another language cut them to pieces."""
+    unit = "sentence" if config.split == "unspaced" else "word"
+    units = [len(kept) if unit == "sentence" else sum(len(pair[side].split()) for pair in kept) for side in (0, 1)]
+    src, tgt = (tokens / n for tokens, n in zip(counts.tokens, units, strict=True))
+    return f"tokens a {unit}: {src:.2f} in sources, {tgt:.2f} in targets{', in lower case' * config.lowercase}"
 
 
 def _split(run: RunConfig) -> tuple[Pairs, Pairs]:

@@ -1,7 +1,10 @@
-"""What a person sees of a training run: a bar with the loss, the speed and the time left, and lines that stay."""
+"""What a person sees of long work: a bar on a terminal, lines elsewhere."""
 
+import sys
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -11,13 +14,38 @@ _RECENT = 20  # updates over which speed is measured
 _QUIET = 30.0  # seconds between lines where there is no terminal to draw a bar on
 
 
+@contextmanager
+def counted() -> Iterator[Callable[[str, int, int], None]]:
+    """On standard error, `show(what, done, total)`: a bar that goes at the end; elsewhere a line every half minute."""
+    console, said = Console(stderr=True), time.monotonic()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    bar = Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),  # a file must not get what is printed on the bar's terminal instead
+    )
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal said
+        bar.update(task, description=what, completed=done, total=total)
+        if bar.disable and time.monotonic() - said > _QUIET:
+            said = time.monotonic()
+            console.print(f"{what}: {done:,} of {total:,}", markup=False, highlight=False, soft_wrap=True)
+
+    with bar:
+        task = bar.add_task("", total=None)
+        yield show
+
+
 class TrainingProgress:
-    """A bar on a terminal; elsewhere a line every half minute."""
+    """The loss, the speed and the time left of a training, and lines that stay."""
 
     def __init__(self, console: Console, update: int, total: int):
         self._console, self._total = console, total
         self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # (when, tokens)
-        self._said = time.monotonic()
+        self._said, self._compiling = time.monotonic(), 0.0
         columns = (
             BarColumn(),
             MofNCompleteColumn(),
@@ -47,16 +75,17 @@ class TrainingProgress:
             return
         (since, _), passed = self._recent[0], sum(tokens for _, tokens in list(self._recent)[1:])
         speed = passed / max(now - since, 1e-9)
-        left = (self._total - update) * (now - since) / (len(self._recent) - 1)
+        left = (self._total - update) * (now - since) / (len(self._recent) - 1) + self._compiling
         what = f"loss {loss:.3f} · rate {rate:.2e} · {speed:,.0f} tokens/s · {_duration(left)} left"
         self._bar.update(self._task, completed=update, what=what)
         if self._bar.disable and now - self._said > _QUIET:
             self._said = now
             self.say(f"update {update:,} of {self._total:,} · {what}")
 
-    def pause(self) -> None:
-        """Before something that is no update: its time does not count as speed."""
+    def pause(self, compiling: float | None = None) -> None:
+        """Where something is no update: its time does not count as speed. `compiling`: seconds of it still to come."""
         self._recent.clear()
+        self._compiling = self._compiling if compiling is None else compiling
 
 
 def _duration(seconds: float) -> str:

@@ -108,9 +108,9 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
         ) from None
     if (now := _fingerprint(prepared)) != said:
         part = "training" if now.split()[0] != said.split()[0] else "validation"
-        counts = {name: found.kept for name, found in prepared.counts.items()}
+        now_kept = ", ".join(f"{count.kept:,} of {name}" for name, count in prepared.counts.items())
         raise RunError(
-            f"{directory}: began with another corpus: the {part} pairs have changed (now {counts}; {_DATA} has what "
+            f"{directory}: began with another corpus: the {part} pairs have changed (now {now_kept}; {_DATA} has what "
             "they were); give the same, or choose another directory"
         )
     # How long, how often and with how many workers may change: no update depends on it. Of the corpus, the ids decide.

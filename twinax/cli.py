@@ -54,8 +54,7 @@ def parity(
     if model not in presets and not exists(model):
         hint = "".join(f"; did you mean {near}?" for near in get_close_matches(model, presets, 1))
         raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
-    if other is not None:
-        check_exists(other)
+    check_exists(*filter(None, (other, src, tgt)))
     with one_line_errors():
         equal = import_module("twinax.parity_command").prove(
             model, other, src=src, tgt=tgt, translations=translations, seed=seed, json_file=json_file
@@ -173,7 +172,7 @@ def main() -> None:
         sys.exit(2)
     except BrokenPipeError:  # whoever reads has enough; Python would say so once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt:
         print("twinax: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ import tyro
 from .usage import CheckpointPath, UsageError, check_exists, check_folder, check_picture, one_line_errors
 
 Framework = Literal["flax", "torch"]
+_WINDOW = 256  # lines that are translated before the first of them is printed
 
 
 def translate(
@@ -22,36 +22,40 @@ def translate(
     beam_size: int = 5,
     n_best: int = 1,
     length_exponent: float = 1.0,
+    max_length: int | None = None,
     scores: bool = False,
     attention: str | None = None,
     framework: Framework = "flax",
 ) -> int:
     """Translate a file or standard input, line by line: one line each, in order; an empty line stays empty.
 
-    A line of more tokens than the model takes is reported and cut there. Where standard input is a terminal, lines are
-    translated as you type them, until Ctrl-D.
+    Translations come 256 lines at a time. A line of more tokens than the model takes is reported and cut there. Where
+    standard input is a terminal, lines are translated as you type them, until Ctrl-D.
 
     Example: twinax translate runs/de_en input.de > output.en
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
         source: text file, a sentence a line (.gz too); none: standard input.
-        beam_size: hypotheses that are kept in the search; 1 is greedy.
+        beam_size: hypotheses that are kept in the search; 1 is greedy, the fastest.
         n_best: translations of a line; with more than one, each line begins with the number of its source and a tab.
         length_exponent: scores are sums of log-probabilities over length to this power.
+        max_length: longest translation in tokens, with the end; none: what the model takes. A model that is not
+            trained well repeats itself until there.
         scores: put each translation's score and a tab before it.
         attention: picture to write of where the translation of the first line looks.
         framework: which twin computes.
     """
-    check_exists(checkpoint)
+    check_exists(checkpoint, *filter(None, [source]))
+    check_picture("--attention", attention)
     with one_line_errors():
-        translator = import_module("twinax.train.translator").load(checkpoint)
         decoding = import_module("twinax.configs.decoding").DecodingConfig(
-            beam_size=beam_size, n_best=n_best, length_exponent=length_exponent
+            beam_size=beam_size, n_best=n_best, length_exponent=length_exponent, max_length=max_length
         )
-        check_picture("--attention", attention)
+        translator, drawn = import_module("twinax.train.translator").load(checkpoint), attention is None
 
         def show(lines: Sequence[str], first: int, progress: Callable[[int], None] = lambda done: None) -> None:
+            nonlocal drawn
             for i in translator.too_long(lines):
                 longest = translator.config.max_length
                 print(f"twinax: line {first + i}: has more than {longest} tokens; the rest is cut off", file=sys.stderr)
@@ -59,8 +63,7 @@ def translate(
             for i, hypotheses in enumerate(found):
                 for line in _lines_of(hypotheses, first + i, n_best, scores):
                     print(line, flush=True)
-            if attention is not None and first == 1:
-                _draw(translator, lines, found, attention)
+            drawn = drawn or _draw(translator, lines, found, attention)
 
         if source is None and sys.stdin.isatty():
             print("a sentence a line; Ctrl-D ends", file=sys.stderr)
@@ -68,8 +71,12 @@ def translate(
                 show([line], number)
         else:
             lines = list(_read(source))
-            with _progress(len(lines)) as advance:
-                show(lines, 1, advance)
+            with import_module("twinax.train.progress").counted() as counted:
+                for start in range(0, len(lines), _WINDOW):
+                    window = lines[start : start + _WINDOW]
+                    show(window, start + 1, lambda done, before=start: counted("lines", before + done, len(lines)))
+    if not drawn:
+        raise UsageError(f"--attention {attention}: there is no line with text to draw")
     return 0
 
 
@@ -80,6 +87,7 @@ def evaluate(
     tgt: str,
     beam_size: int = 5,
     length_exponent: float = 1.0,
+    max_length: int | None = None,
     tokenize: str = "13a",
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
     output: str | None = None,
@@ -93,28 +101,30 @@ def evaluate(
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
         src: text file, a sentence a line (.gz too).
         tgt: its reference translations.
-        beam_size: hypotheses that are kept in the search; 1 is greedy.
+        beam_size: hypotheses that are kept in the search; 1 is greedy, the fastest.
         length_exponent: scores are sums of log-probabilities over length to this power.
+        max_length: longest translation in tokens, with the end; none: what the model takes.
         tokenize: sacreBLEU's tokenisation for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
         json_file: file to write the same numbers to, as JSON.
         output: file to write the translations to.
         framework: which twin computes.
     """
-    check_exists(checkpoint)
+    check_exists(checkpoint, src, tgt)
+    for path in (json_file, output):
+        check_folder(path)
     with one_line_errors():
+        how = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
+        decoding = import_module("twinax.configs.decoding").DecodingConfig(**how)
         scores = import_module("twinax.train.scores")
         pairs = list(_pairs(src, tgt))
         scores.corpus_scores(["a"], ["a"], tokenize)  # before minutes of translation
-        for path in (json_file, output):
-            check_folder(path)
         translator = import_module("twinax.train.translator").load(checkpoint)
-        decoding = import_module("twinax.configs.decoding").DecodingConfig(
-            beam_size=beam_size, length_exponent=length_exponent
-        )
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         cut = translator.too_long(sources)
-        with _progress(len(pairs)) as advance:
-            found = translator.hypotheses(sources, decoding, framework, advance)
+        with import_module("twinax.train.progress").counted() as counted:
+            found = translator.hypotheses(
+                sources, decoding, framework, lambda done: counted("sentences", done, len(pairs))
+            )
         texts = [_one_line(hypotheses[0].text) if hypotheses else "" for hypotheses in found]
         results = scores.corpus_scores(texts, references, tokenize)
         _show_scores(results, len(pairs), len(cut))
@@ -122,8 +132,7 @@ def evaluate(
             Path(output).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
         if json_file is not None:
             what = {"checkpoint": checkpoint, "src": src, "tgt": tgt, "pairs": len(pairs), "cut": len(cut)}
-            what |= {"beam_size": beam_size, "length_exponent": length_exponent, "framework": framework}
-            document = {**what, "scores": [score._asdict() for score in results]}
+            document = {**what, **how, "framework": framework, "scores": [score._asdict() for score in results]}
             Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0
 
@@ -145,7 +154,7 @@ def score(
         tgt: its translations.
         framework: which twin computes.
     """
-    check_exists(checkpoint)
+    check_exists(checkpoint, src, tgt)
     with one_line_errors():
         pairs = list(_pairs(src, tgt))
         translator = import_module("twinax.train.translator").load(checkpoint)
@@ -184,17 +193,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal of standard error."""
-    progress = import_module("rich.progress")
-    console = import_module("rich.console").Console(stderr=True)
-    columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeElapsedColumn()
-    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
 def _show_scores(results: Sequence[Any], pairs: int, cut: int) -> None:
     rich = import_module("rich.table")
     columns = rich.Column(""), rich.Column("", justify="right"), rich.Column("signature", overflow="fold")
@@ -206,10 +204,12 @@ def _show_scores(results: Sequence[Any], pairs: int, cut: int) -> None:
         print(f"twinax: {cut} sources have more tokens than the model takes and were cut off", file=sys.stderr)
 
 
-def _draw(translator: Any, lines: Sequence[str], found: Sequence[Any], path: str) -> None:
+def _draw(translator: Any, lines: Sequence[str], found: Sequence[Any], path: str | None) -> bool:
+    """Draws the first line that has a translation; False where none has."""
     first = next((i for i, hypotheses in enumerate(found) if hypotheses), None)
     if first is None:
-        raise UsageError(f"--attention {path}: there is no line with text to draw")
+        return False
     looked = translator.attention(lines[first], found[first][0].text)
     plot = import_module("twinax.attention_plot").attention_plot
     plot(looked.weights, looked.targets, looked.sources, path)
+    return True

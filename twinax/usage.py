@@ -15,10 +15,11 @@ class UsageError(Exception):
     """What a person gave to the command cannot be used; the text is the one line that they see."""
 
 
-def check_exists(path: str) -> None:
+def check_exists(*paths: str) -> None:
     """Raises: UsageError where there is nothing, before seconds of imports."""
-    if not exists(path):
-        raise UsageError(f"{path}: there is no such file or directory")
+    for path in paths:
+        if not exists(path):
+            raise UsageError(f"{path}: there is no such file or directory")
 
 
 def check_folder(path: str | None) -> None:

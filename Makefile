@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published benchmark-dropout benchmark-decoding benchmark-memory multi30k kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit benchmark-dropout benchmark-decoding benchmark-memory multi30k kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -33,6 +33,10 @@ decoding-matrix: install
 # The five published systems against the twins, all variants; writes the table into the page. A quarter of an hour.
 published: install
 	$(BIN)/python -m twinax.parity_tests.published_table docs/published_systems.md
+
+# Known mistakes, planted and found; writes the table into the page. About a minute.
+audit: install
+	$(BIN)/python -m twinax.parity_tests.auditing.defects docs/audit.md
 
 # What search costs beside transformers. About two minutes.
 benchmark-decoding: install

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from twinax import TransformerConfig
 from twinax.parity_tests.harness import Report
 from twinax.parity_tests.ladder import Ladder
 
@@ -149,6 +150,26 @@ def test_parity_of_what_is_no_model(model, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = twinax("parity", model)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"twinax: {line}\n")
+
+
+def test_audit(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "250")
+    small = {"d_model": 16, "num_heads": 2, "d_ff": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    config = TransformerConfig.published("lucky_glass", as_published=True, src_vocab_size=9, tgt_vocab_size=9, **small)
+    Path("c.json").write_text(config.to_json())
+    code, out, _ = command("audit", "c.json", "--json", "a.json")
+    assert code == 1
+    assert "cross_attention_residual='add'" in out
+    found = json.loads(Path("a.json").read_text())
+    assert found["mistakes"][0]["repaired"] == "cross_attention_residual='add'"
+    assert {"question": "Does the output depend on the source?", "ok": False}.items() <= found["answers"][3].items()
+    code, out, err = command("audit", "lucky")
+    assert (code, out) == (2, "")
+    assert err.endswith("and no checkpoint; did you mean lucky_glass?\n")
+    Path("d.json").write_text(config.replace(max_length=4).to_json())
+    code, _, err = command("audit", "d.json")
+    assert (code, err.splitlines()) == (2, [f"twinax: d.json: {err.partition('d.json: ')[2].strip()}"])
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
-COMMANDS = ("train", "data", "translate", "evaluate", "score", "parity", "convert", "inspect", "demo")
+COMMANDS = ("train", "data", "translate", "evaluate", "score", "parity", "audit", "convert", "inspect", "demo")
 ELSEWHERE = ("parity", "demo")  # what tests of their own run, for they take long
 BASICS = {"jax", "torch", "flax", "numpy", "tokenizers", "datasets", "grain", "orbax", "sacrebleu", "matplotlib"}
 

@@ -230,7 +230,7 @@ def test_inspect_gives_one_checksum_in_every_form(command, stored, tmp_path, mon
         found = json.loads((tmp_path / "i.json").read_text())
         assert (code, found["trained parameters"], found["layout"]) == (0, 1716, ("twinax", "torch_nn")["nn" in form])
         assert ("training" in found) == ("nn" not in form)
-        assert len(found["tensors"]) == sum(found["number types"].values())
+        assert len(found["tensors"]) == sum(found["arrays"].values())
         assert "q_proj" in out
         sums.add(found["sha256 of weights"])
     assert len(sums) == 1

@@ -62,6 +62,41 @@ def parity(
     return 0 if equal else 1
 
 
+def audit(
+    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")],
+    *,
+    seed: int = 0,
+    json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
+) -> int:
+    """Find what is wrong with a Transformer: what it sees and must not, what it does not see, what does not learn.
+
+    Each answer is a measurement in float64, with the first part of the model where it happens. On a published system
+    each of its mistakes is named, with the value that repairs it. Exits with 0 where nothing is wrong, else with 1.
+    A module of your own: twinax.parity_tests.audit, in Python.
+
+    Example: twinax audit runs/de_en
+
+    Args:
+        model: a preset (tiny, small, base, big), a published system (lucky_glass, or lucky_glass:repaired), a config as
+            JSON, or any checkpoint: run, Hugging Face directory, .pt, .safetensors.
+        seed: seed of the tokens, and of the weights where there are none.
+        json_file: file to write the same to, as JSON.
+    """
+    if seed < 0:
+        raise UsageError(f"--seed {seed}: must be at least 0")
+    presets = import_module("twinax.configs.presets").PRESETS
+    systems = import_module("twinax.configs.published").AS_PUBLISHED
+    known = {*presets, *systems, *(f"{name}:repaired" for name in systems)}
+    if model not in known and not exists(model):
+        hint = "".join(f"; did you mean {near}?" for near in get_close_matches(model, known, 1))
+        raise UsageError(
+            f"{model}: is no preset ({', '.join(presets)}), no published system ({', '.join(systems)}) and no "
+            f"checkpoint{hint}"
+        )
+    with one_line_errors():
+        return 0 if import_module("twinax.audit_command").examine(model, seed, json_file) else 1
+
+
 def convert(
     src: CheckpointPath,
     dst: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NEW")],
@@ -150,7 +185,7 @@ def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
 
 # These read their flags themselves: what there is to say depends on the run that they are given.
 _OWN_FLAGS: dict[str, Callable[[], int]] = {"train": train, "data": data}
-_COMMANDS = _OWN_FLAGS | {f.__name__: f for f in (translate, evaluate, score, parity, convert, inspect, demo)}
+_COMMANDS = _OWN_FLAGS | {f.__name__: f for f in (translate, evaluate, score, parity, audit, convert, inspect, demo)}
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
         layout, arrays = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout, checkpoint.tensors
     found: dict[str, Any] = {"form": portable.form_of(path), "layout": layout}
     found |= ({"holds": holds} if holds else {}) | (_describe(checkpoint) if checkpoint else {})
-    found["number types"] = dict(Counter(str(array.dtype) for array in arrays.values()))
+    found["arrays"] = dict(Counter(str(array.dtype) for array in arrays.values()))
     wanted = arrays if tensors or json_file else {}
     every = {n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in wanted.items()}
     if json_file is not None:

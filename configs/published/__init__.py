@@ -25,6 +25,7 @@ REPAIRS: dict[str, dict[str, Any]] = {name: system.REPAIRS for name, system in _
 TRAINING: dict[str, TrainingConfig] = {name: system.TRAINING for name, system in _SYSTEMS.items()}
 TOKENIZER: dict[str, TokenizerConfig] = {name: system.TOKENIZER for name, system in _SYSTEMS.items()}
 TRAINING_REPAIRS: dict[str, dict[str, Any]] = {name: system.TRAINING_REPAIRS for name, system in _SYSTEMS.items()}
+BREAKS: dict[str, dict[str, str]] = {name: system.BREAKS for name, system in _SYSTEMS.items()}
 
 
 def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:
@@ -40,6 +41,7 @@ def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tu
     if system is None or how is None:
         known = ", ".join(known for known, other in _SYSTEMS.items() if other.DECODING is not None)
         raise ConfigError(f"published={name!r}: has no decoding of its own; choose one of {known}")
-    changed = model.replace(**system.DECODED_AS | (system.DECODED_WRONGLY if as_published else {}))
+    wrongly: dict[str, Any] = getattr(system, "DECODED_WRONGLY", {}) if as_published else {}
+    changed = model.replace(**system.DECODED_AS | wrongly)
     longest = min(how.max_length or model.max_length, model.max_length)
     return changed, replace(how, max_length=longest)

@@ -45,6 +45,12 @@ TRAINING = TrainingConfig(
 
 TRAINING_REPAIRS: dict[str, Any] = {"schedule": "noam", "first_update": 1, "reduction": "tokens"}
 
+# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
+BREAKS: dict[str, str] = {
+    "reduction": "the step: gradients of the parts are summed, and updates come after parts 1, 11, 21",
+    "schedule": "the schedule: it counts parts of a batch, so that warm-up is ten times shorter in updates",
+}
+
 # Its words are spaCy's.
 TOKENIZER = TokenizerConfig(
     kind="word",
@@ -56,7 +62,6 @@ TOKENIZER = TokenizerConfig(
 )
 
 DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
-DECODED_WRONGLY: dict[str, Any] = {}
 
 # There it goes on past the end, to a fixed length.
 DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)

@@ -50,6 +50,11 @@ TRAINING = TrainingConfig(
 
 TRAINING_REPAIRS: dict[str, Any] = {}
 
+# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
+BREAKS: dict[str, str] = {
+    "decoder_mask": "the decoder: causal in training alone, so that validation sees the answer",
+}
+
 # Open there; the book's.
 TOKENIZER = TokenizerConfig(
     kind="word",
@@ -60,7 +65,6 @@ TOKENIZER = TokenizerConfig(
 )
 
 DECODED_AS: dict[str, Any] = {}
-DECODED_WRONGLY: dict[str, Any] = {}
 
 # Open there; the book's loop. As published its first step raises.
 DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)

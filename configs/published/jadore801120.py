@@ -51,6 +51,12 @@ TRAINING = TrainingConfig(
 
 TRAINING_REPAIRS: dict[str, Any] = {}
 
+# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
+BREAKS: dict[str, str] = {
+    "embedding_norm": "both inputs: one more norm behind the positions",
+    "max_length": "both inputs: longer sentences than 200 tokens fail",
+}
+
 # Its words are spaCy's.
 TOKENIZER = TokenizerConfig(
     kind="word",

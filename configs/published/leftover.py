@@ -51,6 +51,15 @@ TRAINING = TrainingConfig(
 
 TRAINING_REPAIRS: dict[str, Any] = {}  # that a resumed training begins another cosine is its loop's mistake
 
+# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
+BREAKS: dict[str, str] = {
+    "output_activation": "the output: cross entropy takes a softmax of a softmax and stays within a nat of log V",
+    "mask_value": "every attention: masked scores become -1e-9, which hides neither padding nor the future",
+    "encoder_mask": "the encoder: padding as a query sees nothing, and then attends to every key alike",
+    "decoder_mask": "the decoder: padding as a query sees nothing, and then attends to every key alike",
+    "cross_mask": "cross-attention: it gets the encoder's square mask, so that both sides must have one length",
+}
+
 TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
@@ -66,7 +75,6 @@ TOKENIZER = TokenizerConfig(
 )
 
 DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
-DECODED_WRONGLY: dict[str, Any] = {}
 
 # As published it raises at its second step; so does this, before the first.
 DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)

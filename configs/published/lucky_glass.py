@@ -48,6 +48,14 @@ TRAINING = TrainingConfig(
 
 TRAINING_REPAIRS: dict[str, Any] = {"schedule": "constant", "step_updates": None}
 
+# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
+BREAKS: dict[str, str] = {
+    "norm": "every norm: over positions and features together, so that later tokens and padding change outputs",
+    "positions": "both inputs: initialisation overwrites the table with noise, and the formula beneath is wrong too",
+    "cross_attention_residual": "every decoder layer: cross-attention is thrown away, so that the source is never seen",
+    "schedule": "the schedule: the rate falls by ten each epoch, to 1e-13, so that the loss stops",
+}
+
 # Its words are spaCy's.
 TOKENIZER = TokenizerConfig(
     kind="word",
@@ -59,6 +67,5 @@ TOKENIZER = TokenizerConfig(
 )
 
 DECODED_AS: dict[str, Any] = {}
-DECODED_WRONGLY: dict[str, Any] = {}
 
 DECODING: DecodingConfig | None = None  # none was published

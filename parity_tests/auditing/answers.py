@@ -1,0 +1,82 @@
+"""What an audit says: an answer a question, with a number, the place and what it breaks."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was measured of one question."""
+
+    ok: bool | None  # None: it could not be measured
+    measured: str
+    where: str = ""  # the first part of the model where it happens
+    breaks: str = ""  # what that does to whoever uses the model
+    question: str = ""  # put in by `audit`
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A setting that is a known mistake."""
+
+    setting: str  # as field='value'
+    repaired: str  # the same, mended
+    breaks: str
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All answers about a model."""
+
+    name: str
+    answers: tuple[Answer, ...]
+    mistakes: tuple[Mistake, ...] = ()
+
+    @property
+    def found(self) -> tuple[Answer, ...]:
+        """The answers that are not as they should be."""
+        return tuple(answer for answer in self.answers if answer.ok is False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found, neither measured nor by name."""
+        return not self.found and not self.mistakes
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {'nothing is wrong' if self.ok else f'{len(self.found)} of its answers are wrong'}"]
+        for answer in self.found:
+            place = f", first in {answer.where}" if answer.where else ""
+            lines.append(f"  {answer.question} No: {answer.measured}{place}. {answer.breaks}")
+        lines += [f"  {m.setting}: {m.breaks}; repaired by {m.repaired}" for m in self.mistakes]
+        return "\n".join(lines)
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        return {"name": self.name, "ok": self.ok, **{k: [asdict(v) for v in getattr(self, k)] for k in _LISTS}}
+
+    def tables(self) -> list[Table]:
+        """The same for a terminal."""
+        names = ("question", "", "measured", *["first in"] * any(answer.where for answer in self.answers))
+        answers = Table(*_columns(names), title=f"audit of {self.name}", title_justify="left")
+        for answer in self.answers:
+            row = answer.question, _VERDICTS[answer.ok], escape(answer.measured), escape(answer.where)
+            answers.add_row(*row[: len(names)])
+        if not self.mistakes:
+            return [answers]
+        columns = _columns(("setting", "repaired", "what it breaks"))
+        mistakes = Table(*columns, title="known mistakes", title_justify="left")
+        for mistake in self.mistakes:
+            mistakes.add_row(escape(mistake.setting), escape(mistake.repaired), escape(mistake.breaks))
+        return [answers, mistakes]
+
+
+def _columns(names: Iterable[str]) -> list[Column]:
+    return [Column(name, overflow="fold") for name in names]
+
+
+_LISTS = ("answers", "mistakes")
+_VERDICTS = {True: "[green]yes[/]", False: "[bold red]NO[/]", None: "–"}

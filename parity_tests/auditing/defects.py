@@ -1,0 +1,263 @@
+"""Known mistakes of Transformers, each planted in a small healthy one, and which question of an audit finds it.
+
+`python -m twinax.parity_tests.auditing.defects PAGE` writes the table into a page.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..report import write_table
+from .answers import Audit
+from .plain import Attention, Layer, Plain, mean_loss, step_by_step
+from .run import audit
+
+CAUSAL, CAUSAL_TRAINING = "Is it causal, in evaluation?", "Is it causal, in training?"
+PAST = "Does each target position see itself and what is before it?"
+SOURCE = "Does the output depend on the source?"
+PADDING = "Is padding of the source without effect?"
+APART, APART_TRAINING = (f"Are the sentences of a batch independent, in {m}?" for m in ("evaluation", "training"))
+LENGTHS = "May a target be longer or shorter than its source?"
+EMPTY = "Does an empty source give numbers?"
+WEIGHTS = "Are attention weights of masked keys zero?"
+GRADIENTS = "Does every parameter receive a gradient?"
+CACHE = "Does decoding with a cache equal decoding without?"
+FREE = "Can cross entropy fall to zero?"
+LOSS = "Does the loss go from zero to log V, whatever the padding?"
+DROPOUT = "Does dropout obey its setting?"
+SAME = "Does training compute what evaluation does, dropout aside?"
+STILL = "Does evaluation change nothing and draw nothing?"
+
+
+class Defect(NamedTuple):
+    """One mistake."""
+
+    name: str
+    question: str  # that finds it
+    plant: Callable[[Plain], Any] = lambda model: None  # changes a healthy model
+    arguments: Mapping[str, Any] = MappingProxyType({})  # of `audit`, where the mistake is not in the model
+
+
+def _methods(**methods: Callable[..., Any]) -> Callable[[Plain], None]:
+    """Other methods, which a copy of the model has too."""
+    return lambda model: setattr(model, "__class__", type("Planted", (Plain,), methods))
+
+
+def _every(kind: type[nn.Module], change: Callable[[Any], Any]) -> Callable[[Plain], None]:
+    def plant(model: Plain) -> None:
+        for part in model.modules():
+            if isinstance(part, kind):
+                change(part)
+
+    return plant
+
+
+def _mask(build: Callable[[Tensor], Tensor], when: Callable[[bool], bool] = lambda training: True) -> Any:
+    """Another mask of targets, made of ones (T, T), in training or evaluation or both."""
+
+    def target_mask(self: Plain, tgt: Tensor) -> Tensor:
+        ones = torch.ones(tgt.shape[1], tgt.shape[1])
+        return build(ones).bool()[None, None] if when(self.training) else Plain.target_mask(self, tgt)
+
+    return _methods(target_mask=target_mask)
+
+
+def _seen(self: Plain, src: Tensor) -> Tensor:
+    return torch.ones_like(src).bool()[:, None, None]
+
+
+def _square(self: Plain, src: Tensor) -> Tensor:
+    keep = src != self.PAD
+    return (keep[:, None, None] & keep[:, None, :, None]) | torch.eye(src.shape[1]).bool()
+
+
+def _cut_source(self: Plain, src: Tensor) -> Tensor:
+    return Plain.encode(self, src[:, 1:])
+
+
+def _cut_mask(self: Plain, src: Tensor) -> Tensor:
+    return Plain.cross_mask(self, src[:, 1:])
+
+
+def _encoded(change: Callable[[Tensor], Tensor]) -> Callable[[Plain], None]:
+    return _methods(encode=lambda self, src: change(Plain.encode(self, src)))
+
+
+def _outputs(change: Callable[[Tensor], Tensor]) -> Callable[[Plain], None]:
+    return _methods(forward=lambda self, src, tgt: change(Plain.forward(self, src, tgt)))
+
+
+class _Head(nn.Module):
+    """The last matrix, and something before it."""
+
+    def __init__(self, head: nn.Module, before: Callable[["_Head", Tensor], Tensor]):
+        super().__init__()
+        self.head, self.before = head, before
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.before(self, x))
+
+
+def _head(before: Callable[[Any, Tensor], Tensor]) -> Callable[[Plain], None]:
+    return lambda model: setattr(model, "head", _Head(model.head, before))
+
+
+def _count(head: Any, x: Tensor) -> Tensor:
+    head.calls += 1
+    return x
+
+
+class _NormOver(nn.Module):
+    """A norm over some dimensions of (B, T, D)."""
+
+    def __init__(self, *dims: int):
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        spread = x.var(self.dims, keepdim=True, correction=0) + 1e-5
+        return (x - x.mean(self.dims, keepdim=True)) / spread.sqrt()
+
+
+class _BatchNorm(nn.BatchNorm1d):
+    """Over batch and positions, with running means in evaluation."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.transpose(1, 2)).transpose(1, 2)
+
+
+def _norm(build: Callable[[int], nn.Module]) -> Callable[[Plain], None]:
+    """Another first norm of the decoder."""
+    return lambda model: model.decoder[0].norms.__setitem__(0, build(model.positions.embedding_dim))  # pyright: ignore
+
+
+class _AcrossQueries(Attention):
+    def normalise(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-2)
+
+
+class _Unscaled(nn.Dropout):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * (1 - self.p if self.training else 1)
+
+
+class _AlwaysOff(nn.Dropout):
+    def train(self, mode: bool = True) -> "_AlwaysOff":
+        return super().train(False)
+
+
+def _is_now(kind: type[nn.Module]) -> Callable[[nn.Module], None]:
+    return lambda part: setattr(part, "__class__", kind)
+
+
+class _Detached(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.embedding(input, self.weight.detach())
+
+
+def _at_position_0(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+    """Decoding that gives every token the first position."""
+    model = copy.deepcopy(module)
+    assert isinstance(model, Plain)
+    _methods(places=lambda self, tokens: torch.zeros(tokens.shape[1], dtype=torch.long))(model)
+    return step_by_step(model, src, tgt)
+
+
+def _forgetful(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+    """Decoding whose cache holds the last two positions."""
+    assert isinstance(module, Plain)
+    memory, cross = module.encode(src), module.cross_mask(src)
+    steps = (module.decode(tgt[:, max(0, t - 1) : t + 1], memory, cross) for t in range(tgt.shape[1]))
+    return torch.cat([step[:, -1:] for step in steps], 1)
+
+
+def _with_padding(logits: Tensor, labels: Tensor) -> Tensor:
+    padding = (labels == Plain.PAD).double().mean()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()) * (1 + padding)
+
+
+def _of_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    return mean_loss(logits.softmax(-1), labels)
+
+
+DEFECTS = (
+    Defect("no causal mask", CAUSAL, _mask(torch.ones_like)),
+    Defect("causal mask off by one", CAUSAL, _mask(lambda ones: ones.tril(1))),
+    Defect("causal mask of which the first row is empty", CAUSAL, _mask(lambda ones: ones.tril(-1))),
+    Defect("causal mask upside down", CAUSAL, _mask(torch.triu)),
+    Defect("causal mask in training alone", CAUSAL, _mask(torch.ones_like, lambda training: not training)),
+    Defect("causal mask in evaluation alone", CAUSAL_TRAINING, _mask(torch.ones_like, lambda training: training)),
+    Defect("targets not shifted", CAUSAL, _methods(forward=lambda self, s, t: Plain.forward(self, s, t.roll(-1, 1)))),
+    Defect("masked scores become -1e-9", WEIGHTS, _every(Attention, lambda part: setattr(part, "fill", -1e-9))),
+    Defect("masked scores become -5", WEIGHTS, _every(Attention, lambda part: setattr(part, "fill", -5.0))),
+    Defect("softmax over queries", WEIGHTS, _every(Attention, _is_now(_AcrossQueries))),
+    Defect("a position sees itself alone", PAST, _mask(lambda ones: ones.tril().triu())),
+    Defect("a position sees itself and one more", PAST, _mask(lambda ones: ones.tril().triu(-1))),
+    Defect("cross-attention left out", SOURCE, _every(Layer, lambda layer: setattr(layer, "source", None))),
+    Defect("the encoder's output is lost", SOURCE, _encoded(torch.zeros_like)),
+    Defect("the first source token is cut off", SOURCE, _methods(encode=_cut_source, cross_mask=_cut_mask)),
+    Defect("no padding mask in cross-attention", PADDING, _methods(cross_mask=_seen)),
+    Defect("no padding mask in the encoder", PADDING, _methods(source_mask=_seen)),
+    Defect("positions counted from the end", PADDING, _methods(places=lambda self, t: Plain.places(self, t).flip(0))),
+    Defect("norm over positions and features", CAUSAL, _norm(lambda width: _NormOver(1, 2))),
+    Defect("norm over the batch", APART, _norm(lambda width: _NormOver(0))),
+    Defect("batch norm", APART_TRAINING, _norm(_BatchNorm)),
+    Defect("memory averaged over the batch", APART, _encoded(lambda x: x.mean(0, keepdim=True).expand_as(x))),
+    Defect("the encoder's square mask in cross-attention", LENGTHS, _methods(cross_mask=_square)),
+    Defect("masked scores become -inf", EMPTY, _every(Attention, lambda part: setattr(part, "fill", -torch.inf))),
+    Defect("a layer that is never called", GRADIENTS, lambda model: setattr(model, "spare", nn.Linear(3, 3))),
+    Defect("an embedding that is detached", GRADIENTS, lambda model: _is_now(_Detached)(model.src_embedding)),
+    Defect("the encoder's output is detached", GRADIENTS, _encoded(torch.Tensor.detach)),
+    Defect("matrices that begin at zero", GRADIENTS, _every(Attention, lambda part: nn.init.zeros_(part.out.weight))),
+    Defect("decoding with a cache stays at position 0", CACHE, arguments={"cached": _at_position_0}),
+    Defect("a cache that forgets", CACHE, arguments={"cached": _forgetful}),
+    Defect("softmax before cross entropy", FREE, _outputs(lambda logits: logits.softmax(-1))),
+    Defect("tanh behind the logits", FREE, _outputs(torch.tanh)),
+    Defect("logits are cosines", FREE, _outputs(lambda logits: nn.functional.normalize(logits, dim=-1))),
+    Defect("padding counts in the loss", LOSS, arguments={"loss": _with_padding}),
+    Defect("softmax twice in the loss", LOSS, arguments={"loss": _of_probabilities}),
+    Defect("dropout fixed in the code", DROPOUT, _head(lambda head, x: nn.functional.dropout(x, 0.1, head.training))),
+    Defect("dropout of another rate than was asked for", DROPOUT, arguments={"dropout": 0.3}),
+    Defect("dropout that training leaves off", DROPOUT, _every(nn.Dropout, _is_now(_AlwaysOff))),
+    Defect("dropout without 1/(1 - rate)", DROPOUT, _every(nn.Dropout, _is_now(_Unscaled))),
+    Defect("dropout active in evaluation", STILL, _head(lambda head, x: nn.functional.dropout(x, 0.1, True))),
+    Defect("evaluation draws noise", STILL, _head(lambda head, x: x + 1e-9 * torch.randn_like(x))),
+    Defect("evaluation draws from NumPy", STILL, _head(lambda head, x: x * (1 + 1e-9 * np.random.rand()))),
+    Defect("evaluation counts in a buffer", STILL, _head(_count)),
+    Defect("another scale in training", SAME, _head(lambda head, x: x * (1.1 if head.training else 1.0))),
+)
+
+
+def examine(defect: Defect | None, seed: int = 0) -> Audit:
+    """The audit of the healthy model, or of one with the mistake."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Plain()
+    given: dict[str, Any] = {"cached": step_by_step, "loss": mean_loss, "dropout": Plain.DROPOUT}
+    if defect is not None:
+        defect.plant(model)
+        given |= defect.arguments
+    return audit(model, vocab_size=Plain.VOCABULARY, pad_id=Plain.PAD, max_length=Plain.LONGEST, **given)
+
+
+def main(page: Path) -> None:
+    """Writes the table."""
+    rows = []
+    for defect in DEFECTS:
+        answers = {answer.question: answer for answer in examine(defect).found}
+        answer = answers.get(defect.question)
+        cells = (answer.measured, answer.where) if answer else ("NOT FOUND", "")
+        rows.append((defect.name, defect.question, *cells))
+    write_table(page, "defects", ("mistake", "found by", "measured", "first in"), rows)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

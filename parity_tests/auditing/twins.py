@@ -1,0 +1,85 @@
+"""Our own models as an audit sees them: the PyTorch twin, the Flax twin's cache, and settings that are mistakes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ... import convert, flax_transformer, torch_reference
+from ...configs.decoding import DecodingConfig, plan, without_cache
+from ...configs.published import AS_PUBLISHED, BREAKS, REPAIRS, TRAINING, TRAINING_REPAIRS
+from ...configs.schema import TransformerConfig
+from ...configs.training import TrainingConfig
+from ...configs.validation import ConfigError
+from ...convert.file_layouts import PUBLISHED
+from ..functions import random_arrays
+from .answers import Answer, Mistake
+from .subject import Forward
+
+_LONGEST = 8  # tokens of a translation
+_ROUNDING = 1e-9  # nats
+
+
+def twin(config: TransformerConfig, arrays: Mapping[str, Any] | None, seed: int) -> tuple[nn.Module, Forward]:
+    """(the PyTorch model in float64, how it is called: with dropout in training)."""
+    wide = config.replace(param_dtype="float64", compute_dtype="float64")
+    given = random_arrays(wide, seed) if arrays is None else {n: np.asarray(a, np.float64) for n, a in arrays.items()}
+    module = torch_reference.Transformer.from_state_dict(wide, convert.to_state_dict(given, wide))
+
+    def forward(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+        key = torch_reference.DropoutKey(seed, 0, torch.arange(len(src))) if module.training else None
+        return module(src, tgt, dropout_key=key)
+
+    return module, forward
+
+
+def cache_answer(config: TransformerConfig, module: nn.Module, seed: int) -> Answer:
+    """Translations of the Flax twin with and without its cache."""
+    if (why := without_cache(config)) is not None:
+        return Answer(None, f"no cache: {why}")
+    return _compared(config, module, seed)
+
+
+def _compared(config: TransformerConfig, module: nn.Module, seed: int) -> Answer:
+    rng, length = np.random.default_rng(seed), min(_LONGEST, config.max_length)
+    if config.decoder_start_id is None:
+        return Answer(None, "the config does not say with which token a target starts")
+    try:
+        plan(config, DecodingConfig(beam_size=2, max_length=length))
+    except ConfigError as error:
+        return Answer(None, f"not decoded: {error}")
+    src = rng.integers(0, config.src_vocab_size, (2, length))
+    src[src == config.pad_id] = (config.pad_id + 1) % config.src_vocab_size
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        model = convert.to_flax(module)  # pyright: ignore[reportArgumentType]
+        found = [
+            flax_transformer.generate(model, src, DecodingConfig(beam_size=2, max_length=length, cache=cache))
+            for cache in (True, False)
+        ]
+    same = all(a.shape == b.shape and (a == b).all() for a, b in [(found[0].tokens, found[1].tokens)])
+    apart = float(np.abs(found[0].scores - found[1].scores).max())
+    return Answer(
+        same and apart <= _ROUNDING,
+        f"the same tokens; scores are {apart:.1e} nats apart" if same else "other tokens are found",
+        "",
+        "What the model writes is not what it was trained to write.",
+    )
+
+
+def known_mistakes(config: TransformerConfig, training: TrainingConfig | None) -> tuple[Mistake, ...]:
+    """The settings of a published system that are its mistakes, where a model is that system's as published."""
+    system = next((name for name, theirs in PUBLISHED.items() if theirs.variant(name, config) is not None), None)
+    if system is None:
+        return ()
+    found = []
+    for ours, published, repairs in (
+        (config, AS_PUBLISHED[system], REPAIRS[system]),
+        (training, TRAINING[system], TRAINING_REPAIRS[system]),
+    ):
+        for name in BREAKS[system].keys() & repairs.keys() if ours is not None else ():
+            if (value := getattr(ours, name)) == getattr(published, name):
+                found.append(Mistake(f"{name}={value!r}", f"{name}={repairs[name]!r}", BREAKS[system][name]))
+    return tuple(sorted(found, key=lambda mistake: mistake.setting))

@@ -1,0 +1,241 @@
+"""The audit finds what is planted and what was published, and nothing in healthy models."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from twinax.configs import TransformerConfig
+from twinax.configs.published import BREAKS, REPAIRS, TRAINING_REPAIRS
+from twinax.configs.training import TrainingConfig
+from twinax.parity_tests import audit, published
+from twinax.parity_tests.auditing import AuditError, assert_healthy, audit_config
+from twinax.parity_tests.auditing.defects import DEFECTS, examine
+from twinax.parity_tests.auditing.plain import Plain, mean_loss, step_by_step
+from twinax.torch_reference.published import annotated_transformer, jadore801120, leftover, lucky_glass
+
+SIZES = {"vocab_size": Plain.VOCABULARY, "pad_id": Plain.PAD, "max_length": Plain.LONGEST}
+SMALL = {"d_model": 16, "d_ff": 12, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
+CAUSAL, CAUSAL_TRAINING = "Is it causal, in evaluation?", "Is it causal, in training?"
+APART, APART_TRAINING = (f"Are the sentences of a batch independent, in {mode}?" for mode in ("evaluation", "training"))
+SOURCE, PADDING, TARGET_PADDING, WEIGHTS, GRADIENTS, LENGTHS, FREE, DROPOUT, SAME = (
+    "Does the output depend on the source?",
+    "Is padding of the source without effect?",
+    "Is padding of the target without effect?",
+    "Are attention weights of masked keys zero?",
+    "Does every parameter receive a gradient?",
+    "May a target be longer or shorter than its source?",
+    "Can cross entropy fall to zero?",
+    "Does dropout obey its setting?",
+    "Does training compute what evaluation does, dropout aside?",
+)
+# What each published system does, and a repaired one does not.
+FOUND = {
+    "lucky_glass": {CAUSAL, CAUSAL_TRAINING, SOURCE, TARGET_PADDING, GRADIENTS},
+    "jadore801120": set(),
+    "leftover": {CAUSAL, CAUSAL_TRAINING, PADDING, TARGET_PADDING, WEIGHTS, LENGTHS, FREE},
+    "d2l_note": {CAUSAL, TARGET_PADDING, WEIGHTS, SAME},
+    "annotated_transformer": set(),
+}
+
+
+def questions(found):
+    return {answer.question for answer in found.found}
+
+
+def test_nothing_in_a_healthy_model():
+    module = Plain()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    assert_healthy(module, **SIZES, cached=step_by_step, loss=mean_loss, dropout=Plain.DROPOUT)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert module.training
+
+
+def test_every_answer_of_a_healthy_model_is_measured():
+    assert [answer.question for answer in examine(None).answers if answer.ok is not True] == []
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
+def test_a_planted_mistake_is_found(defect):
+    found = examine(defect)
+    assert defect.question in questions(found), str(found)
+    assert not found.ok
+
+
+def published_config(name, as_published):
+    more = {"tgt_vocab_size": 31} if name == "jadore801120" else {"tgt_vocab_size": 29}
+    return TransformerConfig.published(name, as_published=as_published, src_vocab_size=31, **more, **SMALL)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_published_system_as_published(name):
+    training = TrainingConfig.published(name, as_published=True)
+    found = audit_config(published_config(name, True), name=name, training=training, cache=False)
+    assert questions(found) == FOUND[name], str(found)
+    named = {mistake.setting.partition("=")[0] for mistake in found.mistakes}
+    assert named == set(BREAKS[name])
+    assert set(BREAKS[name]) <= {*REPAIRS[name], *TRAINING_REPAIRS[name]}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_published_system_repaired(name):
+    training = TrainingConfig.published(name, as_published=False)
+    found = audit_config(published_config(name, False), name=name, training=training, cache=False)
+    assert found.ok, str(found)
+
+
+def modules(as_published):
+    """Systems' own modules, small, and the id of their padding."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_ff": 12, "layers": 2, "dropout": 0.0, "as_published": as_published}
+    theirs = {"d_model": 16, "d_inner": 12, "n_layers": 2, "n_head": 2, "d_k": 8, "d_v": 8, "dropout": 0.0}
+    yield lucky_glass.Transformer(31, 31, heads=4, **sizes), 1
+    yield leftover.Transformer(31, 31, heads=2, seq_len=30, pad=1, **sizes), 1
+    yield jadore801120.Transformer(31, 31, 1, 1, **theirs, as_published=as_published), 1
+    yield annotated_transformer.Transformer(31, 31, h=2, **sizes), 2
+
+
+def audit_theirs(module, pad_id):
+    def forward(module, src, tgt):
+        return published.call(module, src, tgt, pad_id)
+
+    return audit(module, vocab_size=31, pad_id=pad_id, dropout=0.0, forward=forward)
+
+
+def test_their_own_modules():
+    """An audit knows nothing of these; two fix a dropout rate in their code, which only a setting shows."""
+    found = [audit_theirs(*module) for module in modules(True)]
+    expected = [FOUND["lucky_glass"], FOUND["leftover"] | {GRADIENTS}, {DROPOUT}, {DROPOUT}]
+    assert [questions(a) for a in found] == expected
+    lost = [answer.measured for a in found for answer in a.found if answer.question == GRADIENTS]
+    assert lost[0].startswith("61 of 98 tensors get none")
+    assert lost[1] == "2 of 90 tensors get none: decoder.proj.weight, decoder.proj.bias"
+    for module in modules(False):
+        assert (healthy := audit_theirs(*module)).ok, str(healthy)
+
+
+def healthy_config(seed):
+    """A config of values drawn from those that are no mistakes."""
+    rng = np.random.default_rng(seed)
+
+    def one_of(*values):
+        return values[rng.integers(len(values))]
+
+    heads, shared = one_of(1, 2, 7), one_of(True, False)
+    return TransformerConfig(
+        src_vocab_size=31,
+        tgt_vocab_size=31 if shared else 29,
+        shared_embeddings=shared,
+        d_model=14,
+        num_heads=heads,
+        decoder_num_heads=one_of(None, 1, 2),
+        head_dim=one_of(None, 5),
+        v_head_dim=one_of(None, 3),
+        d_ff=one_of(9, 23),
+        decoder_d_ff=one_of(None, 17),
+        num_encoder_layers=one_of(1, 2, 3),
+        num_decoder_layers=one_of(1, 2, 3),
+        max_length=one_of(7, 16, 40),
+        norm_placement=one_of("pre", "post"),
+        norm=one_of("layer_norm", "rms_norm", "sample_std_norm"),
+        norm_scale=one_of(True, False),
+        norm_bias=one_of(True, False),
+        final_norm=one_of(True, False),
+        embedding_norm=one_of("none", "before_dropout"),
+        embedding_scale=one_of("none", "sqrt_d_model"),
+        embedding_padding=one_of("trained", "frozen"),
+        positions=one_of("sinusoidal_interleaved", "sinusoidal_half", "sinusoidal_half_t2t", "learned", "none"),
+        position_counting=one_of("all", "non_padding"),
+        position_offset=one_of(0, 2),
+        tied_output=one_of(True, False),
+        output_bias=one_of("none", "learned"),
+        output_activation=one_of("none", "log_softmax"),
+        score_scaling=one_of("product", "query"),
+        mask_value=one_of("exact", -1e9),
+        decoder_mask=one_of("causal", "causal_and_padding"),
+        activation=one_of("relu", "gelu", "gelu_tanh", "silu"),
+        ffn_bias=one_of(True, False),
+        **{f"{site}_proj_bias": one_of(True, False) for site in "qkv"},
+        **{f"{site}_dropout": one_of(0.0, 0.3) for site in ("embedding", "attention", "ffn", "residual")},
+        encoder_layerdrop=one_of(0.0, 0.3),
+        pad_id=one_of(0, 3),
+    )
+
+
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 100), marks=pytest.mark.slow)])
+def test_nothing_in_healthy_configs(seeds):
+    for seed in seeds:
+        found = audit_config(healthy_config(seed), name=f"seed {seed}", seed=seed, cache=False)
+        assert found.ok, str(found)
+
+
+def test_the_cache_of_ours():
+    (answer,) = (a for a in audit_config(published_config("d2l_note", False), name="").answers if "cache" in a.question)
+    assert answer.ok
+    assert answer.measured.startswith("the same tokens")
+
+
+def test_what_cannot_be_audited():
+    with pytest.raises(AuditError, match="Linear: give vocab_size and pad_id"):
+        audit(nn.Linear(3, 3))
+    with pytest.raises(AuditError, match="Linear: cannot be called with sources and targets: TypeError"):
+        audit(nn.Linear(3, 3), vocab_size=9, pad_id=0)
+    with pytest.raises(AuditError, match=r"Plain: returns \(2, 23\) and should return .* \(2, 7, 23\)"):
+        audit(Plain(), **SIZES, forward=lambda m, src, tgt: m(src, tgt)[:, -1])
+    with pytest.raises(AuditError, match="an audit needs at least 5 positions"):
+        audit(Plain(), vocab_size=23, pad_id=0, max_length=4)
+
+
+class Wrapped(nn.Module):
+    """torch.nn.Transformer as a translator, with the masks that `masks` makes for it."""
+
+    def __init__(self, masks, *, batch_first=True, scale=1.0):
+        super().__init__()
+        self.embedding, self.masks, self.scale = nn.Embedding(23, 16, padding_idx=0), masks, scale
+        self.transformer = nn.Transformer(16, 2, 2, 2, 16, batch_first=batch_first)
+        self.positions, self.head = nn.Parameter(torch.randn(16, 16)), nn.Linear(16, 23)
+
+    def forward(self, src, tgt):
+        x, y = (self.embedding(ids) + self.positions[: ids.shape[1]] for ids in (src, tgt))
+        return self.head(self.transformer(x, y, **self.masks(src, tgt)))
+
+
+def masks_of_torch(src, tgt, *, causal=True, padding=True, memory=True):
+    """What torch.nn.Transformer wants: True = masked."""
+    found = {}
+    if causal:
+        found["tgt_mask"] = torch.ones(tgt.shape[1], tgt.shape[1]).triu(1).bool()
+    if padding:
+        found["src_key_padding_mask"] = src == 0
+    if memory:
+        found["memory_key_padding_mask"] = src == 0
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_torch_nn_transformer_wrapped_rightly_and_wrongly():
+    """Wrongly: the mask of the memory left out; no causal mask; batch and length taken for each other."""
+
+    def wrongly(masks=masks_of_torch, **how):
+        torch.manual_seed(0)
+        return questions(audit(Wrapped(masks, **how), vocab_size=23, pad_id=0, max_length=16))
+
+    assert wrongly() == set()
+    assert wrongly(lambda src, tgt: masks_of_torch(src, tgt, memory=False)) == {PADDING, WEIGHTS}
+    assert wrongly(lambda src, tgt: masks_of_torch(src, tgt, causal=False)) == {
+        *(CAUSAL, CAUSAL_TRAINING, TARGET_PADDING, WEIGHTS)
+    }
+    swapped = wrongly(lambda src, tgt: {}, batch_first=False)
+    assert {APART, APART_TRAINING} <= swapped
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", ["BART", "Marian", "M2M100"])
+def test_models_of_transformers(family):
+    from twinax.parity_tests.conversion import random_model
+
+    found = audit(random_model(family))
+    assert found.ok, str(found)
+    assert all(answer.ok for answer in found.answers if "loss" not in answer.question), str(found.answers)

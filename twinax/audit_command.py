@@ -1,0 +1,73 @@
+"""`twinax audit`: what is wrong with a model."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from twinax.configs import TransformerConfig
+from twinax.configs.presets import PRESETS
+from twinax.configs.published import AS_PUBLISHED
+from twinax.configs.training import TrainingConfig
+from twinax.convert.files import read_json
+from twinax.parity_tests.auditing import AuditError, audit_config
+from twinax.train.portable import read
+from twinax.train.progress import counted
+
+from .usage import UsageError, check_folder
+
+REPAIRED = "repaired"
+
+
+@dataclass(frozen=True)
+class _Model:
+    config: TransformerConfig
+    training: TrainingConfig | None = None
+    arrays: Any = None  # None: random ones
+
+
+def examine(model: str, seed: int, json_file: str | None) -> bool:
+    """Prints the audit; True where nothing is wrong."""
+    check_folder(json_file)
+    found = _find(model)
+    with counted() as progress:
+        try:
+            audit = audit_config(
+                found.config,
+                name=model,
+                arrays=found.arrays,
+                training=found.training,
+                seed=seed,
+                progress=progress,
+            )
+        except AuditError as error:
+            raise UsageError(f"{model}: {error}") from None
+    console = Console()
+    for table in audit.tables():
+        console.print(table)
+    for answer in audit.found:
+        console.print(f"{answer.question} No. {answer.breaks}", markup=False, highlight=False, style="red")
+    if found.arrays is None:
+        console.print("weights: random ones, for a config has none", style="dim")
+    if json_file is not None:
+        Path(json_file).write_text(json.dumps(audit.document(), indent=2) + "\n", encoding="utf-8")
+    return audit.ok
+
+
+def _find(model: str) -> _Model:
+    """A preset, a published system, a config in a JSON file, or a checkpoint."""
+    name, _, variant = model.partition(":")
+    if model in PRESETS:
+        return _Model(TransformerConfig.preset(model))
+    if name in AS_PUBLISHED and variant in ("", REPAIRED):
+        as_published = not variant
+        config = TransformerConfig.published(name, as_published=as_published)
+        return _Model(config, TrainingConfig.published(name, as_published=as_published))
+    if Path(model).is_file() and Path(model).suffix == ".json":
+        values = read_json(Path(model))
+        return _Model(TransformerConfig.from_dict(values.get("model", values)))  # a run's has the model's in it
+    checkpoint = read(Path(model))
+    training = checkpoint.training.run.training if checkpoint.training is not None else None
+    return _Model(checkpoint.config, training, checkpoint.arrays)

@@ -89,10 +89,13 @@ def from_named(
     return translate([rule.inverse for rule in rules], named, target_specs(rules, specs)), {}
 
 
-def published_config(named: Mapping[str, np.ndarray], layout: str, variant: str | None) -> TransformerConfig:
+def published_config(
+    named: Mapping[str, np.ndarray], layout: str, variant: str | None, beside: Mapping[str, Any] | None = None
+) -> TransformerConfig:
     """The config of a published system's state dict.
 
-    `variant` is a system, as published, or that with what the tensors do not say: `leftover:repaired,num_heads=4`.
+    `variant` is a system, as published, or that with what the tensors do not say: `leftover:repaired,num_heads=4`;
+    `beside`: what the file says of that.
 
     Raises:
         ConversionError: the tensors are of no such system, or the config is none.
@@ -100,7 +103,7 @@ def published_config(named: Mapping[str, np.ndarray], layout: str, variant: str 
     name, prefixes = _parse(layout)
     wanted, _, rest = (variant or name).partition(":")
     said = [item for item in rest.split(",") if item]
-    fields = {field: _value(value) for field, equals, value in (item.partition("=") for item in said) if equals}
+    given = {field: _value(value) for field, equals, value in (item.partition("=") for item in said) if equals}
     if wanted not in PUBLISHED or not {item for item in said if "=" not in item} <= {"repaired"}:
         raise ConversionError(
             f"config={variant!r}: is none of {', '.join(PUBLISHED)}, nor one of them as leftover:repaired,num_heads=4"
@@ -109,7 +112,7 @@ def published_config(named: Mapping[str, np.ndarray], layout: str, variant: str 
         raise ConversionError(f"config={variant!r}: the tensors are in layout {name}")
     standard = _rename(named, {there: part for part, there in prefixes.items()})
     try:
-        return PUBLISHED[name].config(name, standard, "repaired" not in said, fields)
+        return PUBLISHED[name].config(name, standard, "repaired" not in said, {**(beside or {}), **given})
     except ConfigError as error:
         raise ConversionError(f"{error}; what the tensors do not say is given as {name}:num_heads=4") from None
 
@@ -133,14 +136,15 @@ def layout_of(names: Collection[str]) -> str:
 def _parse(layout: str) -> tuple[str, dict[str, str]]:
     """(name, first part of a name -> what stands there instead)."""
     name, _, rest = layout.partition(":")
-    pairs = (pair.partition("=") for pair in rest.split(",") if rest)
+    pairs = [pair.partition("=") for pair in rest.split(",") if rest]
     prefixes = {part: there for part, _, there in pairs}
     parts = PUBLISHED[name].parts if name in PUBLISHED else ()
     for part, there in prefixes.items():
         if part not in parts or not re.fullmatch(r"\w+(\.\w+)*", there):
             allowed = f"{' and '.join(parts)} can be others" if parts else "no part can be another"
             raise ConversionError(f"layout={layout!r}: in {name} {allowed}, as in leftover:encoder=enc,decoder=dec")
-    if len(set(prefixes.values())) < len(prefixes):
+    names = {prefixes.get(part, part) for part in parts}
+    if len(prefixes) < len(pairs) or len(names) < len(parts):
         raise ConversionError(f"layout={layout!r}: two parts have one name")
     return name, prefixes
 

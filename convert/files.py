@@ -1,7 +1,9 @@
 """Files of weights that others wrote: safetensors and PyTorch, whole or in shards, never running code of theirs."""
 
 import json
+import re
 import warnings
+from argparse import Namespace
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -102,10 +104,16 @@ def read_torch(path: Path) -> Any:
     except ImportError:
         raise ConversionError(f"{path}: reading it needs PyTorch, which is not installed") from None
     try:
-        with warnings.catch_warnings(action="ignore"):  # of TorchScript, before it is refused
+        # Warnings are of TorchScript, before it is refused; a Namespace is names and values: jadore801120's settings.
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:  # its text advises to let the code run
-        raise ConversionError(f"{path}: damaged, or holds more than tensors; none of its code was run") from None
+    except pickle.UnpicklingError as error:  # its text advises to let the code run
+        name = re.search(r"GLOBAL (\S+)", str(error))
+        if name is None:
+            raise ConversionError(f"{path}: damaged, or holds more than tensors; none of its code was run") from None
+        raise ConversionError(
+            f"{path}: holds more than tensors, a {name[1]}; none of its code was run; save the state dict alone"
+        ) from None
     except Exception as error:  # a damaged file makes the reader fail in any way
         if "weights_only" in str(error):  # TorchScript, with the same advice
             raise ConversionError(f"{path}: holds more than tensors; none of its code was run") from None

@@ -30,6 +30,7 @@ SUFFIXES = (".pt", ".pth", ".safetensors")  # in any case
 _VERSION = 1
 _MARK = "twinax_file_version"
 _METADATA = "twinax"  # in a safetensors file's metadata, which is texts
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DataParallel, torch.compile and Lightning
 _WRAPPERS = ("model", "state_dict", "model_state_dict")  # where people put a state dict
 
 
@@ -97,7 +98,7 @@ class Parts(NamedTuple):
                 raise ConversionError("has a config of its own; leave the other one away")
             model = self.found["model"]
             if isinstance(config, str) or (config is None and self._published):
-                config = published_config(model, self.layout, config)
+                config = published_config(model, self.layout, config, self.found.get("said", {}))
             if config is None and self.bare:
                 raise ConversionError(
                     f"holds {len(model)} bare tensors and no config; `twinax convert` with --config "
@@ -168,13 +169,24 @@ def _read_torch(path: Path) -> dict[str, Any]:
     if isinstance(found, dict) and _MARK in found:
         return found | {part: to_arrays(found.get(part), path) for part in ("model", "unused")}
     wrapped = [found[name] for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
-    return {"model": to_arrays(wrapped[0] if wrapped else found, path)}
+    settings = found.get("settings") if isinstance(found, dict) else None
+    heads = getattr(settings, "n_head", None)  # jadore801120's, which its tensors do not say
+    said = {"num_heads": heads} if isinstance(heads, int) else {}
+    return {"model": _unwrapped(to_arrays(wrapped[0] if wrapped else found, path)), "said": said}
+
+
+def _unwrapped(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Without the first part of all names that somebody's wrapper put there."""
+    for part in _PREFIXES:
+        if arrays and all(name.startswith(part) for name in arrays):
+            return _unwrapped({name.removeprefix(part): array for name, array in arrays.items()})
+    return dict(arrays)
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
     arrays, texts = read_safetensors(path)
     if _METADATA not in texts:
-        return {"model": arrays}
+        return {"model": _unwrapped(arrays)}
     try:
         found = json.loads(texts[_METADATA])
         found["files"] = {name: base64.b64decode(text) for name, text in found["files"].items()}

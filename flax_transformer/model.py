@@ -184,6 +184,9 @@ class Transformer(nnx.Module):
         self.tgt_embedding = nnx.data(None) if shared else Embedding(config, config.tgt_vocab_size, rngs=rngs)
         self.src_input = InputStage(config, rngs=rngs)
         self.tgt_input = InputStage(config, rngs=rngs)
+        source, target = self.src_input.positions, self.tgt_input.positions
+        if config.positions == "stored" and source is not None and target is not None:
+            target.table[...] = source.table[...]  # both sides begin with one table
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
         self.output = Output(config, rngs=rngs)

@@ -1,5 +1,6 @@
 """The published decoders, each as its own code has it: what the twins' searches are compared with, token for token."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -7,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import flax_transformer, torch_reference
-from ..configs.decoding import DecodingConfig
+from ..configs.decoding import Decoded, DecodingConfig
 from ..configs.published import as_decoded
 from ..configs.schema import TransformerConfig
+from ..configs.validation import ConfigError
 from ..torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover
 from .decoding import ROUNDING
 from .published import PAD, SIZE, call, checkpoint_of, random_model
@@ -54,16 +56,26 @@ def search(name: str, as_published: bool, sentences: int = SENTENCES) -> Searche
             published = "ran"
         except RuntimeError as error:
             published = str(error).splitlines()[0]
-    if config.cross_mask == "encoder":
-        return Searched(published, refused=True)
     twin = replace(checkpoint, config=config)
-    found = flax_transformer.generate(twin.to_flax(), src, how)
-    reference = torch_reference.generate(twin.to_torch().eval(), torch.from_numpy(src), how)
+    found = _found(lambda: flax_transformer.generate(twin.to_flax(), src, how))
+    reference = _found(lambda: torch_reference.generate(twin.to_torch().eval(), torch.from_numpy(src), how))
+    if found is None and reference is None:
+        return Searched(published, refused=True)
+    assert found is not None
+    assert reference is not None
     assert reference.margins is not None
-    searches = [[row[0] for row in side.sentences()] for side in (found, reference)] + ([theirs] if theirs else [])
-    same = [all(tokens == others[0] for tokens in others) for others in zip(*searches, strict=True)]
+    tokens = [[row[0] for row in side.sentences()] for side in (found, reference)] + ([theirs] if theirs else [])
+    same = [all(other == row[0] for other in row) for row in zip(*tokens, strict=True)]
     ties = int((~np.array(same) & (reference.margins <= ROUNDING["float64"])).sum())
     return Searched(published, False, sum(same), ties, tuple(reference.lengths[:, 0].tolist()))
+
+
+def _found(search: Callable[[], Decoded]) -> Decoded | None:
+    """What a search gives; None where it refuses the model."""
+    try:
+        return search()
+    except ConfigError:
+        return None
 
 
 def _how(name: str, config: TransformerConfig, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:

@@ -1,10 +1,14 @@
 """The twins against the published systems' own modules: all ten variants, and their files."""
 
+import argparse
+import collections
+
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 
-from twinax import TransformerConfig, convert
+from twinax import TransformerConfig, convert, flax_transformer
 from twinax.convert import Checkpoint
 from twinax.convert.file_layouts import layout_of
 from twinax.parity_tests import published_decoding, published_training
@@ -97,6 +101,9 @@ WRONG = {
     "lucky_glass:encoder=a": r"in lucky_glass no part can be another",
     "leftover:encoder=a,decoder=a": r"two parts have one name",
     "leftover:encoder": r"can be others",
+    "leftover:encoder=decoder": r"two parts have one name",
+    "leftover:projection=decoder": r"two parts have one name",
+    "leftover:encoder=encoder,encoder=x": r"two parts have one name",
 }
 
 
@@ -106,6 +113,56 @@ def test_wrong_prefixes_are_refused(layout, tmp_path):
     with pytest.raises(convert.ConversionError, match=WRONG[layout]):
         convert.save(checkpoint, tmp_path / "x.pt", layout=layout)
     assert not (tmp_path / "x.pt").exists()
+
+
+def test_the_checkpoint_that_jadore801120_saves(tmp_path):
+    """Epoch, settings (an argparse.Namespace, which says the heads) and model."""
+    model = random_model("jadore801120", as_published=True)
+    heads = model.encoder.layer_stack[0].slf_attn.n_head
+    settings = argparse.Namespace(n_head=heads, dropout=0.1, cuda=True, log=None)
+    torch.save({"epoch": 3, "settings": settings, "model": model.state_dict()}, tmp_path / "theirs.chkpt.pt")
+    assert convert.load(tmp_path / "theirs.chkpt.pt").config.num_heads == heads
+    torch.save(model.state_dict(), tmp_path / "bare.pt")
+    widths = model.encoder.layer_stack[0].slf_attn.w_qs.weight.shape[0]
+    found = convert.load(tmp_path / "bare.pt", "jadore801120:num_heads=1").config
+    assert (found.num_heads, found.head_dim) == (1, widths)
+    with pytest.raises(convert.ConversionError, match=r"num_heads=5, by which \d+ and \d+ are not divisible"):
+        convert.load(tmp_path / "bare.pt", "jadore801120:num_heads=5")
+    with pytest.raises(convert.ConversionError, match="param_dtype: the tensors have theirs"):
+        convert.load(tmp_path / "bare.pt", "jadore801120:param_dtype=float64")
+    torch.save({"model": model.state_dict(), "more": collections.deque()}, tmp_path / "x.pt")
+    with pytest.raises(convert.ConversionError, match=r"a collections\.deque; none of its code was run; save"):
+        convert.load(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "model.", "_orig_mod.module."])
+def test_wrappers_of_the_whole_model(wrapper, tmp_path):
+    model = random_model("lucky_glass", as_published=True)
+    torch.save({wrapper + key: tensor for key, tensor in model.state_dict().items()}, tmp_path / "theirs.pt")
+    convert.save(convert.load(tmp_path / "theirs.pt"), tmp_path / "back.pt", layout="lucky_glass")
+    found = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
+    assert found.keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["lucky_glass", "jadore801120", "leftover", "d2l_note", "annotated_transformer"])
+@pytest.mark.parametrize("as_published", [True, False])
+def test_a_model_that_begins_here_goes_into_their_names(name, as_published, tmp_path):
+    sizes = {"d_model": 16, "num_heads": 2, "d_ff": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    sizes |= {"src_vocab_size": 11, "tgt_vocab_size": 11, "max_length": 12}
+    config = TransformerConfig.published(name, as_published=as_published, **sizes)
+    twin = flax_transformer.Transformer(config, rngs=nnx.Rngs(0))
+    convert.save(convert.Checkpoint.of(twin), tmp_path / "x.pt", layout=name)
+    again = convert.load(tmp_path / "x.pt")
+    assert again.config == config
+
+
+def test_scales_that_jadore801120_cannot_have(tmp_path):
+    sizes = {"src_vocab_size": 11, "tgt_vocab_size": 11, "d_model": 16, "head_dim": 8, "v_head_dim": 8, "d_ff": 8}
+    for wrong in ({"tied_output": False, "shared_embeddings": False}, {"embedding_scale": "sqrt_d_model"}):
+        config = TransformerConfig.published("jadore801120", as_published=True, **sizes, **wrong)
+        checkpoint = convert.Checkpoint.of(flax_transformer.Transformer(config, rngs=nnx.Rngs(0)))
+        with pytest.raises(convert.ConversionError, match="jadore801120 has no such model:\n  embedding_scale="):
+            convert.save(checkpoint, tmp_path / "x.pt", layout="jadore801120")
 
 
 def test_what_is_refused(tmp_path):

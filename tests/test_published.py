@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import TypeCheckError
@@ -16,7 +17,7 @@ from twinax.configs.published import as_decoded
 from twinax.parity_tests.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS
 from twinax.parity_tests.published import call as logits
 from twinax.parity_tests.published import random_model as build
-from twinax.torch_reference.published import jadore801120, leftover, lucky_glass
+from twinax.torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
 
 
 @pytest.fixture
@@ -154,6 +155,25 @@ def test_lucky_glass_positions():
     assert not repaired.requires_grad
     expected = [math.sin(7 / 10000 ** (2 / 512)), math.cos(7 / 10000 ** (2 / 512))]
     assert repaired[7, 2:4].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_position_tables_are_the_formula():
+    """sin and cos in turn, of position / 10000^(2i/d); the published code has it in float32, in various orders."""
+    length, width = 30, 16
+    rates = 10000.0 ** (-np.arange(0, width, 2) / width)
+    angles = np.arange(length)[:, None] * rates
+    expected = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width)
+    sizes = {"d_model": width, "d_ff": 8, "layers": 1, "dropout": 0.0, "as_published": False}
+    tables = [
+        lucky_glass.Transformer(9, 9, heads=2, **sizes).state_dict()["pos_embed.additive"][:length],
+        leftover.Transformer(9, 9, heads=2, seq_len=length, **sizes).state_dict()["encoder.pos_embedding.pe"][0],
+        annotated_transformer.Transformer(9, 9, h=2, **sizes).state_dict()["src_embed.1.pe"][0, :length],
+        jadore801120.Transformer(9, 9, 1, 1, d_model=width, n_position=length, as_published=False).state_dict()[
+            "encoder.position_enc.pos_table"
+        ][0],
+    ]
+    for found in [*tables, d2l_note.position_table(length, width)]:
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_source_of_padding_alone(tokens):

@@ -172,6 +172,9 @@ class Transformer(nn.Module):
         self.tgt_embedding = None if shared else Embedding(config, config.tgt_vocab_size, generator)
         self.src_input = InputStage(config, generator)
         self.tgt_input = InputStage(config, generator)
+        source, target = self.src_input.positions, self.tgt_input.positions
+        if config.positions == "stored" and source is not None and target is not None:
+            target.table.copy_(source.table)  # both sides begin with one table
         self.encoder = Encoder(config, generator)
         self.decoder = Decoder(config, generator)
         self.output = Output(config, generator)

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from ...configs.published.jadore801120 import AS_PUBLISHED
 from ...configs.schema import TransformerConfig
 from ..rules import TRANSPOSE, Rule
 from .published import Named, PublishedLayout, attention, count, embedding, linear, norm, table
@@ -47,17 +46,19 @@ def _rules(config: TransformerConfig) -> list[Rule]:
     return rules
 
 
-def _fields(arrays: Named, as_published: bool) -> dict[str, Any]:
+def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
     """Ties are read from the tensors; a tied model divides its logits by sqrt(D), which is the default there."""
     src, tgt = arrays[_SRC], arrays[_TGT]
     tied = np.array_equal(arrays[_OUTPUT], tgt)
-    first, heads = "encoder.layer_stack.0.slf_attn", AS_PUBLISHED.num_heads
+    widths = [arrays[f"encoder.layer_stack.0.slf_attn.{name}.weight"].shape[0] for name in ("w_qs", "w_vs")]
+    if any(width % heads for width in widths):
+        raise ValueError(f"num_heads={heads}, by which {widths[0]} and {widths[1]} are not divisible,")
     fields = {
         "src_vocab_size": src.shape[0],
         "tgt_vocab_size": tgt.shape[0],
         "d_model": src.shape[1],
-        "head_dim": arrays[f"{first}.w_qs.weight"].shape[0] // heads,
-        "v_head_dim": arrays[f"{first}.w_vs.weight"].shape[0] // heads,
+        "head_dim": widths[0] // heads,
+        "v_head_dim": widths[1] // heads,
         "d_ff": arrays["encoder.layer_stack.0.pos_ffn.w_1.weight"].shape[0],
         "num_encoder_layers": count(arrays, "encoder.layer_stack.#."),
         "num_decoder_layers": count(arrays, "decoder.layer_stack.#."),
@@ -70,9 +71,24 @@ def _fields(arrays: Named, as_published: bool) -> dict[str, Any]:
     return fields if "encoder.layer_norm.weight" in arrays else fields | {"embedding_norm": "none"}
 
 
+def _refusal(config: TransformerConfig, as_published: bool) -> str | None:
+    """One scale at most, and where the head is not tied the code has none for the logits."""
+    scales = config.embedding_scale, config.logit_scale
+    allowed = [("none", "rsqrt_d_model"), ("sqrt_d_model", "none"), ("none", "none")]
+    if not config.tied_output:
+        allowed = [("none" if as_published else "sqrt_d_model", "none")]
+    if scales in allowed:
+        return None
+    like = " or ".join(f"embedding_scale={e!r} with logit_scale={s!r}" for e, s in allowed)
+    return (
+        f"embedding_scale={scales[0]!r}, logit_scale={scales[1]!r}: with tied_output={config.tied_output} it has {like}"
+    )
+
+
 LAYOUT = PublishedLayout(
     _rules,
     _fields,
     mark=r"encoder\.src_word_emb\.weight",
     free=("shared_embeddings", "tied_output", "embedding_scale", "logit_scale"),
+    refusal=_refusal,
 )

@@ -29,7 +29,7 @@ def _rules(config: TransformerConfig) -> list[Rule]:
     return rules
 
 
-def _fields(arrays: Named, as_published: bool) -> dict[str, Any]:
+def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
     src, d_model = arrays["encoder.input_embedding.embedding.weight"].shape
     return {
         "src_vocab_size": src,

@@ -34,13 +34,15 @@ class PublishedLayout:
     """A system's names."""
 
     rules: Callable[[TransformerConfig], list[Rule]]  # from our names to theirs
-    fields: Callable[[Named, bool], dict[str, Any]]  # what the arrays say of the config, as published or repaired
+    # what the arrays say of the config, as published or repaired, and of so many heads
+    fields: Callable[[Named, bool, int], dict[str, Any]]
     mark: str  # of a name that no other layout has; a regular expression
     parts: tuple[str, ...] = ()  # first parts of names that may be others
     unused: str = "(?!)"  # names of arrays that no computation reads; a regular expression
     prefixes: Callable[[Collection[str]], dict[str, str]] = lambda names: {}  # what stands for `parts`
     tables: Callable[[TransformerConfig], Arrays] = lambda config: {}  # ours that such a file lacks
     free: tuple[str, ...] = ()  # config fields that its own settings choose
+    refusal: Callable[[TransformerConfig, bool], str | None] = lambda config, as_published: None  # of these together
 
     def config(self, name: str, arrays: Named, as_published: bool, given: Mapping[str, Any]) -> TransformerConfig:
         """The config of a state dict and of what is given beside it.
@@ -49,8 +51,11 @@ class PublishedLayout:
             ConfigError: it is none.
             ConversionError: the state dict lacks an array that says a size.
         """
+        if "param_dtype" in given:
+            raise ConversionError("param_dtype: the tensors have theirs")
+        heads = given.get("num_heads", TransformerConfig.published(name, as_published=as_published).num_heads)
         try:
-            fields = self.fields(arrays, as_published)
+            fields = self.fields(arrays, as_published, heads)
         except (KeyError, IndexError, ValueError) as error:
             raise ConversionError(
                 f"is no whole state dict of {name}: {error} is missing or has a wrong shape"
@@ -91,11 +96,10 @@ class PublishedLayout:
         """Every field in which a variant of the system is not like the config."""
         free = {field: getattr(config, field) for field in (*_FREE, *self.free)}
         like, ours = canonical(TransformerConfig.published(name, as_published=as_published, **free)), canonical(config)
-        return [
-            f"{f.name}={getattr(ours, f.name)!r}: there it is {getattr(like, f.name)!r}"
-            for f in fields(config)
-            if getattr(ours, f.name) != getattr(like, f.name)
-        ]
+        refusal = self.refusal(config, as_published)
+        apart = (f.name for f in fields(config) if getattr(ours, f.name) != getattr(like, f.name))
+        problems = [f"{name}={getattr(ours, name)!r}: there it is {getattr(like, name)!r}" for name in apart]
+        return problems if refusal is None else [*problems, refusal]
 
     def split(self, arrays: Named) -> tuple[Arrays, Arrays]:
         """(arrays that count, arrays that no computation reads)."""

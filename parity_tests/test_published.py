@@ -2,18 +2,28 @@
 
 import argparse
 import collections
+import contextlib
 
 import numpy as np
 import pytest
 import torch
 from flax import nnx
 
-from twinax import TransformerConfig, convert, flax_transformer
+from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.convert import Checkpoint
 from twinax.convert.file_layouts import layout_of
 from twinax.parity_tests import published_decoding, published_training
 from twinax.parity_tests.functions import random_arrays, random_batch
-from twinax.parity_tests.published import SYSTEMS, checkpoint_of, compare_published, oracle_of, random_model, variant_of
+from twinax.parity_tests.published import (
+    LENGTH,
+    SYSTEMS,
+    call,
+    checkpoint_of,
+    compare_published,
+    oracle_of,
+    random_model,
+    variant_of,
+)
 from twinax.parity_tests.published_oracle import find_oracle
 
 VARIANTS = [(name, as_published) for name in SYSTEMS for as_published in (True, False)]
@@ -26,6 +36,46 @@ def test_both_twins_are_the_published_model(name, as_published):
         paths = {finding.path for finding in report.findings}
         assert {"encoder.layers.1.self_attention.weights", "decoder.layers.0.cross_attention.output"} < paths
         assert "gradients.encoder.layers.0.self_attention.q_proj.kernel" in paths
+
+
+def masks_of(name, model, src, tgt):
+    """What a system's attentions are told, True = attend: of the encoder, of the decoder, of cross-attention."""
+    told = {}
+
+    def hook(path):
+        def see(module, args):
+            masks = [a for a in args if torch.is_tensor(a) and a.dtype is torch.bool]
+            told.setdefault(path, masks[0] if masks else None)
+
+        return see
+
+    with contextlib.ExitStack() as hooks:
+        for path, module in model.named_modules():
+            if "Attention" in type(module).__name__:
+                hooks.callback(module.register_forward_pre_hook(hook(path)).remove)
+        call(model, src, tgt)
+    first = {
+        stack: [m for path, m in told.items() if path.startswith(stack) and "0" in path] for stack in ("enc", "dec")
+    }
+    found = first["enc"][0], first["dec"][0], first["dec"][-1]
+    if name == "d2l_note":
+        found = tuple(None if mask is None else ~mask for mask in found)
+    return found
+
+
+@pytest.mark.parametrize(("name", "as_published"), VARIANTS)
+def test_masks(name, as_published):
+    model = random_model(name, as_published).eval()
+    checkpoint = checkpoint_of(name, model, as_published)
+    batch = random_batch(checkpoint.config, np.random.default_rng(1), 3, LENGTH, LENGTH if as_published else 5)
+    src, tgt = torch.from_numpy(batch.src_tokens), torch.from_numpy(batch.tgt_tokens)
+    _, ours = torch_reference.activations(checkpoint.to_torch().eval(), src, tgt)
+    for key, theirs in zip(
+        ("encoder_mask", "decoder_mask", "cross_mask"), masks_of(name, model, src, tgt), strict=True
+    ):
+        expected = torch.ones(1, 1, 1, dtype=torch.bool) if theirs is None else theirs
+        expected = expected if expected.ndim == 4 else expected[:, None]
+        assert torch.equal(ours[key].expand(3, 1, -1, -1), expected.expand_as(ours[key])), key
 
 
 @pytest.mark.parametrize("as_published", [True, False])

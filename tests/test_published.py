@@ -288,7 +288,13 @@ def test_the_command_is_told_what_the_tensors_do_not_say(command, tmp_path):
     status, _, err = command("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt")
     assert (status, err.count("\n")) == (2, 1)
     assert "leftover:num_heads=4" in err
-    assert command("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--config", "leftover:num_heads=4")[0] == 0
+    status, out, _ = command(
+        "convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--config", "leftover:num_heads=4"
+    )
+    assert status == 0
+    assert "read by nothing, kept" in " ".join(out.split())
+    assert "decoder.proj.weight" in out
+    assert "decoder.proj.weight" in command("inspect", tmp_path / "ours.pt")[1]
 
 
 WORDS = ["[UNK]", "[PAD]", "[SOS]", "[EOS]", *"abcdefghi"]

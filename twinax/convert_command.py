@@ -74,6 +74,8 @@ def convert_checkpoint(
         said += f"all came back equal to the bit, sha256 {checksum(checkpoint.arrays)[:16]}"
         said += f", but for {', '.join(rebuilt)}, which {layout} computes anew" if rebuilt else ""
     table.add_row("weights", said)
+    if checkpoint.unused:
+        table.add_row("read by nothing, kept", escape(_text(list(checkpoint.unused))))
     optimizer, same_optimizer = _optimizer_came_back(checkpoint, back)
     table.add_row("optimiser", optimizer)
     files = ", ".join(checkpoint.files) or "none"
@@ -136,6 +138,7 @@ def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     found |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
     found["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
     found["unused numbers"] = _numbers(checkpoint.unused)
+    found |= {"unused, kept": list(checkpoint.unused)} if checkpoint.unused else {}
     ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
     found["ties"] = [text for field, text in ties.items() if getattr(config, field)]
     found["tokenizer"] = list(checkpoint.files)

@@ -1,5 +1,8 @@
 """The audit finds what is planted and what was published, and nothing in healthy models."""
 
+import random
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -184,8 +187,62 @@ def test_what_cannot_be_audited():
         audit(nn.Linear(3, 3), vocab_size=9, pad_id=0)
     with pytest.raises(AuditError, match=r"Plain: returns \(2, 23\) and should return .* \(2, 7, 23\)"):
         audit(Plain(), **SIZES, forward=lambda m, src, tgt: m(src, tgt)[:, -1])
-    with pytest.raises(AuditError, match="an audit needs at least 5 positions"):
-        audit(Plain(), vocab_size=23, pad_id=0, max_length=4)
+    with pytest.raises(AuditError, match="an audit needs at least 7 positions"):
+        audit(Plain(), vocab_size=23, pad_id=0, max_length=6)
+    outer = Plain()
+    with pytest.raises(AuditError, match="`forward` must call the module that it is given"):
+        audit(Plain(), **SIZES, forward=lambda m, src, tgt: outer(src, tgt))
+    with pytest.raises(AuditError, match=r"Plain: returns \(7, 23\)"):
+        audit(Plain(), **SIZES, forward=lambda m, src, tgt: m(src, tgt).squeeze())
+    module = Plain()
+    module.hook = (_ for _ in ())
+    with pytest.raises(AuditError, match="Plain: cannot be copied: TypeError"):
+        audit(module, **SIZES)
+
+
+def test_what_raises_is_not_healthy():
+    found = audit(Plain(), **SIZES, forward=lambda m, src, tgt: m(src, tgt) if len(src) != 3 else 1 / 0)
+    assert not found.ok
+    assert "it raises ZeroDivisionError" in str(found)
+
+
+class Healthy(Plain):
+    """Settings in an object, dropout in place, words that are forbidden, a last state, draws of Python in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.settings = types.SimpleNamespace(dropout=0.2)
+        for layer in [*self.encoder, *self.decoder]:
+            layer.dropout = nn.Dropout(0.1, inplace=True)
+
+    def forward(self, src, tgt):
+        self.last = super().forward(src, tgt)
+        if self.training and random.random() < 0.5:
+            self.last = self.last + 0
+        found = nn.functional.dropout(self.last, self.settings.dropout, self.training)
+        return found.masked_fill(torch.arange(23) == 0, -torch.inf)
+
+
+def test_what_is_unusual_and_no_mistake():
+    module = Healthy()
+    module(torch.ones(1, 3, dtype=torch.long), torch.ones(1, 3, dtype=torch.long)).nan_to_num(0, 0, 0).sum().backward()
+    state = random.getstate()
+    with torch.inference_mode():
+        assert_healthy(module, **SIZES)
+    assert random.getstate() == state
+    short = Plain()
+    short.positions = nn.Embedding(10, 12)
+    assert_healthy(short, vocab_size=23, pad_id=0)
+    nll = nn.functional.nll_loss
+    assert_healthy(Plain(), **SIZES, loss=lambda z, y: nll(z.flatten(0, 1), y.flatten(), ignore_index=0))
+
+
+def test_t5():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=12, num_layers=2, num_heads=2)
+    torch.manual_seed(0)
+    found = audit(transformers.T5ForConditionalGeneration(config), max_length=32)
+    assert found.ok, str(found)
 
 
 class Wrapped(nn.Module):
@@ -223,7 +280,7 @@ def test_torch_nn_transformer_wrapped_rightly_and_wrongly():
         return questions(audit(Wrapped(masks, **how), vocab_size=23, pad_id=0, max_length=16))
 
     assert wrongly() == set()
-    assert wrongly(lambda src, tgt: masks_of_torch(src, tgt, memory=False)) == {PADDING, WEIGHTS}
+    assert wrongly(lambda src, tgt: masks_of_torch(src, tgt, memory=False)) == {PADDING, WEIGHTS, SAME}
     assert wrongly(lambda src, tgt: masks_of_torch(src, tgt, causal=False)) == {
         *(CAUSAL, CAUSAL_TRAINING, TARGET_PADDING, WEIGHTS)
     }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .answers import Answer
+from .state_checks import without_dropout
 from .subject import PADDED, Subject, difference, largest
 from .watch import Call, Seen
 
@@ -109,6 +110,11 @@ def keeps_sentences_apart(subject: Subject, training: bool) -> Answer:
     others = [torch.cat([side[:1], subject.other(side[1:], i)]) for i, side in enumerate((src, tgt))]
     runs = [subject.logits(*batch, training=training) for batch in ((src, tgt), others)]
     moved, where = subject.changed(runs[0][:1], runs[1][:1]), ""
+    if not training and not moved:  # in training each row has random numbers of its own
+        moved = subject.changed(runs[0], subject.logits(src.flip(0), tgt.flip(0)).flip(0))
+        if moved:
+            said = f"another row of the batch moves a logit by {moved:.2g}"
+            return Answer(False, said, "", "What a sentence gives depends on its place in the batch.")
     if moved:
         seen = [subject.seen(*batch, training=training) for batch in ((src, tgt), others)]
         where = _first_apart(seen[0], seen[1], lambda a: _head(a, _ROWS, 1), subject.bound)
@@ -122,9 +128,16 @@ def keeps_sentences_apart(subject: Subject, training: bool) -> Answer:
 
 def takes_any_lengths(subject: Subject) -> Answer:
     """Whether sources and targets may have lengths of their own."""
+    said = "it takes targets of the source's length only" if subject.one_length else ""
+    if not said:
+        src, tgt = subject.tokens(0), subject.tokens(1)
+        try:
+            subject.logits(src[:, : tgt.shape[1] - 1], tgt)
+        except Exception as error:  # the module's own
+            said = f"a longer target raises {type(error).__name__}: {' '.join(str(error).split())[:100]}"
     return Answer(
-        not subject.one_length,
-        "it takes targets of the source's length only" if subject.one_length else "it may",
+        not said,
+        said or "it may",
         "",
         "No sentence can be decoded word by word, and pairs must be padded to one length.",
     )
@@ -133,11 +146,15 @@ def takes_any_lengths(subject: Subject) -> Answer:
 def stays_finite(subject: Subject) -> Answer:
     """Whether a source that is all padding, as empty lines are, gives numbers."""
     src, tgt = subject.tokens(0, 2), subject.tokens(1, 2)
+    ordinary, sizes = subject.logits(src, tgt), []
     src[1] = subject.pad_id
-    broken = ~subject.logits(src, tgt).isfinite()
+    with without_dropout(subject.module):
+        for training in (False, True):
+            found = subject.logits(src, tgt, training=training)
+            sizes.append(float((found.isnan() | (found.isinf() & ordinary.isfinite())).double().mean()))
     return Answer(
-        not broken.any(),
-        f"{float(broken.double().mean()):.0%} of the outputs are nan or endless" if broken.any() else "all are finite",
+        not any(sizes),
+        f"{max(sizes):.0%} of the outputs are nan or endless" if any(sizes) else "all outputs are numbers",
         "",
         "One empty line makes the loss of its batch nan, and with it every parameter.",
     )
@@ -149,11 +166,17 @@ def hides_masked_keys(subject: Subject, harmless: bool) -> Answer:
     src, tgt = subject.pad(subject.tokens(0)), subject.tokens(1)
     tgt = subject.pad(tgt) if subject.one_length else tgt
     source, target, worst, where, seen, across = src.shape[1], tgt.shape[1], 0.0, "", 0, ""
-    for path, weights, over in subject.seen(src, tgt, operations=True).softmaxes:
-        if (queries := weights.shape[-2]) not in (source, target) or weights.shape[-1] not in (source, target):
+    for path, found, over in subject.seen(src, tgt, operations=True).softmaxes:
+        if found.shape[-2] not in (source, target) or found.shape[-1] not in (source, target):
             continue
         seen += 1
-        across = across or (path if over != -1 else "")
+        weights = found if over == -1 else found.transpose(-1, over)  # keys last
+        queries = weights.shape[-2]
+        if over != -1 and not (harmless or (queries, weights.shape[-1]) == (target, source) != (source, target)):
+            across = across or path
+        if (queries, weights.shape[-1]) == (source, target) != (target, source):
+            across = across or path
+            continue
         if weights.shape[-1] == source:  # of the encoder, or cross-attention
             hidden = weights[..., : real if queries == source else None, real:]
         else:
@@ -173,19 +196,21 @@ def hides_masked_keys(subject: Subject, harmless: bool) -> Answer:
 
 def cross_entropy_is_free(subject: Subject) -> Answer:
     """The least cross entropy that the outputs can have."""
-    vocabulary, weights = subject.vocabularies[1], [p for p in subject.module.parameters() if p.ndim > 1]
+    vocabulary, weights = subject.vocabularies[1], list(subject.module.parameters())
     src, tgt, spread = subject.tokens(0), subject.tokens(1), 0.0
     originals = [p.detach().clone() for p in weights]
-    for factor in (1, 30, 1000):  # a head that is free can be as sure as its weights are large
+    try:
+        for factor in (1, 30, 1000):  # a head that is free can be as sure as its weights are large
+            with torch.no_grad():
+                for p, original in zip(weights, originals, strict=True):
+                    p.copy_(original * factor)
+            logits = subject.logits(src, tgt)
+            finite = torch.where(logits.isfinite(), logits, logits.nan_to_num(0, 0, 0).mean(-1, keepdim=True))
+            spread = max(spread, float((finite.amax(-1) - finite.amin(-1)).max()))
+    finally:
         with torch.no_grad():
             for p, original in zip(weights, originals, strict=True):
-                p.copy_(original * factor)
-        logits = subject.logits(src, tgt)
-        apart = logits.amax(-1) - logits.amin(-1)
-        spread = max(spread, float(torch.nan_to_num(apart, nan=0.0, posinf=math.inf).max()))
-    with torch.no_grad():
-        for p, original in zip(weights, originals, strict=True):
-            p.copy_(original)
+                p.copy_(original)
     floor, uniform = math.log1p((vocabulary - 1) * math.exp(-spread)), math.log(vocabulary)
     return Answer(
         floor <= _FLOOR,
@@ -203,16 +228,17 @@ def loss_is_right(subject: Subject, loss: Loss | None) -> Answer:
         return Answer(None, "no loss was given")
     labels, vocabulary = subject.tokens(1, 2), subject.vocabularies[1]
     uniform = math.log(vocabulary)
-    certain = torch.nn.functional.one_hot(labels, vocabulary).to(torch.float64)
-    best = min(float(loss(certain * 2.0**n, labels)) for n in range(8))  # a smoothed label wants no endless certainty
+    certain = torch.nn.functional.one_hot(labels, vocabulary).float()
+    # Log-probabilities are logits too. A smoothed label wants no endless certainty.
+    best = min(float(loss((certain * 2.0**n).log_softmax(-1), labels)) for n in range(8))
     padded, hidden = labels.clone(), min(PADDED, labels.shape[1] // 2)
     padded[:, labels.shape[1] - hidden :] = subject.pad_id
-    nothing = torch.zeros_like(certain)
+    nothing = torch.zeros_like(certain).log_softmax(-1)
     full, part = float(loss(nothing, labels)), float(loss(nothing, padded))
     kept = 1 - hidden / labels.shape[1]
-    ignored = min(abs(part - full), abs(part - full * kept)) < 1e-6 * max(1.0, full)
+    ignored = min(abs(part - full), abs(part - full * kept)) < 1e-4 * max(1.0, full)
     said = f"{best:.2f} nats where all is certain and right, {full:.2f} of {uniform:.2f} where nothing is known"
-    right = ignored and best < full / 2
+    right = ignored and -1e-4 <= best < full / 2 and uniform / 2 < full < uniform * 1.5  # some take an entropy off
     return Answer(
         right,
         said if ignored else f"{said}, but {part:.2f} where {hidden} of {labels.shape[1]} labels are padding",

@@ -163,6 +163,36 @@ class _Detached(nn.Embedding):
         return nn.functional.embedding(input, self.weight.detach())
 
 
+def _by_row(self: Plain, src: Tensor) -> Tensor:
+    """What a table for (length, batch) does to (batch, length)."""
+    x = self.src_embedding(src) + self.positions.weight[: len(src), None]
+    for layer in self.encoder:
+        x = layer(x, self.source_mask(src))
+    return x
+
+
+def _in_a_list(model: Plain) -> None:
+    layers = list(model.encoder)
+    del model.encoder
+    model.__dict__["encoder"] = layers
+
+
+def _unmasked_in_training(self: Plain, src: Tensor) -> Tensor:
+    return Plain.source_mask(self, src) | self.training
+
+
+def _written_into(self: Plain, src: Tensor, tgt: Tensor) -> Tensor:
+    found = Plain.forward(self, src, tgt)
+    tgt[:, -1] = self.PAD
+    return found
+
+
+class _Uncounted(_Head):
+    def __init__(self, head: nn.Module):
+        super().__init__(head, _count)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+
 def _at_position_0(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
     """Decoding that gives every token the first position."""
     model = copy.deepcopy(module)
@@ -210,10 +240,13 @@ DEFECTS = (
     Defect("norm over positions and features", CAUSAL, _norm(lambda width: _NormOver(1, 2))),
     Defect("norm over the batch", APART, _norm(lambda width: _NormOver(0))),
     Defect("batch norm", APART_TRAINING, _norm(_BatchNorm)),
+    Defect("positions by row of the batch", APART, _methods(encode=_by_row)),
     Defect("memory averaged over the batch", APART, _encoded(lambda x: x.mean(0, keepdim=True).expand_as(x))),
     Defect("the encoder's square mask in cross-attention", LENGTHS, _methods(cross_mask=_square)),
     Defect("masked scores become -inf", EMPTY, _every(Attention, lambda part: setattr(part, "fill", -torch.inf))),
     Defect("a layer that is never called", GRADIENTS, lambda model: setattr(model, "spare", nn.Linear(3, 3))),
+    Defect("layers in a plain list", GRADIENTS, _in_a_list),
+    Defect("gradients that are nan", GRADIENTS, _encoded(lambda x: x + 0 * (x - x).square().sum(-1, True).sqrt())),
     Defect("an embedding that is detached", GRADIENTS, lambda model: _is_now(_Detached)(model.src_embedding)),
     Defect("the encoder's output is detached", GRADIENTS, _encoded(torch.Tensor.detach)),
     Defect("matrices that begin at zero", GRADIENTS, _every(Attention, lambda part: nn.init.zeros_(part.out.weight))),
@@ -223,15 +256,20 @@ DEFECTS = (
     Defect("tanh behind the logits", FREE, _outputs(torch.tanh)),
     Defect("logits are cosines", FREE, _outputs(lambda logits: nn.functional.normalize(logits, dim=-1))),
     Defect("padding counts in the loss", LOSS, arguments={"loss": _with_padding}),
+    Defect("a sum for a mean in the loss", LOSS, arguments={"loss": lambda z, y: mean_loss(z, y) * (y != 0).sum()}),
     Defect("softmax twice in the loss", LOSS, arguments={"loss": _of_probabilities}),
     Defect("dropout fixed in the code", DROPOUT, _head(lambda head, x: nn.functional.dropout(x, 0.1, head.training))),
     Defect("dropout of another rate than was asked for", DROPOUT, arguments={"dropout": 0.3}),
+    Defect("dropout that is not there", DROPOUT, _every(Layer, lambda part: setattr(part, "dropout", nn.Identity()))),
     Defect("dropout that training leaves off", DROPOUT, _every(nn.Dropout, _is_now(_AlwaysOff))),
     Defect("dropout without 1/(1 - rate)", DROPOUT, _every(nn.Dropout, _is_now(_Unscaled))),
     Defect("dropout active in evaluation", STILL, _head(lambda head, x: nn.functional.dropout(x, 0.1, True))),
     Defect("evaluation draws noise", STILL, _head(lambda head, x: x + 1e-9 * torch.randn_like(x))),
     Defect("evaluation draws from NumPy", STILL, _head(lambda head, x: x * (1 + 1e-9 * np.random.rand()))),
     Defect("evaluation counts in a buffer", STILL, _head(_count)),
+    Defect("and in one that is not saved", STILL, lambda model: setattr(model, "head", _Uncounted(model.head))),
+    Defect("ids are written into", STILL, _methods(forward=_written_into)),
+    Defect("no padding mask in training", SAME, _methods(source_mask=_unmasked_in_training)),
     Defect("another scale in training", SAME, _head(lambda head, x: x * (1.1 if head.training else 1.0))),
 )
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...configs.schema import TransformerConfig
@@ -15,6 +17,7 @@ from .subject import AuditError, Forward, Subject, make_subject
 from .twins import cache_answer, known_mistakes, twin
 
 Progress = Callable[[str, int, int], None]
+_OF_TRANSFORMERS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "max_position_embeddings")
 _CAUSAL = "Is it causal, in evaluation?"
 _PADDING = "Is padding of the source without effect?"
 _TARGET_PADDING = "Is padding of the target without effect?"
@@ -48,16 +51,22 @@ def audit(
         AuditError: sizes are missing, or the module does not take or return what is said.
     """
     if (config := getattr(module, "config", None)) is not None and getattr(config, "is_encoder_decoder", False):
-        vocab_size = vocab_size or config.vocab_size
-        pad_id = config.pad_token_id if pad_id is None else pad_id
-        special_ids = special_ids or tuple(i for i in (config.bos_token_id, config.eos_token_id) if i is not None)
-        max_length = max_length or getattr(config, "max_position_embeddings", None)
-        cached = cached or (state_checks.transformers_cached if forward is None else None)
+        said: dict[str, Any] = {name: getattr(config, name, None) for name in _OF_TRANSFORMERS}
+        vocab_size = vocab_size or said["vocab_size"]
+        pad_id = said["pad_token_id"] if pad_id is None else pad_id
+        special_ids = special_ids or tuple(i for i in (said["bos_token_id"], said["eos_token_id"]) if i is not None)
+        max_length = max_length or said["max_position_embeddings"]
+        if cached is None and forward is None and pad_id is not None:
+            cached = state_checks.transformers_cached(pad_id)
     if vocab_size is None or pad_id is None:
         raise AuditError(f"{type(module).__name__}: give vocab_size and pad_id")
     sizes = (vocab_size, vocab_size) if isinstance(vocab_size, int) else vocab_size
-    subject = make_subject(module, forward, sizes, pad_id, special_ids=special_ids, max_length=max_length, seed=seed)
-    answers = _examine(subject, lambda: state_checks.cache_changes_nothing(subject, cached), dropout, loss, progress)
+    with torch.inference_mode(False):
+        subject = make_subject(
+            module, forward, sizes, pad_id, special_ids=special_ids, max_length=max_length, seed=seed
+        )
+        cache = partial(state_checks.cache_changes_nothing, subject, cached)
+        answers = _examine(subject, cache, dropout, loss, progress)
     return Audit(type(module).__name__, answers)
 
 
@@ -138,7 +147,8 @@ def _examine(
         try:
             answer = ask()
         except Exception as error:  # the module's own, on inputs that it does not take
-            answer = Answer(None, f"it raises {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+            said = f"it raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            answer = Answer(False, said, "", "This could not be measured.")
         found[question] = replace(answer, question=question)
         progress(question, number, len(questions))
     return tuple(found.values())

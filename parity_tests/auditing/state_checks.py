@@ -1,57 +1,84 @@
 """The questions of an audit about what a module keeps and draws: gradients, dropout, evaluation, the cache."""
 
-import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...torch_reference.dropout import Dropout as TwinDropout
 from .answers import Answer
-from .subject import Forward, Subject, difference
+from .subject import Forward, Subject, difference, same
 
 _SHOWN = 3  # names in an answer
 
 
 def reaches_every_parameter(subject: Subject) -> Answer:
-    """The share of trained tensors that the loss gives no gradient."""
+    """The share of trained tensors that the loss gives no gradient, or one that is no number."""
     src, tgt, labels = subject.tokens(0, 2), subject.tokens(1, 2), subject.tokens(1, 2, 5)
-    trained = {name: p for name, p in subject.module.named_parameters() if p.requires_grad}
+    parameters = dict(subject.module.named_parameters())
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
     with without_dropout(subject.module), subject.mode(True), torch.enable_grad():
         logits = subject.forward(subject.module, src, tgt)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if loss.requires_grad else ()
     reached = dict(zip(trained, found, strict=False))
     left = [name for name in trained if (g := reached.get(name)) is None or not g.any()]
-    names = ", ".join(left[:_SHOWN]) + (", …" if len(left) > _SHOWN else "")
+    broken = [name for name in trained if (g := reached.get(name)) is not None and not g.isfinite().all()]
+    foreign = len(_leaves(loss) - {id(p) for p in parameters.values()})
+    said = [f"{len(left)} of {len(trained)} tensors get none: {_shown(left)}"] if left else []
+    said += [f"{len(broken)} get one with nan or infinities: {_shown(broken)}"] if broken else []
+    said += [f"{foreign} tensors are trained that are no parameters of the module"] if foreign else []
+    frozen = f"; {len(parameters) - len(trained)} are frozen" if len(parameters) > len(trained) else ""
     return Answer(
-        not left,
-        f"{len(left)} of {len(trained)} tensors get none: {names}" if left else f"all {len(trained)} tensors do",
-        left[0].rpartition(".")[0] if left else "",
-        "These parameters keep their first values: a part of the model is not trained, or not used.",
+        not said,
+        ("; ".join(said) or f"all {len(trained)} tensors do") + frozen,
+        next(iter(left or broken or [""])).rpartition(".")[0],
+        "These parameters keep their first values: a part of the model is not trained, or not used."
+        if not foreign
+        else "No optimiser sees them, no checkpoint holds them: a layer stands in a plain list or dictionary.",
     )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def _leaves(loss: Tensor) -> set[int]:
+    """The tensors that receive a gradient in a backward pass, by `id`."""
+    waiting, met, found = [loss.grad_fn], set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in met:
+            met.add(node)
+            leaf = getattr(node, "variable", None)
+            found |= set() if leaf is None else {id(leaf)}
+            waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def dropout_obeys(subject: Subject, setting: float | None) -> Answer:
     """Whether dropout is where and as strong as it is set, in training."""
-    wrong = [*dict.fromkeys(_measured_rates(subject, setting))]
+    wrong, seen = _measured_rates(subject, setting)
     with without_dropout(subject.module):
         left = subject.seen(subject.tokens(0, 8), subject.tokens(1, 8), training=True, operations=True).draws
-    fixed = sorted({f"{draw.path or 'the model'}{'' if draw.rate is None else f' ({draw.rate:.2g})'}" for draw in left})
-    wrong += [(path.partition(" ")[0], f"{path} draws with every rate set to 0") for path in fixed]
+    for path, rate in sorted({(draw.path, draw.rate or 0.0) for draw in left}):
+        wrong.append((path, f"{path or 'the model'} {f'({rate:.2g}) ' if rate else ''}draws with every rate set to 0"))
+    if setting and not seen:
+        wrong.append(("", f"none was seen, and the setting is {setting:.2g}"))
+    wrong = [*dict.fromkeys(wrong)]
     return Answer(
         not wrong,
-        "; ".join(said for _, said in wrong[:_SHOWN]) if wrong else "its rates are as set",
+        "; ".join(said for _, said in wrong[:_SHOWN]) or ("its rates are as set" if seen else "there is none"),
         wrong[0][0] if wrong else "",
         "Two models of one setting are trained differently, and switching dropout off does not.",
     )
 
 
-def _measured_rates(subject: Subject, setting: float | None) -> Iterator[tuple[str, str]]:
-    """(part, what is wrong with its dropout): share of zeros, scale of the rest, or a rate that is not the setting."""
+def _measured_rates(subject: Subject, setting: float | None) -> tuple[list[tuple[str, str]], bool]:
+    """([(part, what is wrong with its dropout)], whether there is any): zeros, scale of the rest, and its setting."""
+    wrong: list[tuple[str, str]] = []
     parts = dict(subject.module.named_modules())
     seen = subject.seen(subject.tokens(0, 8), subject.tokens(1, 8), training=True, operations=True)
     for path, inputs, outputs in seen.calls:
@@ -63,48 +90,55 @@ def _measured_rates(subject: Subject, setting: float | None) -> Iterator[tuple[s
             continue
         share, kept = float((y == 0).double().mean()), y != 0
         if abs(share - rate) > 5 * (rate * (1 - rate) / x.numel()) ** 0.5 + 1e-9:
-            yield path, f"{path} drops {share:.0%} and is set to {rate:.0%}"
+            wrong.append((path, f"{path} drops {share:.0%} and is set to {rate:.0%}"))
         elif kept.any() and difference(y[kept] * (1 - rate), x[kept]) > subject.bound * float(x.abs().max()):
-            yield path, f"{path} does not divide by 1 - {rate:.2g}"
-    for path, rate in chain(
-        ((p, r) for p, m in parts.items() if (r := _rate_of(m)) is not None),
-        ((d.path, d.rate) for d in seen.draws if d.rate is not None and _rate_of(parts[d.path]) is None),
-    ):
+            wrong.append((path, f"{path} does not divide by 1 - {rate:.2g}"))
+    rates = [(path, rate) for path, module in parts.items() if (rate := _rate_of(module)) is not None]
+    rates += [(d.path, d.rate) for d in seen.draws if d.rate is not None and _rate_of(parts[d.path]) is None]
+    for path, rate in rates:
         if setting is not None and abs(rate - setting) > 1e-6:
-            yield path, f"{path or 'the model'} has {rate:.2g} and the setting is {setting:.2g}"
+            wrong.append((path, f"{path or 'the model'} has {rate:.2g} and the setting is {setting:.2g}"))
+    return wrong, any(rate for _, rate in rates) or bool(seen.draws)
 
 
 def _rate_of(module: nn.Module) -> float | None:
-    """The rate of a dropout layer."""
-    if not _is_named(module, "dropout"):
-        return None
-    return next((float(module.__dict__[name]) for name in ("p", "rate") if name in module.__dict__), None)
-
-
-def _is_named(module: nn.Module, what: str) -> bool:
-    return any(what in kind.__name__.lower() for kind in type(module).__mro__)
+    """The rate of a dropout layer whose elements fall one by one."""
+    if isinstance(module, nn.Dropout):
+        return module.p
+    return module.rate if isinstance(module, TwinDropout) else None
 
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """Every rate that a part keeps as a number is 0 inside."""
-    before: list[tuple[nn.Module, str, Any]] = []
+    """Every rate that a part keeps as a number, or in an object or dictionary of settings, is 0 inside."""
+    before: list[tuple[Any, str, Any]] = []
     for part in module.modules():
-        is_dropout = _is_named(part, "drop")
-        for name, value in list(part.__dict__.items()):
-            if isinstance(value, float) and ("drop" in name or (is_dropout and name in ("p", "rate"))):
-                before.append((part, name, value))
-                part.__dict__[name] = 0.0
+        is_dropout = any("drop" in kind.__name__.lower() for kind in type(part).__mro__)
+        for holder in (part.__dict__, *map(_settings, part.__dict__.values())):
+            for name, value in list(holder.items()):
+                named = isinstance(name, str) and ("drop" in name or (is_dropout and name in ("p", "rate")))
+                if named and isinstance(value, float):
+                    before.append((holder, name, value))
+                    holder[name] = 0.0
     try:
         yield
     finally:
-        for part, name, value in before:
-            part.__dict__[name] = value
+        for holder, name, value in reversed(before):
+            holder[name] = value
+
+
+def _settings(value: Any) -> dict[Any, Any]:
+    """What an attribute holds, where it is no part of the computation."""
+    if isinstance(value, dict):
+        return value
+    is_part = isinstance(value, Tensor | nn.Module | type) or callable(value)
+    return {} if is_part else getattr(value, "__dict__", {})
 
 
 def trains_what_it_evaluates(subject: Subject) -> Answer:
     """Whether training computes the same as evaluation where dropout is left out."""
-    src, tgt = subject.tokens(0, 2), subject.tokens(1, 2)
+    src, tgt = subject.pad(subject.tokens(0, 2)), subject.tokens(1, 2)
+    tgt = subject.pad(tgt) if subject.one_length else tgt
     with without_dropout(subject.module):
         moved = subject.changed(subject.logits(src, tgt), subject.logits(src, tgt, training=True))
     return Answer(
@@ -116,28 +150,26 @@ def trains_what_it_evaluates(subject: Subject) -> Answer:
 
 
 def evaluation_changes_nothing(subject: Subject) -> Answer:
-    """Whether evaluation leaves parameters, buffers and generators of random numbers alone."""
+    """Whether evaluation leaves parameters, buffers, ids and generators of random numbers alone."""
     src, tgt = subject.tokens(0, 2), subject.tokens(1, 2)
-    before = {name: value.clone() for name, value in subject.module.state_dict().items()}
-    seeds = random.getstate(), np.random.get_state()
+    before = {name: p.detach().clone() for name, p in subject.module.named_parameters()}
     first, second = subject.logits(src, tgt), subject.logits(src, tgt)
+    edited, drew, moved = subject.edited, subject.drew, subject.moved
     draws = subject.seen(src, tgt, operations=True).draws
-    after = subject.module.state_dict()
-    moved = [name for name, value in before.items() if not torch.equal(value, after[name])]
+    moved = moved + [name for name, p in subject.module.named_parameters() if not same(p, before[name])]
     with torch.no_grad():
-        for name, value in before.items():
-            after[name].copy_(value)
-    again = random.getstate(), np.random.get_state()
-    drawn = [draw.path or "the model" for draw in draws]
-    drawn += ["Python's or NumPy's generator"] * (repr(seeds) != repr(again))
-    said = [f"{len(moved)} of {len(before)} tensors change, as {moved[0]}"] if moved else []
-    said += [f"random numbers are drawn in {', '.join(sorted({*drawn})[:_SHOWN])}"] if drawn else []
+        for name, p in subject.module.named_parameters():
+            p.copy_(before[name])
+    drawn = sorted({draw.path or "the model" for draw in draws}) + ["Python's or NumPy's generator"] * drew
+    said = [f"{len(moved)} tensors change, as {moved[0]}"] if moved else []
+    said += [f"random numbers are drawn in {', '.join(drawn[:_SHOWN])}"] if drawn else []
+    said += ["the ids that it was given are changed"] if edited else []
     if not said and difference(first, second):
         said = [f"the same input gives logits that are {difference(first, second):.2g} apart"]
     return Answer(
         not said,
         "; ".join(said) or "no tensor changes, and nothing is drawn",
-        (moved[0].rpartition(".")[0] if moved else drawn[0] if drawn else ""),
+        moved[0].rpartition(".")[0] if moved else draws[0].path if draws else "",
         "A model gives another answer the second time, or learns from what it is tested on.",
     )
 
@@ -159,19 +191,23 @@ def cache_changes_nothing(subject: Subject, cached: Forward | None) -> Answer:
     return Answer(not moved, said, "", breaks)
 
 
-def transformers_cached(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+def transformers_cached(pad_id: int) -> Forward:
     """Logits of a `transformers` encoder-decoder, token by token with its cache."""
-    config: Any = module.config
-    given, past, found = {"attention_mask": (src != config.pad_token_id).long()}, None, []
-    memory = module.get_encoder()(input_ids=src, **given)  # type: ignore[operator]
-    for t in range(tgt.shape[1]):
-        step = module(
-            encoder_outputs=memory,
-            decoder_input_ids=tgt[:, t : t + 1],
-            past_key_values=past,
-            use_cache=True,
-            **given,
-        )
-        past = step.past_key_values
-        found.append(step.logits)
-    return torch.cat(found, 1)
+
+    def cached(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+        model: Any = module
+        given, past, found = {"attention_mask": (src != pad_id).long()}, None, []
+        memory = model.get_encoder()(input_ids=src, **given)
+        for t in range(tgt.shape[1]):
+            step = model(
+                encoder_outputs=memory,
+                decoder_input_ids=tgt[:, t : t + 1],
+                past_key_values=past,
+                use_cache=True,
+                **given,
+            )
+            past = step.past_key_values
+            found.append(step.logits)
+        return torch.cat(found, 1)
+
+    return cached

@@ -4,10 +4,10 @@ Letters: B batch, S source length, T target length, V vocabulary.
 """
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from .watch import Seen, watch
 Forward = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (module, sources (B, S), targets (B, T)) -> (B, T, V)
 # The largest change that counts as none, as a share of the largest output.
 _BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-4}
-_LENGTHS = (11, 7)  # of sources and targets; primes, so that no width is taken for a length
+# Of sources and targets; primes, so that no width is taken for a length. One length where a module takes no other.
+_LENGTHS = ((11, 7), (7, 5), (7, 7), (5, 5))
 PADDED = 3  # positions of padding that are added
+_SHORTEST = 3 + PADDED + 1
 
 
 class AuditError(ValueError):
@@ -38,6 +40,9 @@ class Subject:
     bound: float  # the largest change that counts as none, as a share of the largest output
     avoid: frozenset[int]  # ids that are never drawn
     seed: int
+    moved: list[str] = field(default_factory=list)  # buffers that the last call changed
+    drew: bool = False  # whether Python's or NumPy's generator was used by it
+    edited: bool = False  # whether it wrote into the ids
 
     @property
     def one_length(self) -> bool:
@@ -65,23 +70,54 @@ class Subject:
         return torch.nn.functional.pad(tokens, (0, PADDED), value=self.pad_id)
 
     def logits(self, src: Tensor, tgt: Tensor, *, training: bool = False) -> Tensor:
-        """What the module returns; the same random numbers each time."""
+        """What the module returns; from the same random numbers and buffers each time.
+
+        Raises:
+            AuditError: its shape is not (B, T, V).
+        """
+        ids = src.clone(), tgt.clone()
         with self.mode(training), torch.no_grad():
-            return self.forward(self.module, src, tgt).detach()
+            found = self.forward(self.module, *ids).detach()
+        self.edited = not (torch.equal(ids[0], src) and torch.equal(ids[1], tgt))
+        expected = (*tgt.shape, self.vocabularies[1])
+        if tuple(found.shape) != expected:
+            raise AuditError(
+                f"{type(self.module).__name__}: returns {tuple(found.shape)} and should return (batch, target, "
+                f"vocabulary), here {expected}; give `forward`, a function of (module, sources, targets)"
+            )
+        return found
 
     def seen(self, src: Tensor, tgt: Tensor, *, training: bool = False, operations: bool = False) -> Seen:
         """What happens inside."""
         with self.mode(training), torch.no_grad(), watch(self.module, operations=operations) as seen:
-            self.forward(self.module, src, tgt)
+            self.forward(self.module, src.clone(), tgt.clone())
         return seen
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        """Training or evaluation, from one state of the generators of random numbers."""
+        """Training or evaluation, from one state of buffers and of all generators of random numbers.
+
+        Behind it, `moved` names the buffers that changed, and `drew` says whether Python or NumPy drew.
+        """
+        before = {name: value.clone() for name, value in self.module.named_buffers()}
+        states = random.getstate(), np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
+            random.seed(self.seed)
+            np.random.seed(self.seed)
+            began = repr((random.getstate(), np.random.get_state()))
             self.module.train(training)
-            yield
+            try:
+                yield
+            finally:
+                self.drew = repr((random.getstate(), np.random.get_state())) != began
+                random.setstate(states[0])
+                np.random.set_state(states[1])
+                buffers = dict(self.module.named_buffers())
+                self.moved = [n for n, value in before.items() if n in buffers and not same(value, buffers[n])]
+                with torch.no_grad():
+                    for name in self.moved:
+                        buffers[name].copy_(before[name])
 
     def changed(self, a: Tensor, b: Tensor) -> float:
         """The largest difference of two outputs, in outputs' units; 0 where it is within rounding."""
@@ -104,43 +140,57 @@ def make_subject(
     Raises:
         AuditError: the module does not take two tensors of ids, or does not return (B, T, V).
     """
-    longest = max_length if max_length is not None else max(_LENGTHS) + PADDED
-    if longest < 2 + PADDED or min(vocabularies) < 4:
+    if min(vocabularies) < 4 or (max_length is not None and max_length < _SHORTEST):
         raise AuditError(
-            f"max_length={longest}, vocabularies of {vocabularies[0]} and {vocabularies[1]}: an audit needs at least "
-            f"{2 + PADDED} positions and 4 tokens"
+            f"max_length={max_length}, vocabularies of {vocabularies[0]} and {vocabularies[1]}: an audit needs at "
+            f"least {_SHORTEST} positions and 4 tokens"
         )
-    src, tgt = (min(length, longest - PADDED) for length in _LENGTHS)
-    tgt -= src == tgt
-    how, avoid = forward or _forward_of(module), frozenset({pad_id, *special_ids})
+    most = max_length - PADDED if max_length is not None else _LENGTHS[0][0]
+    lengths = [pair for pair in _LENGTHS if max(pair) <= most] or [(most, most - 1), (most, most)]
+    how, avoid = forward or _forward_of(module, pad_id), frozenset({pad_id, *special_ids})
     errors: list[Exception] = []
-    for dtype, lengths in ((d, n) for d in _BOUNDS for n in ((src, tgt), (tgt, tgt))):
-        ours = copy.deepcopy(module).cpu().to(dtype)
-        found = Subject(ours, how, vocabularies, pad_id, lengths, _BOUNDS[dtype], avoid, seed)
-        try:
-            logits = found.logits(found.tokens(0, 2), found.tokens(1, 2))
-        except Exception as error:  # the module's own, whatever it is
+    for dtype, pair in ((d, n) for d in _BOUNDS for n in sorted(lengths, key=lambda n: n[0] == n[1])):
+        found = Subject(_copy(module).to(dtype), how, vocabularies, pad_id, pair, _BOUNDS[dtype], avoid, seed)
+        if (error := _refusal(found)) is not None:
             errors.append(error)
             continue
-        expected = (2, lengths[1], vocabularies[1])
-        if tuple(logits.shape) != expected:
-            raise AuditError(
-                f"{type(module).__name__}: returns {tuple(logits.shape)} and should return (batch, target, "
-                f"vocabulary), here {expected}; give `forward`, a function of (module, sources, targets)"
-            )
+        if not found.seen(found.tokens(0), found.tokens(1)).calls:
+            raise AuditError(f"{type(module).__name__}: `forward` must call the module that it is given: a copy")
         return found
     said = " ".join(str(errors[0]).split())[:300]
     raise AuditError(
         f"{type(module).__name__}: cannot be called with sources and targets: {type(errors[0]).__name__}: {said}; "
-        "give `forward`, a function of (module, sources, targets)"
+        "give `forward`, a function of (module, sources, targets), or max_length"
     )
 
 
-def _forward_of(module: nn.Module) -> Forward:
+def _refusal(subject: Subject) -> Exception | None:
+    """What a module raises where it is called with one sentence or two, of its lengths."""
+    try:
+        for rows in (2, 1):
+            src, tgt = subject.tokens(0, rows), subject.tokens(1, rows)
+            subject.logits(src, tgt)
+            subject.logits(subject.pad(src), subject.pad(tgt) if subject.one_length else tgt)
+    except AuditError:
+        raise
+    except Exception as error:  # the module's own, whatever it is
+        return error
+    return None
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """A copy on the CPU; of tensors that a module keeps from its last step, the numbers."""
+    kept = (v for part in module.modules() for v in part.__dict__.values() if isinstance(v, Tensor))
+    try:
+        return copy.deepcopy(module, {id(v): v.detach().clone() for v in kept if v.grad_fn is not None}).cpu()
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise AuditError(f"{type(module).__name__}: cannot be copied: {type(error).__name__}: {said}") from None
+
+
+def _forward_of(module: nn.Module, pad_id: int) -> Forward:
     """How a module is called where nothing is said: `module(src, tgt)`, and `transformers`' in their way."""
-    config: Any = getattr(module, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        pad_id = config.pad_token_id
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         return lambda m, src, tgt: (
             m(input_ids=src, attention_mask=(src != pad_id).long(), decoder_input_ids=tgt, use_cache=False).logits
         )
@@ -152,8 +202,13 @@ def difference(a: Tensor, b: Tensor) -> float:
     if a.ndim != b.ndim:
         return float("inf")
     common = tuple(slice(0, min(m, n)) for m, n in zip(a.shape, b.shape, strict=True))
-    apart = (a[common] - b[common]).abs()
+    apart = torch.where(a[common] == b[common], 0, (a[common] - b[common]).abs())  # equal infinities are equal
     return float(torch.nan_to_num(apart, nan=float("inf")).max()) if apart.numel() else 0.0
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, nan to nan."""
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def largest(a: Tensor) -> float:

@@ -49,22 +49,26 @@ class Seen:
 @contextmanager
 def watch(module: nn.Module, *, operations: bool = True) -> Iterator[Seen]:
     """Records what `module` does inside the `with`. Fused attention is taken apart, so that its weights are seen."""
-    seen, stack = Seen(), [""]
+    seen, stack, given = Seen(), [""], []
 
     def enter(path: str) -> Callable[..., None]:
-        return lambda module, args: stack.append(path)
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            stack.append(path)
+            given.append(_tensors((args, kwargs)))  # now: some work in place
+
+        return hook
 
     def leave(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            seen.calls.append(Call(path, _tensors((args, kwargs)), _tensors(output)))
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            seen.calls.append(Call(path, given.pop(), _tensors(output)))
             stack.pop()
 
         return hook
 
     with ExitStack() as undo:
         for path, part in module.named_modules():
-            undo.callback(part.register_forward_pre_hook(enter(path)).remove)
-            undo.callback(part.register_forward_hook(leave(path), with_kwargs=True).remove)
+            undo.callback(part.register_forward_pre_hook(enter(path), with_kwargs=True).remove)
+            undo.callback(part.register_forward_hook(leave(path)).remove)
         if operations:
             undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)

@@ -47,7 +47,7 @@ WRONG = {  # what -> (arguments after the command's name, what is said)
     ),
     "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a whole PyTorch file"),
     "truncated safetensors": (("inspect", "half.safetensors"), "half.safetensors: not a whole safetensors file"),
-    "code": (("convert", "code.pt", "y.pt"), "code.pt: damaged, or holds more than tensors; none of its code was run"),
+    "code": (("convert", "code.pt", "y.pt"), "code.pt: holds more than tensors, a "),
     "names of nobody": (("inspect", "names.pt"), "names.pt: its 1 tensors (a) are in no layout that twinax knows"),
     "another version": (("inspect", "later.pt"), "later.pt: twinax_file_version=9: this twinax reads version 1"),
     "a part missing": (("inspect", "part.pt"), "part.pt: 1 arrays do not fit the model"),

@@ -15,6 +15,7 @@ from twinax.parity_tests import audit, published
 from twinax.parity_tests.auditing import AuditError, assert_healthy, audit_config
 from twinax.parity_tests.auditing.defects import DEFECTS, examine
 from twinax.parity_tests.auditing.plain import Plain, mean_loss, step_by_step
+from twinax.parity_tests.auditing.subject import make_subject
 from twinax.torch_reference.published import annotated_transformer, jadore801120, leftover, lucky_glass
 
 SIZES = {"vocab_size": Plain.VOCABULARY, "pad_id": Plain.PAD, "max_length": Plain.LONGEST}
@@ -54,6 +55,12 @@ def test_nothing_in_a_healthy_model():
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert module.training
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 12])
+def test_a_short_model_is_asked_with_two_lengths(length):
+    """Five and five are both within 8 positions; that is no sign that a module wants them equal."""
+    assert not make_subject(Plain(), None, (23, 23), 0, max_length=length).one_length
 
 
 def test_every_answer_of_a_healthy_model_is_measured():

@@ -146,7 +146,9 @@ def make_subject(
             f"least {_SHORTEST} positions and 4 tokens"
         )
     most = max_length - PADDED if max_length is not None else _LENGTHS[0][0]
-    lengths = [pair for pair in _LENGTHS if max(pair) <= most] or [(most, most - 1), (most, most)]
+    lengths = [pair for pair in _LENGTHS if max(pair) <= most]
+    lengths += [] if any(s != t for s, t in lengths) else [(most, most - 1)]
+    lengths += [] if any(s == t for s, t in lengths) else [(most, most)]
     how, avoid = forward or _forward_of(module, pad_id), frozenset({pad_id, *special_ids})
     errors: list[Exception] = []
     for dtype, pair in ((d, n) for d in _BOUNDS for n in sorted(lengths, key=lambda n: n[0] == n[1])):

@@ -66,6 +66,11 @@ class CorpusConfig:
         )
 
 
+def is_file(dataset: str) -> bool:
+    """Whether a dataset is a single file, by its name."""
+    return dataset.removesuffix(".gz").endswith(_FILES)
+
+
 def _check_unused(config: CorpusConfig) -> None:
     """Raises: ConfigError where a field would change nothing."""
     columns = {"src_column": config.src_column, "subset": config.subset, "split": config.split}
@@ -75,7 +80,7 @@ def _check_unused(config: CorpusConfig) -> None:
                 raise ConfigError(f"{name}={value!r}: text files have no such thing; leave it away, or give dataset")
     for name, split in (("dataset", config.split), ("valid_dataset", config.valid_split)):
         dataset = getattr(config, name)
-        if dataset is None or not dataset.removesuffix(".gz").endswith(_FILES):
+        if dataset is None or not is_file(dataset):
             continue
         if name == "dataset" and config.valid_dataset is None and config.valid_split is not None:
             split = config.valid_split

@@ -5,7 +5,7 @@ from importlib import import_module
 from .run import RunConfig
 from .validation import ConfigError
 
-RUNS = ("multi30k_de_en", "multi30k_en_de")
+RUNS = ("multi30k_de_en", "multi30k_en_de", "scan")
 
 
 def run_preset(name: str) -> RunConfig:

@@ -81,6 +81,7 @@ def test_scores_are_sacrebleu_s():
     assert found["BLEU, lower case"].value == corpus_bleu(ours, [theirs], tokenize="intl", lowercase=True).score
     assert found["chrF"].value == corpus_chrf(ours, [theirs]).score
     assert found["TER"].value == corpus_ter(ours, [theirs]).score
+    assert found["exact match"].value == 50
     assert "case:mixed" in found["BLEU"].signature
     assert "tok:intl" in found["BLEU, lower case"].signature
     with pytest.raises(DataError, match="tokenize='nope': sacreBLEU has none, zh"):
@@ -185,6 +186,16 @@ def test_evaluate(command, files):
     assert err == "twinax: 1 sources have more tokens than the model takes and were cut off\n"
 
 
+def test_evaluate_a_dataset(command, files):
+    Path("tasks.txt").write_text("IN: a b c OUT: A B C\nIN: h e d f OUT: H E D\nIN: f b OUT: F B\nIN: d a OUT: D A\n")
+    code, _, _ = command("evaluate", MODEL, "--dataset", "tasks.txt", "--beam-size", "1", "--json", "e.json")
+    assert code == 0
+    found = json.loads(Path("e.json").read_text())
+    assert found["dataset"] == "tasks.txt"
+    assert "src" not in found
+    assert found["scores"][-1] == {"name": "exact match", "value": 75.0, "signature": "n:4|case:mixed|space:no"}
+
+
 def test_score(command, files):
     Path("a").write_text("a b\nc\n")
     Path("b").write_text("A B\nD\n")
@@ -207,6 +218,10 @@ def test_score(command, files):
         (("translate", MODEL, "src", "--attention", "no/x.png"), "no/x.png: there is no directory no"),
         (("evaluate", MODEL, "--src", "src", "--tgt", "short"), "src has 7 lines and short has 1"),
         (("evaluate", MODEL, "--src", "src", "--tgt", "tgt", "--tokenize", "x"), "tokenize='x': sacreBLEU has"),
+        (("evaluate", MODEL), "dataset=None: give either src and tgt, or dataset"),
+        (("evaluate", MODEL, "--src", "src"), "src='src': needs tgt too"),
+        (("evaluate", MODEL, "--dataset", "no.txt"), "no.txt: there is no such file"),
+        (("evaluate", MODEL, "--dataset", "a.tsv", "--split", "test"), "a.tsv': a single file has no split (test)"),
         (("evaluate", MODEL, "--src", "src", "--tgt", "tgt", "--output", "no/x"), "no/x: there is no directory no"),
         (("score", MODEL, "--src", "src", "--tgt", "tgt"), "pair 2: the source '' has no token"),
     ],

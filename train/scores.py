@@ -1,4 +1,4 @@
-"""How good translations are: sacreBLEU's BLEU, chrF and TER of detokenised text, with their signatures."""
+"""How good translations are: sacreBLEU's BLEU, chrF and TER of detokenised text, and exact match, with signatures."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Score(NamedTuple):
 
 
 def corpus_scores(translations: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> list[Score]:
-    """BLEU with case and without, chrF and TER of whole texts.
+    """BLEU with case and without, chrF and TER of whole texts; exact match, the percentage that is its reference.
 
     Raises:
         DataError: there is nothing to score, or sacreBLEU has no such tokenisation.
@@ -39,4 +39,6 @@ def corpus_scores(translations: Sequence[str], references: Sequence[str], tokeni
         values = {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
     except Exception as error:  # some tokenisations need packages or files of their own
         raise DataError(f"tokenize={tokenize!r}: sacreBLEU cannot: {' '.join(str(error).split())[:200]}") from None
-    return [Score(name, values[name], str(metric.get_signature())) for name, metric in metrics.items()]
+    found = [Score(name, values[name], str(metric.get_signature())) for name, metric in metrics.items()]
+    equal = sum(ours.split() == theirs.split() for ours, theirs in zip(translations, references, strict=True))
+    return [*found, Score("exact match", 100 * equal / len(references), f"n:{len(references)}|case:mixed|space:no")]

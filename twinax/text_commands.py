@@ -83,8 +83,13 @@ def translate(
 def evaluate(
     checkpoint: CheckpointPath,
     *,
-    src: str,
-    tgt: str,
+    src: str | None = None,
+    tgt: str | None = None,
+    dataset: str | None = None,
+    subset: str | None = None,
+    split: str | None = None,
+    src_column: str | None = None,
+    tgt_column: str | None = None,
     beam_size: int = 5,
     length_exponent: float = 1.0,
     max_length: int | None = None,
@@ -93,7 +98,9 @@ def evaluate(
     output: str | None = None,
     framework: Framework = "flax",
 ) -> int:
-    """Translate a file and score it against its reference: BLEU with case and without, chrF and TER, with signatures.
+    """Translate a file and score it against its reference: BLEU with case and without, chrF, TER and exact match.
+
+    Scores of sacreBLEU come with their signatures. Exact match is the share of translations that are their reference.
 
     Example: twinax evaluate runs/de_en --src test.de --tgt test.en
 
@@ -101,6 +108,12 @@ def evaluate(
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
         src: text file, a sentence a line (.gz too).
         tgt: its reference translations.
+        dataset: instead of both: file with two columns (.tsv .csv .json .jsonl .parquet, or .txt as SCAN's), directory,
+            or hub name.
+        subset: of a hub name or a directory, as "de-en" of opus_books.
+        split: of these; none: test.
+        src_column: column, or language in a column "translation".
+        tgt_column: the same of the references; .tsv files without both have no header.
         beam_size: hypotheses that are kept in the search; 1 is greedy, the fastest.
         length_exponent: scores are sums of log-probabilities over length to this power.
         max_length: longest translation in tokens, with the end; none: what the model takes.
@@ -109,14 +122,16 @@ def evaluate(
         output: file to write the translations to.
         framework: which twin computes.
     """
-    check_exists(checkpoint, src, tgt)
+    check_exists(checkpoint, *filter(None, (src, tgt)))
     for path in (json_file, output):
         check_folder(path)
     with one_line_errors():
+        where = {"src": src, "tgt": tgt, "dataset": dataset, "subset": subset}
+        where |= {"src_column": src_column, "tgt_column": tgt_column}
         how = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
         decoding = import_module("twinax.configs.decoding").DecodingConfig(**how)
         scores = import_module("twinax.train.scores")
-        pairs = list(_pairs(src, tgt))
+        pairs = list(_pairs(**where, split=split))
         scores.corpus_scores(["a"], ["a"], tokenize)  # before minutes of translation
         translator = import_module("twinax.train.translator").load(checkpoint)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -131,7 +146,8 @@ def evaluate(
         if output is not None:
             Path(output).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
         if json_file is not None:
-            what = {"checkpoint": checkpoint, "src": src, "tgt": tgt, "pairs": len(pairs), "cut": len(cut)}
+            given = {name: value for name, value in (where | {"split": split}).items() if value is not None}
+            what = {"checkpoint": checkpoint, **given, "pairs": len(pairs), "cut": len(cut)}
             document = {**what, **how, "framework": framework, "scores": [score._asdict() for score in results]}
             Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0
@@ -156,7 +172,7 @@ def score(
     """
     check_exists(checkpoint, src, tgt)
     with one_line_errors():
-        pairs = list(_pairs(src, tgt))
+        pairs = list(_pairs(src=src, tgt=tgt))
         translator = import_module("twinax.train.translator").load(checkpoint)
         for value in translator.score([pair[0] for pair in pairs], [pair[1] for pair in pairs], framework):
             print(f"{value:.6f}")
@@ -168,8 +184,12 @@ def _read(path: str | None) -> Iterator[str]:
     return corpus.read_lines(path) if path is not None else corpus.decode_lines(sys.stdin.buffer, "standard input")
 
 
-def _pairs(src: str, tgt: str) -> Iterator[tuple[str, str]]:
-    config = import_module("twinax.configs.data").CorpusConfig(src=src, tgt=tgt)
+def _pairs(*, split: str | None = None, **where: Any) -> Iterator[tuple[str, str]]:
+    """Sentence pairs of two files, or of a dataset; that has a split where it is neither a file nor told otherwise."""
+    data, name = import_module("twinax.configs.data"), where.get("dataset")
+    if split is None and name is not None and not data.is_file(name):
+        split = "test"
+    config = data.CorpusConfig(**where, **({} if split is None else {"split": split}))
     return import_module("twinax.train.corpus").read_pairs(config)
 
 

@@ -1,0 +1,32 @@
+"""SCAN (Lake and Baroni 2018): commands as "jump around left twice" to sequences of actions.
+
+    twinax train scan --dataset tasks_train_simple.txt --out runs/scan
+
+The official files, also .gz: tasks_train_simple.txt, tasks_train_length.txt, tasks_train_addprim_jump.txt, and
+tasks_test_… for `twinax evaluate --dataset`.
+"""
+
+from .data import BatchConfig, CorpusConfig, TokenizerConfig
+from .run import LoopConfig, RunConfig
+from .schema import TransformerConfig
+from .training import TrainingConfig
+
+
+def config() -> RunConfig:
+    """The run."""
+    return RunConfig(
+        corpus=CorpusConfig(dataset="tasks_train_simple.txt"),
+        tokenizer=TokenizerConfig(kind="word", joint=False),
+        batches=BatchConfig(tokens=2048, shapes=4),
+        model=TransformerConfig.preset(
+            "small",
+            d_model=128,
+            num_heads=8,
+            d_ff=256,
+            num_encoder_layers=2,
+            num_decoder_layers=2,
+            shared_embeddings=False,
+        ),
+        training=TrainingConfig(schedule="cosine", learning_rate=1e-3, warmup_updates=400, clip_norm=1.0),
+        loop=LoopConfig(updates=4000, validate_every=1000),
+    )

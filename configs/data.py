@@ -95,7 +95,10 @@ TokenizerKind = Literal["word", "bpe", "unigram"]
 Split = Literal["whitespace", "punctuation", "unspaced", "bytes"]
 Normalization = Literal["none", "nfc", "nfkc"]
 ROLES = ("pad", "bos", "eos", "unk")
-_TRAINED = ("kind", "vocab_size", "min_frequency", "joint", "split", "lowercase", "normalization", "special_order")
+_TRAINED = (
+    *("kind", "vocab_size", "min_frequency", "joint", "split", "languages", "lowercase", "normalization"),
+    "special_order",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,7 @@ class TokenizerConfig:
     min_frequency: int = 1  # of a word, or of a pair that bpe joins; unigram does not count
     joint: bool = True  # one tokenizer for both languages
     split: Split = "whitespace"  # what no token crosses; punctuation: whitespace and that; unspaced: Chinese, Japanese
+    languages: tuple[str, ...] = ()  # of source and target, as de en: words by spaCy's rules; needs twinax[spacy]
     lowercase: bool = False
     normalization: Normalization = "nfc"
     pad_token: str = "<pad>"
@@ -123,7 +127,7 @@ class TokenizerConfig:
     source_eos: bool = True  # and ends with that
 
     def __post_init__(self) -> None:
-        for name in ("load", "special_order"):
+        for name in ("load", "languages", "special_order"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         check_field_types(self)
@@ -142,6 +146,10 @@ class TokenizerConfig:
             self._check_load()
         if self.split == "bytes" and self.vocab_size is not None and self.vocab_size < 256 + len(tokens):
             raise ConfigError(f"vocab_size={self.vocab_size}: split='bytes' needs {256 + len(tokens)}, one a byte")
+        if self.languages and (self.kind != "word" or self.split != "whitespace" or len(self.languages) != 2):
+            raise ConfigError(
+                f"languages={self.languages!r}: must be two, with kind='word' and split='whitespace', for spaCy cuts"
+            )
         if self.split == "bytes" and self.kind != "bpe":
             raise ConfigError(f"split='bytes': needs kind='bpe', not {self.kind!r}")
 

@@ -33,6 +33,7 @@ class LoopConfig:
     metric: Metric = "loss"  # of validation, that decides which checkpoint is best
     patience: int | None = None  # validations without a better metric until the run ends; None: never
     average: int = 1  # so many last validated checkpoints are averaged at the end; 1: none
+    swanlab: str | None = None  # project of SwanLab that gets the numbers too; needs twinax[swanlab]
 
     def __post_init__(self) -> None:
         check_field_types(self)
@@ -91,6 +92,10 @@ class RunConfig:
                 "shared_embeddings=True: needs one tokenizer for both sides; choose a joint one, or False for "
                 "shared_embeddings"
             )
+        if self.model.cross_mask == "encoder" and self.loop.translations:
+            raise ConfigError(
+                f"translations={self.loop.translations}: a model with cross_mask='encoder' cannot translate; give 0"
+            )
         for side in ("src", "tgt"):
             name = f"max_{side}_length"
             longest = getattr(self.batches, name)
@@ -107,6 +112,8 @@ class RunConfig:
                     "risen before they end; give fewer, or a longer run"
                 )
             training = replace(training, total_updates=most)
+        if training.schedule == "step" and training.step_updates is None:
+            training = replace(training, step_updates=batches)
         return replace(self, loop=loop, training=training)
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,14 +2,24 @@
 
 from importlib import import_module
 
+from .published import AS_PUBLISHED, recipe
 from .run import RunConfig
 from .validation import ConfigError
 
-RUNS = ("multi30k_de_en", "multi30k_en_de", "scan")
+_OWN = ("multi30k_de_en", "multi30k_en_de", "scan")
+_PUBLISHED = {
+    f"published/{name}{variant}": (name, not variant) for name in AS_PUBLISHED for variant in ("", ":repaired")
+}
+RUNS = (*_OWN, *_PUBLISHED)
+# The same in few words.
+RUN_NAMES = f"{', '.join(_OWN)}, published/NAME or published/NAME:repaired of {', '.join(AS_PUBLISHED)}"
 
 
 def run_preset(name: str) -> RunConfig:
     """The run of a name in `RUNS`. Raises: ConfigError where there is none."""
     if name not in RUNS:
-        raise ConfigError(f"{name}: there is no such run; known are {', '.join(RUNS)}")
+        raise ConfigError(f"{name}: there is no such run; known are {RUN_NAMES}")
+    if name in _PUBLISHED:
+        system, as_published = _PUBLISHED[name]
+        return recipe(system, as_published=as_published)
     return import_module(f".{name}", __package__).config()

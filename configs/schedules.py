@@ -56,7 +56,13 @@ def cosine(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
 
 
 def step(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
-    """Warm-up to r, then r · f^floor((n - w) / s), f being `step_factor`, s `step_updates`."""
+    """Warm-up to r, then r · f^floor((n - w) / s), f being `step_factor`, s `step_updates`.
+
+    Raises:
+        ConfigError: there is no s.
+    """
+    if config.step_updates is None:
+        raise ConfigError("schedule='step': needs step_updates; only a run has epochs")
     drops = numbers.maximum((n - config.warmup_updates) // config.step_updates, 0)
     return config.learning_rate * warm_up(n, config, numbers) * config.step_factor**drops
 

@@ -33,8 +33,15 @@ CrossMask = Literal["source", "encoder"]
 CrossAttentionResidual = Literal["add", "query_only"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 DropoutGenerator = Literal["counter", "threefry"]
-LinearInit = Literal["xavier_uniform", "lecun_normal", "normal_rsqrt_d_model", "torch_default"]
-EmbeddingInit = Literal["normal_rsqrt_d_model", "xavier_uniform", "torch_default"]
+LinearInit = Literal[
+    "xavier_uniform",
+    "xavier_uniform_torch_bias",
+    "xavier_uniform_per_head",
+    "lecun_normal",
+    "normal_rsqrt_d_model",
+    "torch_default",
+]
+EmbeddingInit = Literal["normal_rsqrt_d_model", "xavier_uniform", "torch_default", "torch_padding_idx"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 
 

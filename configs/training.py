@@ -48,7 +48,7 @@ class TrainingConfig:
     warmup_updates: int = 4000
     total_updates: int | None = None  # where cosine ends, after warm-up; None: with the run
     final_learning_rate: float = 0.0  # there
-    step_updates: int | None = None  # step: after so many updates, again and again,
+    step_updates: int | None = None  # step: after so many updates, again and again; None: after each epoch of the run,
     step_factor: float = 0.1  # times this
     first_update: Literal[0, 1] = 1  # n of the first update in the schedule's formula; torch's schedulers have 0
 
@@ -99,8 +99,6 @@ def _check_ranges(config: TrainingConfig) -> None:
 
 
 def _check_schedule(config: TrainingConfig) -> None:
-    if config.schedule == "step" and config.step_updates is None:
-        raise ConfigError("schedule='step': needs step_updates")
     if config.schedule in ("noam", "inverse_sqrt", "noam_per_part") and config.warmup_updates == 0:
         raise ConfigError(f"schedule={config.schedule!r}: needs warmup_updates of at least 1")
     if config.total_updates is not None and config.warmup_updates >= config.total_updates:

@@ -35,9 +35,9 @@ class MultiHeadAttention(nnx.Module):
         self.config, self.num_heads = config, num_heads
         query_key = num_heads * config.query_key_width(num_heads)
         value = num_heads * config.value_width(num_heads)
-        self.q_proj = linear(config, config.d_model, query_key, config.q_proj_bias, rngs)
-        self.k_proj = linear(config, config.d_model, query_key, config.k_proj_bias, rngs)
-        self.v_proj = linear(config, config.d_model, value, config.v_proj_bias, rngs)
+        self.q_proj = linear(config, config.d_model, query_key, config.q_proj_bias, rngs, num_heads)
+        self.k_proj = linear(config, config.d_model, query_key, config.k_proj_bias, rngs, num_heads)
+        self.v_proj = linear(config, config.d_model, value, config.v_proj_bias, rngs, num_heads)
         self.out_proj = linear(config, value, config.d_model, config.out_proj_bias, rngs)
         self.dropout = Dropout(config.attention_dropout, config.dropout_generator)
 

@@ -1,30 +1,62 @@
-"""Initial values by name. Letters: I input features, O output features, V vocabulary, D d_model."""
+"""Initial values by name. Letters: I input features, O output features, N heads, V vocabulary, D d_model."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.nn.initializers import Initializer
 
 init = jax.nn.initializers
 
-# (kernel (I, O), bias (O,)) of a linear layer, given I and D
-LINEAR_INITS: dict[str, Callable[[int, int], tuple[Initializer, Initializer]]] = {
+# (kernel (I, O), bias (O,)) of a linear layer, given I, D, and N where its outputs are queries, keys or values
+LINEAR_INITS: dict[str, Callable[[int, int, int], tuple[Initializer, Initializer]]] = {
     # U(±sqrt(6 / (I + O))). Source: Glorot and Bengio 2010, eq. 16.
-    "xavier_uniform": lambda features, d_model: (init.glorot_uniform(), init.zeros),
+    "xavier_uniform": lambda features, d_model, heads: (init.glorot_uniform(), init.zeros),
+    # the same; bias U(±1/sqrt(I)), for torch.nn.Linear's is left as it is where kernels alone are drawn anew
+    "xavier_uniform_torch_bias": lambda features, d_model, heads: (
+        init.glorot_uniform(),
+        _symmetric_uniform(features**-0.5),
+    ),
+    # the same, with U(±sqrt(6 / (I + O/N))) where each head has a matrix of its own
+    "xavier_uniform_per_head": lambda features, d_model, heads: (
+        _glorot_per_head(heads),
+        _symmetric_uniform(features**-0.5),
+    ),
     # N(0, 1/I), truncated at two deviations. Source: LeCun et al. 1998, section 4.6; flax's default.
-    "lecun_normal": lambda features, d_model: (init.lecun_normal(), init.zeros),
+    "lecun_normal": lambda features, d_model, heads: (init.lecun_normal(), init.zeros),
     # N(0, 1/D)
-    "normal_rsqrt_d_model": lambda features, d_model: (init.normal(d_model**-0.5), init.zeros),
+    "normal_rsqrt_d_model": lambda features, d_model, heads: (init.normal(d_model**-0.5), init.zeros),
     # U(±1/sqrt(I)), kernel and bias: torch.nn.Linear's default
-    "torch_default": lambda features, d_model: (_symmetric_uniform(features**-0.5), _symmetric_uniform(features**-0.5)),
+    "torch_default": lambda features, d_model, heads: (
+        _symmetric_uniform(features**-0.5),
+        _symmetric_uniform(features**-0.5),
+    ),
 }
 
-# an embedding table (V, D), given D
-EMBEDDING_INITS: dict[str, Callable[[int], Initializer]] = {
-    "normal_rsqrt_d_model": lambda d_model: init.normal(d_model**-0.5),
-    "xavier_uniform": lambda d_model: init.glorot_uniform(),
-    "torch_default": lambda d_model: init.normal(1.0),  # torch.nn.Embedding's default
+# an embedding table (V, D), given D and the id of padding, where it has one
+EMBEDDING_INITS: dict[str, Callable[[int, int | None], Initializer]] = {
+    "normal_rsqrt_d_model": lambda d_model, pad_id: init.normal(d_model**-0.5),
+    "xavier_uniform": lambda d_model, pad_id: init.glorot_uniform(),
+    "torch_default": lambda d_model, pad_id: init.normal(1.0),  # torch.nn.Embedding's default
+    "torch_padding_idx": lambda d_model, pad_id: _normal_but_zero_at(pad_id),  # the same with padding_idx
 }
+
+
+def _normal_but_zero_at(row: int | None) -> Initializer:
+    def draw(key: Any, shape: Any, dtype: Any = None, out_sharding: Any = None) -> jax.Array:
+        table = jax.random.normal(key, shape, dtype)
+        return table if row is None else table.at[row].set(0)
+
+    return draw
+
+
+def _glorot_per_head(heads: int) -> Initializer:
+    def draw(key: Any, shape: Any, dtype: Any = None, out_sharding: Any = None) -> jax.Array:
+        bound = math.sqrt(6 / (shape[0] + shape[1] / heads))
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return draw
 
 
 def _symmetric_uniform(bound: float) -> Initializer:

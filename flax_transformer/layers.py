@@ -18,9 +18,11 @@ from .initializers import EMBEDDING_INITS, LINEAR_INITS
 from .module import Buffer, at_least_float32, record
 
 
-def linear(config: TransformerConfig, inputs: int, outputs: int, use_bias: bool, rngs: nnx.Rngs) -> nnx.Linear:
-    """x W + b with the config's initialisation and number types."""
-    kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model)
+def linear(
+    config: TransformerConfig, inputs: int, outputs: int, use_bias: bool, rngs: nnx.Rngs, heads: int = 1
+) -> nnx.Linear:
+    """x W + b with the config's initialisation and number types; `heads` of queries, keys or values."""
+    kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model, heads)
     return nnx.Linear(
         inputs,
         outputs,
@@ -110,7 +112,7 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: TransformerConfig, vocab_size: int, *, rngs: nnx.Rngs):
         self.config = config
-        initial = EMBEDDING_INITS[config.embedding_init](config.d_model)
+        initial = EMBEDDING_INITS[config.embedding_init](config.d_model, config.pad_id)
         self.embedding = nnx.Param(initial(rngs.params(), (vocab_size, config.d_model), jnp.dtype(config.param_dtype)))
 
     def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
@@ -156,7 +158,8 @@ class Positions(nnx.Module):
             self.table = Buffer(jnp.asarray(POSITION_TABLES[config.positions](*shape), dtype))
         else:
             kind = nnx.Param if config.positions == "learned" else Buffer
-            self.table = kind(EMBEDDING_INITS[config.embedding_init](config.d_model)(rngs.params(), shape, dtype))
+            initial = EMBEDDING_INITS[config.embedding_init](config.d_model, None)
+            self.table = kind(initial(rngs.params(), shape, dtype))
 
     def __call__(self, positions: Int[Array, "... L"]) -> Float[Array, "... L D"]:
         config = self.config

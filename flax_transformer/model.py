@@ -148,7 +148,7 @@ class Output(nnx.Module):
         self.proj = nnx.data(None) if config.tied_output else linear(config, config.d_model, vocab, False, rngs)
         self.bias = nnx.data(None)
         if config.output_bias == "learned":
-            _, bias_init = LINEAR_INITS[config.linear_init](config.d_model, config.d_model)
+            _, bias_init = LINEAR_INITS[config.linear_init](config.d_model, config.d_model, 1)
             self.bias = nnx.Param(bias_init(rngs.params(), (vocab,), dtype))
         elif config.output_bias == "stored":
             self.bias = Buffer(jnp.zeros(vocab, dtype))
@@ -186,7 +186,7 @@ class Transformer(nnx.Module):
         self.tgt_input = InputStage(config, rngs=rngs)
         source, target = self.src_input.positions, self.tgt_input.positions
         if config.positions == "stored" and source is not None and target is not None:
-            target.table[...] = source.table[...]  # both sides begin with one table
+            target.table[...] = jnp.copy(source.table[...])  # one table, but no one buffer: a step gives it away once
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
         self.output = Output(config, rngs=rngs)

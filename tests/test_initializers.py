@@ -40,6 +40,8 @@ def truncated(std):
 
 LINEAR = {
     "xavier_uniform": lambda inputs, outputs: uniform(math.sqrt(6 / (inputs + outputs))),
+    "xavier_uniform_torch_bias": lambda inputs, outputs: uniform(math.sqrt(6 / (inputs + outputs))),
+    "xavier_uniform_per_head": lambda inputs, outputs: uniform(math.sqrt(6 / (inputs + outputs))),
     "lecun_normal": lambda inputs, outputs: truncated(inputs**-0.5),
     "normal_rsqrt_d_model": lambda inputs, outputs: stats.norm(0, D**-0.5),
     "torch_default": lambda inputs, outputs: uniform(inputs**-0.5),
@@ -66,10 +68,19 @@ def test_linear(name, draw):
     if name in ("lecun_normal", "torch_default"):
         assert not follows(arrays[INNER], wrong_way_round)
     biases = np.concatenate([np.ravel(a) for n, a in arrays.items() if n.endswith("inner_proj.bias")])
-    if name == "torch_default":
+    if name in ("torch_default", "xavier_uniform_torch_bias", "xavier_uniform_per_head"):
         assert follows(biases, uniform(D**-0.5))
     else:
         assert (biases == 0).all()
+
+
+@pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
+def test_each_head_has_a_bound_of_its_own(draw):
+    arrays = draw(CONFIG.replace(d_model=128, num_heads=4, linear_init="xavier_uniform_per_head"))
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        found = arrays[f"encoder.layers.0.self_attention.{name}.kernel"]
+        outputs = 128 if name == "out_proj" else 32
+        assert follows(found, uniform(math.sqrt(6 / (128 + outputs)))), name
 
 
 @pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
@@ -78,6 +89,15 @@ def test_embedding(name, draw):
     arrays = draw(CONFIG.replace(embedding_init=name, positions="stored", max_length=V))
     assert follows(arrays[TABLE], EMBEDDING[name])
     assert follows(arrays["tgt_input.positions.table"], EMBEDDING[name])
+
+
+@pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
+def test_padding_begins_at_zero(draw):
+    arrays = draw(CONFIG.replace(embedding_init="torch_padding_idx", positions="stored", max_length=V, pad_id=3))
+    rows = np.flatnonzero((np.asarray(arrays[TABLE]) == 0).all(1))
+    assert rows.tolist() == [3]
+    assert follows(np.delete(arrays[TABLE], 3, 0), stats.norm(0, 1))
+    assert follows(arrays["tgt_input.positions.table"], stats.norm(0, 1))
 
 
 @pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])

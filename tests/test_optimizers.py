@@ -189,7 +189,6 @@ def test_noam_per_part_counts_micro_batches_and_reads_0_as_1():
 WRONG = {
     "label_smoothing=1.0: must be at least 0 and below 1": {"label_smoothing": 1.0},
     "clip_norm=0.0: must be a finite number above 0": {"clip_norm": 0},
-    "schedule='step': needs step_updates": {"schedule": "step"},
     "schedule='noam': needs warmup_updates of at least 1": {"warmup_updates": 0},
     "warmup_updates=10: must be below total_updates=10": {"warmup_updates": 10, "total_updates": 10},
     "accumulation=0: must be at least 1": {"accumulation": 0},
@@ -208,3 +207,8 @@ def test_wrong_settings(line):
 def test_cosine_needs_an_end():
     with pytest.raises(ConfigError, match=r"^schedule='cosine': needs total_updates; only a run has an end of its own"):
         learning_rate(0, TrainingConfig(schedule="cosine"), 8, np)
+
+
+def test_step_needs_its_updates():
+    with pytest.raises(ConfigError, match=r"^schedule='step': needs step_updates; only a run has epochs"):
+        learning_rate(0, TrainingConfig(schedule="step"), 8, np)

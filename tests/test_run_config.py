@@ -113,6 +113,14 @@ def test_cosine_ends_with_the_run():
         RunConfig(corpus=corpus, training=training, loop=loop).resolved(100)
 
 
+def test_steps_of_the_rate_are_epochs():
+    corpus = CorpusConfig(src="a", tgt="b")
+    for given, steps in ((None, 100), (7, 7)):
+        training = TrainingConfig(schedule="step", step_updates=given)
+        assert RunConfig(corpus=corpus, training=training).resolved(100).training.step_updates == steps
+    assert RunConfig(corpus=corpus).resolved(100).training.step_updates is None
+
+
 def test_older_versions_are_migrated(monkeypatch):
     """As a later version would: it has renamed a field."""
 

@@ -27,9 +27,9 @@ class MultiHeadAttention(nn.Module):
         self.config, self.num_heads = config, num_heads
         query_key = num_heads * config.query_key_width(num_heads)
         value = num_heads * config.value_width(num_heads)
-        self.q_proj = Linear(config, config.d_model, query_key, config.q_proj_bias, generator)
-        self.k_proj = Linear(config, config.d_model, query_key, config.k_proj_bias, generator)
-        self.v_proj = Linear(config, config.d_model, value, config.v_proj_bias, generator)
+        self.q_proj = Linear(config, config.d_model, query_key, config.q_proj_bias, generator, num_heads)
+        self.k_proj = Linear(config, config.d_model, query_key, config.k_proj_bias, generator, num_heads)
+        self.v_proj = Linear(config, config.d_model, value, config.v_proj_bias, generator, num_heads)
         self.out_proj = Linear(config, value, config.d_model, config.out_proj_bias, generator)
         self.dropout = Dropout(config.attention_dropout, config.dropout_generator)
 

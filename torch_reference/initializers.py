@@ -1,4 +1,4 @@
-"""Initial values by name. Letters: I input features, O output features, V vocabulary, D d_model."""
+"""Initial values by name. Letters: I input features, O output features, N heads, V vocabulary, D d_model."""
 
 from collections.abc import Callable
 
@@ -13,26 +13,45 @@ def _lecun_normal_(weight: Tensor, features: int, generator: Generator | None) -
     init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
 
 
-# fills weight (O, I), given I, D and a generator
-LINEAR_INITS: dict[str, Callable[[Tensor, int, int, Generator | None], object]] = {
+def _normal_but_zero_at_(weight: Tensor, row: int | None, generator: Generator | None) -> None:
+    init.normal_(weight, generator=generator)
+    if row is not None:
+        init.zeros_(weight.detach()[row])
+
+
+def _xavier_per_head_(weight: Tensor, heads: int, generator: Generator | None) -> None:
+    for part in weight.detach().chunk(heads):
+        init.xavier_uniform_(part, generator=generator)
+
+
+# fills weight (O, I), given I, D, N where its outputs are queries, keys or values, and a generator
+LINEAR_INITS: dict[str, Callable[[Tensor, int, int, int, Generator | None], object]] = {
     # U(±sqrt(6 / (I + O))). Source: Glorot and Bengio 2010, eq. 16.
-    "xavier_uniform": lambda w, features, d_model, g: init.xavier_uniform_(w, generator=g),
+    "xavier_uniform": lambda w, features, d_model, heads, g: init.xavier_uniform_(w, generator=g),
+    # the same; bias U(±1/sqrt(I)), for torch.nn.Linear's is left as it is where weights alone are drawn anew
+    "xavier_uniform_torch_bias": lambda w, features, d_model, heads, g: init.xavier_uniform_(w, generator=g),
+    # the same, with U(±sqrt(6 / (I + O/N))) where each head has a matrix of its own
+    "xavier_uniform_per_head": lambda w, features, d_model, heads, g: _xavier_per_head_(w, heads, g),
     # N(0, 1/I), truncated at two deviations. Source: LeCun et al. 1998, section 4.6; flax's default.
-    "lecun_normal": lambda w, features, d_model, g: _lecun_normal_(w, features, g),
+    "lecun_normal": lambda w, features, d_model, heads, g: _lecun_normal_(w, features, g),
     # N(0, 1/D)
-    "normal_rsqrt_d_model": lambda w, features, d_model, g: init.normal_(w, std=d_model**-0.5, generator=g),
+    "normal_rsqrt_d_model": lambda w, features, d_model, heads, g: init.normal_(w, std=d_model**-0.5, generator=g),
     # U(±1/sqrt(I)), weight and bias: torch.nn.Linear's default
-    "torch_default": lambda w, features, d_model, g: init.uniform_(w, -(features**-0.5), features**-0.5, generator=g),
+    "torch_default": lambda w, features, d_model, heads, g: init.uniform_(
+        w, -(features**-0.5), features**-0.5, generator=g
+    ),
 }
 
 # fills bias (O,), given I and a generator; zeros where a name is not here
 BIAS_INITS: dict[str, Callable[[Tensor, int, Generator | None], object]] = {
-    "torch_default": lambda b, features, g: init.uniform_(b, -(features**-0.5), features**-0.5, generator=g),
+    name: lambda b, features, g: init.uniform_(b, -(features**-0.5), features**-0.5, generator=g)
+    for name in ("torch_default", "xavier_uniform_torch_bias", "xavier_uniform_per_head")
 }
 
-# fills an embedding table (V, D), given D and a generator
-EMBEDDING_INITS: dict[str, Callable[[Tensor, int, Generator | None], object]] = {
-    "normal_rsqrt_d_model": lambda w, d_model, g: init.normal_(w, std=d_model**-0.5, generator=g),
-    "xavier_uniform": lambda w, d_model, g: init.xavier_uniform_(w, generator=g),
-    "torch_default": lambda w, d_model, g: init.normal_(w, generator=g),  # torch.nn.Embedding's default
+# fills an embedding table (V, D), given D, the id of padding, where it has one, and a generator
+EMBEDDING_INITS: dict[str, Callable[[Tensor, int, int | None, Generator | None], object]] = {
+    "normal_rsqrt_d_model": lambda w, d_model, pad_id, g: init.normal_(w, std=d_model**-0.5, generator=g),
+    "xavier_uniform": lambda w, d_model, pad_id, g: init.xavier_uniform_(w, generator=g),
+    "torch_default": lambda w, d_model, pad_id, g: init.normal_(w, generator=g),  # torch.nn.Embedding's default
+    "torch_padding_idx": lambda w, d_model, pad_id, g: _normal_but_zero_at_(w, pad_id, g),  # the same with padding_idx
 }

@@ -22,14 +22,20 @@ class Linear(nn.Module):
     """x Wᵀ + b with the config's initialisation and number types."""
 
     def __init__(
-        self, config: TransformerConfig, inputs: int, outputs: int, use_bias: bool, generator: Generator | None = None
+        self,
+        config: TransformerConfig,
+        inputs: int,
+        outputs: int,
+        use_bias: bool,
+        generator: Generator | None = None,
+        heads: int = 1,  # of queries, keys or values
     ):
         super().__init__()
         dtype = dtype_of(config.param_dtype)
         self.compute_dtype = dtype_of(config.compute_dtype)
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(outputs, dtype=dtype)) if use_bias else None
-        LINEAR_INITS[config.linear_init](self.weight, inputs, config.d_model, generator)
+        LINEAR_INITS[config.linear_init](self.weight, inputs, config.d_model, heads, generator)
         if self.bias is not None and config.linear_init in BIAS_INITS:
             BIAS_INITS[config.linear_init](self.bias, inputs, generator)
 
@@ -115,7 +121,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(vocab_size, config.d_model, dtype=dtype_of(config.param_dtype)))
-        EMBEDDING_INITS[config.embedding_init](self.weight, config.d_model, generator)
+        EMBEDDING_INITS[config.embedding_init](self.weight, config.d_model, config.pad_id, generator)
 
     def forward(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L D"]:
         config = self.config
@@ -160,7 +166,7 @@ class Positions(nn.Module):
             table = torch.tensor(POSITION_TABLES[config.positions](*shape), dtype=dtype)
         else:
             table = torch.empty(shape, dtype=dtype)
-            EMBEDDING_INITS[config.embedding_init](table, config.d_model, generator)
+            EMBEDDING_INITS[config.embedding_init](table, config.d_model, None, generator)
         if config.positions == "learned":
             self.table = nn.Parameter(table)
         else:

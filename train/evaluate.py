@@ -11,10 +11,10 @@ from ..configs.decoding import DecodingConfig
 from ..configs.training import TrainingConfig
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
-from .buckets import choose_buckets, plan_epoch
+from .buckets import plan_epoch
 from .dataset import pad_rows
 from .losses import cross_entropy
-from .prepare import Prepared, tokens_of
+from .prepare import Prepared, buckets_of
 from .step import Arrays
 
 _SHAPES = 4  # of batches for the loss: few, for each is compiled
@@ -28,7 +28,7 @@ class Validation:
     def __init__(self, prepared: Prepared):
         self._prepared = prepared
         run, valid = prepared.run, prepared.valid
-        self._buckets = choose_buckets(valid.lengths, tokens_of(run.batches), _SHAPES)
+        self._buckets = buckets_of(run, valid.lengths, _SHAPES)
         self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
         model_config, plain = run.model, TrainingConfig()  # without label smoothing
 

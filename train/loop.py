@@ -35,6 +35,7 @@ from .progress import TrainingProgress
 from .run_directory import RunError, locked, prepare_in
 from .signals import StopSignals
 from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
+from .swanlab_log import SwanLabLog
 
 _WIDTH = 120  # characters of a sample that are shown
 
@@ -111,7 +112,9 @@ class _Run:
             self.update = found[-1]
             self.state = self.checkpoints.restore(self.state, self.update)
             self._check_position()
-        self.log = MetricsLog(directory, self.update)
+        project = self.loop.swanlab
+        swanlab = None if project is None else SwanLabLog(project, directory, self.run.to_dict())
+        self.log = MetricsLog(directory, self.update, swanlab)
         self.ready: dict[tuple[int, ...], float] = {}  # seconds until each shape was compiled, or read
 
     def _first_state(self, initial: Initial | None) -> TrainState:

@@ -11,6 +11,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ign
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from .swanlab_log import SwanLabLog
+
 FILE, PLOT = "metrics.jsonl", "loss.png"
 
 Record = dict[str, Any]
@@ -34,7 +36,7 @@ def _whole_lines(path: Path) -> Iterator[Record]:
 class MetricsLog:
     """Appends records; begins by taking away those of updates after `update`, which will be made again."""
 
-    def __init__(self, directory: Path, update: int):
+    def __init__(self, directory: Path, update: int, swanlab: SwanLabLog | None = None):
         self.records: list[Record] = [r for r in read_metrics(directory) if r["update"] <= update]
         self.validations = validations(self.records)
         rest = "".join(json.dumps(record) + "\n" for record in self.records)
@@ -42,6 +44,7 @@ class MetricsLog:
         temporary.write_text(rest, encoding="utf-8")
         temporary.replace(directory / FILE)
         self._file = (directory / FILE).open("a", encoding="utf-8")
+        self._swanlab = swanlab
         self._board = EventFileWriter(str(directory / "tensorboard"))
         if update:  # what was there after it counts no longer
             self._board.add_event(Event(step=update + 1, session_log=SessionLog(status=SessionLog.START)))
@@ -52,12 +55,15 @@ class MetricsLog:
         self.validations |= validations([record])
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+        if record.get("averaged"):  # it would stand on the last validation
+            return
         prefix = "validation/" if "validation" in record else "training/"
-        numbers = {name: v for name, v in record.get("validation", record).items() if isinstance(v, int | float)}
-        values = [Summary.Value(tag=prefix + name, simple_value=v) for name, v in numbers.items() if name != "update"]
-        event = Event(wall_time=time.time(), step=record["update"], summary=Summary(value=values))
-        if not record.get("averaged"):  # it would stand on the last validation
-            self._board.add_event(event)
+        found = record.get("validation", record).items()
+        numbers = {prefix + name: v for name, v in found if isinstance(v, int | float) and name != "update"}
+        values = [Summary.Value(tag=name, simple_value=v) for name, v in numbers.items()]
+        self._board.add_event(Event(wall_time=time.time(), step=record["update"], summary=Summary(value=values)))
+        if self._swanlab is not None:
+            self._swanlab.write(record["update"], numbers)
 
     def flush(self) -> None:
         """Returns when all records are on the disk: before a checkpoint that goes on from them is there."""
@@ -70,6 +76,8 @@ class MetricsLog:
         self.flush()
         self._file.close()
         self._board.close()
+        if self._swanlab is not None:
+            self._swanlab.close()
 
 
 def validations(records: Iterable[Record]) -> dict[int, Mapping[str, Any]]:

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..configs.data import BatchConfig, TokenizerConfig
+from ..configs.data import TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..convert.new_files import write_files
-from .buckets import Bucket, choose_buckets, count_batches
+from .buckets import Bucket, choose_buckets, count_batches, fit_buckets
 from .corpus import DataError, read_pairs
 from .dataset import Batches, Counts, Encoded, Sides, encode_pairs
 from .pretrained import load_tokenizer
-from .tokenization import FILE, Tokenizer, train_tokenizer
+from .tokenization import FILE, Tokenizer, train_tokenizers
 
 Pairs = list[tuple[str, str]]
 Say = Callable[[str], None]
@@ -136,16 +136,17 @@ def prepare(
     run = replace(run, batches=run.batches.sized(int(train.lengths.sum(0).max())))
     if buckets is None:
         say("choosing shapes of batches")
-    buckets = list(buckets or choose_buckets(train.lengths, tokens_of(run.batches), run.batches.shapes))
+    buckets = list(buckets or buckets_of(run, train.lengths, run.batches.shapes))
     run = run.resolved(count_batches(train.lengths, buckets))
     references = [held_out[i][1] for i in valid_kept]
     return Prepared(run, tokenizers, train, valid, references, buckets, counts)
 
 
-def tokens_of(batches: BatchConfig) -> int:
-    """Tokens of a batch on each side, where `prepare` has put them in."""
-    assert batches.tokens is not None
-    return batches.tokens
+def buckets_of(run: RunConfig, lengths: np.ndarray, shapes: int) -> list[Bucket]:
+    """Shapes of batches that the run's model and step take, for pairs of these lengths (P, 2)."""
+    assert run.batches.tokens is not None  # `prepare` has put them in
+    found = choose_buckets(lengths, run.batches.tokens, shapes)
+    return fit_buckets(found, square=run.model.cross_mask == "encoder", parts=run.training.accumulation)
 
 
 def describe_counts(part: str, counts: Counts, longest: tuple[int, int]) -> str:
@@ -186,10 +187,7 @@ def _make_tokenizers(config: TokenizerConfig, pairs: Pairs, say: Say) -> Tokeniz
     if config.load:
         return Tokenizers.of([load_tokenizer(path, config) for path in config.load])
     say(f"training the tokenizer{'' if config.joint else 's'}: {config.kind}, at most {config.vocab_size:,} tokens")
-    sides = [[pair[0] for pair in pairs], [pair[1] for pair in pairs]]
-    return Tokenizers.of(
-        [train_tokenizer(config, texts) for texts in ([sides[0] + sides[1]] if config.joint else sides)]
-    )
+    return Tokenizers.of(train_tokenizers(config, [pair[0] for pair in pairs], [pair[1] for pair in pairs]))
 
 
 def with_tokenizers(model: TransformerConfig, tokenizers: Tokenizers) -> TransformerConfig:

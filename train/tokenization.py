@@ -14,8 +14,10 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from ..configs.data import ROLES, TokenizerConfig
 from .corpus import DataError
+from .words import check_language, space_words
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_LANGUAGE = "spacy_language"  # in SETTINGS
 
 # For words, what cuts them; their decoder puts spaces between them, or nothing.
 _WORDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
@@ -45,14 +47,16 @@ _NORMALIZERS: dict[str, Callable[[], Any]] = {"nfc": normalizers.NFC, "nfkc": no
 
 
 class Tokenizer:
-    """A fast tokenizer and the ids of its special tokens.
+    """A fast tokenizer and the ids of its special tokens; `language`: whose words spaCy cuts before it.
 
     Raises:
-        DataError: it has no token of one of the roles pad, bos, eos, unk.
+        DataError: it has no token of one of the roles pad, bos, eos, unk; or spaCy is needed and not there.
     """
 
-    def __init__(self, fast: FastTokenizer, special_tokens: dict[str, str]):
-        self.fast, self.special_tokens = fast, special_tokens
+    def __init__(self, fast: FastTokenizer, special_tokens: dict[str, str], language: str | None = None):
+        self.fast, self.special_tokens, self.language = fast, special_tokens, language
+        if language is not None:
+            check_language(language)
         ids = {role: fast.token_to_id(special_tokens[role]) for role in ROLES if role in special_tokens}
         missing = [role for role in ROLES if ids.get(role) is None]
         if missing:
@@ -66,16 +70,19 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens around it."""
-        return [found.ids for found in self.fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [found.ids for found in self.fast.encode_batch_fast(self._cut(texts), add_special_tokens=False)]
 
     def encode_sources(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
         """Ids of each text with the special tokens that a source has around it, cut to `longest` of them in all."""
         if longest is not None:
             self.fast.enable_truncation(longest)
         try:
-            return [found.ids for found in self.fast.encode_batch_fast(list(texts))]
+            return [found.ids for found in self.fast.encode_batch_fast(self._cut(texts))]
         finally:
             self.fast.no_truncation()
+
+    def _cut(self, texts: Sequence[str]) -> list[str]:
+        return list(texts) if self.language is None else list(space_words(texts, self.language))
 
     @property
     def added(self) -> int:
@@ -110,6 +117,7 @@ class Tokenizer:
         self.fast.save(str(Path(directory) / FILE))
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         settings |= {f"{role}_token": token for role, token in self.special_tokens.items()}
+        settings |= {_LANGUAGE: self.language} if self.language is not None else {}
         (Path(directory) / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -131,7 +139,7 @@ class Tokenizer:
         tokens = {role: settings.get(f"{role}_token") for role in ROLES}
         texts = {role: t["content"] if isinstance(t, dict) else t for role, t in tokens.items() if t is not None}
         try:
-            return cls(fast, texts)
+            return cls(fast, texts, settings.get(_LANGUAGE))
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
 
@@ -146,6 +154,27 @@ def read_fast(path: Path) -> FastTokenizer:
     fast.no_truncation()
     fast.no_padding()
     return fast
+
+
+def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: Sequence[str]) -> list[Tokenizer]:
+    """One tokenizer for both sides, or two: where each cuts words by its language's rules, or where they are apart.
+
+    Raises:
+        DataError: one cannot be trained, or spaCy is needed and not there.
+    """
+    if not config.languages:
+        sides = [[*sources, *targets]] if config.joint else [sources, targets]
+        return [train_tokenizer(config, texts) for texts in sides]
+    for language in config.languages:
+        check_language(language)
+    sides = [
+        list(space_words(texts, language)) for texts, language in zip((sources, targets), config.languages, strict=True)
+    ]
+    found = [train_tokenizer(config, texts) for texts in ([sides[0] + sides[1]] if config.joint else sides)]
+    return [
+        Tokenizer(tokenizer.fast, tokenizer.special_tokens, language)
+        for tokenizer, language in zip(found * (2 if config.joint else 1), config.languages, strict=True)
+    ]
 
 
 def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str]) -> Tokenizer:

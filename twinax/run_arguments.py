@@ -1,5 +1,6 @@
 """What `twinax train` and `twinax data` are told: a ready-made run, somebody's own corpus, or a run that was begun."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -11,8 +12,9 @@ import tyro
 
 from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.run import RunConfig, differences
-from twinax.configs.runs import RUNS, run_preset
+from twinax.configs.runs import RUN_NAMES, RUNS, run_preset
 from twinax.configs.validation import ConfigError
+from twinax.train.words import has_spacy
 
 from .usage import UsageError, one_line_errors
 
@@ -54,7 +56,7 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
     _check_initial(parsed.run, base)
     if directory is not None and parsed.out is not None:
         raise UsageError(f"--out {parsed.out}: {directory} is a run that goes on where it is; leave --out away")
-    out = directory or Path(parsed.out or Path("runs") / (name or "own"))
+    out = directory or Path(parsed.out or Path("runs") / (name or "own").replace(":", "-"))
     return Arguments(name, parsed.run, out, parsed.plot if plot else None, parsed.print_config)
 
 
@@ -89,8 +91,8 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
         hint = f"; did you mean {near[0]}?" if near else ""
         if exists(name):
             hint = "; --init-from starts a run from the weights of any checkpoint"
-        raise UsageError(f"{name}: is neither a ready-made run ({', '.join(RUNS)}) nor the directory of one{hint}")
-    base = _with_length(run_preset(name), given) if name is not None else None
+        raise UsageError(f"{name}: is neither a ready-made run ({RUN_NAMES}) nor the directory of one{hint}")
+    base = _with_length(_with_words(run_preset(name)), given) if name is not None else None
     if base is not None and any(_value(given, flag) for flag in _CORPUS):
         base = replace(base, corpus=tyro.MISSING_NONPROP)
     elif base is not None and _value(given, "--corpus.valid-src") is not None:
@@ -103,6 +105,18 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
         loads = _value(given, "--tokenizer.load") is not None
         base = replace(base, model=model, tokenizer=TokenizerConfig() if loads else tokenizer)
     return base
+
+
+def _with_words(base: RunConfig) -> RunConfig:
+    """The run with words that can be cut here: at whitespace and punctuation where spaCy is not installed."""
+    if not base.tokenizer.languages or has_spacy():
+        return base
+    print(
+        "twinax: spaCy is not installed: words are cut at whitespace and punctuation; pip install 'twinax[spacy]' for "
+        "its rules",
+        file=sys.stderr,
+    )
+    return replace(base, tokenizer=replace(base.tokenizer, languages=(), split="punctuation"))
 
 
 def _with_length(base: RunConfig, given: Sequence[str]) -> RunConfig:

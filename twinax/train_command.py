@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from twinax.configs.runs import RUNS
+from twinax.configs.runs import RUN_NAMES
 
 from .run_arguments import parse
 from .usage import one_line_errors
 
-_DESCRIPTION = f"""Train a model: a ready-made run ({", ".join(RUNS)}), or your own parallel text, or go on with a run.
+_DESCRIPTION = f"""Train a model: a ready-made run ({RUN_NAMES}), or your own parallel text, or go on with a run.
 
 Examples: twinax train --src train.de --tgt train.en --valid-src val.de --valid-tgt val.en --out runs/de_en;
 twinax train multi30k_de_en --model.d-model 256; twinax train runs/de_en

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..data import TokenizerConfig
 from ..decoding import DecodingConfig
+from ..run import RunConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 from ..validation import ConfigError
@@ -26,6 +27,17 @@ TRAINING: dict[str, TrainingConfig] = {name: system.TRAINING for name, system in
 TOKENIZER: dict[str, TokenizerConfig] = {name: system.TOKENIZER for name, system in _SYSTEMS.items()}
 TRAINING_REPAIRS: dict[str, dict[str, Any]] = {name: system.TRAINING_REPAIRS for name, system in _SYSTEMS.items()}
 BREAKS: dict[str, dict[str, str]] = {name: system.BREAKS for name, system in _SYSTEMS.items()}
+
+
+def recipe(name: str, *, as_published: bool) -> RunConfig:
+    """A system's whole training: its data, tokens, model, optimiser, schedule and length.
+
+    Raises:
+        ConfigError: there is no such system.
+    """
+    if name not in _SYSTEMS:
+        raise ConfigError(f"published={name!r}: there is no such system; choose one of {', '.join(_SYSTEMS)}")
+    return _SYSTEMS[name].recipe(as_published)
 
 
 def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:

@@ -4,10 +4,12 @@ Its mistakes are not the model's but its training's. That its dropout of attenti
 is none of the config, which has a rate for each site.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from ..data import TokenizerConfig
+from ..data import BatchConfig, CorpusConfig, TokenizerConfig
 from ..decoding import DecodingConfig
+from ..run import LoopConfig, RunConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -24,6 +26,7 @@ AS_PUBLISHED = TransformerConfig(
     decoder_mask="causal_and_padding",
     attention_dropout=0.1,
     ffn_dropout=0.1,
+    linear_init="xavier_uniform_torch_bias",
     embedding_init="xavier_uniform",
     pad_id=2,
     bos_id=0,
@@ -65,3 +68,15 @@ DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
 
 # There it goes on past the end, to a fixed length.
 DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
+
+
+def recipe(as_published: bool) -> RunConfig:
+    """Multi30k, eight epochs; an update is of ten parts, each with as many tokens as 32 sentences have."""
+    return RunConfig(
+        corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
+        tokenizer=replace(TOKENIZER, languages=("de", "en"), vocab_size=30_000),
+        batches=BatchConfig(tokens=5120, max_src_length=72, max_tgt_length=72),
+        model=TransformerConfig.published("annotated_transformer", as_published=as_published),
+        training=TrainingConfig.published("annotated_transformer", as_published=as_published),
+        loop=LoopConfig(epochs=8),
+    )

@@ -3,10 +3,12 @@
 Sizes, dropout and ids, which it leaves out, are the book's.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from ..data import TokenizerConfig
+from ..data import BatchConfig, CorpusConfig, TokenizerConfig
 from ..decoding import DecodingConfig
+from ..run import LoopConfig, RunConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -68,3 +70,18 @@ DECODED_AS: dict[str, Any] = {}
 
 # Open there; the book's loop. As published its first step raises.
 DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
+
+
+def recipe(as_published: bool) -> RunConfig:
+    """Open there, but for the model: Multi30k here, with the book's batches of 128 sentences and 30 epochs.
+
+    The book's sentences have 10 tokens at most; these have 64.
+    """
+    return RunConfig(
+        corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
+        tokenizer=replace(TOKENIZER, min_frequency=2, lowercase=True, split="punctuation", vocab_size=30_000),
+        batches=BatchConfig(tokens=2048),
+        model=TransformerConfig.published("d2l_note", as_published=as_published, max_length=64),
+        training=TrainingConfig.published("d2l_note", as_published=as_published),
+        loop=LoopConfig(epochs=30),
+    )

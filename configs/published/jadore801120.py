@@ -3,10 +3,12 @@
 That its dropout of attention weights does not follow its setting is none of the config, which has a rate for each site.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from ..data import TokenizerConfig
+from ..data import BatchConfig, CorpusConfig, TokenizerConfig
 from ..decoding import DecodingConfig
+from ..run import LoopConfig, RunConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -32,6 +34,7 @@ AS_PUBLISHED = TransformerConfig(
     mask_value=-1e9,
     decoder_mask="causal_and_padding",
     attention_dropout=0.1,
+    linear_init="xavier_uniform_torch_bias",
     embedding_init="xavier_uniform",
     pad_id=1,
     bos_id=2,
@@ -80,3 +83,18 @@ DECODING: DecodingConfig | None = DecodingConfig(
     allow_padding=True,
     ended="stay",
 )
+
+
+def recipe(as_published: bool) -> RunConfig:
+    """Multi30k with the flags of its README: one vocabulary, 128,000 updates of warm-up, 400 epochs.
+
+    Batches have as many tokens as 256 sentences.
+    """
+    return RunConfig(
+        corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
+        tokenizer=replace(TOKENIZER, languages=("de", "en"), joint=True, vocab_size=30_000),
+        batches=BatchConfig(tokens=4096, max_src_length=102, max_tgt_length=101),
+        model=TransformerConfig.published("jadore801120", as_published=as_published),
+        training=replace(TrainingConfig.published("jadore801120", as_published=as_published), warmup_updates=128_000),
+        loop=LoopConfig(epochs=400),
+    )

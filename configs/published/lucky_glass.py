@@ -1,9 +1,11 @@
 """lucky_glass: a blog of 2023, Multi30k, German to English."""
 
+from dataclasses import replace
 from typing import Any
 
-from ..data import TokenizerConfig
+from ..data import BatchConfig, CorpusConfig, TokenizerConfig
 from ..decoding import DecodingConfig
+from ..run import LoopConfig, RunConfig
 from ..schema import TransformerConfig
 from ..training import TrainingConfig
 
@@ -24,6 +26,7 @@ AS_PUBLISHED = TransformerConfig(
     out_proj_bias=False,
     decoder_mask="causal_and_padding",
     cross_attention_residual="query_only",
+    linear_init="xavier_uniform_per_head",
     embedding_init="xavier_uniform",
     pad_id=1,
     bos_id=2,
@@ -69,3 +72,15 @@ TOKENIZER = TokenizerConfig(
 DECODED_AS: dict[str, Any] = {}
 
 DECODING: DecodingConfig | None = None  # none was published
+
+
+def recipe(as_published: bool) -> RunConfig:
+    """Multi30k, ten epochs; batches of as many tokens as 128 sentences have, in shuffled order."""
+    return RunConfig(
+        corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
+        tokenizer=replace(TOKENIZER, languages=("de", "en"), vocab_size=30_000),
+        batches=BatchConfig(tokens=2048),
+        model=TransformerConfig.published("lucky_glass", as_published=as_published),
+        training=replace(TrainingConfig.published("lucky_glass", as_published=as_published), step_updates=None),
+        loop=LoopConfig(epochs=10),
+    )

@@ -1,0 +1,68 @@
+"""Numbers for SwanLab. The package cannot be installed beside the tested set: a stand-in has what of it is called."""
+
+import json
+import types
+
+import pytest
+
+from twinax.configs.data import CorpusConfig
+from twinax.configs.run import LoopConfig, RunConfig
+from twinax.train.corpus import DataError
+from twinax.train.metrics import MetricsLog
+from twinax.train.swanlab_log import SwanLabLog
+
+SETTINGS = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), loop=LoopConfig(swanlab="project")).to_dict()
+
+
+class StandIn(types.ModuleType):
+    """`swanlab` 0.10, as far as it is used."""
+
+    def __init__(self):
+        super().__init__("swanlab")
+        self.begun, self.logged, self.finished = [], [], 0
+
+    def init(self, *, project, experiment_name, config, logdir, id, resume):
+        if project == "refused":
+            raise ValueError("api key\n not configured")
+        json.dumps(config)
+        self.begun.append((project, experiment_name, logdir, id, resume))
+
+    def log(self, data, step):
+        self.logged.append((step, data))
+
+    def finish(self):
+        self.finished += 1
+
+
+@pytest.fixture
+def swanlab(monkeypatch):
+    found = StandIn()
+    monkeypatch.setattr("twinax.train.swanlab_log.import_module", {"swanlab": found}.__getitem__)
+    return found
+
+
+def test_it_gets_what_tensorboard_gets(swanlab, tmp_path):
+    log = MetricsLog(tmp_path, 0, SwanLabLog("project", tmp_path, SETTINGS))
+    log.write({"update": 1, "epoch": 0, "loss": 2.5})
+    log.write({"update": 1, "validation": {"loss": 2.25, "samples": [["a", "b", "c"]]}})
+    log.write({"update": 1, "averaged": [1], "validation": {"loss": 2.0}})
+    log.close()
+    assert swanlab.logged == [(1, {"training/epoch": 0, "training/loss": 2.5}), (1, {"validation/loss": 2.25})]
+    assert swanlab.finished == 1
+    SwanLabLog("project", tmp_path, SETTINGS)
+    first, second = swanlab.begun
+    assert first == second
+    assert (first[:3], first[4]) == (("project", tmp_path.name, str(tmp_path / "swanlab")), "allow")
+    SwanLabLog("project", tmp_path.parent, SETTINGS)
+    assert swanlab.begun[2][3] != first[3]
+
+
+def test_what_is_wrong_is_said(swanlab, tmp_path, monkeypatch):
+    with pytest.raises(
+        DataError, match=r"swanlab='refused': SwanLab does not begin: api key not configured; log in, or"
+    ):
+        SwanLabLog("refused", tmp_path, SETTINGS)
+    monkeypatch.undo()
+    monkeypatch.setitem(__import__("sys").modules, "swanlab", None)
+    with pytest.raises(DataError, match=r"SwanLab is not installed: pip install 'twinax\[swanlab\]'"):
+        SwanLabLog("project", tmp_path, SETTINGS)

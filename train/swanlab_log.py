@@ -1,0 +1,49 @@
+"""A run's numbers for SwanLab, an optional package, beside the run's own files.
+
+SWANLAB_MODE says where they go: online, offline (files for `swanlab sync`), local or disabled.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .corpus import DataError
+
+
+class SwanLabLog:
+    """An experiment of a project; a run that goes on goes on with it.
+
+    Raises:
+        DataError: SwanLab is not installed, or does not begin.
+    """
+
+    def __init__(self, project: str, directory: Path, settings: Mapping[str, Any]):
+        try:
+            self._swanlab = import_module("swanlab")
+        except ImportError:
+            raise DataError(f"swanlab={project!r}: SwanLab is not installed: pip install 'twinax[swanlab]'") from None
+        where = directory.resolve()
+        try:
+            self._swanlab.init(
+                project=project,
+                experiment_name=directory.name,
+                config=dict(settings),
+                logdir=str(directory / "swanlab"),
+                id=hashlib.sha256(str(where).encode()).hexdigest()[:8],
+                resume="allow",
+            )
+        except Exception as error:  # it has no class of its own for what it cannot do
+            said = " ".join(str(error).split())[:200]
+            raise DataError(
+                f"swanlab={project!r}: SwanLab does not begin: {said}; log in, or set SWANLAB_MODE=offline"
+            ) from None
+
+    def write(self, update: int, numbers: Mapping[str, float]) -> None:
+        """Adds the numbers of an update."""
+        self._swanlab.log(dict(numbers), step=update)
+
+    def close(self) -> None:
+        """Ends the experiment."""
+        self._swanlab.finish()

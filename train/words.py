@@ -1,0 +1,42 @@
+"""Words by the rules of spaCy, an optional package: those of a language alone, without a trained pipeline.
+
+A trained pipeline, as `de_core_news_sm` or `en_core_web_sm`, cuts with the rules of its language, which training leaves
+as they are: those of `spacy.blank("de")` and `spacy.blank("en")`, in the version of spaCy that it was made with.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from .corpus import DataError
+
+
+def has_spacy() -> bool:
+    """Whether it is installed."""
+    return find_spec("spacy") is not None
+
+
+def space_words(texts: Iterable[str], language: str) -> Iterator[str]:
+    """Each text with one space between its words. Raises: DataError, as `check_language`."""
+    for words in _tokenizer(language).pipe(texts):
+        yield " ".join(word.text for word in words if not word.is_space)
+
+
+def check_language(language: str) -> None:
+    """Raises: DataError where spaCy is not installed, or has no such language."""
+    _tokenizer(language)
+
+
+@cache
+def _tokenizer(language: str) -> Any:
+    if not has_spacy():
+        raise DataError(
+            f"languages: cutting {language!r} into words needs spaCy, which is not here: pip install 'twinax[spacy]'"
+        )
+    import spacy
+
+    try:
+        return spacy.blank(language).tokenizer
+    except ImportError:  # what spaCy raises where it does not know one, or where a language needs a package more
+        raise DataError(f"languages: spaCy cannot cut {language!r} into words; give codes as de, en, fr") from None

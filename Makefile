@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit benchmark-dropout benchmark-decoding benchmark-memory multi30k kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -53,6 +53,10 @@ benchmark-memory: install
 # Multi30k both ways, with seeds, fine-tuned, scored and proven, into docs/results.md: make multi30k DATA=FOLDER. Hours.
 multi30k: install
 	$(BIN)/python benchmarks/multi30k.py "$(DATA)" $(SEEDS)
+
+# What the mistakes of the published systems cost, into docs/published_systems.md: make mistakes DATA=FOLDER. An hour.
+mistakes: install
+	$(BIN)/python benchmarks/mistakes.py "$(DATA)" $(UPDATES)
 
 lint: install
 	$(BIN)/ruff check .

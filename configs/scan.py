@@ -3,7 +3,8 @@
     twinax train scan --dataset tasks_train_simple.txt --out runs/scan
 
 The official files, also .gz: tasks_train_simple.txt, tasks_train_length.txt, tasks_train_addprim_jump.txt, and
-tasks_test_… for `twinax evaluate --dataset`.
+tasks_test_… for `twinax evaluate --dataset`. Exact match of the three, greedy, one seed each: 99.8%, 0.3%, 0.1%, after
+14 to 18 minutes on one core of an Intel Xeon: docs/results.md.
 """
 
 from .data import BatchConfig, CorpusConfig, TokenizerConfig

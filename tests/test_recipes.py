@@ -80,6 +80,17 @@ def test_repaired_from_text_to_text(hub, command):
     assert (code, len(out.splitlines())) == (0, 3)
 
 
+def test_scan(hub, command):
+    lines = [f"IN: {en.removesuffix('.')} OUT: {de.removesuffix('.').upper()}" for de, en in rows(80, 1)]
+    Path("tasks_train_simple.txt").write_text("\n".join(lines) + "\n")
+    code, _, err = command("train", *shrunk("scan"))
+    assert code == 0, err
+    assert "train: 76 of 76 pairs" in err
+    flags = ("--dataset", "tasks_train_simple.txt", "--beam-size", "1", "--max-length", "6")
+    code, out, _ = command("evaluate", "run", *flags)
+    assert (code, "exact match" in out) == (0, True)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_recipe_is_its_system(name):
     system, as_published = name.removeprefix("published/").removesuffix(":repaired"), not name.endswith(":repaired")

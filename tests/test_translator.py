@@ -44,6 +44,23 @@ def test_hypotheses_are_those_of_the_search(translator):
     np.testing.assert_allclose([h.score for h in found[6]], direct.scores[0], rtol=1e-5)
 
 
+def test_few_lengths_are_compiled(translator, monkeypatch):
+    """A length of a block is a multiple of eight, or the longest that the model takes."""
+    lengths, search = set(), generate
+
+    def counting(model, src, decoding):
+        lengths.add(src.shape[1])
+        return search(model, src, decoding)
+
+    monkeypatch.setattr("twinax.train.translator.generate", counting)
+    monkeypatch.setattr("twinax.train.translator._BLOCK", 1)
+    translator.translate(["a", "a b", "a b c", "a b c d e"], beam_size=1)
+    assert lengths == {8}
+    monkeypatch.setattr("twinax.train.translator._MULTIPLE", 3)
+    translator.translate(["a", "a b c", "g g a b c d e f g h"], beam_size=1)
+    assert lengths == {8, 3, 6}
+
+
 def test_scores_are_of_the_pair_that_was_given(translator):
     sources, targets = ["a b", "c", "h e d f"], ["A B", "D", "H E D F"]
     flax, torch = (translator.score(sources, targets, framework) for framework in ("flax", "torch"))

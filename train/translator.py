@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Framework = Literal["flax", "torch"]
 _BLOCK = 32  # sentences that are decoded at once
+_MULTIPLE = 8  # to which sentences are padded: each length is compiled
 
 
 class Hypothesis(NamedTuple):
@@ -123,7 +124,7 @@ class Translator:
         found = [0.0] * len(src)
         order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
         for rows, padded in self._blocks(src, order):
-            wanted = _pad([tgt[i] for i in _filled(rows, len(padded))], self.config.pad_id)
+            wanted = self._pad([tgt[i] for i in _filled(rows, len(padded))])
             for i, value in zip(rows, self._score(framework)(padded, wanted).totals, strict=False):
                 found[i] = float(value)
         return found
@@ -148,7 +149,14 @@ class Translator:
         size = min(_BLOCK, 1 << max(len(order) - 1, 0).bit_length())
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            yield rows, _pad([ids[i] for i in _filled(rows, size)], self.config.pad_id)
+            yield rows, self._pad([ids[i] for i in _filled(rows, size)])
+
+    def _pad(self, sentences: Sequence[list[int]]) -> np.ndarray:
+        width = -(-max(map(len, sentences)) // _MULTIPLE) * _MULTIPLE
+        padded = np.full((len(sentences), min(width, self.config.max_length)), self.config.pad_id, np.int32)
+        for row, ids in zip(padded, sentences, strict=True):
+            row[: len(ids)] = ids
+        return padded
 
     def _generate(self, framework: Framework) -> Callable[..., Any]:
         if framework == "flax":
@@ -176,13 +184,6 @@ def load(path: str | PathLike[str]) -> Translator:
 
 def _filled(rows: Sequence[int], size: int) -> list[int]:
     return [*rows, *[rows[-1]] * (size - len(rows))]
-
-
-def _pad(sentences: Sequence[list[int]], pad_id: int) -> np.ndarray:
-    padded = np.full((len(sentences), max(map(len, sentences))), pad_id, np.int32)
-    for row, ids in zip(padded, sentences, strict=True):
-        row[: len(ids)] = ids
-    return padded
 
 
 def _tensor(ids: np.ndarray) -> Any:

@@ -1,0 +1,188 @@
+"""What the mistakes of the published systems cost: small models on Multi30k, into docs/published_systems.md.
+
+`python benchmarks/mistakes.py FOLDER [UPDATES]`: FOLDER has train and val, .de and .en (.gz too). As many trainings at
+once as there are cores, each on one. What is in runs/mistakes is not done again; a training that was stopped goes on.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from multi30k import one_core_each, text, write
+
+from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.published import AS_PUBLISHED, REPAIRS, TRAINING_REPAIRS, recipe
+from twinax.configs.run import LoopConfig, RunConfig
+from twinax.parity_tests.report import marks, write_table
+from twinax.train.metrics import read_metrics, validations
+
+PAGE, OUT, PICTURE = Path("docs/published_systems.md"), Path("runs/mistakes"), "mistakes.png"
+TOKENS, UPDATES, POINTS, WARM_UP, PEAK = 1024, 2000, 10, 400, 1e-3
+SIZES = {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+LONGEST = 64  # tokens of a translation
+HEADER = ("system", "variant", "loss of validation", "BLEU of validation", "minutes")
+ABLATED = "lucky_glass"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A system as published, with some of its mistakes repaired."""
+
+    system: str
+    name: str
+    model: dict[str, Any] = field(default_factory=dict)  # repairs
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Path:
+        """Its directory."""
+        return OUT / f"{self.system}-{self.name.replace(' ', '_')}"
+
+    def config(self, folder: Path, updates: int) -> RunConfig:
+        """The system's own loss, optimiser and shape of schedule; sizes, tokens, batches and peak rate of all."""
+        base = recipe(self.system, as_published=True)
+        (src, tgt), valid = (text(folder, part, ("de", "en")) for part in ("train", "val"))
+        files = {"src": str(src), "tgt": str(tgt), "valid_src": str(valid[0]), "valid_tgt": str(valid[1])}
+        heads = {"head_dim": 16, "v_head_dim": 16} if base.model.head_dim else {}
+        training = replace(base.training, **self.training)
+        return RunConfig(
+            corpus=CorpusConfig(**files),
+            tokenizer=TokenizerConfig(
+                split="bytes",
+                vocab_size=3000,
+                lowercase=True,
+                special_order=base.tokenizer.special_order,
+                source_bos=base.tokenizer.source_bos,
+            ),
+            batches=BatchConfig(tokens=TOKENS, shapes=3),
+            model=base.model.replace(**SIZES, **heads, **self.model),
+            training=replace(training, **_rates(training.schedule)),
+            loop=LoopConfig(updates=updates, validate_every=max(updates // POINTS, 1), translations=0),
+        )
+
+
+def _rates(schedule: str) -> dict[str, Any]:
+    """A schedule of the same shape that fits a small model and a short training: its rate is PEAK at the highest."""
+    if schedule.startswith("noam"):
+        return {"warmup_updates": WARM_UP, "learning_rate": PEAK * (SIZES["d_model"] * WARM_UP) ** 0.5}
+    return {"learning_rate": PEAK} | ({"final_learning_rate": PEAK / 10} if schedule == "cosine" else {})
+
+
+def variants() -> Iterator[Variant]:
+    """All systems both ways; of one, each mistake repaired alone, and those of the model together."""
+    for system in AS_PUBLISHED:
+        yield Variant(system, "as published")
+        if system == ABLATED:
+            for name, value in REPAIRS[system].items():
+                yield Variant(system, f"{name} repaired", {name: value})
+            yield Variant(system, "schedule repaired", {}, TRAINING_REPAIRS[system])
+            yield Variant(system, "model repaired", REPAIRS[system])
+        yield Variant(system, "repaired", REPAIRS[system], TRAINING_REPAIRS[system])
+
+
+def main(folder: Path, updates: int) -> None:
+    """Does what is missing, then writes table and picture."""
+    for name in ("mistakes", "mistakes-pictures"):
+        marks(PAGE, name)
+    missing = [path for part in ("train", "val") for path in text(folder, part, ("de", "en")) if not path.is_file()]
+    if missing:
+        sys.exit(f"{folder}: has no {', '.join(map(str, missing))}")
+    OUT.mkdir(parents=True, exist_ok=True)
+    todo, began = list(variants()), time.monotonic()
+    with one_core_each() as do:
+        for number, _ in enumerate(do(lambda variant: _in_a_process(variant, folder, updates), todo), 1):
+            print(f"{number} of {len(todo)} variants, {(time.monotonic() - began) / 60:.0f} minutes", flush=True)
+    found = {variant: json.loads(variant.run.with_suffix(".json").read_text()) for variant in todo}
+    write_table(PAGE, "mistakes", HEADER, [_row(variant, result) for variant, result in found.items()])
+    _draw(todo)
+
+
+def _in_a_process(variant: Variant, folder: Path, updates: int) -> None:
+    """Trains and measures a variant in a process of its own, on the core of this thread."""
+    result, log = variant.run.with_suffix(".json"), variant.run.with_suffix(".log")
+    if result.is_file():
+        if (done := json.loads(result.read_text())["updates"]) != updates:
+            sys.exit(f"{result}: is of {done} updates and not {updates}; remove {OUT} to begin anew")
+        return
+    command = [sys.executable, __file__, str(folder), str(updates), variant.run.name]
+    with log.open("a") as file:
+        if subprocess.run(command, check=False, stderr=file).returncode:
+            said = f"{variant.run}: failed, see {log}"
+            print(said, file=sys.stderr, flush=True)
+            sys.exit(said)
+
+
+def measure(variant: Variant, folder: Path, updates: int) -> None:
+    """Trains a variant, or goes on, and writes what validation finds; seconds add up over starts."""
+    from twinax.train.loop import train
+    from twinax.train.scores import corpus_scores
+    from twinax.train.translator import load
+
+    clock, began = variant.run.with_suffix(".seconds"), time.monotonic()
+    before = float(clock.read_text()) if clock.is_file() else 0.0
+    config = variant.config(folder, updates)
+    try:
+        outcome = train(config, variant.run)
+    finally:
+        write(clock, str(before + time.monotonic() - began))
+    if outcome.stopped_by is not None or outcome.validation is None:
+        sys.exit(1)
+    found: dict[str, Any] = {"updates": updates, "loss": outcome.validation["loss"], "bleu": None}
+    if config.model.cross_mask != "encoder":
+        src, tgt = (_lines(path) for path in text(folder, "val", ("de", "en")))
+        translations = load(variant.run).translate(src, beam_size=1, max_length=min(LONGEST, config.model.max_length))
+        scores = {score.name: score.value for score in corpus_scores(translations, tgt)}
+        found["bleu"] = scores["BLEU, lower case"]
+    found["minutes"] = float(clock.read_text()) / 60
+    write(variant.run.with_suffix(".json"), json.dumps(found))
+
+
+def _lines(path: Path) -> list[str]:
+    from twinax.train.corpus import read_lines
+
+    return list(read_lines(str(path)))
+
+
+def _row(variant: Variant, found: dict[str, Any]) -> tuple[str, ...]:
+    bleu = "cannot translate" if found["bleu"] is None else f"{found['bleu']:.1f}"
+    return f"`{variant.system}`", variant.name, f"{found['loss']:.2f}", bleu, f"{found['minutes']:.0f}"
+
+
+def _draw(todo: list[Variant]) -> None:
+    """Loss of validation over updates: all systems both ways, and the one whose mistakes are repaired by turns."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    colors = {system: f"C{i}" for i, system in enumerate(AS_PUBLISHED)}
+    for variant in todo:
+        found = validations(read_metrics(variant.run))
+        curve = list(found), [v["loss"] for v in found.values()]
+        if variant.name in ("as published", "repaired"):
+            style = "--" if variant.name == "as published" else "-"
+            left.plot(*curve, style, color=colors[variant.system], label=f"{variant.system}, {variant.name}")
+        if variant.system == ABLATED:
+            right.plot(*curve, marker="o", ms=3, label=variant.name)
+    left.set(title="as published and repaired", ylabel="loss of validation in nats a token")
+    right.set(title=f"{ABLATED}: repaired alone and together")
+    for axes in (left, right):
+        axes.set_xlabel("updates")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    figure.savefig(PAGE.with_name(PICTURE), dpi=120)
+
+
+if __name__ == "__main__":
+    corpus, number, *name = [*sys.argv[1:], *[str(UPDATES)] * (len(sys.argv) == 2)] or ["", ""]
+    if not Path(corpus).is_dir() or not number.isdigit() or not int(number):
+        sys.exit("usage: python benchmarks/mistakes.py FOLDER [UPDATES]")
+    if name:  # a process of this very program
+        (chosen,) = [variant for variant in variants() if [variant.run.name] == name]
+        measure(chosen, Path(corpus), int(number))
+    else:
+        main(Path(corpus), int(number))

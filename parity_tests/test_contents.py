@@ -70,7 +70,7 @@ def batches(draw):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(batch=batches(), strength=st.sampled_from([0, 0.01, 1, 9]))
 def test_contents(name, batch, strength):
     config = CONFIGS[name]

@@ -231,7 +231,7 @@ def test_train_prints_its_config(command, corpus):
     ("arguments", "said"),
     [
         ([], "give either src and tgt, or dataset"),
-        (["multi30k_en"], "twinax: multi30k_en: is neither a ready-made run (multi30k_de_en, multi30k_en_de) nor the"),
+        (["multi30k_en"], "twinax: multi30k_en: is neither a ready-made run (multi30k_de_en, multi30k_en_de, scan,"),
         (["--src", "a.de"], "needs tgt too"),
         (["--src", "a.de", "--tgt", "nowhere"], "twinax: nowhere: there is no such file"),
         (["--src", "a.de", "--tgt", "short"], "twinax: a.de has 60 lines and short has 1: a line must be"),

@@ -18,7 +18,7 @@ from multi30k import one_core_each, text, write
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.published import AS_PUBLISHED, REPAIRS, TRAINING_REPAIRS, recipe
 from twinax.configs.run import LoopConfig, RunConfig
-from twinax.parity_tests.report import marks, write_table
+from twinax.parity_tests.report import marks, write_between, write_table
 from twinax.train.metrics import read_metrics, validations
 
 PAGE, OUT, PICTURE = Path("docs/published_systems.md"), Path("runs/mistakes"), "mistakes.png"
@@ -100,6 +100,7 @@ def main(folder: Path, updates: int) -> None:
     found = {variant: json.loads(variant.run.with_suffix(".json").read_text()) for variant in todo}
     write_table(PAGE, "mistakes", HEADER, [_row(variant, result) for variant, result in found.items()])
     _draw(todo)
+    write_between(PAGE, "mistakes-pictures", f"![Loss of validation over updates]({PICTURE})")
 
 
 def _in_a_process(variant: Variant, folder: Path, updates: int) -> None:

@@ -92,7 +92,7 @@ def _check_unused(config: CorpusConfig) -> None:
 
 
 TokenizerKind = Literal["word", "bpe", "unigram"]
-Split = Literal["whitespace", "punctuation", "unspaced", "bytes"]
+Split = Literal["whitespace", "punctuation", "word_characters", "unspaced", "bytes"]
 Normalization = Literal["none", "nfc", "nfkc"]
 ROLES = ("pad", "bos", "eos", "unk")
 _TRAINED = (
@@ -146,12 +146,23 @@ class TokenizerConfig:
             self._check_load()
         if self.split == "bytes" and self.vocab_size is not None and self.vocab_size < 256 + len(tokens):
             raise ConfigError(f"vocab_size={self.vocab_size}: split='bytes' needs {256 + len(tokens)}, one a byte")
-        if self.languages and (self.kind != "word" or self.split != "whitespace" or len(self.languages) != 2):
-            raise ConfigError(
-                f"languages={self.languages!r}: must be two, with kind='word' and split='whitespace', for spaCy cuts"
-            )
+        if self.split == "word_characters" and self.kind != "word":
+            raise ConfigError(f"split='word_characters': needs kind='word', not {self.kind!r}")
+        if self.languages:
+            self._check_languages()
         if self.split == "bytes" and self.kind != "bpe":
             raise ConfigError(f"split='bytes': needs kind='bpe', not {self.kind!r}")
+
+    def _check_languages(self) -> None:
+        """Raises: ConfigError where spaCy cannot cut."""
+        if len(self.languages) != 2:
+            raise ConfigError(f"languages={self.languages!r}: must be two, the source's and the target's")
+        for name, needed in (("kind", "word"), ("split", "whitespace")):
+            if (value := getattr(self, name)) != needed:
+                raise ConfigError(
+                    f"{name}={value!r}: languages={self.languages!r} has spaCy cut words, which needs {needed!r}; "
+                    "leave one of them out (--tokenizer.languages with nothing behind it)"
+                )
 
     def _check_load(self) -> None:
         """Raises: ConfigError where a field is of tokenizers that are trained here."""

@@ -92,10 +92,6 @@ class RunConfig:
                 "shared_embeddings=True: needs one tokenizer for both sides; choose a joint one, or False for "
                 "shared_embeddings"
             )
-        if self.model.cross_mask == "encoder" and self.loop.translations:
-            raise ConfigError(
-                f"translations={self.loop.translations}: a model with cross_mask='encoder' cannot translate; give 0"
-            )
         for side in ("src", "tgt"):
             name = f"max_{side}_length"
             longest = getattr(self.batches, name)
@@ -105,6 +101,10 @@ class RunConfig:
     def resolved(self, batches: int) -> "RunConfig":
         """The same in updates, where an epoch has so many batches."""
         loop, training = self.loop.resolved(batches), self.training
+        if self.model.cross_mask == "encoder" and loop.translations:  # here, so that older runs can be read
+            raise ConfigError(
+                f"translations={loop.translations}: a model with cross_mask='encoder' cannot translate; give 0"
+            )
         if training.schedule == "cosine" and training.total_updates is None:
             if (most := loop.updates or 0) <= training.warmup_updates:
                 raise ConfigError(

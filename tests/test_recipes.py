@@ -66,6 +66,11 @@ def test_from_text_to_text(system, hub, command):
     if system == "leftover":
         assert code == 2
         assert "cross_mask='encoder': needs as many target as source tokens" in err
+        corpus = ("--src", "input", "--tgt", "input", "--out", "tuned")
+        code, _, err = command("train", "--init-from", "run", *corpus, "--corpus.held-out", "1")
+        assert (code, "translations=200: a model with cross_mask='encoder' cannot translate" in err) == (2, True)
+        code, out, _ = command("train", "--init-from", "run", *corpus, "--loop.translations", "0", "--print-config")
+        assert (code, json.loads(out)["model"]["cross_mask"]) == (0, "encoder")
     else:
         assert (code, len(out.splitlines())) == (0, 3)
 
@@ -95,11 +100,35 @@ def test_scan(hub, command):
 def test_a_recipe_is_its_system(name):
     system, as_published = name.removeprefix("published/").removesuffix(":repaired"), not name.endswith(":repaired")
     run = run_preset(name)
-    assert run == recipe(system, as_published=as_published)
     free = {"max_length": run.model.max_length}
     assert run.model == type(run.model).published(system, as_published=as_published, **free)
     special = {role: run.tokenizer.special_order.index(role) for role in ("pad", "bos", "eos")}
     assert special == {role: getattr(run.model, f"{role}_id") for role in special}
+
+
+# As the write-ups have them: epochs, warm-up, tokens of a batch, parts, minimum frequency, lower case, longest sides.
+NUMBERS = {
+    "lucky_glass": (10, 0, 2048, 1, 1, False, (None, None)),
+    "jadore801120": (400, 128_000, 4096, 1, 3, True, (102, 101)),
+    "leftover": (100, 0, 1024, 1, 2, False, (None, None)),
+    "d2l_note": (30, 0, 2048, 1, 2, True, (None, None)),
+    "annotated_transformer": (8, 3000, 5120, 10, 2, False, (72, 72)),
+}
+
+
+@pytest.mark.parametrize("as_published", [True, False])
+@pytest.mark.parametrize("system", NUMBERS)
+def test_the_numbers_of_a_recipe(system, as_published):
+    run = recipe(system, as_published=as_published)
+    found = (
+        *(run.loop.epochs, run.training.warmup_updates, run.batches.tokens, run.training.accumulation),
+        *(run.tokenizer.min_frequency, run.tokenizer.lowercase),
+        (run.batches.max_src_length, run.batches.max_tgt_length),
+    )
+    assert found == NUMBERS[system]
+    if system == "leftover":
+        assert run.model.max_length == 350  # 348 and two, 349 and one
+        assert (run.corpus.split, run.corpus.valid_split) == ("train" if as_published else "train[:90%]", "train[90%:]")
 
 
 def test_an_epoch_is_a_step_of_the_rate(hub, command):
@@ -126,6 +155,10 @@ def test_without_spacy(hub, command, monkeypatch):
     assert "spaCy is not installed: words are cut at whitespace and punctuation" in err
     tokenizer = json.loads(out)["tokenizer"]
     assert (tokenizer["languages"], tokenizer["split"]) == ([], "punctuation")
+    code, _, err = command("train", *shrunk("published/lucky_glass")[:-1], "new", "--tokenizer.languages", "de", "fr")
+    assert (code, "needs spaCy, which is not here" in err) == (2, True)
+    _, _, err = command("train", "published/lucky_glass", "--tokenizer.languages", "--print-config")
+    assert "spaCy" not in err
     code, _, err = command("translate", "run", "input")
     assert code == 2
     assert "needs spaCy, which is not here: pip install 'twinax[spacy]'" in err

@@ -113,6 +113,15 @@ def test_cosine_ends_with_the_run():
         RunConfig(corpus=corpus, training=training, loop=loop).resolved(100)
 
 
+def test_what_cannot_translate_is_refused_when_it_begins():
+    """And not when its config is read: older runs have such."""
+    model = TransformerConfig.published("leftover", as_published=True)
+    run = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), model=model)
+    assert RunConfig.from_dict(run.to_dict()) == run
+    with pytest.raises(ConfigError, match="translations=200: a model with cross_mask='encoder' cannot translate; give"):
+        run.resolved(10)
+
+
 def test_steps_of_the_rate_are_epochs():
     corpus = CorpusConfig(src="a", tgt="b")
     for given, steps in ((None, 100), (7, 7)):

@@ -1,6 +1,7 @@
 """Numbers for SwanLab. The package cannot be installed beside the tested set: a stand-in has what of it is called."""
 
 import json
+import re
 import types
 
 import pytest
@@ -25,6 +26,7 @@ class StandIn(types.ModuleType):
         if project == "refused":
             raise ValueError("api key\n not configured")
         json.dumps(config)
+        assert re.fullmatch("[0-9a-f]{8}", id)
         self.begun.append((project, experiment_name, logdir, id, resume))
 
     def log(self, data, step):
@@ -53,7 +55,8 @@ def test_it_gets_what_tensorboard_gets(swanlab, tmp_path):
     first, second = swanlab.begun
     assert first == second
     assert (first[:3], first[4]) == (("project", tmp_path.name, str(tmp_path / "swanlab")), "allow")
-    SwanLabLog("project", tmp_path.parent, SETTINGS)
+    (tmp_path / "other").mkdir()
+    SwanLabLog("project", tmp_path / "other", SETTINGS)
     assert swanlab.begun[2][3] != first[3]
 
 

@@ -1,6 +1,7 @@
 """Tokenizers: what they cut, that nothing is lost, special ids, and that `transformers` loads them with equal ids."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from twinax.configs import ConfigError
 from twinax.configs.data import ROLES, TokenizerConfig
 from twinax.train.corpus import DataError
-from twinax.train.tokenization import FILE, SETTINGS, Tokenizer, train_tokenizer
+from twinax.train.pretrained import load_tokenizer
+from twinax.train.tokenization import FILE, SETTINGS, Tokenizer, train_tokenizer, train_tokenizers
 
 TEXTS = [
     "Ein kleines Haus steht am See, und der Hund schläft.",
@@ -168,3 +170,51 @@ WRONG = {
 def test_wrong_settings(line):
     with pytest.raises(ConfigError, match=f"^{line}$"):
         TokenizerConfig(**WRONG[line])
+
+
+WORDS = TokenizerConfig(kind="word", languages=("de", "en"), vocab_size=60)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_words_of_spacy(joint, tmp_path):
+    """Each side has its language's rules, saved and loaded too."""
+    sides = ["Er kommt z.B. nicht.", "Don't go, e.g. home."]
+    both = train_tokenizers(replace(WORDS, joint=joint), [sides[0]] * 2, [sides[1]] * 2)
+    assert (both[0].vocab_size == both[1].vocab_size) is joint
+    cut = [["Er", "kommt", "z.B.", "nicht", "."], ["Do", "n't", "go", ",", "e.g.", "home", "."]]
+    for tokenizer, text, words in zip(both, sides, cut, strict=True):
+        tokenizer.save(tmp_path)
+        for one in (tokenizer, Tokenizer.load(tmp_path), load_tokenizer(str(tmp_path), WORDS)):
+            assert one.show(one.encode([text])[0]) == words
+            assert one.encode_sources([text], 3)[0] == [*one.encode([text])[0][:2], one.eos_id]
+        with pytest.raises(
+            DataError, match=r"tokenizer.json: spaCy cuts words before it, as tokenizer_config.json says"
+        ):
+            load_tokenizer(str(tmp_path / FILE), WORDS)
+    settings = json.loads((tmp_path / SETTINGS).read_text())
+    (tmp_path / SETTINGS).write_text(json.dumps(settings | {"spacy_language": ["en"]}))
+    with pytest.raises(DataError, match=r"spacy_language is \['en'\], not a language's code"):
+        Tokenizer.load(tmp_path)
+
+
+def test_languages_that_cannot_be():
+    with pytest.raises(ConfigError, match=r"languages=\('de',\): must be two"):
+        TokenizerConfig(kind="word", languages=("de",))
+    with pytest.raises(
+        ConfigError, match=r"kind='bpe': languages=.* has spaCy cut words, which needs 'word'; leave one"
+    ):
+        TokenizerConfig(languages=("de", "en"))
+    with pytest.raises(ConfigError, match="split='punctuation': languages="):
+        TokenizerConfig(kind="word", languages=("de", "en"), split="punctuation")
+    with pytest.raises(DataError, match=r"spaCy cannot cut 'nope' into words: .*nope"):
+        train_tokenizers(replace(WORDS, languages=("nope", "en")), ["a"], ["b"])
+
+
+def test_word_characters():
+    """`\\w+|[^\\w\\s]+`, as the pre-tokenizer `Whitespace` of the library has it."""
+    config = TokenizerConfig(kind="word", split="word_characters", vocab_size=60, normalization="none")
+    tokenizer = train_tokenizer(config, ["\u00abAh!... amico_caro, 5\u00b0."])
+    text = "\u00abAh!... amico_caro, 5\u00b0."
+    assert tokenizer.show(tokenizer.encode([text])[0]) == ["\u00ab", "Ah", "!...", "amico_caro", ",", "5", "\u00b0."]
+    with pytest.raises(ConfigError, match="split='word_characters': needs kind='word', not 'bpe'"):
+        TokenizerConfig(split="word_characters")

@@ -35,7 +35,7 @@ from .progress import TrainingProgress
 from .run_directory import RunError, locked, prepare_in
 from .signals import StopSignals
 from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
-from .swanlab_log import SwanLabLog
+from .swanlab_log import SwanLabLog, check_swanlab
 
 _WIDTH = 120  # characters of a sample that are shown
 
@@ -58,6 +58,8 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
     keep_freed_memory()
     console = console or Console(stderr=True)
     check_trainable(run.model)
+    if run.loop.swanlab is not None:
+        check_swanlab(run.loop.swanlab)
     cache = use_compilation_cache()
     with locked(directory):
 
@@ -102,6 +104,8 @@ class _Run:
         assert self.loop.updates is not None
         assert self.loop.validate_every is not None
         self.total, self.validate_every = self.loop.updates, self.loop.validate_every
+        project = self.loop.swanlab
+        swanlab = None if project is None else SwanLabLog(project, directory, self.run.to_dict())
         self.step = make_train_step(self.run.model, self.run.training)
         self.validation = Validation(prepared)
         self.devices = Mesh(np.array(jax.devices()), ("data",))
@@ -112,8 +116,6 @@ class _Run:
             self.update = found[-1]
             self.state = self.checkpoints.restore(self.state, self.update)
             self._check_position()
-        project = self.loop.swanlab
-        swanlab = None if project is None else SwanLabLog(project, directory, self.run.to_dict())
         self.log = MetricsLog(directory, self.update, swanlab)
         self.ready: dict[tuple[int, ...], float] = {}  # seconds until each shape was compiled, or read
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from ..configs.data import ROLES, TokenizerConfig
 from ..configs.schema import TransformerConfig
 from .corpus import DataError, read_lines
-from .tokenization import FILE, SETTINGS, Tokenizer, read_fast
+from .tokenization import FILE, LANGUAGE, SETTINGS, Tokenizer, read_fast
 
 _SPACE = "▁"
 
@@ -33,6 +33,7 @@ def load_tokenizer(path: str, config: TokenizerConfig) -> Tokenizer:
         raise DataError(f"{place}: there is no such file")
     if place.suffix in (".model", ".spm"):
         return _from_sentencepiece(place, config)
+    _check_alone(place)
     fast, tokens = read_fast(place), {role: getattr(config, f"{role}_token") for role in ROLES}
     for role, token in tokens.items():
         if fast.token_to_id(token) is None:
@@ -58,6 +59,7 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig)
         return load_tokenizer(path, config)
     if not place.is_file():
         raise DataError(f"{place}: there is no such file")
+    _check_alone(place)
     fast = _from_words(place, config) if place.suffix == ".txt" else read_fast(place)
     tokens = {"unk": getattr(fast.model, "unk_token", None) or config.unk_token}
     for role, i in (("pad", model.pad_id), ("bos", model.bos_id), ("eos", model.eos_id)):
@@ -67,6 +69,13 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig)
         tokens[role] = token
     fast.add_special_tokens([tokens[role] for role in ROLES])
     return Tokenizer(fast, tokens).frame_sources(config)
+
+
+def _check_alone(path: Path) -> None:
+    """Raises: DataError where a file is not the whole tokenizer, for spaCy cuts words before it."""
+    beside = path.with_name(SETTINGS)
+    if path.name == FILE and beside.is_file() and f'"{LANGUAGE}"' in beside.read_text(encoding="utf-8"):
+        raise DataError(f"{path}: spaCy cuts words before it, as {SETTINGS} says; give the directory {path.parent}")
 
 
 def _from_words(path: Path, config: TokenizerConfig) -> FastTokenizer:

@@ -3,7 +3,7 @@
 SWANLAB_MODE says where they go: online, offline (files for `swanlab sync`), local or disabled.
 """
 
-import hashlib
+import secrets
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -11,27 +11,36 @@ from typing import Any
 
 from .corpus import DataError
 
+_ID = "swanlab_id"  # file of a run directory: a run that goes on goes on with its experiment
+
+
+def check_swanlab(project: str) -> None:
+    """Raises: DataError where SwanLab is not installed."""
+    try:
+        import_module("swanlab")
+    except ImportError:
+        raise DataError(f"swanlab={project!r}: SwanLab is not installed: pip install 'twinax[swanlab]'") from None
+
 
 class SwanLabLog:
-    """An experiment of a project; a run that goes on goes on with it.
+    """An experiment of a project.
 
     Raises:
         DataError: SwanLab is not installed, or does not begin.
     """
 
     def __init__(self, project: str, directory: Path, settings: Mapping[str, Any]):
-        try:
-            self._swanlab = import_module("swanlab")
-        except ImportError:
-            raise DataError(f"swanlab={project!r}: SwanLab is not installed: pip install 'twinax[swanlab]'") from None
-        where = directory.resolve()
+        check_swanlab(project)
+        self._swanlab = import_module("swanlab")
+        if not (directory / _ID).is_file():
+            (directory / _ID).write_text(secrets.token_hex(4))
         try:
             self._swanlab.init(
                 project=project,
                 experiment_name=directory.name,
                 config=dict(settings),
                 logdir=str(directory / "swanlab"),
-                id=hashlib.sha256(str(where).encode()).hexdigest()[:8],
+                id=(directory / _ID).read_text(),
                 resume="allow",
             )
         except Exception as error:  # it has no class of its own for what it cannot do

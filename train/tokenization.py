@@ -17,7 +17,7 @@ from .corpus import DataError
 from .words import check_language, space_words
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-_LANGUAGE = "spacy_language"  # in SETTINGS
+LANGUAGE = "spacy_language"  # in SETTINGS
 
 # For words, what cuts them; their decoder puts spaces between them, or nothing.
 _WORDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
@@ -26,6 +26,7 @@ _WORDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
         lambda: pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()]),
         None,
     ),
+    "word_characters": (pre_tokenizers.Whitespace, None),
     "unspaced": (
         lambda: pre_tokenizers.Sequence(
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("."), "isolated")]
@@ -117,7 +118,7 @@ class Tokenizer:
         self.fast.save(str(Path(directory) / FILE))
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         settings |= {f"{role}_token": token for role, token in self.special_tokens.items()}
-        settings |= {_LANGUAGE: self.language} if self.language is not None else {}
+        settings |= {LANGUAGE: self.language} if self.language is not None else {}
         (Path(directory) / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -136,10 +137,12 @@ class Tokenizer:
             settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         except ValueError as error:
             raise DataError(f"{folder / SETTINGS}: is not JSON: {error}") from None
-        tokens = {role: settings.get(f"{role}_token") for role in ROLES}
+        tokens, language = {role: settings.get(f"{role}_token") for role in ROLES}, settings.get(LANGUAGE)
+        if not isinstance(language, str | None):
+            raise DataError(f"{folder / SETTINGS}: {LANGUAGE} is {language!r}, not a language's code")
         texts = {role: t["content"] if isinstance(t, dict) else t for role, t in tokens.items() if t is not None}
         try:
-            return cls(fast, texts, settings.get(_LANGUAGE))
+            return cls(fast, texts, language)
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Framework = Literal["flax", "torch"]
 _BLOCK = 32  # sentences that are decoded at once
-_MULTIPLE = 8  # to which sentences are padded: each length is compiled
+_MULTIPLE = 8  # of which lengths of sources are in a search: each is compiled
 
 
 class Hypothesis(NamedTuple):
@@ -93,7 +93,7 @@ class Translator:
         ids, found = self._sources(texts), [[] for _ in texts]
         todo, done = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i])), 0
         for rows, src in self._blocks(ids, todo):
-            decoded = self._generate(framework)(src, decoding)
+            decoded = self._generate(framework)(self._lengthened(src), decoding)
             for i, tokens, scores in zip(rows, decoded.sentences(), decoded.scores, strict=False):
                 texts_of = self.tokenizers.tgt.decode(tokens)
                 found[i] = [
@@ -124,7 +124,7 @@ class Translator:
         found = [0.0] * len(src)
         order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
         for rows, padded in self._blocks(src, order):
-            wanted = self._pad([tgt[i] for i in _filled(rows, len(padded))])
+            wanted = _pad([tgt[i] for i in _filled(rows, len(padded))], self.config.pad_id)
             for i, value in zip(rows, self._score(framework)(padded, wanted).totals, strict=False):
                 found[i] = float(value)
         return found
@@ -149,14 +149,11 @@ class Translator:
         size = min(_BLOCK, 1 << max(len(order) - 1, 0).bit_length())
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            yield rows, self._pad([ids[i] for i in _filled(rows, size)])
+            yield rows, _pad([ids[i] for i in _filled(rows, size)], self.config.pad_id)
 
-    def _pad(self, sentences: Sequence[list[int]]) -> np.ndarray:
-        width = -(-max(map(len, sentences)) // _MULTIPLE) * _MULTIPLE
-        padded = np.full((len(sentences), min(width, self.config.max_length)), self.config.pad_id, np.int32)
-        for row, ids in zip(padded, sentences, strict=True):
-            row[: len(ids)] = ids
-        return padded
+    def _lengthened(self, src: np.ndarray) -> np.ndarray:
+        width = min(-(-src.shape[1] // _MULTIPLE) * _MULTIPLE, self.config.max_length)
+        return np.pad(src, ((0, 0), (0, width - src.shape[1])), constant_values=self.config.pad_id)
 
     def _generate(self, framework: Framework) -> Callable[..., Any]:
         if framework == "flax":
@@ -180,6 +177,13 @@ def load(path: str | PathLike[str]) -> Translator:
         CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
     """
     return Translator(read(Path(path)), str(path))
+
+
+def _pad(sentences: Sequence[list[int]], pad_id: int) -> np.ndarray:
+    padded = np.full((len(sentences), max(map(len, sentences))), pad_id, np.int32)
+    for row, ids in zip(padded, sentences, strict=True):
+        row[: len(ids)] = ids
+    return padded
 
 
 def _filled(rows: Sequence[int], size: int) -> list[int]:

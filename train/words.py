@@ -34,9 +34,10 @@ def _tokenizer(language: str) -> Any:
         raise DataError(
             f"languages: cutting {language!r} into words needs spaCy, which is not here: pip install 'twinax[spacy]'"
         )
-    import spacy
-
     try:
+        import spacy
+
         return spacy.blank(language).tokenizer
-    except ImportError:  # what spaCy raises where it does not know one, or where a language needs a package more
-        raise DataError(f"languages: spaCy cannot cut {language!r} into words; give codes as de, en, fr") from None
+    except ImportError as error:  # it does not know the language, or that needs a package more
+        said = " ".join(str(error).split())[:200]
+        raise DataError(f"languages: spaCy cannot cut {language!r} into words: {said}") from None

@@ -57,7 +57,8 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
     if directory is not None and parsed.out is not None:
         raise UsageError(f"--out {parsed.out}: {directory} is a run that goes on where it is; leave --out away")
     out = directory or Path(parsed.out or Path("runs") / (name or "own").replace(":", "-"))
-    return Arguments(name, parsed.run, out, parsed.plot if plot else None, parsed.print_config)
+    run = parsed.run if directory is not None else _with_words(parsed.run, base)
+    return Arguments(name, run, out, parsed.plot if plot else None, parsed.print_config)
 
 
 def _long(word: str) -> str:
@@ -92,7 +93,7 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
         if exists(name):
             hint = "; --init-from starts a run from the weights of any checkpoint"
         raise UsageError(f"{name}: is neither a ready-made run ({RUN_NAMES}) nor the directory of one{hint}")
-    base = _with_length(_with_words(run_preset(name)), given) if name is not None else None
+    base = _with_length(run_preset(name), given) if name is not None else None
     if base is not None and any(_value(given, flag) for flag in _CORPUS):
         base = replace(base, corpus=tyro.MISSING_NONPROP)
     elif base is not None and _value(given, "--corpus.valid-src") is not None:
@@ -107,16 +108,17 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
     return base
 
 
-def _with_words(base: RunConfig) -> RunConfig:
-    """The run with words that can be cut here: at whitespace and punctuation where spaCy is not installed."""
-    if not base.tokenizer.languages or has_spacy():
-        return base
+def _with_words(run: RunConfig, base: RunConfig | None) -> RunConfig:
+    """The run with words that can be cut here: a ready-made one's at punctuation where spaCy is not installed."""
+    asked = base is None or run.tokenizer.languages != base.tokenizer.languages
+    if asked or not run.tokenizer.languages or run.init_from is not None or has_spacy():
+        return run
     print(
         "twinax: spaCy is not installed: words are cut at whitespace and punctuation; pip install 'twinax[spacy]' for "
         "its rules",
         file=sys.stderr,
     )
-    return replace(base, tokenizer=replace(base.tokenizer, languages=(), split="punctuation"))
+    return replace(run, tokenizer=replace(run.tokenizer, languages=(), split="punctuation"))
 
 
 def _with_length(base: RunConfig, given: Sequence[str]) -> RunConfig:

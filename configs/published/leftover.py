@@ -71,7 +71,8 @@ TOKENIZER = TokenizerConfig(
     eos_token="[EOS]",
     min_frequency=2,
     vocab_size=30_000,
-    split="punctuation",
+    split="word_characters",
+    normalization="none",
     source_bos=True,
 )
 

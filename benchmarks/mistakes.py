@@ -136,7 +136,8 @@ def measure(variant: Variant, folder: Path, updates: int) -> None:
     found: dict[str, Any] = {"updates": updates, "loss": outcome.validation["loss"], "bleu": None}
     if config.model.cross_mask != "encoder":
         src, tgt = (_lines(path) for path in text(folder, "val", ("de", "en")))
-        translations = load(variant.run).translate(src, beam_size=1, max_length=min(LONGEST, config.model.max_length))
+        how = {"beam_size": 1, "max_length": min(LONGEST, config.model.max_length)}
+        translations = load(variant.run).translate(src, framework="torch", **how)  # compiles nothing
         scores = {score.name: score.value for score in corpus_scores(translations, tgt)}
         found["bleu"] = scores["BLEU, lower case"]
     found["minutes"] = float(clock.read_text()) / 60

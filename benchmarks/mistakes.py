@@ -97,8 +97,8 @@ def main(folder: Path, updates: int) -> None:
     with one_core_each() as do:
         for number, _ in enumerate(do(lambda variant: _in_a_process(variant, folder, updates), todo), 1):
             print(f"{number} of {len(todo)} variants, {(time.monotonic() - began) / 60:.0f} minutes", flush=True)
-    found = {variant: json.loads(variant.run.with_suffix(".json").read_text()) for variant in todo}
-    write_table(PAGE, "mistakes", HEADER, [_row(variant, result) for variant, result in found.items()])
+    found = [json.loads(variant.run.with_suffix(".json").read_text()) for variant in todo]
+    write_table(PAGE, "mistakes", HEADER, [_row(*each) for each in zip(todo, found, strict=True)])
     _draw(todo)
     write_between(PAGE, "mistakes-pictures", f"![Loss of validation over updates]({PICTURE})")
 
@@ -159,8 +159,8 @@ def _draw(todo: list[Variant]) -> None:
     """Loss of validation over updates: all systems both ways, and the one whose mistakes are repaired by turns."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    left, right = figure.subplots(1, 2)
     colors = {system: f"C{i}" for i, system in enumerate(AS_PUBLISHED)}
     for variant in todo:
         found = validations(read_metrics(variant.run))
@@ -175,7 +175,7 @@ def _draw(todo: list[Variant]) -> None:
     for axes in (left, right):
         axes.set_xlabel("updates")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
     figure.savefig(PAGE.with_name(PICTURE), dpi=120)
 
 

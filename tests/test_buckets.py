@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinax.train.buckets import Bucket, choose_buckets, plan_epoch
+from twinax.train.buckets import Bucket, choose_buckets, plan_epoch, square_buckets
 
 
 def sentences(pairs, seed=0):
@@ -78,3 +78,9 @@ def test_equal_lengths_are_one_shape():
 
 def test_a_pair_longer_than_a_batch_is_one_of_its_own():
     assert choose_buckets(np.array([[30, 4]]), 20) == [Bucket(30, 4, 1)]
+
+
+def test_square_shapes_hold_what_they_held():
+    """Equal ones are one."""
+    found = [Bucket(5, 9, 23), Bucket(9, 5, 23), Bucket(4, 3, 7)]
+    assert square_buckets(found) == [Bucket(4, 4, 7), Bucket(9, 9, 23)]

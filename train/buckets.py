@@ -45,14 +45,9 @@ def choose_buckets(lengths: np.ndarray, tokens: int, number: int = 16) -> list[B
     return [Bucket(int(s), int(t), _sentences(s, t, tokens)) for s, t in np.unique(chosen, axis=0)]
 
 
-def fit_buckets(buckets: Sequence[Bucket], *, square: bool, parts: int) -> list[Bucket]:
-    """The same shapes with rows that divide into `parts`; `square`: with sources and targets of one length."""
-    found = set()
-    for src, tgt, sentences in buckets:
-        longest = max(src, tgt)
-        lengths = (longest, longest) if square else (src, tgt)
-        found.add(Bucket(*lengths, max(sentences // parts, 1) * parts))
-    return sorted(found)
+def square_buckets(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """The same shapes with sources and targets of one length."""
+    return sorted({Bucket(max(src, tgt), max(src, tgt), sentences) for src, tgt, sentences in buckets})
 
 
 def _improve(shapes: np.ndarray, cost: Callable[[np.ndarray], int]) -> np.ndarray:

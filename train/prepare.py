@@ -13,7 +13,7 @@ from ..configs.data import TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..convert.new_files import write_files
-from .buckets import Bucket, choose_buckets, count_batches, fit_buckets
+from .buckets import Bucket, choose_buckets, count_batches, square_buckets
 from .corpus import DataError, read_pairs
 from .dataset import Batches, Counts, Encoded, Sides, encode_pairs
 from .pretrained import load_tokenizer
@@ -143,10 +143,10 @@ def prepare(
 
 
 def buckets_of(run: RunConfig, lengths: np.ndarray, shapes: int) -> list[Bucket]:
-    """Shapes of batches that the run's model and step take, for pairs of these lengths (P, 2)."""
+    """Shapes of batches that the run's model takes, for pairs of these lengths (P, 2)."""
     assert run.batches.tokens is not None  # `prepare` has put them in
     found = choose_buckets(lengths, run.batches.tokens, shapes)
-    return fit_buckets(found, square=run.model.cross_mask == "encoder", parts=run.training.accumulation)
+    return square_buckets(found) if run.model.cross_mask == "encoder" else found
 
 
 def describe_counts(part: str, counts: Counts, longest: tuple[int, int]) -> str:

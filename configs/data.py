@@ -92,7 +92,7 @@ def _check_unused(config: CorpusConfig) -> None:
 
 
 TokenizerKind = Literal["word", "bpe", "unigram"]
-Split = Literal["whitespace", "punctuation", "word_characters", "unspaced", "bytes"]
+Split = Literal["whitespace", "punctuation", "word_characters", "unspaced", "bytes", "d2l"]
 Normalization = Literal["none", "nfc", "nfkc"]
 ROLES = ("pad", "bos", "eos", "unk")
 _TRAINED = (
@@ -146,8 +146,8 @@ class TokenizerConfig:
             self._check_load()
         if self.split == "bytes" and self.vocab_size is not None and self.vocab_size < 256 + len(tokens):
             raise ConfigError(f"vocab_size={self.vocab_size}: split='bytes' needs {256 + len(tokens)}, one a byte")
-        if self.split == "word_characters" and self.kind != "word":
-            raise ConfigError(f"split='word_characters': needs kind='word', not {self.kind!r}")
+        if self.split in ("word_characters", "d2l") and self.kind != "word":
+            raise ConfigError(f"split={self.split!r}: needs kind='word', not {self.kind!r}")
         if self.languages:
             self._check_languages()
         if self.split == "bytes" and self.kind != "bpe":

@@ -41,7 +41,9 @@ LinearInit = Literal[
     "normal_rsqrt_d_model",
     "torch_default",
 ]
-EmbeddingInit = Literal["normal_rsqrt_d_model", "xavier_uniform", "torch_default", "torch_padding_idx"]
+EmbeddingInit = Literal[
+    "normal_rsqrt_d_model", "xavier_uniform", "xavier_uniform_padding_idx", "torch_default", "torch_padding_idx"
+]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 
 

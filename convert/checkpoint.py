@@ -61,6 +61,8 @@ class Checkpoint:
     unused: Arrays = field(default_factory=dict)  # its arrays that no computation reads
     files: Mapping[str, bytes] = field(default_factory=dict)  # of tokenizers, by path: tokenizer/tokenizer.json, ...
     training: Training | None = None
+    assumed: tuple[str, ...] = ()  # settings of a published system that its file does not state, as "num_heads=8"
+    skipped: tuple[str, ...] = ()  # entries of its file that were not read, as "optimizer_state_dict"
 
     def __post_init__(self) -> None:
         _check("file", self.files, _FILES, bytes)

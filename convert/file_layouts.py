@@ -11,6 +11,7 @@ import numpy as np
 
 from ..configs.schema import TransformerConfig
 from ..configs.validation import ConfigError
+from .checkpoint import Checkpoint
 from .layouts import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
 from .layouts.published import PublishedLayout
 from .port import flax_specs, port_rules
@@ -89,32 +90,51 @@ def from_named(
     return translate([rule.inverse for rule in rules], named, target_specs(rules, specs)), {}
 
 
+def system_of(config: TransformerConfig) -> str | None:
+    """The published system that has such a model, in either variant; None where none has."""
+    return next((name for name, layout in PUBLISHED.items() if layout.variant(name, config) is not None), None)
+
+
+def describe_assumed(name: str, checkpoint: Checkpoint) -> str:
+    """One line: what a published system's file does not determine and was assumed, and how to set it."""
+    example = f"{system_of(checkpoint.config) or 'leftover'}:repaired,num_heads=4"
+    return (
+        f"{name}: assumed {', '.join(checkpoint.assumed)}, which its tensors do not determine; set them where they are "
+        f"others, as in: twinax convert ORIGINAL NEW --config {example}"
+    )
+
+
 def published_config(
     named: Mapping[str, np.ndarray], layout: str, variant: str | None, beside: Mapping[str, Any] | None = None
-) -> TransformerConfig:
-    """The config of a published system's state dict.
+) -> tuple[TransformerConfig, tuple[str, ...]]:
+    """(config of a published system's state dict, what of it was assumed).
 
-    `variant` is a system, as published, or that with what the tensors do not say: `leftover:repaired,num_heads=4`;
-    `beside`: what the file says of that.
+    `variant` is a system with what the tensors do not determine: `leftover:repaired,num_heads=4`, or
+    `leftover:as_published`, which is assumed where neither is there. `beside` is what the file itself states of that.
 
     Raises:
         ConversionError: the tensors are of no such system, or the config is none.
     """
     name, prefixes = _parse(layout)
     wanted, _, rest = (variant or name).partition(":")
-    said = [item for item in rest.split(",") if item]
-    given = {field: _value(value) for field, equals, value in (item.partition("=") for item in said) if equals}
-    if wanted not in PUBLISHED or not {item for item in said if "=" not in item} <= {"repaired"}:
+    items = [item for item in rest.split(",") if item]
+    given = {field: _value(value) for field, equals, value in (item.partition("=") for item in items) if equals}
+    words = {item for item in items if "=" not in item}
+    if wanted not in PUBLISHED or not words <= {"repaired", "as_published"} or len(words) > 1:
         raise ConversionError(
             f"config={variant!r}: is none of {', '.join(PUBLISHED)}, nor one of them as leftover:repaired,num_heads=4"
         )
+    if "as_published" in given:
+        raise ConversionError(f"config={variant!r}: write {wanted}:as_published or {wanted}:repaired")
     if wanted != name:
         raise ConversionError(f"config={variant!r}: the tensors are in layout {name}")
     standard = _rename(named, {there: part for part, there in prefixes.items()})
+    known, as_published = {**(beside or {}), **given}, "repaired" not in words
     try:
-        return PUBLISHED[name].config(name, standard, "repaired" not in said, {**(beside or {}), **given})
+        config = PUBLISHED[name].config(name, standard, as_published, known)
     except ConfigError as error:
         raise ConversionError(f"{error}; what the tensors do not say is given as {name}:num_heads=4") from None
+    return config, PUBLISHED[name].assumptions(name, standard, config, as_published if words else None, known)
 
 
 def layout_of(names: Collection[str]) -> str:

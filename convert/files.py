@@ -105,8 +105,10 @@ def read_torch(path: Path) -> Any:
         raise ConversionError(f"{path}: reading it needs PyTorch, which is not installed") from None
     try:
         # Warnings are of TorchScript, before it is refused; a Namespace is names and values: jadore801120's settings.
-        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        # An open file, because torch goes by the suffix of a path.
+        known = torch.serialization.safe_globals([Namespace])
+        with warnings.catch_warnings(action="ignore"), known, open(path, "rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its text advises to let the code run
         name = re.search(r"GLOBAL (\S+)", str(error))
         if name is None:

@@ -13,20 +13,19 @@ from .single_file import SUFFIXES, has_suffix, read_file, write_file
 
 
 def load(path: str | PathLike[str], config: TransformerConfig | str | None = None) -> Checkpoint:
-    """The checkpoint in a Hugging Face directory, a .pt or a .safetensors file.
+    """The checkpoint in a Hugging Face directory or in a file, PyTorch's or safetensors, whatever its name.
 
     `config` is that of a file which has none: bare tensors by the names of `torch_reference` or `torch.nn.Transformer`.
-    Those of a published system need none; `leftover:repaired,num_heads=4` is the repaired one's, of so many heads.
+    Those of a published system need none; `leftover:repaired,num_heads=4` is the repaired one with that many heads.
+    What neither they nor `config` determine is listed in the checkpoint's `assumed`.
 
     Raises:
         ConversionError: there is none, it is damaged, of a family or setting that twinax does not know, or has no
             config.
     """
     place = Path(path)
-    if place.is_file() and has_suffix(place):
-        return read_file(place, config)
     if place.is_file():
-        raise ConversionError(f"{place}: is no checkpoint; a file's name ends in {', '.join(SUFFIXES)}")
+        return read_file(place, config)
     if not place.is_dir():
         raise ConversionError(f"{place}: there is no such file or directory")
     return read_directory(place)

@@ -32,6 +32,7 @@ _MARK = "twinax_file_version"
 _METADATA = "twinax"  # in a safetensors file's metadata, which is texts
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DataParallel, torch.compile and Lightning
 _WRAPPERS = ("model", "state_dict", "model_state_dict")  # where people put a state dict
+_TORCH_HEADS = (b"PK\x03\x04", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
 
 
 def has_suffix(path: Path) -> bool:
@@ -67,8 +68,23 @@ def read_file(path: Path, config: TransformerConfig | str | None = None) -> Chec
 
 
 def read_parts(path: Path) -> "Parts":
-    """What a file holds. Raises: ConversionError where it is damaged."""
-    return Parts(path, _read_safetensors(path) if path.suffix.lower() == ".safetensors" else _read_torch(path))
+    """What a file holds. Raises: ConversionError where it is damaged, or no such file."""
+    return Parts(path, _read_safetensors(path) if is_safetensors(path) else _read_torch(path))
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a file is one of safetensors, else of PyTorch: by its content, or by its name where that is damaged.
+
+    Raises:
+        ConversionError: it is neither.
+    """
+    with open(path, "rb") as file:
+        head = file.read(9)
+    if head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+        return True
+    if not head.startswith(_TORCH_HEADS) and not has_suffix(path):
+        raise ConversionError(f"{path}: is no checkpoint: its content is neither PyTorch's nor that of safetensors")
+    return not head.startswith(_TORCH_HEADS) and path.suffix.lower() == ".safetensors"
 
 
 class Parts(NamedTuple):
@@ -96,15 +112,18 @@ class Parts(NamedTuple):
         with self._named():
             if config is not None and not self.bare:
                 raise ConversionError("has a config of its own; leave the other one away")
-            model = self.found["model"]
+            model, assumed = self.found["model"], ()
             if isinstance(config, str) or (config is None and self._published):
-                config = published_config(model, self.layout, config, self.found.get("said", {}))
+                config, assumed = published_config(model, self.layout, config, self.found.get("said", {}))
             if config is None and self.bare:
                 raise ConversionError(
                     f"holds {len(model)} bare tensors and no config; `twinax convert` with --config "
                     "makes a checkpoint of them; of a Hugging Face directory give the directory"
                 )
-            return _whole(self.found, self.layout) if config is None else _bare(model, self.layout, config)
+            if config is None:
+                return _whole(self.found, self.layout)
+            checkpoint = _bare(model, self.layout, config)
+            return replace(checkpoint, assumed=assumed, skipped=self.found.get("skipped", ()))
 
     @property
     def _published(self) -> bool:
@@ -129,6 +148,7 @@ class Parts(NamedTuple):
 def _describe(checkpoint: Checkpoint, layout: str) -> dict[str, Any]:
     """What stands beside the arrays, as JSON has it."""
     about: dict[str, Any] = {_MARK: _VERSION, "layout": layout, "config": checkpoint.config.to_dict()}
+    about["assumed"] = checkpoint.assumed
     if checkpoint.layout is not None:
         documents = {name: dict(document) for name, document in checkpoint.documents.items()}
         about["source"] = {"layout": checkpoint.layout, "documents": documents}
@@ -168,11 +188,13 @@ def _read_torch(path: Path) -> dict[str, Any]:
     found = read_torch(path)
     if isinstance(found, dict) and _MARK in found:
         return found | {part: to_arrays(found.get(part), path) for part in ("model", "unused")}
-    wrapped = [found[name] for name in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(name), dict)]
-    settings = found.get("settings") if isinstance(found, dict) else None
-    heads = getattr(settings, "n_head", None)  # jadore801120's, which its tensors do not say
+    wrapper = next((n for n in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(n), dict)), None)
+    if wrapper is None:
+        return {"model": _unwrapped(to_arrays(found, path))}
+    heads = getattr(found.get("settings"), "n_head", None)  # jadore801120's, which its tensors do not say
     said = {"num_heads": heads} if isinstance(heads, int) else {}
-    return {"model": _unwrapped(to_arrays(wrapped[0] if wrapped else found, path)), "said": said}
+    skipped = tuple(str(name) for name in found if name != wrapper)
+    return {"model": _unwrapped(to_arrays(found[wrapper], path)), "said": said, "skipped": skipped}
 
 
 def _unwrapped(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -210,7 +232,7 @@ def _whole(found: Mapping[str, Any], layout: str) -> Checkpoint:
     config, source = TransformerConfig.from_dict(found["config"]), found.get("source") or {}
     arrays, unused = from_named(found["model"], config, layout)
     kept = source.get("layout"), source.get("documents", {}), found["unused"] | unused, found["files"]
-    checkpoint = Checkpoint(config, arrays, *kept)
+    checkpoint = Checkpoint(config, arrays, *kept, assumed=tuple(map(str, found.get("assumed", ()))))
     return checkpoint if "run" not in found else _with_training(checkpoint, found, layout)
 
 

@@ -38,14 +38,15 @@ LINEAR_INITS: dict[str, Callable[[int, int, int], tuple[Initializer, Initializer
 EMBEDDING_INITS: dict[str, Callable[[int, int | None], Initializer]] = {
     "normal_rsqrt_d_model": lambda d_model, pad_id: init.normal(d_model**-0.5),
     "xavier_uniform": lambda d_model, pad_id: init.glorot_uniform(),
+    "xavier_uniform_padding_idx": lambda d_model, pad_id: _zero_at(pad_id, init.glorot_uniform()),
     "torch_default": lambda d_model, pad_id: init.normal(1.0),  # torch.nn.Embedding's default
-    "torch_padding_idx": lambda d_model, pad_id: _normal_but_zero_at(pad_id),  # the same with padding_idx
+    "torch_padding_idx": lambda d_model, pad_id: _zero_at(pad_id, init.normal(1.0)),  # the same with padding_idx
 }
 
 
-def _normal_but_zero_at(row: int | None) -> Initializer:
+def _zero_at(row: int | None, initializer: Initializer) -> Initializer:
     def draw(key: Any, shape: Any, dtype: Any = None, out_sharding: Any = None) -> jax.Array:
-        table = jax.random.normal(key, shape, dtype)
+        table = initializer(key, shape, dtype)
         return table if row is None else table.at[row].set(0)
 
     return draw

@@ -211,9 +211,8 @@ def variant_of(name: str, as_published: bool, length: int = LENGTH) -> str:
 def checkpoint_of(name: str, model: nn.Module, as_published: bool, length: int = LENGTH) -> Checkpoint:
     """What a file of the model's state dict would be read as; heads and the length of positions are the model's."""
     arrays = {key: from_torch(tensor) for key, tensor in model.state_dict().items()}
-    config = published_config(arrays, name, variant_of(name, as_published, length)).replace(
-        pad_id=PAD, compute_dtype="float64"
-    )
+    config, _ = published_config(arrays, name, variant_of(name, as_published, length))
+    config = config.replace(pad_id=PAD, compute_dtype="float64")
     ours, unused = from_named(arrays, config, name)
     return Checkpoint(config, ours, unused=unused)
 

@@ -83,7 +83,8 @@ def _how(name: str, config: TransformerConfig, as_published: bool) -> tuple[Tran
     if name == "lucky_glass":
         return config, DecodingConfig(beam_size=5, max_length=LONGEST)
     config, how = as_decoded(name, config, as_published=as_published)
-    return config, replace(how, max_length=LONGEST)
+    assert how.max_length is not None
+    return config, replace(how, max_length=min(how.max_length, LONGEST))
 
 
 def _model(name: str, as_published: bool) -> nn.Module:
@@ -114,14 +115,19 @@ def _sources(sentences: int, fixed: bool) -> np.ndarray:
 
 
 def _decode(model: nn.Module, src: Tensor, how: DecodingConfig) -> list[int]:
-    """What the system's own decoding makes of one sentence; without the start, up to the end."""
+    """What the system's own decoding makes of one sentence; without the start, up to the end.
+
+    leftover's limit is the length of its positions, and includes the start token. The limits of the others are chosen
+    here: jadore801120's and annotated_transformer's include it too, d2l_note's does not.
+    """
     assert how.max_length is not None
-    longest = how.max_length + 1  # there the start counts
+    longest = how.max_length + 1
     keep = torch.ones(1, 1, src.shape[1], dtype=torch.bool)
     if isinstance(model, jadore801120.Transformer):
         found = jadore801120.translate_sentence(model, src, BOS, EOS, max_seq_len=longest)[1:]
     elif isinstance(model, leftover.Transformer):
-        found = leftover.greedy_decode(model, src, PAD, BOS, EOS, longest)[1:]
+        positions = model.get_buffer("decoder.pos_embedding.pe").shape[1]
+        found = leftover.greedy_decode(model, src, PAD, BOS, EOS, positions)[1:]
     elif isinstance(model, d2l_note.Transformer):
         found = d2l_note.predict(model, src, ~keep, BOS, EOS, how.max_length)
     else:

@@ -40,7 +40,10 @@ def edit_torch(path, **changes):
 
 WRONG = {  # what -> (arguments after the command's name, what is said)
     "no checkpoint": (("inspect", "nowhere"), "nowhere: there is no such file or directory"),
-    "a file of another kind": (("inspect", "text.txt"), "text.txt: is no checkpoint; a file's name ends in .pt, .pth"),
+    "a file of another kind": (
+        ("inspect", "text.txt"),
+        "text.txt: is no checkpoint: its content is neither",
+    ),
     "an empty directory": (
         ("convert", "empty", "y.pt"),
         "empty: is neither a run, nor a checkpoint",

@@ -92,12 +92,14 @@ def test_embedding(name, draw):
 
 
 @pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
-def test_padding_begins_at_zero(draw):
-    arrays = draw(CONFIG.replace(embedding_init="torch_padding_idx", positions="stored", max_length=V, pad_id=3))
+@pytest.mark.parametrize("name", ["torch_padding_idx", "xavier_uniform_padding_idx"])
+def test_padding_begins_at_zero(draw, name):
+    arrays = draw(CONFIG.replace(embedding_init=name, positions="stored", max_length=V, pad_id=3))
     rows = np.flatnonzero((np.asarray(arrays[TABLE]) == 0).all(1))
     assert rows.tolist() == [3]
-    assert follows(np.delete(arrays[TABLE], 3, 0), stats.norm(0, 1))
-    assert follows(arrays["tgt_input.positions.table"], stats.norm(0, 1))
+    drawn = EMBEDDING[{"torch_padding_idx": "torch_default"}.get(name, "xavier_uniform")]
+    assert follows(np.delete(arrays[TABLE], 3, 0), drawn)
+    assert follows(arrays["tgt_input.positions.table"], drawn)
 
 
 @pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])

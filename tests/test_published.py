@@ -2,19 +2,21 @@
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 from jaxtyping import TypeCheckError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from twinax import TransformerConfig
+from twinax import TransformerConfig, flax_transformer, torch_reference
 from twinax.configs import ConfigError
 from twinax.configs.decoding import DecodingConfig, plan
 from twinax.configs.published import as_decoded
-from twinax.parity_tests.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS
+from twinax.parity_tests.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS, checkpoint_of
 from twinax.parity_tests.published import call as logits
 from twinax.parity_tests.published import random_model as build
 from twinax.torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
@@ -200,6 +202,11 @@ def test_jadore801120_padding_row_and_positions():
     repaired = jadore801120.Transformer(SIZE, SIZE, d_model=D_MODEL, n_layers=1, as_published=False)
     assert published.encoder.src_word_emb.weight[PAD].abs().max() > 0
     assert repaired.encoder.src_word_emb.weight[PAD].abs().max() == 0
+    sizes = {"d_model": 8, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1, "src_vocab_size": SIZE}
+    for as_published in (True, False):
+        config = TransformerConfig.published("jadore801120", as_published=as_published, tgt_vocab_size=SIZE, **sizes)
+        twin = flax_transformer.Transformer(config, rngs=nnx.Rngs(0))
+        assert bool(twin.src_embedding.embedding[PAD].any()) is as_published
     long = torch.full((1, 201), 5)
     with pytest.raises(RuntimeError, match="201"):
         published(long, long)
@@ -271,7 +278,7 @@ def test_the_command_on_a_state_dict(command, tmp_path):
     assert status == 0
     assert "layout" in out
     assert "jadore801120" in out
-    assert "is the published code's" in " ".join(out.replace("│", " ").split())
+    assert "assumed num_heads=8, logit_scale='rsqrt_d_model'" in " ".join(out.replace("│", " ").split())
     assert command("convert", theirs, ours)[0] == 0
     assert command("convert", ours, back, "--layout", "jadore801120")[0] == 0
     found = torch.load(back, weights_only=True)["model"]
@@ -333,6 +340,7 @@ def test_text_through_a_published_file(command, with_words, tmp_path):
     status, out, _ = command("parity", tmp_path / "ours.pt", "--src", tmp_path / "text")
     assert status == 0
     assert "leftover: worst float64 difference of either model from it" in " ".join(out.split())
+    assert out.splitlines()[-1] == "equal, given pad_id=1, bos_id=2, eos_id=3"
 
 
 WRONG_WORDS = {
@@ -359,6 +367,22 @@ def test_a_tokenizer_more(command, with_words, tmp_path):
     status, _, err = command("convert", tmp_path / "ours.pt", tmp_path / "x.pt", "--tokenizer", tmp_path / "tgt.txt")
     assert (status, err.count("\n")) == (2, 1)
     assert "the checkpoint has source_tokenizer/tokenizer.json" in err
+
+
+def test_leftover_counts_the_start_token():
+    """Its limit of 350 tokens includes the start: a sentence that never ends has 349."""
+    config = TransformerConfig.published("leftover", as_published=False)
+    assert as_decoded("leftover", config, as_published=False)[1].max_length == 349
+    model = build("leftover", as_published=False, length=14).eval()
+    with torch.no_grad():
+        model.get_parameter("projection.proj.bias")[3] -= 100  # the end
+    checkpoint = checkpoint_of("leftover", model, as_published=False, length=14)
+    config, how = as_decoded("leftover", checkpoint.config, as_published=False)
+    src = torch.tensor([[5, 6, 7]])
+    published = leftover.greedy_decode(model, src, 1, 2, 3, 14)[1:]
+    decoded = torch_reference.generate(replace(checkpoint, config=config).to_torch().eval(), src, how)
+    assert decoded.sentences()[0][0] == published
+    assert len(published) == 13
 
 
 def test_systems_without_a_search():

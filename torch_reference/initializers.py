@@ -13,8 +13,7 @@ def _lecun_normal_(weight: Tensor, features: int, generator: Generator | None) -
     init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
 
 
-def _normal_but_zero_at_(weight: Tensor, row: int | None, generator: Generator | None) -> None:
-    init.normal_(weight, generator=generator)
+def _zero_at_(weight: Tensor, row: int | None) -> None:
     if row is not None:
         init.zeros_(weight.detach()[row])
 
@@ -52,6 +51,8 @@ BIAS_INITS: dict[str, Callable[[Tensor, int, Generator | None], object]] = {
 EMBEDDING_INITS: dict[str, Callable[[Tensor, int, int | None, Generator | None], object]] = {
     "normal_rsqrt_d_model": lambda w, d_model, pad_id, g: init.normal_(w, std=d_model**-0.5, generator=g),
     "xavier_uniform": lambda w, d_model, pad_id, g: init.xavier_uniform_(w, generator=g),
+    "xavier_uniform_padding_idx": lambda w, d_model, pad_id, g: _zero_at_(init.xavier_uniform_(w, generator=g), pad_id),
     "torch_default": lambda w, d_model, pad_id, g: init.normal_(w, generator=g),  # torch.nn.Embedding's default
-    "torch_padding_idx": lambda w, d_model, pad_id, g: _normal_but_zero_at_(w, pad_id, g),  # the same with padding_idx
+    # the same with padding_idx
+    "torch_padding_idx": lambda w, d_model, pad_id, g: _zero_at_(init.normal_(w, generator=g), pad_id),
 }

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ..configs.data import TokenizerConfig
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
+from ..convert.file_layouts import describe_assumed
 from ..convert.port import flax_specs
 from ..flax_transformer.model import Transformer
 from .checkpoints import CONFIG, CheckpointError, folder_of, is_run_or_checkpoint, read_run
@@ -25,6 +26,7 @@ class Initial:
     config: TransformerConfig
     arrays: Mapping[str, Any]
     tokenizers: Tokenizers | None
+    assumed: str | None = None  # what was assumed of a published system's file, in a line
 
     def check(self, model: TransformerConfig) -> None:
         """Raises: CheckpointError where the arrays are not those of a model, whose vocabularies are theirs."""
@@ -64,7 +66,8 @@ def _read(path: Path, run: RunConfig) -> Initial:
     tokenizers = Tokenizers.of_files(checkpoint.files, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:
         raise CheckpointError(f"{path}: has no {FILE}; name its tokenizer by the setting load of tokenizer")
-    return Initial(checkpoint.config, checkpoint.arrays, tokenizers)
+    assumed = describe_assumed(str(path), checkpoint) if checkpoint.assumed else None
+    return Initial(checkpoint.config, checkpoint.arrays, tokenizers, assumed)
 
 
 def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:

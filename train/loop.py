@@ -69,6 +69,8 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
         # Not where there is a checkpoint: then the weights to start from may be gone.
         begins = not any((directory / CHECKPOINTS).glob("[0-9]*"))
         initial = read_initial(run) if begins else None
+        if initial is not None and initial.assumed is not None:
+            say(initial.assumed)
         prepared = prepare_in(directory, run, initial, say)
         say(describe_shapes(prepared.buckets))
         if begins and (most := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):

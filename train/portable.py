@@ -22,7 +22,7 @@ from ..convert.new_files import new_directory, write_files
 from ..convert.optimizer import find_adam, put_adam
 from ..convert.port import flax_specs
 from ..convert.rules import translate
-from ..convert.single_file import SUFFIXES, has_suffix
+from ..convert.single_file import SUFFIXES, has_suffix, is_safetensors
 from ..flax_transformer.reach import without_gradient
 from .checkpoints import (
     AVERAGED,
@@ -81,7 +81,7 @@ def form_of(path: Path) -> str:
         return kind if folder == path else f"run, of which {folder.relative_to(path)}"
     if path.is_dir():
         return "Hugging Face directory"
-    return "safetensors file" if path.suffix.lower() == ".safetensors" else "PyTorch file"
+    return "safetensors file" if is_safetensors(path) else "PyTorch file"
 
 
 def write(checkpoint: Checkpoint, path: Path, layout: str = "twinax") -> None:
@@ -97,7 +97,8 @@ def write(checkpoint: Checkpoint, path: Path, layout: str = "twinax") -> None:
         what = f"a file of layout {layout}" if layout != "twinax" else "a file, and a directory's name has no ending,"
         raise convert.ConversionError(f"{path}: {what} needs a name that ends in {', '.join(SUFFIXES)}")
     with new_directory(path) as folder, jax.enable_x64(True):  # which moves float64 as it is
-        source = {"layout": checkpoint.layout, "documents": {n: dict(d) for n, d in checkpoint.documents.items()}}
+        source: dict[str, Any] = {"layout": checkpoint.layout, "assumed": checkpoint.assumed}
+        source["documents"] = {n: dict(d) for n, d in checkpoint.documents.items()}
         (folder / "run").mkdir()
         write_files(folder / "run", checkpoint.files)
         (folder / "run" / _SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
@@ -149,6 +150,7 @@ def _kept(folder: Path) -> dict[str, Any]:
     return {
         "layout": source.get("layout"),
         "documents": source.get("documents", {}),
+        "assumed": tuple(source.get("assumed", ())),
         "unused": read_safetensors(run / _UNUSED)[0] if (run / _UNUSED).is_file() else {},
         "files": {str(path.relative_to(run)): path.read_bytes() for path in paths if path.is_file()},
     }

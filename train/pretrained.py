@@ -1,5 +1,6 @@
 """Tokenizers that others trained: directories of `transformers`, tokenizer.json, SentencePiece models, word lists."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from ..configs.data import ROLES, TokenizerConfig
 from ..configs.schema import TransformerConfig
 from .corpus import DataError, read_lines
-from .tokenization import FILE, LANGUAGE, SETTINGS, Tokenizer, read_fast
+from .tokenization import FILE, LANGUAGE, SETTINGS, Tokenizer, prepare_text, read_fast
 
 _SPACE = "▁"
 
@@ -45,11 +46,11 @@ def load_tokenizer(path: str, config: TokenizerConfig) -> Tokenizer:
     return Tokenizer(fast, tokens).frame_sources(config)
 
 
-def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig) -> Tokenizer:
-    """A tokenizer for weights that exist, also a list of words (.txt): a token a line, in the order of ids.
+def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig, side: int = 0) -> Tokenizer:
+    """A tokenizer for weights that exist, also a vocabulary (.txt): a token per line, in the order of ids.
 
-    Of a file, special tokens are those at the model's ids. What stands around sources, and in a list of words which
-    token is the unknown one, `config` says.
+    Of a file, special tokens are those at the model's ids. `config` names the special tokens around a source and, for a
+    vocabulary, the unknown token, the normalization and the pre-tokenization; `side` is 0 for source, 1 for target.
 
     Raises:
         DataError: there is no tokenizer, it is damaged or of an unknown kind, or not of this model.
@@ -60,7 +61,8 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig)
     if not place.is_file():
         raise DataError(f"{place}: there is no such file")
     _check_alone(place)
-    fast = _from_words(place, config) if place.suffix == ".txt" else read_fast(place)
+    fast = _from_vocabulary(place, config) if place.suffix == ".txt" else read_fast(place)
+    language = config.languages[side] if config.languages and place.suffix == ".txt" else None
     tokens = {"unk": getattr(fast.model, "unk_token", None) or config.unk_token}
     for role, i in (("pad", model.pad_id), ("bos", model.bos_id), ("eos", model.eos_id)):
         token = getattr(config, f"{role}_token") if i is None else fast.id_to_token(i)
@@ -68,7 +70,7 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig)
             raise DataError(f"{place}: has {fast.get_vocab_size():,} tokens, and none for the model's {role}_id={i}")
         tokens[role] = token
     fast.add_special_tokens([tokens[role] for role in ROLES])
-    return Tokenizer(fast, tokens).frame_sources(config)
+    return Tokenizer(fast, tokens, language).frame_sources(config)
 
 
 def _check_alone(path: Path) -> None:
@@ -78,16 +80,15 @@ def _check_alone(path: Path) -> None:
         raise DataError(f"{path}: spaCy cuts words before it, as {SETTINGS} says; give the directory {path.parent}")
 
 
-def _from_words(path: Path, config: TokenizerConfig) -> FastTokenizer:
+def _from_vocabulary(path: Path, config: TokenizerConfig) -> FastTokenizer:
     words = list(read_lines(str(path)))
     if len(set(words)) < len(words):
-        twice = next(word for i, word in enumerate(words) if word in words[:i])
+        twice = next(word for word, times in Counter(words).items() if times > 1)
         raise DataError(f"{path}: must have each token once; {twice!r} is there again")
     if config.unk_token not in words:
         raise DataError(f"{path}: has no token {config.unk_token!r} for what it does not know")
     fast = FastTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, config.unk_token))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
-    fast.normalizer = normalizers.Lowercase() if config.lowercase else None  # pyright: ignore
+    prepare_text(fast, config)
     return fast
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from ..configs.data import ROLES, TokenizerConfig
 from .corpus import DataError
-from .words import check_language, space_words
+from .words import check_language, split_words
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 LANGUAGE = "spacy_language"  # in SETTINGS
@@ -27,6 +27,8 @@ _WORDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
         None,
     ),
     "word_characters": (pre_tokenizers.Whitespace, None),
+    # a space before each of , . ! and ? begins a token. Source: Zhang et al., Dive into Deep Learning, section 10.5.
+    "d2l": (lambda: pre_tokenizers.Split(Regex(r"[,.!?][^\s,.!?]*|[^\s,.!?]+"), "removed", invert=True), None),
     "unspaced": (
         lambda: pre_tokenizers.Sequence(
             [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("."), "isolated")]
@@ -71,19 +73,22 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens around it."""
-        return [found.ids for found in self.fast.encode_batch_fast(self._cut(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._encode(texts, add_special_tokens=False)]
 
     def encode_sources(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
         """Ids of each text with the special tokens that a source has around it, cut to `longest` of them in all."""
         if longest is not None:
             self.fast.enable_truncation(longest)
         try:
-            return [found.ids for found in self.fast.encode_batch_fast(self._cut(texts))]
+            return [encoding.ids for encoding in self._encode(texts, add_special_tokens=True)]
         finally:
             self.fast.no_truncation()
 
-    def _cut(self, texts: Sequence[str]) -> list[str]:
-        return list(texts) if self.language is None else list(space_words(texts, self.language))
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[Any]:
+        words: Any = list(texts) if self.language is None else list(split_words(texts, self.language))
+        return self.fast.encode_batch_fast(
+            words, is_pretokenized=self.language is not None, add_special_tokens=add_special_tokens
+        )
 
     @property
     def added(self) -> int:
@@ -171,7 +176,7 @@ def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: S
     for language in config.languages:
         check_language(language)
     sides = [
-        list(space_words(texts, language)) for texts, language in zip((sources, targets), config.languages, strict=True)
+        list(split_words(texts, language)) for texts, language in zip((sources, targets), config.languages, strict=True)
     ]
     found = [train_tokenizer(config, texts) for texts in ([sides[0] + sides[1]] if config.joint else sides)]
     return [
@@ -180,14 +185,16 @@ def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: S
     ]
 
 
-def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str]) -> Tokenizer:
-    """A tokenizer learnt from sentences. Where `config` names no size of the vocabulary, their number does.
+def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]]) -> Tokenizer:
+    """A tokenizer learnt from sentences, or from their words where `config` has languages.
+
+    Where `config` names no vocabulary size, the number of sentences decides it.
 
     Source: Sennrich et al. 2016 (bpe); Kudo 2018 (unigram).
     """
     if config.vocab_size is None:
-        sentences = list(sentences)
-        config = config.sized(len(sentences))
+        listed = list(sentences)
+        config, sentences = config.sized(len(listed)), iter(listed)
     special, unk = config.special_tokens, config.unk_token
     common: dict[str, Any] = {
         "vocab_size": config.vocab_size,
@@ -210,15 +217,24 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str]) -> Tokeni
         model = models.Unigram()
         trainer = trainers.UnigramTrainer(unk_token=unk, **common)
     fast = FastTokenizer(model)
-    steps = [_NORMALIZERS[config.normalization]()] if config.normalization != "none" else []
-    steps += [normalizers.Lowercase()] if config.lowercase else []
-    fast.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
-    make_split, make_decoder = (_WORDS if config.kind == "word" else _PARTS)[config.split]
-    fast.pre_tokenizer = make_split()  # pyright: ignore[reportAttributeAccessIssue]
-    if make_decoder is not None:
-        fast.decoder = make_decoder()  # pyright: ignore[reportAttributeAccessIssue]
+    prepare_text(fast, config)
     try:
         fast.train_from_iterator(sentences, trainer)
     except Exception as error:  # the library has no class of its own for it
         raise DataError(f"a {config.kind} tokenizer of {config.vocab_size} tokens cannot be trained: {error}") from None
     return Tokenizer(fast, {role: getattr(config, f"{role}_token") for role in ROLES}).frame_sources(config)
+
+
+def prepare_text(fast: FastTokenizer, config: TokenizerConfig) -> None:
+    """Gives a tokenizer the normalizer, pre-tokenizer and decoder of a config.
+
+    There is no pre-tokenizer where spaCy makes the words: each of them is one token, whitespace included.
+    """
+    steps = [_NORMALIZERS[config.normalization]()] if config.normalization != "none" else []
+    steps += [normalizers.Lowercase()] if config.lowercase else []
+    fast.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
+    make_split, make_decoder = (_WORDS if config.kind == "word" else _PARTS)[config.split]
+    if not config.languages:
+        fast.pre_tokenizer = make_split()  # pyright: ignore[reportAttributeAccessIssue]
+    if make_decoder is not None:
+        fast.decoder = make_decoder()  # pyright: ignore[reportAttributeAccessIssue]

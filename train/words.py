@@ -17,10 +17,14 @@ def has_spacy() -> bool:
     return find_spec("spacy") is not None
 
 
-def space_words(texts: Iterable[str], language: str) -> Iterator[str]:
-    """Each text with one space between its words. Raises: DataError, as `check_language`."""
+def split_words(texts: Iterable[str], language: str) -> Iterator[list[str]]:
+    """The tokens of each text; extra whitespace is one of them, but a blank text has none.
+
+    Raises:
+        DataError: as `check_language`.
+    """
     for words in _tokenizer(language).pipe(texts):
-        yield " ".join(word.text for word in words if not word.is_space)
+        yield [word.text for word in words] if words.text.strip() else []
 
 
 def check_language(language: str) -> None:

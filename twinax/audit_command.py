@@ -16,7 +16,7 @@ from twinax.parity_tests.auditing import AuditError, audit_config
 from twinax.train.portable import read
 from twinax.train.progress import counted
 
-from .usage import UsageError, check_folder
+from .usage import UsageError, check_folder, report_assumed
 
 REPAIRED = "repaired"
 
@@ -69,5 +69,6 @@ def _find(model: str) -> _Model:
         values = read_json(Path(model))
         return _Model(TransformerConfig.from_dict(values.get("model", values)))  # a run's has the model's in it
     checkpoint = read(Path(model))
+    report_assumed(model, checkpoint)
     training = checkpoint.training.run.training if checkpoint.training is not None else None
     return _Model(checkpoint.config, training, checkpoint.arrays)

@@ -105,6 +105,7 @@ def convert(
     weights_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     config: str | None = None,
     tokenizer: tuple[str, ...] = (),
+    languages: tuple[str, ...] = (),
 ) -> int:
     """Write a checkpoint in another form: the weights bit for bit, with config, tokenizer and optimiser.
 
@@ -122,12 +123,14 @@ def convert(
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             taken too; for one of a published system what its tensors do not say, as leftover:repaired,num_heads=4.
         tokenizer: for a checkpoint that has none: one for both sides or the source's and the target's, a directory,
-            a tokenizer.json, a SentencePiece model, or words in the order of their ids (.txt, one a line).
+            a tokenizer.json, a SentencePiece model, or a vocabulary in the order of its ids (.txt, a token per line).
+            A published system's vocabulary gets the pre-tokenization of that system.
+        languages: of source and target, as de en: words of a vocabulary by spaCy's rules; none: as published.
     """
     check_exists(src)
     with one_line_errors():
         command = import_module("twinax.convert_command").convert_checkpoint
-        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer)
+        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer, languages)
 
 
 def inspect(

@@ -19,19 +19,19 @@ from twinax.configs.published import TOKENIZER
 from twinax.configs.validation import ConfigError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.checkpoint import MOMENTS
-from twinax.convert.file_layouts import FILE_LAYOUTS, PUBLISHED, is_file_layout, is_published
+from twinax.convert.file_layouts import FILE_LAYOUTS, PUBLISHED, is_file_layout, is_published, system_of
 from twinax.convert.files import read_json
 from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.new_files import check_new
 from twinax.convert.port import flax_specs
 from twinax.convert.rules import ConversionError
-from twinax.convert.single_file import Parts, has_suffix, read_parts
+from twinax.convert.single_file import Parts, read_parts
 from twinax.train import portable
 from twinax.train.checkpoints import is_run_or_checkpoint
 from twinax.train.prepare import Tokenizers, check_fits
 from twinax.train.pretrained import load_for_model
 
-from .usage import UsageError, check_folder
+from .usage import UsageError, check_folder, report_assumed
 
 _SIZES = (
     "d_model",
@@ -45,7 +45,13 @@ _SIZES = (
 
 
 def convert_checkpoint(
-    src: Path, dst: Path, layout: str, weights_only: bool, config: str | None, tokenizer: Sequence[str]
+    src: Path,
+    dst: Path,
+    layout: str,
+    weights_only: bool,
+    config: str | None,
+    tokenizer: Sequence[str],
+    languages: Sequence[str],
 ) -> int:
     """Writes `dst`, reads it again and prints what came back. Exit status: 1 where a weight did not."""
     if layout not in LAYOUTS and not is_file_layout(layout):
@@ -54,8 +60,12 @@ def convert_checkpoint(
     model, files = (None, {}) if config is None else _config(config)
     checkpoint = portable.read(src, model)
     checkpoint = replace(checkpoint, files=checkpoint.files or files)
+    pretokenization = ""
     if tokenizer:
-        checkpoint = replace(checkpoint, files=_tokenizer_files(checkpoint, tokenizer))
+        tokenizer_files, pretokenization = _tokenizer_files(checkpoint, tokenizer, languages)
+        checkpoint = replace(checkpoint, files=tokenizer_files)
+    elif languages:
+        raise UsageError(f"--languages {' '.join(languages)}: needs --tokenizer, the vocabularies of both sides")
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
     portable.write(checkpoint, dst, layout)
@@ -78,22 +88,27 @@ def convert_checkpoint(
         table.add_row("read by nothing, kept", escape(_text(list(checkpoint.unused))))
     optimizer, same_optimizer = _optimizer_came_back(checkpoint, back)
     table.add_row("optimiser", optimizer)
-    files = ", ".join(checkpoint.files) or "none"
-    table.add_row("tokenizer", files if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
+    if checkpoint.skipped:
+        table.add_row("not read, left out", escape(", ".join(checkpoint.skipped)))
+    files = (", ".join(checkpoint.files) or "none") + pretokenization
+    table.add_row("tokenizer", escape(files) if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
     Console().print(table)
+    report_assumed(str(src), checkpoint)
     return int(len(different) > len(rebuilt) or not same_optimizer or checkpoint.files != back.files)
 
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     """Prints what is in a checkpoint. Exit status: 0."""
     check_folder(json_file)
-    if path.is_file() and has_suffix(path):
+    if path.is_file():
         parts = read_parts(path)
         layout, (checkpoint, holds) = parts.layout, _known(parts)
         arrays = parts.found["model"] if checkpoint is None else checkpoint.tensors
     else:
         checkpoint, holds = portable.read(path), None
         layout, arrays = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout, checkpoint.tensors
+    if checkpoint is not None:
+        report_assumed(str(path), checkpoint)
     found: dict[str, Any] = {"form": portable.form_of(path), "layout": layout}
     found |= ({"holds": holds} if holds else {}) | (_describe(checkpoint) if checkpoint else {})
     found["arrays"] = dict(Counter(str(array.dtype) for array in arrays.values()))
@@ -126,7 +141,7 @@ def _known(parts: Parts) -> tuple[Checkpoint | None, str | None]:
     if not is_published(parts.layout):
         return None, "bare tensors, no config"
     try:
-        return parts.checkpoint(), "bare tensors; what they do not say, as special ids, is the published code's"
+        return parts.checkpoint(), "bare tensors, no config"
     except ConversionError as error:
         return None, f"bare tensors, no config: {error}"
 
@@ -137,6 +152,8 @@ def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     found: dict[str, Any] = {"once a directory of": checkpoint.layout} if checkpoint.layout else {}
     found |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
     found["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
+    found |= {"assumed": list(checkpoint.assumed)} if checkpoint.assumed else {}
+    found |= {"not read": list(checkpoint.skipped)} if checkpoint.skipped else {}
     found["unused numbers"] = _numbers(checkpoint.unused)
     found |= {"unused, kept": list(checkpoint.unused)} if checkpoint.unused else {}
     ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
@@ -180,29 +197,39 @@ def _config(path: str) -> tuple[TransformerConfig | str, Mapping[str, bytes]]:
         raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from None
 
 
-def _tokenizer_files(checkpoint: Checkpoint, paths: Sequence[str]) -> dict[str, bytes]:
-    """Those of one tokenizer for both sides, or of two, as a checkpoint holds them."""
+def _tokenizer_files(
+    checkpoint: Checkpoint, paths: Sequence[str], languages: Sequence[str]
+) -> tuple[dict[str, bytes], str]:
+    """(files of one tokenizer for both sides or of two, as a checkpoint holds them; how their text is split)."""
     config = checkpoint.config
     if checkpoint.files:
         raise UsageError(f"--tokenizer {paths[0]}: the checkpoint has {', '.join(checkpoint.files)}; leave it away")
     if len(paths) > 2:
         raise UsageError(f"--tokenizer {' '.join(paths)}: give one, or the source's and the target's")
-    system = next((name for name, theirs in PUBLISHED.items() if theirs.variant(name, config) is not None), None)
-    how = TOKENIZER[system] if system else TokenizerConfig()
-    found = Tokenizers.of([load_for_model(path, config, how) for path in paths])
+    system = system_of(config)
+    how = TOKENIZER[system] if system else TokenizerConfig(kind="word", normalization="none")
+    if languages:
+        how = replace(how, languages=tuple(languages), split="whitespace")
+    sides = [paths[0], paths[-1]] if how.languages else paths
+    found = Tokenizers.of([load_for_model(path, config, how, side) for side, path in enumerate(sides)])
     for side, of_side in zip(("src", "tgt"), found, strict=True):
         check_fits(config, of_side, side)
+    split = ""
+    if any(path.endswith(".txt") for path in paths):
+        rule = f"spaCy's words of {' and '.join(how.languages)}" if how.languages else f"split={how.split!r}"
+        split = f"; text of a vocabulary is split into {rule}" + (f", as {system} does" if system else "")
     with TemporaryDirectory() as folder:
         found.save(Path(folder))
         files = [path for path in Path(folder).glob("*/*") if path.is_file()]
-        return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
+        return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}, split
 
 
 def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str, bool]:
     """(what to say, whether nothing is wrong)."""
     ours, theirs = checkpoint.training, back.training
     if ours is None:
-        return "none", True
+        states = [name for name in checkpoint.skipped if "optim" in name]
+        return f"{states[0]} left out: the file has no run to go on with" if states else "none", True
     if theirs is None:
         return f"left out, with the run and its {ours.update:,} updates: there is no place for it", True
     same = all(checksum(getattr(ours, key)) == checksum(getattr(theirs, key)) for key in MOMENTS)

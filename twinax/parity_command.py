@@ -24,7 +24,7 @@ from twinax.parity_tests.translations import show_translations
 from twinax.train.corpus import read_lines
 from twinax.train.translator import Translator, load
 
-from .usage import UsageError, check_folder
+from .usage import UsageError, check_folder, report_assumed
 
 _MOST = 400  # sentences of a file that are read into ids; the ladder needs fewer
 
@@ -49,12 +49,16 @@ def prove(
     words = ["twinax", "parity", model, *filter(None, [other]), *flags, *["--translations"] * translations]
     arguments: dict[str, Any] = {"seed": seed}
     first = second = None
+    assumed: list[str] = []  # what the proof takes for granted
     if model in PRESETS:
         if other is not None or src is not None:
             raise UsageError(f"{model}: is a preset, of random weights; give a checkpoint to compare or to read text")
         arguments["config"] = TransformerConfig.preset(model)
     else:
         first, second = load(model), load(other) if other is not None else None
+        for translator in filter(None, (first, second)):
+            report_assumed(translator.name, translator.checkpoint)
+            assumed += [item for item in translator.checkpoint.assumed if item not in assumed]
         arguments |= {"config": first.config, "arrays": first.checkpoint.arrays}
         arguments |= {"flax": _other(first, second)} if second else _oracle(model, first)
         if src is not None:
@@ -67,8 +71,10 @@ def prove(
         sources = {line: tokens for line, tokens in ids if len(tokens) > first.tokenizers.src.added}
         same, document["translations"] = show_translations((second or first).flax, first.torch, sources, theirs=theirs)
         equal &= same
+    print("equal" + (f", given {', '.join(assumed)}" if assumed else "") if equal else "DIFFERENT")
     if json_file is not None:
-        Path(json_file).write_text(json.dumps(document | {"equal": equal}, indent=2) + "\n", encoding="utf-8")
+        document |= {"equal": equal, "given": assumed}
+        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return equal
 
 

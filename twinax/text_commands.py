@@ -9,7 +9,15 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from .usage import CheckpointPath, UsageError, check_exists, check_folder, check_picture, one_line_errors
+from .usage import (
+    CheckpointPath,
+    UsageError,
+    check_exists,
+    check_folder,
+    check_picture,
+    one_line_errors,
+    report_assumed,
+)
 
 Framework = Literal["flax", "torch"]
 _WINDOW = 256  # lines that are translated before the first of them is printed
@@ -52,7 +60,7 @@ def translate(
         decoding = import_module("twinax.configs.decoding").DecodingConfig(
             beam_size=beam_size, n_best=n_best, length_exponent=length_exponent, max_length=max_length
         )
-        translator, drawn = import_module("twinax.train.translator").load(checkpoint), attention is None
+        translator, drawn = _load(checkpoint), attention is None
 
         def show(lines: Sequence[str], first: int, progress: Callable[[int], None] = lambda done: None) -> None:
             nonlocal drawn
@@ -133,7 +141,7 @@ def evaluate(
         scores = import_module("twinax.train.scores")
         pairs = list(_pairs(**where, split=split))
         scores.corpus_scores(["a"], ["a"], tokenize)  # before minutes of translation
-        translator = import_module("twinax.train.translator").load(checkpoint)
+        translator = _load(checkpoint)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         cut = translator.too_long(sources)
         with import_module("twinax.train.progress").counted() as counted:
@@ -173,10 +181,22 @@ def score(
     check_exists(checkpoint, src, tgt)
     with one_line_errors():
         pairs = list(_pairs(src=src, tgt=tgt))
-        translator = import_module("twinax.train.translator").load(checkpoint)
+        translator = _load(checkpoint)
         for value in translator.score([pair[0] for pair in pairs], [pair[1] for pair in pairs], framework):
             print(f"{value:.6f}")
     return 0
+
+
+def _load(checkpoint: str) -> Any:
+    """The translator of a checkpoint; what was assumed of it is printed.
+
+    Raises:
+        CheckpointError, DataError: it has no tokenizers that can be read.
+    """
+    translator = import_module("twinax.train.translator").load(checkpoint)
+    _ = translator.tokenizers
+    report_assumed(checkpoint, translator.checkpoint)
+    return translator
 
 
 def _read(path: str | None) -> Iterator[str]:

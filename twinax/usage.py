@@ -1,12 +1,16 @@
-"""How the commands say that something cannot be used."""
+"""How the commands say that something cannot be used, or was assumed."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import exists
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
+
+if TYPE_CHECKING:
+    from twinax.convert import Checkpoint
 
 CheckpointPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
 
@@ -35,6 +39,14 @@ def check_picture(flag: str, path: str | None) -> None:
     check_folder(path)
     if path is not None and Path(path).suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"{flag} {path}: must end in .png, .pdf or .svg")
+
+
+def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
+    """Prints in one line what a published system's file does not state and was assumed, and how to set it."""
+    if checkpoint.assumed:
+        from twinax.convert.file_layouts import describe_assumed
+
+        print(f"twinax: {describe_assumed(name, checkpoint)}", file=sys.stderr)
 
 
 @contextmanager

@@ -43,7 +43,8 @@ def recipe(name: str, *, as_published: bool) -> RunConfig:
 def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:
     """(a system's model as its own decoding computes it, that decoding).
 
-    It hides no padding that it chose itself; jadore801120's leaves the scale of its logits out, unless repaired.
+    The decoder does not mask padding that it generated. jadore801120's beam search omits the scale of the logits unless
+    repaired. `max_length` counts generated tokens: leftover's own limit includes the start token, so it is one lower.
 
     Raises:
         ConfigError: there is no such system, it has published no decoding, or no such model.
@@ -55,5 +56,5 @@ def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tu
         raise ConfigError(f"published={name!r}: has no decoding of its own; choose one of {known}")
     wrongly: dict[str, Any] = getattr(system, "DECODED_WRONGLY", {}) if as_published else {}
     changed = model.replace(**system.DECODED_AS | wrongly)
-    longest = min(how.max_length or model.max_length, model.max_length)
+    longest = min(how.max_length or model.max_length, model.max_length) - getattr(system, "START_TOKENS_COUNTED", 0)
     return changed, replace(how, max_length=longest)

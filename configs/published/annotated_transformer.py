@@ -54,10 +54,11 @@ BREAKS: dict[str, str] = {
     "schedule": "the schedule: it counts parts of a batch, so that warm-up is ten times shorter in updates",
 }
 
-# Its words are spaCy's.
 TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
+    languages=("de", "en"),  # pre-tokenized by spaCy
+    normalization="none",
     special_order=("bos", "eos", "pad", "unk"),
     pad_token="<blank>",
     min_frequency=2,
@@ -74,7 +75,7 @@ def recipe(as_published: bool) -> RunConfig:
     """Multi30k, eight epochs; an update is of ten parts, each with as many tokens as 32 sentences have."""
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
-        tokenizer=replace(TOKENIZER, languages=("de", "en"), vocab_size=30_000),
+        tokenizer=replace(TOKENIZER, vocab_size=30_000),
         batches=BatchConfig(tokens=5120, max_src_length=72, max_tgt_length=72),
         model=TransformerConfig.published("annotated_transformer", as_published=as_published),
         training=TrainingConfig.published("annotated_transformer", as_published=as_published),

@@ -64,6 +64,10 @@ TOKENIZER = TokenizerConfig(
     special_order=("unk", "pad", "bos", "eos"),
     bos_token="<bos>",
     eos_token="<eos>",
+    min_frequency=2,
+    lowercase=True,
+    split="d2l",
+    normalization="none",
 )
 
 DECODED_AS: dict[str, Any] = {}
@@ -79,7 +83,7 @@ def recipe(as_published: bool) -> RunConfig:
     """
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
-        tokenizer=replace(TOKENIZER, min_frequency=2, lowercase=True, split="punctuation", vocab_size=30_000),
+        tokenizer=replace(TOKENIZER, vocab_size=30_000),
         batches=BatchConfig(tokens=2048),
         model=TransformerConfig.published("d2l_note", as_published=as_published, max_length=64),
         training=TrainingConfig.published("d2l_note", as_published=as_published),

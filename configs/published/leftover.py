@@ -80,6 +80,7 @@ DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
 
 # As published it raises at its second step; so does this, before the first.
 DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
+START_TOKENS_COUNTED = 1  # its longest length, that of the positions, includes the start token
 
 
 def recipe(as_published: bool) -> RunConfig:

@@ -59,10 +59,11 @@ BREAKS: dict[str, str] = {
     "schedule": "the schedule: the rate falls by ten each epoch, to 1e-13, so that the loss stops",
 }
 
-# Its words are spaCy's.
 TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
+    languages=("de", "en"),  # pre-tokenized by spaCy
+    normalization="none",
     special_order=("unk", "pad", "bos", "eos"),
     bos_token="<bos>",
     eos_token="<eos>",
@@ -78,7 +79,7 @@ def recipe(as_published: bool) -> RunConfig:
     """Multi30k, ten epochs; batches of as many tokens as 128 sentences have, in shuffled order."""
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
-        tokenizer=replace(TOKENIZER, languages=("de", "en"), vocab_size=30_000),
+        tokenizer=replace(TOKENIZER, vocab_size=30_000),
         batches=BatchConfig(tokens=2048),
         model=TransformerConfig.published("lucky_glass", as_published=as_published),
         training=replace(TrainingConfig.published("lucky_glass", as_published=as_published), step_updates=None),

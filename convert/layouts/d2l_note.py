@@ -43,4 +43,10 @@ def _tables(config: TransformerConfig) -> dict[str, np.ndarray]:
     return {f"{side}_input.positions.table": values for side in ("src", "tgt")}
 
 
-LAYOUT = PublishedLayout(_rules, _fields, mark=r"encoder\.blocks\.block_0\..*", tables=_tables)
+LAYOUT = PublishedLayout(
+    _rules,
+    _fields,
+    mark=r"encoder\.blocks\.block_0\..*",
+    tables=_tables,
+    undetermined=("num_heads", "max_length", "pad_id", "bos_id", "eos_id"),
+)

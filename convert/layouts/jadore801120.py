@@ -91,4 +91,5 @@ LAYOUT = PublishedLayout(
     mark=r"encoder\.src_word_emb\.weight",
     free=("shared_embeddings", "tied_output", "embedding_scale", "logit_scale"),
     refusal=_refusal,
+    undetermined=("num_heads", "logit_scale", "pad_id", "bos_id", "eos_id"),
 )

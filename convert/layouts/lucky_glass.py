@@ -54,4 +54,4 @@ def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
     }
 
 
-LAYOUT = PublishedLayout(_rules, _fields, mark=r"pos_embed\.additive")
+LAYOUT = PublishedLayout(_rules, _fields, mark=r"pos_embed\.additive", undetermined=("pad_id", "bos_id", "eos_id"))

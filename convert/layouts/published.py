@@ -1,7 +1,7 @@
 """What the layouts of the five published systems have in common; each has its rules in a file of its own.
 
-Their files are bare state dicts. Sizes are read from the arrays; what arrays do not say, as the number of heads, is the
-published config's.
+Their files are bare state dicts. Sizes are read from the arrays. What the arrays do not determine, such as the number
+of heads, is assumed to be the published config's.
 """
 
 import re
@@ -23,9 +23,14 @@ Arrays = dict[str, np.ndarray]
 _FREE = (
     *("src_vocab_size", "tgt_vocab_size", "d_model", "num_heads", "head_dim", "v_head_dim", "d_ff"),
     *("num_encoder_layers", "num_decoder_layers", "max_length", "position_table_length"),
-    *("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout", "dropout_generator"),
-    *("linear_init", "embedding_init", "param_dtype", "compute_dtype"),
+    *("param_dtype", "compute_dtype"),
     *("pad_id", "bos_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id"),
+)
+
+# Config fields that change trainings alone.
+_TRAINING_ONLY = (
+    *("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout", "dropout_generator"),
+    *("linear_init", "embedding_init"),
 )
 
 
@@ -43,6 +48,8 @@ class PublishedLayout:
     tables: Callable[[TransformerConfig], Arrays] = lambda config: {}  # ours that such a file lacks
     free: tuple[str, ...] = ()  # config fields that its own settings choose
     refusal: Callable[[TransformerConfig, bool], str | None] = lambda config, as_published: None  # of these together
+    # config fields that the arrays do not determine
+    undetermined: tuple[str, ...] = ("num_heads", "pad_id", "bos_id", "eos_id")
 
     def config(self, name: str, arrays: Named, as_published: bool, given: Mapping[str, Any]) -> TransformerConfig:
         """The config of a state dict and of what is given beside it.
@@ -54,14 +61,37 @@ class PublishedLayout:
         if "param_dtype" in given:
             raise ConversionError("param_dtype: the tensors have theirs")
         heads = given.get("num_heads", TransformerConfig.published(name, as_published=as_published).num_heads)
+        if type(heads) is not int or heads < 1:
+            raise ConversionError(f"num_heads={heads!r}: must be a whole number of at least 1")
         try:
             fields = self.fields(arrays, as_published, heads)
         except (KeyError, IndexError, ValueError) as error:
             raise ConversionError(
                 f"is no whole state dict of {name}: {error} is missing or has a wrong shape"
             ) from None
-        dtype = str(next(iter(arrays.values())).dtype)
-        return TransformerConfig.published(name, as_published=as_published, **{**fields, **given}, param_dtype=dtype)
+        dtypes = {"param_dtype": str(next(iter(arrays.values())).dtype)}
+        if dtypes["param_dtype"] == "float64":  # the published module computes in it too
+            dtypes["compute_dtype"] = "float64"
+        return TransformerConfig.published(name, as_published=as_published, **{**dtypes, **fields, **given})
+
+    def assumptions(
+        self, name: str, arrays: Named, config: TransformerConfig, as_published: bool | None, given: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        """What neither the arrays nor `given` determine, as ("as published", "num_heads=8").
+
+        `config` is the one that was assumed; `as_published` is None where nobody said it.
+        """
+        settings = [f"{field}={getattr(config, field)!r}" for field in self.undetermined if field not in given]
+        if as_published is None and self._could_be_repaired(name, arrays, config, given):
+            settings.insert(0, "as published")
+        return tuple(settings)
+
+    def _could_be_repaired(self, name: str, arrays: Named, config: TransformerConfig, given: Mapping[str, Any]) -> bool:
+        """Whether the arrays fit the repaired model too, and that computes something else than `config`."""
+        repaired = self.config(name, arrays, False, given)
+        names = {theirs for rule in self.rules(repaired) for theirs in rule.target}
+        same = {field: getattr(config, field) for field in _TRAINING_ONLY}
+        return names == set(self.split(arrays)[0]) and canonical(repaired.replace(**same)) != canonical(config)
 
     def read(self, arrays: Named, config: TransformerConfig) -> tuple[Arrays, Arrays]:
         """(our arrays, theirs that no computation reads). Raises: ConversionError, all arrays that do not fit."""
@@ -94,7 +124,7 @@ class PublishedLayout:
 
     def _problems(self, name: str, config: TransformerConfig, as_published: bool) -> list[str]:
         """Every field in which a variant of the system is not like the config."""
-        free = {field: getattr(config, field) for field in (*_FREE, *self.free)}
+        free = {field: getattr(config, field) for field in (*_FREE, *_TRAINING_ONLY, *self.free)}
         like, ours = canonical(TransformerConfig.published(name, as_published=as_published, **free)), canonical(config)
         refusal = self.refusal(config, as_published)
         apart = (f.name for f in fields(config) if getattr(ours, f.name) != getattr(like, f.name))

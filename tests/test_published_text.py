@@ -1,0 +1,149 @@
+"""Text of the published systems: the ids that each system's own code gives, spaCy and the book being the oracles."""
+
+import functools
+import re
+from dataclasses import replace
+
+import pytest
+import spacy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import twinax
+from twinax.configs.data import TokenizerConfig
+from twinax.configs.published import AS_PUBLISHED, TOKENIZER
+from twinax.parity_tests.published import SIZE, SYSTEMS, random_model
+from twinax.train.pretrained import load_for_model
+from twinax.train.tokenization import train_tokenizer, train_tokenizers
+
+# Two spaces give a token of whitespace, which has an id of its own in these vocabularies.
+WORDS = [
+    "Ein",
+    "Mann",
+    "z.B.",
+    "läuft",
+    "Don't",
+    "re-use",
+    "(gut)",
+    "3.5",
+    "u.s.w",
+    "Frauen-Fußball",
+    "e.g.",
+    "!?",
+    " ",
+]
+SPACE = st.sampled_from([" ", "  ", "   ", "\t", " \u00a0", ", ", ".", "! "])
+TEXT = st.lists(st.tuples(st.sampled_from(WORDS), SPACE), max_size=8).map(lambda pairs: "".join(map("".join, pairs)))
+
+
+@functools.cache
+def blank(language):
+    return spacy.blank(language)
+
+
+def of_spacy(text, language):
+    return [token.text for token in blank(language)(text)]
+
+
+def of_leftover(text, language):
+    """`Whitespace` of the library tokenizers, by its documented expression."""
+    return re.findall(r"\w+|[^\w\s]+", text)
+
+
+def of_the_book(text, language):
+    """`_preprocess` and `_tokenize` of Dive into Deep Learning, section 10.5."""
+    text = text.replace("\u202f", " ").replace("\xa0", " ").lower()
+    spaced = [" " + c if i > 0 and c in ",.!?" and text[i - 1] != " " else c for i, c in enumerate(text)]
+    return [token for token in re.split(r"\s", "".join(spaced)) if token]
+
+
+ORACLES = {"leftover": of_leftover, "d2l_note": of_the_book}
+
+
+def vocabulary(name):
+    """Special tokens in the system's order, then every token of the words and of whitespace."""
+    rule, lower = ORACLES.get(name, of_spacy), TOKENIZER[name].lowercase
+    tokens = {token for word in WORDS[:-3] for language in ("de", "en") for token in rule(word, language)}
+    tokens = sorted({token.lower() if lower else token for token in tokens} | {" ", "  ", "!", "?"})
+    return [*TOKENIZER[name].special_tokens, *tokens]
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def loaded(request, tmp_path_factory):
+    """(system, its vocabulary, the tokenizers of both sides that were read from the file of it)."""
+    name = request.param
+    words = vocabulary(name)
+    path = tmp_path_factory.mktemp(name) / "words.txt"
+    path.write_text("\n".join(words) + "\n")
+    sizes = {"src_vocab_size": len(words), "tgt_vocab_size": len(words)}
+    model = AS_PUBLISHED[name].replace(**sizes)
+    return name, words, [load_for_model(str(path), model, TOKENIZER[name], side) for side in (0, 1)]
+
+
+@given(text=TEXT)
+def test_ids_are_the_published_ones(loaded, text):
+    name, words, tokenizers = loaded
+    ids = {word: i for i, word in enumerate(words)}
+    config = TOKENIZER[name]
+    for language, tokenizer in zip(("de", "en"), tokenizers, strict=True):
+        tokens = ORACLES.get(name, of_spacy)(text, language) if text.strip() else []
+        tokens = [token.lower() if config.lowercase else token for token in tokens]
+        expected = [ids.get(token, ids[config.unk_token]) for token in tokens]
+        assert tokenizer.encode([text]) == [expected]
+        framed = [*[ids[config.bos_token]] * config.source_bos, *expected, ids[config.eos_token]]
+        assert tokenizer.encode_sources([text]) == [framed]
+
+
+def test_a_token_of_whitespace_has_a_place(loaded):
+    """spaCy makes one of the second space; without it every later id is one place early."""
+    name, words, (tokenizer, _) = loaded
+    tokens = [words[i] for i in tokenizer.encode(["Mann  Ein"])[0]]
+    cased = [token.lower() if TOKENIZER[name].lowercase else token for token in ("Mann", "Ein")]
+    assert tokens == (cased if name in ORACLES else [cased[0], " ", cased[1]])
+
+
+@pytest.mark.parametrize("name", ["lucky_glass", "leftover"])
+def test_the_command_gives_a_vocabulary_its_pretokenization(name, command, tmp_path):
+    special = TOKENIZER[name].special_tokens
+    words = {"lucky_glass": ["z.B.", "Hund"], "leftover": ["z", "Hund"]}[name]
+    (tmp_path / "words.txt").write_text("\n".join([*special, *words, *"abcdefg"]) + "\n")
+    assert len(special) + 9 == SIZE
+    torch.save(random_model(name, as_published=False).float().state_dict(), tmp_path / "theirs.pt")
+    arguments = ("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--tokenizer", tmp_path / "words.txt")
+    status, out, err = command(*arguments, "--config", f"{name}:repaired" + ",num_heads=4" * (name == "leftover"))
+    assert status == 0, err
+    expected = {"lucky_glass": "spaCy's words of de and en", "leftover": "split='word_characters'"}[name]
+    assert f"text of a vocabulary is split into {expected}, as {name} does" in " ".join(out.replace("│", " ").split())
+    found = twinax.load(tmp_path / "ours.pt").tokenizers.src.encode(["z.B. Hund"])[0]
+    assert found == ([4, 5] if name == "lucky_glass" else [4, 0, 0, 0, 5])
+
+
+def test_other_languages_can_be_said(command, tmp_path):
+    (tmp_path / "words.txt").write_text("\n".join([*TOKENIZER["lucky_glass"].special_tokens, "do", "n't", *"abcdefg"]))
+    torch.save(random_model("lucky_glass", as_published=False).float().state_dict(), tmp_path / "theirs.pt")
+    arguments = ("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--config", "lucky_glass:repaired")
+    status, _, err = command(*arguments, "--languages", "en", "de")
+    assert (status, "--languages en de: needs --tokenizer" in err) == (2, True)
+    arguments = (*arguments, "--tokenizer", tmp_path / "words.txt")
+    status, _, err = command(*arguments, "--languages", "en")
+    assert (status, "languages=('en',): must be two" in err) == (2, True)
+    assert not (tmp_path / "ours.pt").exists()
+    assert command(*arguments, "--languages", "en", "de")[0] == 0
+    tokenizers = twinax.load(tmp_path / "ours.pt").tokenizers
+    assert [side.encode(["don't"])[0] for side in tokenizers] == [[4, 5], [0]]
+
+
+def test_training_counts_tokens_of_whitespace():
+    config = TokenizerConfig(kind="word", languages=("de", "en"), vocab_size=60, normalization="none")
+    for tokenizer, language in zip(train_tokenizers(config, ["a  b"] * 2, ["c   d"] * 2), ("de", "en"), strict=True):
+        text = {"de": "a  b", "en": "c   d"}[language]
+        assert tokenizer.show(tokenizer.encode([text])[0]) == of_spacy(text, language)
+        assert tokenizer.encode(["", "  "]) == [[], []]
+
+
+def test_punctuation_of_the_book():
+    config = replace(TOKENIZER["d2l_note"], vocab_size=60, min_frequency=1)
+    tokenizer = train_tokenizer(config, ["Salut, ça va?! (3.5)"])
+    shown = tokenizer.show(tokenizer.encode(["Salut, ça va?! (3.5)"])[0])
+    assert shown == ["salut", ",", "ça", "va", "?", "!", "(3", ".5)"]

@@ -195,11 +195,17 @@ EMBEDDING_NORMS: dict[str, Callable[..., Array]] = {
     "after_dropout": lambda x, norm, dropout: norm(dropout(x)),
 }
 
+
+def _at_least_float32(activation: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The activation in float32 or wider: in bfloat16 JAX rounds its constants too, 1/sqrt(2) to 0.70703."""
+    return lambda x: activation(at_least_float32(x)).astype(x.dtype)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-    "silu": jax.nn.silu,
+    "gelu": _at_least_float32(partial(jax.nn.gelu, approximate=False)),
+    "gelu_tanh": _at_least_float32(partial(jax.nn.gelu, approximate=True)),
+    "silu": _at_least_float32(jax.nn.silu),
 }
 
 

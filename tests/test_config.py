@@ -43,6 +43,20 @@ def test_json_round_trip(values):
     assert hash(again) == hash(config)
 
 
+DROPPED = [f.name for f in fields(TransformerConfig) if f.name.endswith(("dropout", "layerdrop"))]
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
+@pytest.mark.parametrize("name", DROPPED)
+def test_every_rate_is_a_probability(name, rate):
+    with pytest.raises(ConfigError, match=f"^{name}={rate}: a dropout rate must be at least 0 and below 1"):
+        TransformerConfig(**SMALL, **{name: rate})
+
+
+def test_there_are_six_rates():
+    assert len(DROPPED) == 6
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name):
     config = TransformerConfig.preset(name)

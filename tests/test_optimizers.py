@@ -11,9 +11,16 @@ import torch
 import transformers
 from torch.optim import lr_scheduler
 
+from twinax import TransformerConfig
 from twinax.configs import ConfigError
+from twinax.configs.data import CorpusConfig
+from twinax.configs.run import RunConfig
 from twinax.configs.schedules import SCHEDULES, learning_rate
 from twinax.configs.training import TrainingConfig
+from twinax.convert.checkpoint import Checkpoint, Training
+from twinax.convert.optimizer import to_torch_optimizer
+from twinax.convert.port import flax_specs
+from twinax.parity_tests.functions import random_arrays
 from twinax.train import optimizers
 
 UPDATES = 50
@@ -161,6 +168,29 @@ def test_schedule(name):
             lambda n: learning_rate(n, config, 16, np)
         )  # fmt: skip
         assert_equal(ours(config, rate_of), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["cosine with warm-up", "inverse square root", "noam"])
+@pytest.mark.parametrize("updates", [0, 1, 5, 9])
+def test_the_rate_in_a_file_is_where_torch_s_scheduler_stands(name, updates):
+    """After as many steps of the scheduler as updates: the rate of the next update."""
+    settings, make_scheduler = CASES[name]
+    training = TrainingConfig(**{"learning_rate": RATE, "first_update": 0, **settings})
+    scheduled = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=RATE if name != "noam" else 0.03)
+    scheduler = make_scheduler(scheduled)
+    for _ in range(updates):
+        scheduled.step()
+        scheduler.step()
+    config = TransformerConfig.preset("tiny", d_model=16, num_encoder_layers=1, num_decoder_layers=1)
+    arrays = random_arrays(config, 0)
+    run = RunConfig(corpus=CorpusConfig(dataset="x"), model=config, training=training)
+    moments = {name: arrays[name] for name in flax_specs(config, trained_only=True)}
+    state = Training(run, updates, 0, (0, 0), updates, moments, moments)
+    written = to_torch_optimizer(state, Checkpoint(config, arrays).to_torch())
+    assert [group["lr"] for group in written["param_groups"]] == pytest.approx(
+        [scheduled.param_groups[0]["lr"]] * len(written["param_groups"]), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("schedule", sorted({*SCHEDULES} - {"noam_per_part"}))

@@ -1,0 +1,138 @@
+"""Which operations a bfloat16 model computes in bfloat16: read from the program, not measured from its errors.
+
+A ratio of errors is blind to a softmax or a norm's statistics in bfloat16, because the products around it round as
+much. So every operation on narrow operands is listed, except those that move, compare or add, and matrix products.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import convert, flax_transformer, torch_reference
+from ..configs.decoding import DecodingConfig, without_cache
+from ..configs.schema import TransformerConfig
+from ..flax_transformer import decode, scoring
+from .functions import Batch
+
+NARROW = ("bfloat16", "float16")
+# Exact, or a matrix product, which accumulates in float32; adding is for residuals and biases of features.
+_EXACT_IN_JAX = re.compile(
+    "dot_general|add|add_any|max|reduce_max|argmax|select_n|gather|dynamic_slice|dynamic_update_slice|slice|squeeze|"
+    "reshape|transpose|broadcast_in_dim|concatenate|pad|convert_element_type|copy|stop_gradient|scatter|eq|ne|lt|le|gt|ge"
+)
+_EXACT_IN_TORCH = re.compile(
+    "mm|bmm|addmm|baddbmm|add|relu|gelu|silu|where|masked_fill|embedding|gather|index_select|index|select|slice|view|"
+    "_unsafe_view|reshape|expand|permute|transpose|t|unsqueeze|squeeze|cat|stack|clone|copy_|_to_copy|alias|detach|"
+    "(empty|zeros|ones|full)(_like|_strided)?|new_zeros|amax|argmax|eq|ne|lt|le|gt|ge|repeat"
+)
+
+
+def narrow_in_jax(function: Callable[..., Any], *args: Any, vocab_size: int) -> list[str]:
+    """Operations of a traced function on narrow operands that are not exact, as "exp on bfloat16[2,3]".
+
+    An addition to an array of `vocab_size` last counts too: it is the bias of the logits.
+    """
+    return sorted({*_walk(jax.make_jaxpr(function)(*args).jaxpr, vocab_size)})
+
+
+def _walk(jaxpr: Jaxpr, vocab_size: int) -> Iterator[str]:
+    for equation in jaxpr.eqns:
+        inner = [part for value in equation.params.values() for part in _jaxprs(value)]
+        for part in inner:
+            yield from _walk(part, vocab_size)
+        name, operands = equation.primitive.name, [variable.aval for variable in equation.invars]
+        of_logits = name == "add" and any(getattr(a, "shape", ())[-1:] == (vocab_size,) for a in operands)
+        if inner or (_EXACT_IN_JAX.fullmatch(name) and not of_logits):
+            continue
+        for operand in operands:
+            if str(getattr(operand, "dtype", "")) in NARROW:
+                yield f"{name} on {operand.str_short()}"
+
+
+def _jaxprs(value: Any) -> Iterator[Jaxpr]:
+    for item in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(item, ClosedJaxpr):
+            yield item.jaxpr
+        elif isinstance(item, Jaxpr):
+            yield item
+
+
+class _Recorder(TorchDispatchMode):
+    """Collects the operations on narrow operands that are not exact."""
+
+    def __init__(self, vocab_size: int):
+        super().__init__()
+        self.vocab_size, self.found = vocab_size, set()
+
+    def _is_exact(self, name: str, leaves: list[Any]) -> bool:
+        tensors = [a for a in leaves if isinstance(a, torch.Tensor)]
+        if name == "mul":  # einsum multiplies where it has nothing to sum; by a number or a gain is another matter
+            return len(tensors) == len(leaves) and all(a.ndim > 1 for a in tensors)
+        of_logits = name == "add" and any(tuple(a.shape[-1:]) == (self.vocab_size,) for a in tensors)
+        return bool(_EXACT_IN_TORCH.fullmatch(name)) and not of_logits
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        operands = [a for a in leaves if isinstance(a, torch.Tensor) and a.is_floating_point()]
+        if not self._is_exact(name, leaves) and all(str(a.dtype).removeprefix("torch.") in NARROW for a in operands):
+            self.found |= {f"{name} on {a.dtype}{list(a.shape)}" for a in operands}
+        return func(*args, **(kwargs or {}))
+
+
+def narrow_in_torch(function: Callable[..., Any], *args: Any, vocab_size: int) -> list[str]:
+    """The same of the operations that PyTorch dispatches while it computes the function, without gradients."""
+    with torch.no_grad(), _Recorder(vocab_size) as recorder:
+        function(*args)
+    return sorted(recorder.found)
+
+
+def narrow_operations(
+    config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch
+) -> dict[str, list[str]]:
+    """What each framework's model and each one's scoring compute narrowly, by what computes it."""
+    model = torch_reference.Transformer.from_state_dict(config, convert.to_state_dict(arrays, config))
+    named = {name: jnp.asarray(array) for name, array in arrays.items()}
+    src, tgt = jnp.asarray(batch.src_tokens), jnp.asarray(batch.tgt_tokens)
+    key = flax_transformer.DropoutKey(1, 2, jnp.arange(len(src)))
+    torch_key = torch_reference.DropoutKey(1, 2, torch.arange(len(src)))
+
+    def forward(arrays: Mapping[str, Any], dropout_key: Any) -> jax.Array:
+        return flax_transformer.Transformer.from_arrays(config, arrays)(src, tgt, dropout_key=dropout_key)
+
+    keep = src != config.pad_id
+
+    def scores(arrays: Mapping[str, Any]) -> jax.Array:
+        return scoring._compiled(config)[0](arrays, src, keep, tgt, tgt)
+
+    def cached(arrays: Mapping[str, Any]) -> Any:
+        begin, go_on = decode._compiled(config, how)
+        memory, search, past = begin(arrays, src, keep)
+        return go_on(arrays, memory, keep, search, decode._grow(past, 4))
+
+    def uncached(arrays: Mapping[str, Any]) -> Any:
+        encode, step = decode._compiled_without_cache(config, how)
+        return step(arrays, encode(arrays, src, keep), keep, decode._start(config, how, len(src)), 1)
+
+    size, how = config.tgt_vocab_size, DecodingConfig(beam_size=2, max_length=4)
+    searches = {"Flax, beam search without a cache": narrow_in_jax(uncached, named, vocab_size=size)}
+    if without_cache(config) is None:
+        searches["Flax, beam search"] = narrow_in_jax(cached, named, vocab_size=size)
+    tensors = torch.from_numpy(batch.src_tokens), torch.from_numpy(batch.tgt_tokens)
+    return {
+        "Flax": narrow_in_jax(forward, named, key, vocab_size=size),
+        "Flax, score": narrow_in_jax(scores, named, vocab_size=size),
+        "PyTorch": narrow_in_torch(lambda *ids: model(*ids, dropout_key=torch_key), *tensors, vocab_size=size),
+        "PyTorch, score": narrow_in_torch(lambda *ids: torch_reference.score(model, *ids), *tensors, vocab_size=size),
+        "PyTorch, beam search": narrow_in_torch(
+            lambda ids: torch_reference.generate(model, ids, how), tensors[0], vocab_size=size
+        ),
+        **searches,
+    }

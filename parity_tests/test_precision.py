@@ -1,0 +1,78 @@
+"""Nothing that must be float32 is computed in bfloat16: the programs themselves are read."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from twinax import TransformerConfig
+from twinax.configs.training import TrainingConfig
+from twinax.parity_tests.cases import INPUTS, factors
+from twinax.parity_tests.functions import random_arrays, random_batch
+from twinax.parity_tests.precision import narrow_in_jax, narrow_in_torch, narrow_operations
+from twinax.torch_reference import losses as torch_losses
+from twinax.train import losses
+from twinax.train.checkpoints import average
+
+
+def every_value_once() -> list[TransformerConfig]:
+    """As few configs as there are values of the longest setting; each value of each setting is in one."""
+    values = {name: choices for name, choices in factors().items() if name not in INPUTS}
+    configs = []
+    for i in range(max(map(len, values.values()))):
+        row: dict[str, Any] = {name: choices[i % len(choices)] for name, choices in values.items()}
+        row |= {"tgt_vocab_size": 37, "src_vocab_size": 37, "cross_mask": "source", "d_model": 14, "num_heads": 7}
+        row |= {"param_dtype": ("float32", "bfloat16")[i % 2], "compute_dtype": "bfloat16"}
+        configs.append(TransformerConfig(**row))
+    return configs
+
+
+@pytest.mark.parametrize("config", every_value_once(), ids=lambda config: f"{config.norm}, {config.activation}")
+def test_what_must_be_wide_is(config: TransformerConfig) -> None:
+    batch = random_batch(config, np.random.default_rng(0), 3, 5, 4)
+    with jax.enable_x64(False):
+        found = narrow_operations(config, random_arrays(config, 0), batch)
+    assert {where: operations for where, operations in found.items() if operations} == {}
+    assert len(found) >= 6
+
+
+@pytest.mark.parametrize("smoothing", ["all", "others", "others_but_padding"])
+def test_the_loss_is_wide(smoothing: Any) -> None:
+    config, labels = TrainingConfig(label_smoothing=0.1, smoothing=smoothing), np.array([[4, 5, 0], [6, 0, 0]])
+    with jax.enable_x64(False):
+        logits = jnp.zeros((2, 3, 37), jnp.bfloat16)
+        in_jax = narrow_in_jax(lambda z: losses.cross_entropy(z, jnp.asarray(labels), 0, config), logits, vocab_size=37)
+    narrow = torch.zeros(2, 3, 37, dtype=torch.bfloat16)
+    in_torch = narrow_in_torch(
+        lambda z: torch_losses.cross_entropy(z, torch.from_numpy(labels), 0, config), narrow, vocab_size=37
+    )
+    assert (in_jax, in_torch) == ([], [])
+
+
+def test_averages_of_bfloat16_are_rounded_once() -> None:
+    states = [{"a": jnp.asarray(row, jnp.bfloat16)} for row in np.random.default_rng(0).normal(size=(5, 100))]
+    expected = jnp.asarray(np.mean([np.asarray(s["a"], np.float64) for s in states], axis=0), jnp.bfloat16)
+    assert np.array_equal(np.asarray(average(states)["a"]), np.asarray(expected))
+    narrow = sum(state["a"] for state in states) / 5
+    assert not np.array_equal(np.asarray(narrow), np.asarray(expected))  # or the test is blind
+
+
+def test_a_narrow_operation_is_named() -> None:
+    """The walk reaches into jit, scan and custom rules, and the bias of the logits is no residual."""
+
+    def softmax(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, row: (c, jax.jit(jax.nn.softmax)(row)), 0, x)[1]
+
+    found = narrow_in_jax(softmax, jnp.zeros((2, 3), jnp.bfloat16), vocab_size=37)
+    assert {name.split()[0] for name in found} == {"exp", "div", "sub"}
+    assert narrow_in_jax(softmax, jnp.zeros((2, 3), jnp.float32), vocab_size=37) == []
+    x, bias = jnp.zeros((2, 37), jnp.bfloat16), jnp.zeros(37, jnp.bfloat16)
+    assert narrow_in_jax(jnp.add, x, bias, vocab_size=37) != []
+    assert narrow_in_jax(jnp.add, x, bias, vocab_size=5) == []
+    narrow = torch.zeros(2, 37, dtype=torch.bfloat16)
+    assert narrow_in_torch(lambda x: x.softmax(-1), narrow, vocab_size=5) == ["_softmax on torch.bfloat16[2, 37]"]
+    assert narrow_in_torch(lambda x: x + x, narrow, vocab_size=37) != []
+    assert narrow_in_torch(lambda x: x / 3, narrow, vocab_size=5) != []

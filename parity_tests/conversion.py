@@ -22,6 +22,7 @@ from .. import convert
 from ..convert.checkpoint import Checkpoint
 from ..convert.files import WEIGHTS
 from ..convert.hugging_face import family
+from .coverage import coverage
 from .functions import random_batch
 from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins
@@ -105,6 +106,7 @@ def measure(name: str, folder: Path) -> Row:
     batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
     batch.src_tokens[2] = config.pad_id  # a sentence without a source token
     batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id  # and one with a hole
+    coverage(batch, checkpoint.arrays, config.pad_id).check()
     expected = load_oracle(folder / "theirs", checkpoint)(batch)
     with jax.enable_x64(True):
         found = run_twins(config, {name: a.astype(np.float64) for name, a in checkpoint.arrays.items()}, batch)

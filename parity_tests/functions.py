@@ -119,7 +119,7 @@ def random_arrays(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]
 def random_batch(
     config: TransformerConfig, rng: np.random.Generator, batch: int, src_length: int, tgt_length: int
 ) -> Batch:
-    """Random sentences with ragged padding at the end of both sides; the first row is full.
+    """Random sentences with ragged padding at the end of both sides: the first row is full, the second is not.
 
     Both sides have the source's length where the model takes no other.
     """
@@ -131,6 +131,8 @@ def random_batch(
         tokens[tokens == config.pad_id] = (config.pad_id + 1) % vocab_size
         lengths = rng.integers(1, length + 1, batch)
         lengths[0] = length
+        if batch > 1 and length > 1 and lengths[1] == length:
+            lengths[1] = length - 1
         return np.where(np.arange(length) < lengths[:, None], tokens, config.pad_id)
 
     tgt = side(config.tgt_vocab_size, tgt_length)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..configs.schema import TransformerConfig
+from .coverage import Coverage, coverage
 from .functions import GRADIENTS, Batch, Outputs, flax_function, random_arrays, random_batch, torch_function
 from .harness import Criterion, Report, compare, flatten
 
@@ -61,10 +62,10 @@ class Ladder:
     """What climbing found."""
 
     report: Report  # float64
+    covered: Coverage  # what the inputs in float64 contain
     oracle_reports: Mapping[str, Report]  # each model's against the oracle
     rungs: tuple[Rung, ...]
     product_ratio: float  # float32 error of XLA's matrix product over PyTorch's, at the model's widest layer
-    sentences: int  # compared in float64
     ratios_decide: bool  # whether a rung's verdict looks at float32 and bfloat16 too
 
     @property
@@ -164,14 +165,21 @@ def climb(
     """
     total = 1 + 2 * POOLED
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
+        is_random = arrays is None
         with jax.enable_x64(False):
             arrays = arrays or random_arrays(config.replace(param_dtype="float32"), seed)
         progress("float64", 0, total)
-        decide, first = draw is None, 4 if draw is None else TEXT_SENTENCES
+        is_random, decide = is_random and draw is None, draw is None
+        first = 4 if draw is None else TEXT_SENTENCES
         draw = draw or (lambda number, sentences: _draw(config, seed, number, sentences))
         wide, wide_arrays = _as_type((config, arrays), "float64")
         model, batch = _as_type((config, arrays), "float32"), draw(0, first)
         assert batch is not None  # there is something to compare
+        if decide and oracle is None:  # where an oracle divides by zero there, it is not asked
+            batch.src_tokens[-1] = config.pad_id
+        covered = coverage(batch, arrays, config.pad_id)
+        if is_random and config.max_length > 2:
+            covered.check()
         with jax.enable_x64(True):
             found = run_twins(wide, wide_arrays, batch, flax and _as_type(flax, "float64"))
         twins = found["PyTorch"], found["Flax"]
@@ -181,10 +189,7 @@ def climb(
             progress("float64 against the oracle", 0, total)
             oracle_reports = compare_with_oracle(found, oracle(batch), batch, config.pad_id, reproduce=reproduce)
         del found, twins
-        compared, sentences = (
-            batch,
-            max(2, -(-FEWEST_ELEMENTS // (POOLED * batch.tgt_tokens.shape[1] * config.d_model))),
-        )
+        sentences = max(2, -(-FEWEST_ELEMENTS // (POOLED * batch.tgt_tokens.shape[1] * config.d_model)))
         narrow, ratios = (model, _as_type(flax, "float32") if flax else model), {"float32": {}, "bfloat16": {}}
         for i, dtype in enumerate(ratios):
             if any(finding.problem for finding in report.findings):  # an array that is missing has no error
@@ -199,7 +204,7 @@ def climb(
         progress("done", total, total)
         product = product_ratio(config)
     rungs = tuple(_rows(report, oracle_reports, ratios, product, decide))
-    return Ladder(report, oracle_reports, rungs, product, len(compared.labels), decide)
+    return Ladder(report, covered, oracle_reports, rungs, product, decide)
 
 
 def _ratios(

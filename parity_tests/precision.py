@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from .. import convert, flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig, without_cache
@@ -80,7 +81,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        leaves = tree_leaves((args, kwargs))
         operands = [a for a in leaves if isinstance(a, torch.Tensor) and a.is_floating_point()]
         if not self._is_exact(name, leaves) and all(str(a.dtype).removeprefix("torch.") in NARROW for a in operands):
             self.found |= {f"{name} on {a.dtype}{list(a.shape)}" for a in operands}

@@ -15,6 +15,7 @@ from ..convert.checkpoint import Checkpoint
 from ..convert.file_layouts import PUBLISHED, from_named, published_config
 from ..convert.port import flax_specs
 from ..torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
+from .coverage import coverage
 from .functions import GRADIENTS, Batch, Outputs, random_batch
 from .harness import Report
 from .ladder import compare_with_oracle, run_twins
@@ -250,6 +251,7 @@ def compare_published(name: str, as_published: bool, *, training: bool = False, 
     )
     batch = random_batch(config, np.random.default_rng(1), 3, LENGTH, LENGTH if as_published else 5)
     batch = batch._replace(dropout=(1, 2) if training else None)
+    coverage(batch, checkpoint.arrays, config.pad_id).check()
     oracle = oracle_of(name, model, checkpoint)
     return compare_with_oracle(run_twins(config, checkpoint.arrays, batch), oracle(batch), batch, config.pad_id)
 

@@ -34,14 +34,15 @@ def as_document(ladder: Ladder) -> dict[str, Any]:
         "equal": ladder.ok,
         "rungs": [asdict(rung) for rung in ladder.rungs],
         "product_ratio": ladder.product_ratio,
-        "sentences": ladder.sentences,
+        "sentences": ladder.covered.sentences,
+        "inputs": asdict(ladder.covered),
         "ratios_decide": ladder.ratios_decide,
         "differences": {name: str(report) for name, report in reports.items() if not report.ok},
     }
 
 
 def _caption(ladder: Ladder, oracle_name: str) -> str:
-    said = f"float64: worst difference between the two models on the CPU, {ladder.sentences} sentences. "
+    said = f"float64: worst difference between the two models on the CPU. Inputs: {ladder.covered}. "
     said += f"{oracle_name}: worst float64 difference of either model from it. " if oracle_name else ""
     if all(rung.float32_ratio is None for rung in ladder.rungs):
         return f"{said}Too few different sentences for float32 and bf16: not compared there."

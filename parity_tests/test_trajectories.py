@@ -62,6 +62,29 @@ def trained(course):
     return flax, pytorch
 
 
+@pytest.mark.parametrize("framework", ["Flax", "PyTorch"])
+def test_a_resume_that_drops_a_moment_is_seen(framework, course, monkeypatch):
+    side = InFlax(course) if framework == "Flax" else InPyTorch(course, InFlax(course).state)
+    side.update(0)
+    saved, right = side.saved(), type(side).load
+    side.update(1)
+    assert trajectories.resumes(side, saved, [1])
+
+    def load(self, saved):
+        right(self, saved)
+        if framework == "Flax":
+            adam = convert.optimizer.find_adam(self.state.optimizer)
+            moments = dict(adam.mu), {**adam.nu, "output.bias": jnp.zeros_like(adam.nu["output.bias"])}
+            self.state = self.state._replace(
+                optimizer=convert.optimizer.put_adam(self.state.optimizer, int(adam.count), *moments)
+            )
+        else:
+            next(iter(self.optimizer.state.values()))["exp_avg"].zero_()
+
+    monkeypatch.setattr(type(side), "load", load)
+    assert not trajectories.resumes(side, saved, [1])
+
+
 def test_moments_are_the_other_framework_s(course, trained):
     flax, pytorch = trained
     ported = InPyTorch(course, flax.state).optimizer.state_dict()

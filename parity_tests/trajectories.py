@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -33,6 +33,8 @@ from ..torch_reference import step as torch_step
 from ..torch_reference.model import Transformer
 from ..torch_reference.optimizers import make_optimizer
 from ..train.step import Batch, Metrics, TrainState, init_state, make_train_step
+from .coverage import coverage
+from .functions import Batch as FunctionBatch
 from .functions import random_arrays
 from .report import marks, write_table
 
@@ -218,6 +220,9 @@ def measure(course: Course, updates: int = UPDATES) -> Outcome:
     """Runs a course in both frameworks and all that is compared on the way."""
     with jax.enable_x64(True):
         flax = InFlax(course)
+        src_tokens, tgt_tokens, labels = (np.asarray(a) for a in batch(course, 0)[:3])
+        inputs = FunctionBatch(src_tokens, tgt_tokens, labels)
+        coverage(inputs, flax.params(), course.model.pad_id).check()
         pytorch = InPyTorch(course, flax.state)
         third, half, files, losses, errors = 3 * updates // 12, updates // 2, {}, [], _Errors(course)
         for number in range(updates):
@@ -230,15 +235,8 @@ def measure(course: Course, updates: int = UPDATES) -> Outcome:
         largest = max(np.abs(p).max() for p in ends[1].values())
         difference = max(np.abs(ends[0][name] - p).max() for name, p in ends[1].items()) / largest
 
+        resumed = all(resumes(*pair, range(half, updates)) for pair in zip((flax, pytorch), files[half], strict=True))
         relay = _relay(flax, files[third][0], third)
-        for side, saved in zip((flax, pytorch), files[half], strict=True):
-            side.load(saved)
-            for number in range(half, updates):
-                side.update(number)
-        again = flax.params(), pytorch.params()
-        resumed = all(
-            np.array_equal(old[name], new[name]) for old, new in zip(ends, again, strict=True) for name in old
-        )
     narrow = _free_run(course.narrow(), updates)
     difference_of_relay = float(np.abs(relay - np.array(losses)[third : third + len(relay), 0]).max())
     rounding = TWICE_ROUNDED if course.training.optimizer == "adamw" and course.training.weight_decay else 1.0
@@ -252,6 +250,16 @@ def measure(course: Course, updates: int = UPDATES) -> Outcome:
         *errors.ratios(),
         torch_rounding=rounding,
     )
+
+
+def resumes(side: InFlax | InPyTorch, saved: bytes, updates: Iterable[int]) -> bool:
+    """Whether a training that stands after these updates gets there again, bit-identically, from what it had saved."""
+    end = side.params()
+    side.load(saved)
+    for number in updates:
+        side.update(number)
+    again = side.params()
+    return all(np.array_equal(end[name], again[name]) for name in end)
 
 
 def _relay(flax: InFlax, saved: bytes, updates: int) -> np.ndarray:

@@ -1,0 +1,70 @@
+"""What the inputs of a proof contain: without padding, a comparison proves nothing about padding."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .functions import Batch
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a batch and the arrays of a model contain of what a comparison has to meet."""
+
+    sentences: int
+    src_padding: int  # positions
+    tgt_padding: int
+    src_lengths: int  # number of different ones
+    tgt_lengths: int
+    masked_sources: int  # without a token to attend to
+    biases: int
+    zero_biases: int  # that are 0 throughout
+    gains: int
+    unit_gains: int  # that are 1 throughout
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What is missing, and would let a mistake pass."""
+        missing = {
+            "no padding in sources": self.src_padding == 0,
+            "no padding in targets": self.tgt_padding == 0,
+            "sources of one length": self.src_lengths < 2,
+            "targets of one length": self.tgt_lengths < 2,
+            f"{self.zero_biases} of {self.biases} biases are 0 throughout": self.zero_biases > 0,
+            f"{self.unit_gains} of {self.gains} gains are 1 throughout": self.unit_gains > 0,
+        }
+        return tuple(text for text, is_missing in missing.items() if is_missing)
+
+    def check(self) -> None:
+        """Raises: AssertionError that names what the inputs lack."""
+        if self.gaps:
+            raise AssertionError(f"the inputs prove too little: {'; '.join(self.gaps)}")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sentences} sentences, of {self.src_lengths} source and {self.tgt_lengths} target lengths; "
+            f"{self.src_padding} source and {self.tgt_padding} target positions are padding; {self.masked_sources} "
+            f"sources without a token; {self.biases - self.zero_biases} of {self.biases} biases are not 0, "
+            f"{self.gains - self.unit_gains} of {self.gains} gains are not 1"
+        )
+
+
+def coverage(batch: Batch, arrays: Mapping[str, np.ndarray], pad_id: int) -> Coverage:
+    """What the first comparison of a proof meets. Lengths count tokens that are not padding."""
+    src_keep = batch.src_tokens != pad_id if batch.src_mask is None else batch.src_mask
+    tgt_keep = batch.tgt_tokens != pad_id
+    biases = [np.asarray(array) for name, array in arrays.items() if name.endswith(".bias")]
+    gains = [np.asarray(array) for name, array in arrays.items() if name.endswith(".scale")]
+    return Coverage(
+        sentences=len(batch.labels),
+        src_padding=int((~src_keep).sum()),
+        tgt_padding=int((~tgt_keep).sum()),
+        src_lengths=len({*src_keep.sum(1).tolist()} - {0}),
+        tgt_lengths=len({*tgt_keep.sum(1).tolist()}),
+        masked_sources=int((~src_keep.any(1)).sum()),
+        biases=len(biases),
+        zero_biases=sum(not array.any() for array in biases),
+        gains=len(gains),
+        unit_gains=sum(bool((array == 1).all()) for array in gains),
+    )

@@ -65,7 +65,7 @@ def test_the_ladder_refuses_inputs_without_padding(monkeypatch):
         return random_batch(config, rng, batch, src_length, tgt_length)._replace(src_tokens=src, tgt_tokens=tgt)
 
     monkeypatch.setattr(ladder, "random_batch", full)
-    with pytest.raises(AssertionError, match="no padding in targets; sources of one length; targets of one length$"):
+    with pytest.raises(AssertionError, match=r"no padding in targets; sources of one length; targets of one length$"):
         ladder.climb(CONFIG)
     monkeypatch.setattr(published, "random_batch", full)
     with jax.enable_x64(True), pytest.raises(AssertionError, match="no padding in sources"):

@@ -1,0 +1,129 @@
+"""What a run keeps account of: order, seeds, and the figures of validation, against numpy, nnx.Rngs and sacreBLEU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sacrebleu
+from flax import nnx
+from rich.console import Console
+
+from twinax import TransformerConfig, flax_transformer
+from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.decoding import Decoded
+from twinax.configs.run import LoopConfig, RunConfig
+from twinax.configs.training import TrainingConfig
+from twinax.train import evaluate
+from twinax.train.checkpoints import read_checkpoint
+from twinax.train.loop import train
+from twinax.train.metrics import read_metrics
+from twinax.train.prepare import prepare
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Sentences of 2 to 24 words, in several shapes of batches."""
+    folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    sentences = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 25))) for _ in range(160)]
+    for name, text in (("src", "\n".join(sentences)), ("tgt", "\n".join(sentences).upper())):
+        (folder / name).write_text(text + "\n")
+    return RunConfig(
+        corpus=CorpusConfig(src=str(folder / "src"), tgt=str(folder / "tgt"), held_out=20),
+        tokenizer=TokenizerConfig(kind="word", vocab_size=50),
+        batches=BatchConfig(tokens=70, shapes=6),
+        model=TransformerConfig.preset(
+            "small", d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, max_length=32
+        ),
+        training=TrainingConfig(schedule="constant", learning_rate=1e-30, warmup_updates=0, seed=1),
+        loop=LoopConfig(epochs=3),
+    )
+
+
+def pairs_of(batches, epoch):
+    """Rows of each batch of an epoch, as the run reads them."""
+    start = epoch * batches.an_epoch
+    read = (batches[i] for i in range(start, start + batches.an_epoch))
+    return [[row[row != 0].tolist() for row in batch.src_tokens if (row != 0).any()] for batch in read]
+
+
+def flat(batches):
+    return sorted(tuple(row) for batch in batches for row in batch)
+
+
+def test_epochs_and_seeds_have_orders_of_their_own(run):
+    """Each has every pair once, in another order than every other, and the order within batches differs too."""
+    first = prepare(run).batches()
+    other = prepare(replace(run, training=replace(run.training, seed=2))).batches()
+    orders = [pairs_of(first, 0), pairs_of(first, 1), pairs_of(first, 2), pairs_of(other, 0)]
+    assert all(flat(order) == flat(orders[0]) for order in orders)
+    for i, order in enumerate(orders):
+        for another in orders[:i]:
+            assert sum(a == b for a, b in zip(order, another, strict=True)) <= 1
+            assert {frozenset(map(tuple, batch)) for batch in order} != {frozenset(map(tuple, b)) for b in another}
+    assert pairs_of(prepare(run).batches(), 1) == orders[1]
+
+
+def test_shapes_follow_each_other_at_random(run):
+    """Neither sorted nor in runs: neighbours differ about as often as in a random order of the same shapes."""
+    batches = prepare(run).batches()
+    for epoch in range(3):
+        numbers = np.array(batches.plan(epoch).buckets)
+        rng = np.random.default_rng(0)
+        at_random = [np.mean(np.diff(rng.permutation(numbers)) != 0) for _ in range(200)]
+        changes = np.mean(np.diff(numbers) != 0)
+        assert np.quantile(at_random, 0.005) <= changes <= np.quantile(at_random, 0.995)
+
+
+def test_the_loop_reads_the_order_of_its_seed(run, tmp_path):
+    """In metrics.jsonl, over the end of an epoch; and first weights are those of nnx.Rngs of the seed."""
+    one_shape = replace(run, batches=BatchConfig(tokens=640, shapes=1), loop=LoopConfig(epochs=2, translations=0))
+    checksums, weights = {}, {}
+    for seed in (1, 2):
+        seeded = replace(one_shape, training=replace(run.training, seed=seed))
+        train(seeded, tmp_path / str(seed), QUIET)
+        records = [record for record in read_metrics(tmp_path / str(seed)) if "checksum" in record]
+        checksums[seed] = [[r["checksum"] for r in records if r["epoch"] == epoch] for epoch in (0, 1)]
+        saved = read_checkpoint(tmp_path / str(seed))
+        weights[seed] = {name: np.asarray(array) for name, array in saved.state.params.items()}
+        drawn = flax_transformer.Transformer(saved.run.model, rngs=nnx.Rngs(seed))
+        for name, array in flax_transformer.named_arrays(drawn, nnx.Param).items():
+            np.testing.assert_allclose(weights[seed][name], array, rtol=0, atol=1e-20)
+    orders = [order for seed in checksums for order in checksums[seed]]
+    assert len({tuple(order) for order in orders}) == 4
+    assert all(len(order) == len(orders[0]) > 2 for order in orders)
+    assert not np.array_equal(weights[1]["src_embedding.embedding"], weights[2]["src_embedding.embedding"])
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
+    """Of known translations, shorter than their references: BLEU of the two exchanged is another one."""
+    changed = replace(run, tokenizer=replace(run.tokenizer, lowercase=lowercase))
+    prepared = prepare(replace(changed, loop=replace(run.loop, translations=20)))
+    tokenizer, eos = prepared.tokenizers.tgt, prepared.run.model.eos_id
+    said = [reference.split()[: max(2, len(reference.split()) * 2 // 3)] for reference in prepared.references]
+    texts = [" ".join([*words[:-1], "A"]) for words in said]
+    ids = [[*row, eos] for row in tokenizer.encode(texts)]
+    taken = iter(ids)
+
+    def generate(model, src, decoding):
+        rows = [next(taken, [eos]) for _ in src]
+        longest = max(map(len, rows))
+        tokens = np.array([[row + [prepared.run.model.pad_id] * (longest - len(row))] for row in rows])
+        lengths = np.array([[len(row)] for row in rows])
+        return Decoded(tokens, lengths, np.zeros(lengths.shape), np.ones(lengths.shape, bool))
+
+    monkeypatch.setattr(evaluate, "generate", generate)
+    found = evaluate.Validation(prepared)._translate(
+        flax_transformer.named_arrays(flax_transformer.Transformer(prepared.run.model, rngs=nnx.Rngs(0)))
+    )
+    shown = [text.lower() if lowercase else text for text in texts]
+    expected = sacrebleu.corpus_bleu(shown, [prepared.references], lowercase=lowercase).score
+    exchanged = sacrebleu.corpus_bleu(prepared.references, [shown], lowercase=lowercase).score
+    assert found["bleu"] == pytest.approx(expected, abs=1e-9)
+    assert abs(expected - exchanged) > 1
+    assert [sample[2] for sample in found["samples"]] == shown[:3]
+    assert [sample[1] for sample in found["samples"]] == prepared.references[:3]
+    if lowercase:
+        assert sacrebleu.corpus_bleu(shown, [prepared.references]).score < expected - 1

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -37,6 +37,10 @@ published: install
 # Known mistakes, planted and found; writes the table into the page. About a minute.
 audit: install
 	$(BIN)/python -m twinax.parity_tests.auditing.defects docs/audit.md
+
+# Mistakes planted in the source, one at a time; writes what caught each into the page. Half an hour on two cores.
+mutations: install
+	$(BIN)/python -m twinax.parity_tests.mutations.run docs/mutations.md
 
 # What search costs beside transformers. About two minutes.
 benchmark-decoding: install

@@ -1,17 +1,65 @@
-"""Known mistakes are seen, at the rung where they belong, and the healthy model raises no alarm."""
+"""The list of planted mistakes applies to the source as it is; a sample of them is planted where there is time."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+from rich.console import Console
 
-from twinax.parity_tests import mutations
+from twinax.parity_tests.mutations.planting import Mutation, MutationError, copy_package, run
+from twinax.parity_tests.mutations.run import AREAS, MUTATIONS, plant
+
+SAMPLE = 15
 
 
-@pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda mutation: mutation.name)
-def test_seen(mutation):
-    assert mutations.run(mutation).failed_rung == mutation.rung
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return copy_package(tmp_path_factory.mktemp("package"))
 
 
-def test_healthy_model_and_no_traces_of_mistakes():
-    for mutation in mutations.MUTATIONS:
-        with mutation.applied():
-            pass
-    mutations.run(None).check()
+def test_every_mutation_applies(package):
+    """One that no longer does has to follow the code, or nobody notices that its check is gone."""
+    assert len(MUTATIONS) >= 100
+    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+    root = Path(__file__).parents[1]
+    for mutation in MUTATIONS:
+        path, changed = mutation.apply(package)
+        assert changed != path.read_text(encoding="utf-8")
+        assert all((root / test.partition("::")[0]).is_file() for test in mutation.checks)
+    assert all(len(mutations) >= 10 for mutations in AREAS.values())
+
+
+@pytest.mark.parametrize(
+    ("place", "old", "message"),
+    [
+        ("flax_transformer.nowhere.f", "x", "there is no such module|there is no nowhere"),
+        ("flax_transformer.layers.no_norm", "x", "there is no no_norm"),
+        ("flax_transformer.layers.layer_norm", "no such text", "stands 0 times"),
+        ("flax_transformer.layers", "eps", r"stands \d\d times"),
+        ("flax_transformer.layers.layer_norm", "return", "makes no Python"),
+    ],
+)
+def test_a_mutation_that_does_not_apply_is_refused(package, place, old, message):
+    with pytest.raises(MutationError, match=message):
+        Mutation("x", place, old, "return return", ()).apply(package)
+
+
+def test_a_mutation_that_nothing_sees_survives(package):
+    """And the source is as it was; one that breaks the import is no proof that a check works."""
+    checks = ("tests/test_positions.py::test_tables_are_float64",)
+    place, old = "configs.position_tables.sinusoidal_half", "np.sin(angles), np.cos("
+    path = package / "configs" / "position_tables.py"
+    before = path.read_bytes()
+    assert run(Mutation("x", place, old, "np.cos(angles), np.sin(", checks), package).caught_by is None
+    caught = run(Mutation("x", place, old, "np.float32(angles), np.cos(", checks), package).caught_by
+    assert caught is None or caught.startswith(checks[0])
+    with pytest.raises(MutationError, match="its checks do not run"):
+        run(Mutation("x", "configs.position_tables", "import numpy as np", "import numpy_ as np", checks), package)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_sample_is_caught():
+    chosen = np.random.default_rng(0).choice(len(MUTATIONS), SAMPLE, replace=False)
+    verdicts = plant([MUTATIONS[i] for i in chosen], Console(stderr=True))
+    assert [verdict.mutation.name for verdict in verdicts if verdict.caught_by is None] == []

@@ -1,6 +1,6 @@
 """Known mistakes, put into the PyTorch model one at a time: which rung of the ladder sees each, and how far off it is.
 
-`python -m twinax.parity_tests.mutations` prints the table.
+`python -m twinax.parity_tests.mutations.ladder_mistakes` prints the table.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,11 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..configs.schema import TransformerConfig
-from ..torch_reference import attention, dropout, layers
-from .functions import flax_function, random_arrays, random_batch, torch_function
-from .harness import Report, compare
-from .ladder import CRITERIA, rung_of
+from ...configs.schema import TransformerConfig
+from ...torch_reference import attention, dropout, layers
+from ..functions import flax_function, random_arrays, random_batch, torch_function
+from ..harness import Report, compare
+from ..ladder import CRITERIA, rung_of
 
 # All widths equal, so that no mistake is a mere error of shapes.
 CONFIG = TransformerConfig(

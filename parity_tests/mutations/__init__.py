@@ -1,0 +1,1 @@
+"""Mistakes planted in the source, and the checks that must catch them: `make mutations`."""

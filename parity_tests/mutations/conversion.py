@@ -1,0 +1,200 @@
+"""Mistakes in names, layouts, files and tokenizers of others."""
+
+from .planting import Mutation
+
+_PORT = ("parity_tests/test_port.py",)
+_BART = ("parity_tests/test_conversion.py::test_variant[BART]",)
+_MARIAN = ("parity_tests/test_conversion.py::test_variant[Marian]",)
+_TORCH_NN = ("parity_tests/test_torch_nn.py",)
+_FILES = ("tests/test_published_files.py",)
+_TEXT = ("tests/test_published_text.py",)
+_PORTABLE = ("tests/test_portable.py",)
+_RATE = ("tests/test_optimizers.py::test_the_rate_in_a_file_is_where_torch_s_scheduler_stands",)
+_STATE = ("parity_tests/test_trajectories.py",)
+_PUBLISHED = ("parity_tests/test_published.py::test_a_state_dict_comes_back_bit_for_bit",)
+_ORACLE = ("parity_tests/test_published.py::test_both_twins_are_the_published_model",)
+
+CONVERSION = (
+    Mutation(
+        "kernels are not transposed",
+        "convert.port",
+        '"kernel": ("weight", TRANSPOSE),',
+        '"kernel": ("weight", IDENTITY),',
+        _PORT,
+    ),
+    Mutation(
+        "embeddings are transposed",
+        "convert.port",
+        '"embedding": ("weight", IDENTITY),',
+        '"embedding": ("weight", TRANSPOSE),',
+        _PORT,
+    ),
+    Mutation(
+        "packed projections in the order k, q, v",
+        "convert.layouts.torch_nn",
+        '_QKV = ("q_proj", "k_proj", "v_proj")',
+        '_QKV = ("k_proj", "q_proj", "v_proj")',
+        _TORCH_NN,
+    ),
+    Mutation(
+        "arrays of a wrong shape are taken",
+        "convert.rules.translate",
+        "if name in arrays and _spec(arrays[name]) != spec",
+        "if name in arrays and _spec(arrays[name]).dtype != spec.dtype",
+        _PORT,
+    ),
+    Mutation(
+        "arrays that the model lacks are dropped",
+        "convert.rules.translate",
+        "for name, a in arrays.items() if name not in specs]",
+        "for name, a in arrays.items() if name not in specs and False]",
+        _PORT,
+    ),
+    Mutation(
+        "the output's bias is lost",
+        "convert.layouts.hugging_face.Family.rules",
+        "rules.append(Rule((name,), (_BIAS,), _AS_ROW))",
+        "rules.append(Rule((name,), (_BIAS,), Transform(lambda a: [0 * a[0][None]], lambda a: [0 * a[0][0]])))",
+        _BART,
+    ),
+    Mutation(
+        "cross-attention reads the weights of self-attention",
+        "convert.layouts.hugging_face",
+        '"decoder.layers.*.cross_attention": "model.decoder.layers.*.encoder_attn",',
+        '"decoder.layers.*.cross_attention": "model.decoder.layers.*.self_attn",',
+        _BART,
+    ),
+    Mutation(
+        "norms of the decoder's sublayers exchanged",
+        "convert.layouts.hugging_face",
+        '"decoder.layers.*.feed_forward_residual.norm": "model.decoder.layers.*.final_layer_norm",',
+        '"decoder.layers.*.feed_forward_residual.norm": "model.decoder.layers.*.encoder_attn_layer_norm",',
+        _BART,
+    ),
+    Mutation(
+        "Marian has the paper's positions",
+        "convert.layouts.marian",
+        '"positions": "sinusoidal_half",',
+        '"positions": "sinusoidal_interleaved",',
+        _MARIAN,
+    ),
+    Mutation(
+        "Marian is pre-norm",
+        "convert.layouts.marian",
+        '"norm_placement": "post",',
+        '"norm_placement": "pre",',
+        _MARIAN,
+    ),
+    Mutation(
+        "heads of lucky_glass in the wrong order",
+        "convert.layouts.lucky_glass._heads",
+        "np.split(arrays[0], number, axis=1)",
+        "np.split(arrays[0], number, axis=1)[::-1]",
+        ("parity_tests/test_published.py::test_both_twins_are_the_published_model[lucky_glass-False]",),
+    ),
+    Mutation(
+        "queries and keys of annotated_transformer exchanged",
+        "convert.layouts.annotated_transformer",
+        '("linears.0", "linears.1", "linears.2", "linears.3")',
+        '("linears.1", "linears.0", "linears.2", "linears.3")',
+        ("parity_tests/test_published.py::test_both_twins_are_the_published_model[annotated_transformer-False]",),
+    ),
+    Mutation(
+        "gains and shifts of leftover exchanged",
+        "convert.layouts.leftover",
+        'gain="gamma", shift="beta"',
+        'gain="beta", shift="gamma"',
+        ("parity_tests/test_published.py::test_both_twins_are_the_published_model[leftover-False]",),
+    ),
+    Mutation(
+        "what nothing reads is lost",
+        "convert.layouts.leftover",
+        'unused=r"decoder\\.proj\\.(weight|bias)",',
+        'unused=r"decoder\\.proj\\.weight",',
+        _PUBLISHED,
+    ),
+    Mutation(
+        "what was assumed is not said",
+        "convert.layouts.published.PublishedLayout.assumptions",
+        "if field not in given]",
+        "if field not in given and field != 'num_heads']",
+        _FILES,
+    ),
+    Mutation(
+        "the variant counts as known",
+        "convert.layouts.published.PublishedLayout._could_be_repaired",
+        "return names ==",
+        "return not names and names ==",
+        _FILES,
+    ),
+    Mutation(
+        "what was assumed is lost in our files",
+        "convert.single_file._describe",
+        'about["assumed"] = checkpoint.assumed',
+        'about["assumed"] = ()',
+        _FILES,
+    ),
+    Mutation(
+        "files are recognised by their names",
+        "convert.single_file.is_safetensors",
+        'if head[8:] == b"{" and',
+        'if path.suffix == ".safetensors" and',
+        _FILES,
+    ),
+    Mutation(
+        "float64 weights compute in float32",
+        "convert.layouts.published.PublishedLayout.config",
+        'dtypes["compute_dtype"] = "float64"',
+        'dtypes["compute_dtype"] = "float32"',
+        _FILES,
+    ),
+    Mutation(
+        "spaCy's tokens of whitespace are dropped",
+        "train.words.split_words",
+        "[word.text for word in words] if",
+        "[word.text for word in words if not word.is_space] if",
+        _TEXT,
+    ),
+    Mutation(
+        "a vocabulary is split at whitespace",
+        "train.pretrained.load_for_model",
+        'config.languages[side] if config.languages and place.suffix == ".txt" else None',
+        "None",
+        _TEXT,
+    ),
+    Mutation(
+        "both sides are German",
+        "train.pretrained.load_for_model",
+        "config.languages[side]",
+        "config.languages[0]",
+        _TEXT,
+    ),
+    Mutation(
+        "the book's rule splits at apostrophes",
+        "train.tokenization",
+        r'r"[,.!?][^\s,.!?]*|[^\s,.!?]+"',
+        r'''r"[,.!?()][^\s,.!?()]*|[^\s,.!?()]+"''',
+        _TEXT,
+    ),
+    Mutation(
+        "the rate in a file is one update late",
+        "convert.optimizer.to_torch_optimizer",
+        "learning_rate(training.update, config,",
+        "learning_rate(max(training.update - 1, 0), config,",
+        _RATE,
+    ),
+    Mutation(
+        "moments of Adam exchanged on their way to PyTorch",
+        "convert.optimizer._optimizer_state",
+        '"exp_avg": mu[name], "exp_avg_sq": nu[name]',
+        '"exp_avg": nu[name], "exp_avg_sq": mu[name]',
+        _STATE,
+    ),
+    Mutation(
+        "Adam's count is lost on its way to PyTorch",
+        "convert.optimizer._optimizer_state",
+        "torch.tensor(float(count), dtype=torch.float32)",
+        "torch.tensor(1.0, dtype=torch.float32)",
+        _STATE,
+    ),
+)

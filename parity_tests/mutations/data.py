@@ -1,0 +1,124 @@
+"""Mistakes in corpora, batches and their order."""
+
+from .planting import Mutation
+
+_BOOKS = ("tests/test_bookkeeping.py",)
+_DATASET = ("tests/test_dataset.py",)
+_CORPUS = ("tests/test_corpus.py",)
+_BUCKETS = ("tests/test_buckets.py",)
+_TOKENS = ("tests/test_tokenization.py",)
+
+DATA = (
+    Mutation(
+        "every epoch in the same order",
+        "train.dataset.Batches.__getitem__",
+        "plan = self.plan(epoch)",
+        "plan = self.plan(0)",
+        _BOOKS,
+    ),
+    Mutation(
+        "the data's seed is ignored",
+        "train.prepare.Prepared.batches",
+        "self.run.training.seed",
+        "0",
+        _BOOKS,
+    ),
+    Mutation(
+        "batches are sorted by shape",
+        "train.buckets.plan_epoch",
+        "order = rng.permutation(len(batches))",
+        "order = np.argsort(numbers, kind='stable')",
+        _BOOKS,
+    ),
+    Mutation(
+        "pairs of a batch are neighbours of the corpus",
+        "train.buckets.plan_epoch",
+        "rng.permutation(len(lengths)), np.array(",
+        "np.arange(len(lengths)), np.array(",
+        _BOOKS,
+    ),
+    Mutation(
+        "pairs that fill no batch are dropped",
+        "train.buckets.plan_epoch",
+        "waiting[nearest] = np.concatenate([waiting[nearest], rows.pop()])",
+        "rows.pop()",
+        _BUCKETS,
+    ),
+    Mutation(
+        "labels are not shifted",
+        "train.dataset.pad_rows",
+        "b[:-1], b[1:]",
+        "b[:-1], b[:-1]",
+        _DATASET,
+    ),
+    Mutation(
+        "sources lose their end",
+        "train.tokenization.Tokenizer.frame_sources",
+        'eos if config.source_eos else ""',
+        '""',
+        _DATASET,
+    ),
+    Mutation(
+        "targets begin with BOS, not with the decoder's start",
+        "train.dataset.encode_pairs",
+        "[sides.start_id, *b, sides.tgt.eos_id]",
+        "[sides.tgt.bos_id, *b, sides.tgt.eos_id]",
+        _DATASET,
+    ),
+    Mutation(
+        "pairs with an empty side are kept",
+        "train.dataset.encode_pairs",
+        "if len(a) <= sides.src.added or not b or not all(map(str.strip, texts)):",
+        "if len(a) <= sides.src.added or not b:",
+        (*_DATASET, "tests/test_tokenization.py"),
+    ),
+    Mutation(
+        "longest sources may be one longer",
+        "train.dataset.encode_pairs",
+        "elif len(a) > sides.longest[0]",
+        "elif len(a) > sides.longest[0] + 1",
+        _DATASET,
+    ),
+    Mutation(
+        "held-out pairs are trained on too",
+        "train.prepare._split",
+        "[p for p, out in zip(pairs, is_out, strict=True) if not out]",
+        "[p for p, out in zip(pairs, is_out, strict=True)]",
+        (*_DATASET, "tests/test_recipes.py::test_scan"),
+    ),
+    Mutation(
+        "columns exchanged",
+        "train.corpus._tab_separated",
+        "yield fields[at[0]], fields[at[1]]",
+        "yield fields[at[1]], fields[at[0]]",
+        _CORPUS,
+    ),
+    Mutation(
+        "a byte order mark is text",
+        "train.corpus.decode_lines",
+        '"utf-8-sig" if number == 1 else "utf-8"',
+        '"utf-8"',
+        _CORPUS,
+    ),
+    Mutation(
+        "files of different lengths are cut",
+        "train.corpus._parallel",
+        "if src is None and tgt is None:",
+        "if src is None or tgt is None:",
+        _CORPUS,
+    ),
+    Mutation(
+        "rare words have ids",
+        "train.tokenization.train_tokenizer",
+        "trainers.WordLevelTrainer(min_frequency=config.min_frequency, **common)",
+        "trainers.WordLevelTrainer(**common)",
+        _TOKENS,
+    ),
+    Mutation(
+        "text is not lower-cased",
+        "train.tokenization.prepare_text",
+        "[normalizers.Lowercase()] if config.lowercase else []",
+        "[]",
+        _TOKENS,
+    ),
+)

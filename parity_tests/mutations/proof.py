@@ -1,0 +1,139 @@
+"""Mistakes in the proof itself: a harness that sees nothing passes everything."""
+
+from .planting import Mutation
+
+_PROOF = ("parity_tests/test_proof.py",)
+_HARNESS = ("parity_tests/test_harness.py",)
+_PRECISION = ("parity_tests/test_precision.py",)
+_TRAJECTORY = ("parity_tests/test_trajectories.py::test_a_resume_that_drops_a_moment_is_seen",)
+_EPSILON = ("parity_tests/test_ladder.py::test_narrow_types_see_a_wrong_epsilon",)
+_DRAWS = ("parity_tests/test_ladder.py::test_too_few_inputs_prove_nothing",)
+
+PROOF = (
+    Mutation(
+        "the ratio of errors is inverted",
+        "parity_tests.ladder._Errors.ratios",
+        "np.sqrt(flax / other)",
+        "np.sqrt(other / flax)",
+        _PROOF,
+    ),
+    Mutation(
+        "errors are Flax' alone",
+        "parity_tests.ladder._Errors.add",
+        "for side in (flax, other)]",
+        "for side in (flax, flax)]",
+        _PROOF,
+    ),
+    Mutation(
+        "the narrow run is PyTorch's twice",
+        "parity_tests.ladder._run_both",
+        "return flatten(narrow), flatten(other)",
+        "return flatten(other), flatten(other)",
+        _EPSILON,
+    ),
+    Mutation(
+        "too few draws hold",
+        "parity_tests.ladder._Errors.ratios",
+        'return dict.fromkeys(RUNGS, float("nan"))',
+        "return dict.fromkeys(RUNGS, 1.0)",
+        _DRAWS,
+    ),
+    Mutation(
+        "what was resumed is compared with itself",
+        "parity_tests.trajectories.resumes",
+        "np.array_equal(end[name], again[name])",
+        "np.array_equal(again[name], again[name])",
+        _TRAJECTORY,
+    ),
+    Mutation(
+        "nothing is loaded in a resume",
+        "parity_tests.trajectories.resumes",
+        "    side.load(saved)\n",
+        "",
+        _TRAJECTORY,
+    ),
+    Mutation(
+        "random batches have no padding",
+        "parity_tests.functions.random_batch",
+        "np.where(np.arange(length) < lengths[:, None], tokens, config.pad_id)",
+        "tokens",
+        _PROOF,
+    ),
+    Mutation(
+        "random batches may have no padding",
+        "parity_tests.functions.random_batch",
+        "lengths[1] = length - 1",
+        "lengths[1] = length",
+        _PROOF,
+    ),
+    Mutation(
+        "an oracle is asked about rows without padding",
+        "parity_tests.ladder.comparable",
+        "np.flatnonzero(keep.any(1))",
+        "np.flatnonzero(keep.all(1))",
+        _PROOF,
+    ),
+    Mutation(
+        "coverage is not checked",
+        "parity_tests.coverage.Coverage.check",
+        "if self.gaps:",
+        "if not self.gaps and False:",
+        _PROOF,
+    ),
+    Mutation(
+        "padding of targets counts as covered",
+        "parity_tests.coverage.Coverage.gaps",
+        '"no padding in targets": self.tgt_padding == 0,',
+        "",
+        _PROOF,
+    ),
+    Mutation(
+        "NaN is within every tolerance",
+        "parity_tests.harness._finding",
+        "np.where(np.isfinite(error), error, np.inf)",
+        "np.where(np.isfinite(error), error, 0.0)",
+        _HARNESS,
+    ),
+    Mutation(
+        "the first element is the worst",
+        "parity_tests.harness._finding",
+        "flat = int(np.argmax(error))",
+        "flat = 0",
+        _HARNESS,
+    ),
+    Mutation(
+        "an array that one side lacks is no difference",
+        "parity_tests.harness.Finding.ok",
+        "return not self.problem and",
+        "return",
+        _HARNESS,
+    ),
+    Mutation(
+        "nothing to compare is a proof",
+        "parity_tests.harness.Report.ok",
+        "bool(self.findings) and all(",
+        "all(",
+        _HARNESS,
+    ),
+    Mutation(
+        "a tolerance grows with infinities",
+        "parity_tests.harness._largest",
+        "np.abs(array[np.isfinite(array)]).max(initial=0.0)",
+        "np.abs(array).max(initial=0.0)",
+        _HARNESS,
+    ),
+    Mutation(
+        "operations inside jit are not read",
+        "parity_tests.precision._walk",
+        "yield from _walk(part, vocab_size)",
+        "yield from ()",
+        _PRECISION,
+    ),
+    Mutation(
+        "the bias of the logits is a residual",
+        "parity_tests.precision._walk",
+        "_EXACT_IN_JAX.fullmatch(name) and not of_logits",
+        "_EXACT_IN_JAX.fullmatch(name)",
+        _PRECISION,
+    ),
+)

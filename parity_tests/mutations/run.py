@@ -1,0 +1,111 @@
+"""Plants every mistake of the list, one at a time, and writes what caught it: `make mutations`.
+
+`python -m twinax.parity_tests.mutations.run PAGE [WORDS]` takes those whose name, place or checks contain a word.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+import jax
+from rich.console import Console
+
+from ..report import marks, write_table
+from . import ladder_mistakes
+from .conversion import CONVERSION
+from .data import DATA
+from .decoding import DECODING
+from .model import MODEL
+from .planting import Mutation, MutationError, Verdict, check, copy_package, run
+from .proof import PROOF
+from .training import TRAINING
+
+AREAS = {
+    "model": MODEL,
+    "decoding": DECODING,
+    "conversion": CONVERSION,
+    "training": TRAINING,
+    "data": DATA,
+    "proof": PROOF,
+}
+MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
+HEADER = ("area", "mistake", "where", "caught by", "seconds")
+
+
+def plant(mutations: Sequence[Mutation], say: Console) -> list[Verdict]:
+    """The verdicts, in order; as many run at once as there are cores, each in a copy of the package.
+
+    Raises:
+        MutationError: one does not apply, or its checks fail without any mistake.
+    """
+    workers = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as folder:
+        packages: Queue[Path] = Queue()
+        for number in range(workers):
+            packages.put(copy_package(Path(folder) / str(number)))
+        for mutation in mutations:
+            mutation.apply(packages.queue[0])
+        tests = tuple(sorted({test for mutation in mutations for test in mutation.checks}))
+        say.print(f"{len(mutations)} mistakes; first their {len(tests)} checks without any", highlight=False)
+        status, output = check(tests, packages.queue[0])
+        if status != 0:
+            raise MutationError(f"the checks fail without any mistake: {' '.join(output.split())[-600:]}")
+
+        def one(mutation: Mutation) -> Verdict:
+            package = packages.get()
+            try:
+                verdict = run(mutation, package)
+            finally:
+                packages.put(package)
+            what = verdict.caught_by or "SURVIVED"
+            say.print(
+                f"{mutation.name}: {what} ({verdict.seconds:.0f} s)", markup=False, highlight=False, soft_wrap=True
+            )
+            return verdict
+
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(one, mutations))
+
+
+def in_the_ladder() -> list[tuple[str, ...]]:
+    """Rows of the mistakes that are put into the PyTorch twin in this process, and the rung that sees each."""
+    rows = []
+    with jax.enable_x64(True):
+        for mistake in ladder_mistakes.MUTATIONS:
+            rung = ladder_mistakes.run(mistake).failed_rung
+            rows.append(("ladder", mistake.name, "torch_reference", f"rung: {rung}" if rung else "SURVIVED", ""))
+    return rows
+
+
+def main(page: Path, words: Sequence[str]) -> int:
+    """Prints the table; the whole list goes into the page. Returns 0 where nothing survived."""
+    marks(page, "mutations")
+    chosen = [m for m in MUTATIONS if not words or any(w in " ".join((m.name, m.place, *m.checks)) for w in words)]
+    area_of = {mutation: area for area, mutations in AREAS.items() for mutation in mutations}
+    try:
+        verdicts = plant(chosen, Console(stderr=True))
+    except MutationError as error:
+        print(f"mutations: {error}", file=sys.stderr)
+        return 2
+    rows = [
+        (area_of[v.mutation], v.mutation.name, f"`{v.mutation.place}`", v.caught_by or "SURVIVED", f"{v.seconds:.0f}")
+        for v in verdicts
+    ]
+    if not words:
+        rows += in_the_ladder()
+        write_table(page, "mutations", HEADER, rows)
+    survivors = [row for row in rows if row[3] == "SURVIVED"]
+    print(f"{len(rows) - len(survivors)} of {len(rows)} mistakes caught")
+    for row in survivors:
+        print(f"survived: {row[1]}, in {row[2]}")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m twinax.parity_tests.mutations.run PAGE [WORDS]")
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,210 @@
+"""Mistakes in loss, step, optimiser, schedule and the loop's bookkeeping."""
+
+from .planting import Mutation
+
+_LOSSES = ("tests/test_losses.py",)
+_STEP = ("tests/test_step.py",)
+_OPTIMIZERS = ("tests/test_optimizers.py",)
+_BOOKS = ("tests/test_bookkeeping.py",)
+_LOOP = ("tests/test_loop.py",)
+_TRAJECTORY = ("parity_tests/test_trajectories.py",)
+_PRECISION = ("parity_tests/test_precision.py",)
+
+TRAINING = (
+    Mutation(
+        "padding counts in the loss",
+        "train.losses.cross_entropy",
+        "keep = labels != pad_id",
+        "keep = labels == labels",
+        _LOSSES,
+    ),
+    Mutation(
+        "smoothing shared by V - 1 where V is meant",
+        "configs.label_smoothing.over_all",
+        "share = smoothing / vocab_size",
+        "share = smoothing / (vocab_size - 1)",
+        _LOSSES,
+    ),
+    Mutation(
+        "smoothing shared by V - 1 where V - 2 is meant",
+        "configs.label_smoothing.over_others_but_padding",
+        "smoothing / _others(vocab_size - 2)",
+        "smoothing / _others(vocab_size - 1)",
+        _LOSSES,
+    ),
+    Mutation(
+        "the entropy of the label is not subtracted",
+        "configs.label_smoothing._entropy",
+        "return -sum(",
+        "return 0 * -sum(",
+        _LOSSES,
+    ),
+    Mutation(
+        "gradient of the loss without its label",
+        "train.losses._backward",
+        "q = jnp.where(token == labels[..., None], target.label, q)",
+        "q = jnp.where(token == labels[..., None], 1.0, q)",
+        _LOSSES,
+    ),
+    Mutation(
+        "a label outside the vocabulary counts from the end",
+        "train.losses._forward",
+        "labels = jnp.where(labels < 0, z.shape[-1], labels)",
+        "labels = labels",
+        _LOSSES,
+    ),
+    Mutation(
+        "the loss in bfloat16",
+        "train.losses._forward",
+        "z = at_least_float32(logits) - largest[..., None]",
+        "z = logits - largest[..., None].astype(logits.dtype)",
+        _PRECISION,
+    ),
+    Mutation(
+        "gradients are means of the parts",
+        "train.step._accumulate",
+        "_per_token(gradients, tokens) if REDUCTIONS[config.reduction][0] else gradients",
+        "_per_token(gradients, tokens)",
+        _STEP,
+    ),
+    Mutation(
+        "parts of a batch are rows in a run",
+        "train.step._accumulate",
+        "a.reshape(sentences // parts, parts, *a.shape[1:]).swapaxes(0, 1)",
+        "a.reshape(parts, sentences // parts, *a.shape[1:])",
+        ("parity_tests/test_published.py::test_updates_as_published[annotated_transformer]", *_STEP),
+    ),
+    Mutation(
+        "a loss that is not finite changes the weights",
+        "train.step.make_train_step",
+        "applied = (tokens > 0) & jnp.isfinite(norm) & jnp.isfinite(loss)",
+        "applied = tokens > 0",
+        _STEP,
+    ),
+    Mutation(
+        "a batch of padding counts as an update",
+        "train.step.make_train_step",
+        "applied = (tokens > 0) & jnp.isfinite(norm)",
+        "applied = jnp.isfinite(norm)",
+        _STEP,
+    ),
+    Mutation(
+        "the state is not donated",
+        "train.step.make_train_step",
+        "jax.jit(step, donate_argnums=0)",
+        "jax.jit(step)",
+        _STEP,
+    ),
+    Mutation(
+        "dropout of every update is the first's",
+        "train.step._accumulate",
+        "DropoutKey(state.seed, state.update, part.rows)",
+        "DropoutKey(state.seed, 0, part.rows)",
+        _TRAJECTORY,
+    ),
+    Mutation(
+        "clipping as optax' where torch's is meant",
+        "train.optimizers",
+        '"torch": lambda norm, bound: jnp.minimum(1, bound / (norm + 1e-6)),',
+        '"torch": lambda norm, bound: jnp.minimum(1, bound / norm),',
+        _OPTIMIZERS,
+    ),
+    Mutation(
+        "norms and biases are decayed",
+        "train.optimizers",
+        'not name.endswith((".scale", ".bias"))',
+        'not name.endswith(".scale")',
+        _OPTIMIZERS,
+    ),
+    Mutation(
+        "L2 in place of decoupled decay",
+        "train.optimizers.make_optimizer",
+        'if config.optimizer == "adam" else',
+        'if config.optimizer in ("adam", "adamw") else',
+        _OPTIMIZERS,
+    ),
+    Mutation(
+        "betas exchanged",
+        "train.optimizers.make_optimizer",
+        "config.beta1, config.beta2, config.eps",
+        "config.beta2, config.beta1, config.eps",
+        _OPTIMIZERS,
+    ),
+    Mutation(
+        "a parameter without gradient is decayed",
+        "train.optimizers.make_optimizer",
+        "and name not in left_out for name in params",
+        "for name in params",
+        _OPTIMIZERS,
+    ),
+    Mutation(
+        "warm-up counts from 0 whatever is asked for",
+        "configs.schedules.learning_rate",
+        "numbers.asarray(update, float) + config.first_update",
+        "numbers.asarray(update, float)",
+        _OPTIMIZERS,
+    ),
+    Mutation(
+        "noam without the model's width",
+        "configs.schedules.noam",
+        "config.learning_rate * d_model**-0.5 *",
+        "config.learning_rate *",
+        _OPTIMIZERS,
+    ),
+    Mutation(
+        "cosine ends at zero",
+        "configs.schedules.cosine",
+        "rate = config.final_learning_rate + (",
+        "rate = 0 * config.final_learning_rate + (",
+        _OPTIMIZERS,
+    ),
+    Mutation(
+        "first weights of one seed",
+        "train.loop._Run._first_state",
+        "nnx.Rngs(self.run.training.seed)",
+        "nnx.Rngs(0)",
+        _BOOKS,
+    ),
+    Mutation(
+        "references and translations exchanged in BLEU",
+        "train.evaluate.Validation._translate",
+        "texts, [references], lowercase",
+        "references, [texts], lowercase",
+        _BOOKS,
+    ),
+    Mutation(
+        "BLEU without the run's lower-casing",
+        "train.evaluate.Validation._translate",
+        "lowercase=run.tokenizer.lowercase",
+        "lowercase=False",
+        _BOOKS,
+    ),
+    Mutation(
+        "loss of validation is a mean of batches",
+        "train.evaluate.Validation.measure",
+        "total, tokens = total + float(part), tokens + int(count)",
+        "total, tokens = total + float(part) / int(count), tokens + 1",
+        ("tests/test_loop.py::test_validation_is_the_cross_entropy_of_the_held_out_pairs",),
+    ),
+    Mutation(
+        "averages in the parameters' own dtype",
+        "train.checkpoints.average",
+        "(np.asarray(a, np.float64) for a in arrays)",
+        "(np.asarray(a) for a in arrays)",
+        _PRECISION,
+    ),
+    Mutation(
+        "the average is a sum",
+        "train.checkpoints.average",
+        "(total / len(arrays))",
+        "(total / 1)",
+        _PRECISION,
+    ),
+    Mutation(
+        "the worst checkpoint counts as the best",
+        "train.metrics.best_update",
+        "min(",
+        "max(",
+        ("tests/test_loop.py::test_of_a_run_the_averaged_then_the_best_then_the_last_checkpoint_counts",),
+    ),
+)

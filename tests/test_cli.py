@@ -162,8 +162,9 @@ def test_audit(command, tmp_path, monkeypatch):
     assert code == 1
     assert "cross_attention_residual='add'" in out
     found = json.loads(Path("a.json").read_text())
+    assert (found["dtype"], found["dtype_reason"]) == ("float64", "")
     assert found["mistakes"][0]["repaired"] == "cross_attention_residual='add'"
-    assert {"question": "Does the output depend on the source?", "ok": False}.items() <= found["answers"][3].items()
+    assert {"question": "Does the output depend on the source?", "ok": False}.items() <= found["answers"][4].items()
     code, out, err = command("audit", "lucky")
     assert (code, out) == (2, "")
     assert err.endswith("and no checkpoint; did you mean lucky_glass?\n")

@@ -49,6 +49,8 @@ def examine(model: str, seed: int, json_file: str | None) -> bool:
         console.print(table)
     for answer in audit.found:
         console.print(f"{answer.question} No. {answer.breaks}", markup=False, highlight=False, style="red")
+    if audit.dtype_line:
+        console.print(audit.dtype_line, markup=False, highlight=False, style="dim")
     if found.arrays is None:
         console.print("weights: random ones, for a config has none", style="dim")
     if json_file is not None:

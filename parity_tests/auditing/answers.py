@@ -35,6 +35,8 @@ class Audit:
     name: str
     answers: tuple[Answer, ...]
     mistakes: tuple[Mistake, ...] = ()
+    dtype: str = "float64"  # in which everything was measured
+    dtype_reason: str = ""  # why that is not float64
 
     @property
     def found(self) -> tuple[Answer, ...]:
@@ -46,8 +48,14 @@ class Audit:
         """Whether nothing was found, neither measured nor by name."""
         return not self.found and not self.mistakes
 
+    @property
+    def dtype_line(self) -> str:
+        """Why another dtype than float64 was used; empty for float64."""
+        return f"judged in {self.dtype}: {self.dtype_reason}" if self.dtype_reason else ""
+
     def __str__(self) -> str:
         lines = [f"{self.name}: {'nothing is wrong' if self.ok else f'{len(self.found)} of its answers are wrong'}"]
+        lines += [f"  {self.dtype_line}"] if self.dtype_line else []
         for answer in self.found:
             place = f", first in {answer.where}" if answer.where else ""
             lines.append(f"  {answer.question} No: {answer.measured}{place}. {answer.breaks}")
@@ -56,7 +64,8 @@ class Audit:
 
     def document(self) -> dict[str, Any]:
         """The same as JSON has it."""
-        return {"name": self.name, "ok": self.ok, **{k: [asdict(v) for v in getattr(self, k)] for k in _LISTS}}
+        lists = {name: [asdict(value) for value in getattr(self, name)] for name in _LISTS}
+        return {"name": self.name, "ok": self.ok, "dtype": self.dtype, "dtype_reason": self.dtype_reason, **lists}
 
     def tables(self) -> list[Table]:
         """The same for a terminal."""

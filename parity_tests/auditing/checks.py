@@ -20,6 +20,19 @@ _MASS = 1e-9  # an attention weight that counts as none
 _FLOOR = 1e-3  # nats that a loss may stay above zero
 
 
+def is_finite(subject: Subject) -> Answer:
+    """Whether all outputs are finite, in evaluation, without padding."""
+    share, where = subject.not_finite() or (0.0, "")
+    return Answer(
+        not where,
+        f"{share:.0%} of the outputs are NaN or infinite in {subject.dtype_name}"
+        if where
+        else "all outputs are finite",
+        where,
+        "Its loss is NaN: it can neither be trained nor used. No other question is asked.",
+    )
+
+
 def is_causal(subject: Subject, training: bool) -> Answer:
     """Whether a target token changes an earlier output."""
     src, tgt = subject.tokens(0), subject.tokens(1)

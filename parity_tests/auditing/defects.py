@@ -274,12 +274,12 @@ DEFECTS = (
 )
 
 
-def examine(defect: Defect | None, seed: int = 0) -> Audit:
-    """The audit of the healthy model, or of one with the mistake."""
+def examine(defect: Defect | None, seed: int = 0, **arguments: Any) -> Audit:
+    """The audit of the healthy model, or of one with the mistake; `arguments`: more of `audit`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Plain()
-    given: dict[str, Any] = {"cached": step_by_step, "loss": mean_loss, "dropout": Plain.DROPOUT}
+    given: dict[str, Any] = {"cached": step_by_step, "loss": mean_loss, "dropout": Plain.DROPOUT} | arguments
     if defect is not None:
         defect.plant(model)
         given |= defect.arguments

@@ -18,6 +18,7 @@ from .twins import cache_answer, known_mistakes, twin
 
 Progress = Callable[[str, int, int], None]
 _OF_TRANSFORMERS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "max_position_embeddings")
+_FINITE = "Are the outputs finite?"
 _CAUSAL = "Is it causal, in evaluation?"
 _PADDING = "Is padding of the source without effect?"
 _TARGET_PADDING = "Is padding of the target without effect?"
@@ -67,7 +68,7 @@ def audit(
         )
         cache = partial(state_checks.cache_changes_nothing, subject, cached)
         answers = _examine(subject, cache, dropout, loss, progress)
-    return Audit(type(module).__name__, answers)
+    return Audit(type(module).__name__, answers, (), subject.dtype_name, subject.dtype_reason)
 
 
 def audit_config(
@@ -101,7 +102,8 @@ def audit_config(
         return total / tokens
 
     answers = _examine(subject, lambda: how(config, module, seed), None, loss, progress)
-    return Audit(name, answers, known_mistakes(config, training))
+    mistakes = known_mistakes(config, training)
+    return Audit(name, answers, mistakes, subject.dtype_name, subject.dtype_reason)
 
 
 def assert_healthy(module: nn.Module, **arguments: Any) -> None:
@@ -120,6 +122,7 @@ def _examine(
         return all(found[question].ok for question in (_CAUSAL, _PADDING, _TARGET_PADDING))
 
     questions: dict[str, Callable[[], Answer]] = {
+        _FINITE: lambda: checks.is_finite(subject),
         _CAUSAL: lambda: checks.is_causal(subject, training=False),
         "Is it causal, in training?": lambda: checks.is_causal(subject, training=True),
         "Does each target position see itself and what is before it?": lambda: checks.sees_the_past(subject),
@@ -151,4 +154,6 @@ def _examine(
             answer = Answer(False, said, "", "This could not be measured.")
         found[question] = replace(answer, question=question)
         progress(question, number, len(questions))
+        if question == _FINITE and not answer.ok:
+            break  # NaN would fail nearly every other question, for this one cause
     return tuple(found.values())

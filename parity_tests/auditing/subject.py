@@ -5,7 +5,7 @@ Letters: B batch, S source length, T target length, V vocabulary.
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,8 +20,9 @@ Forward = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (module, sources (B, 
 _BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-4}
 # Of sources and targets; primes, so that no width is taken for a length. One length where a module takes no other.
 _LENGTHS = ((11, 7), (7, 5), (7, 7), (5, 5))
-PADDED = 3  # positions of padding that are added
-_SHORTEST = 3 + PADDED + 1
+# Positions of padding that are added. With 3, a source of 11 would be twice a target of 7, as ProphetNet's keys are.
+PADDED = 2
+_SHORTEST = 7
 
 
 class AuditError(ValueError):
@@ -30,19 +31,30 @@ class AuditError(ValueError):
 
 @dataclass
 class Subject:
-    """A copy of a module, on the CPU and in float64 where its code lets it."""
+    """A copy of a module, on the CPU and in the dtype that it is judged in."""
 
     module: nn.Module
     forward: Forward
     vocabularies: tuple[int, int]
     pad_id: int
     lengths: tuple[int, int]
-    bound: float  # the largest change that counts as none, as a share of the largest output
+    dtype: torch.dtype
     avoid: frozenset[int]  # ids that are never drawn
     seed: int
+    dtype_reason: str = ""  # why it is not judged in float64
     moved: list[str] = field(default_factory=list)  # buffers that the last call changed
     drew: bool = False  # whether Python's or NumPy's generator was used by it
     edited: bool = False  # whether it wrote into the ids
+
+    @property
+    def dtype_name(self) -> str:
+        """As `float64`."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def bound(self) -> float:
+        """The largest change that counts as none, as a share of the largest output."""
+        return _BOUNDS[self.dtype]
 
     @property
     def one_length(self) -> bool:
@@ -93,6 +105,20 @@ class Subject:
             self.forward(self.module, src.clone(), tgt.clone())
         return seen
 
+    def not_finite(self) -> tuple[float, str] | None:
+        """(share of outputs, first part) that are NaN or infinite in evaluation, without padding; None: all are finite.
+
+        A logit of -inf, which forbids a token, counts as finite where another token of its position is finite.
+        """
+        src, tgt = self.tokens(0, 2), self.tokens(1, 2)
+        logits = self.logits(src, tgt)
+        broken = _broken(logits) | ~logits.isfinite().any(-1, keepdim=True)
+        if not broken.any():
+            return None
+        calls = self.seen(src, tgt).calls
+        path = next((c.path for c in calls if _any_broken(c.outputs) and not _any_broken(c.inputs)), "")
+        return float(broken.double().mean()), path or "the whole model"
+
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         """Training or evaluation, from one state of buffers and of all generators of random numbers.
@@ -135,7 +161,9 @@ def make_subject(
     max_length: int | None = None,
     seed: int = 0,
 ) -> Subject:
-    """The module's copy and what to feed it; it is tried once.
+    """The module's copy and what to feed it, in the first dtype that gives finite outputs.
+
+    If none does, in the last dtype that does not raise.
 
     Raises:
         AuditError: the module does not take two tensors of ids, or does not return (B, T, V).
@@ -150,20 +178,38 @@ def make_subject(
     lengths += [] if any(s != t for s, t in lengths) else [(most, most - 1)]
     lengths += [] if any(s == t for s, t in lengths) else [(most, most)]
     how, avoid = forward or _forward_of(module, pad_id), frozenset({pad_id, *special_ids})
+    lengths.sort(key=lambda pair: pair[0] == pair[1])
     errors: list[Exception] = []
-    for dtype, pair in ((d, n) for d in _BOUNDS for n in sorted(lengths, key=lambda n: n[0] == n[1])):
-        found = Subject(_copy(module).to(dtype), how, vocabularies, pad_id, pair, _BOUNDS[dtype], avoid, seed)
-        if (error := _refusal(found)) is not None:
+    broken, reason = None, ""
+    for dtype in _BOUNDS:
+        subject = Subject(_copy(module).to(dtype), how, vocabularies, pad_id, lengths[0], dtype, avoid, seed, reason)
+        if (error := _set_lengths(subject, lengths)) is not None:
             errors.append(error)
+            said = " ".join(str(error).split())[:100]
+            reason = f"{subject.dtype_name} raises {type(error).__name__}: {said}"
             continue
-        if not found.seen(found.tokens(0), found.tokens(1)).calls:
+        if not subject.seen(subject.tokens(0), subject.tokens(1)).calls:
             raise AuditError(f"{type(module).__name__}: `forward` must call the module that it is given: a copy")
-        return found
+        if (where := subject.not_finite()) is None:
+            return subject
+        broken, reason = subject, f"the outputs are not finite in {subject.dtype_name}, first in {where[1]}"
+    if broken is not None:
+        return broken
     said = " ".join(str(errors[0]).split())[:300]
     raise AuditError(
         f"{type(module).__name__}: cannot be called with sources and targets: {type(errors[0]).__name__}: {said}; "
         "give `forward`, a function of (module, sources, targets), or max_length"
     )
+
+
+def _set_lengths(subject: Subject, lengths: Sequence[tuple[int, int]]) -> Exception | None:
+    """Keeps the first lengths that the module takes. Returns what it raises with the first pair if it takes none."""
+    errors: list[Exception] = []
+    for subject.lengths in lengths:
+        if (error := _refusal(subject)) is None:
+            return None
+        errors.append(error)
+    return errors[0]
 
 
 def _refusal(subject: Subject) -> Exception | None:
@@ -206,6 +252,15 @@ def difference(a: Tensor, b: Tensor) -> float:
     common = tuple(slice(0, min(m, n)) for m, n in zip(a.shape, b.shape, strict=True))
     apart = torch.where(a[common] == b[common], 0, (a[common] - b[common]).abs())  # equal infinities are equal
     return float(torch.nan_to_num(apart, nan=float("inf")).max()) if apart.numel() else 0.0
+
+
+def _broken(a: Tensor) -> Tensor:
+    """Which elements are NaN or +inf; -inf is how masks and forbidden tokens are written."""
+    return a.isnan() | a.isposinf()
+
+
+def _any_broken(tensors: Sequence[Tensor]) -> bool:
+    return any(bool(_broken(a).any()) for a in tensors)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 from rich.console import Console
 from rich.progress import track
 from safetensors.numpy import load_file
@@ -27,7 +26,7 @@ from .functions import random_batch
 from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins
 from .report import marks, write_table
-from .transformers_oracle import load_oracle
+from .transformers_oracle import load_oracle, randomize
 
 # The same bound for everything, each array by its own largest value.
 CRITERIA = tuple(Criterion(rung, 1e-12, "array", "the same function; all families reach 1e-14") for rung in RUNGS)
@@ -83,18 +82,13 @@ class Row:
 
 
 def random_model(name: str, seed: int = 0) -> Any:
-    """A model of `transformers` with random weights; biases, gains and the output bias too: at 0 they hide mistakes."""
+    """A model of `transformers` with random weights."""
     import transformers
 
     layout, settings = VARIANTS[name]
     architecture = getattr(transformers, family(layout).architecture)
     model = architecture(architecture.config_class(**{**_SIZES, **settings})).eval()
-    generator = torch.Generator().manual_seed(seed)
-    learned = [p for n, p in model.named_parameters() if p.requires_grad]
-    with torch.no_grad():
-        for array in (*learned, *(b for n, b in model.named_buffers() if n == "final_logits_bias")):
-            width = 4 if array.ndim == 1 else array.shape[-1]
-            array.add_(torch.randn(array.shape, generator=generator) * width**-0.5)
+    randomize(model, seed)
     return model
 
 

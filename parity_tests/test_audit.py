@@ -14,7 +14,7 @@ from twinax.configs.training import TrainingConfig
 from twinax.parity_tests import audit, published
 from twinax.parity_tests.auditing import AuditError, assert_healthy, audit_config
 from twinax.parity_tests.auditing.defects import DEFECTS, examine
-from twinax.parity_tests.auditing.plain import Plain, mean_loss, step_by_step
+from twinax.parity_tests.auditing.plain import Attention, Plain, mean_loss, step_by_step
 from twinax.parity_tests.auditing.subject import make_subject
 from twinax.torch_reference.published import annotated_transformer, jadore801120, leftover, lucky_glass
 
@@ -306,6 +306,44 @@ def test_what_is_unusual_and_no_mistake():
     assert_healthy(short, vocab_size=23, pad_id=0)
     nll = nn.functional.nll_loss
     assert_healthy(Plain(), **SIZES, loss=lambda z, y: nll(z.flatten(0, 1), y.flatten(), ignore_index=0))
+
+
+class Routed(Plain):
+    """As a mixture of experts: dropout over some tokens alone, a weight that few tokens use, noise in training."""
+
+    def __init__(self, routed_id):
+        super().__init__()
+        self.routed_id, self.expert, self.drop, self.noise = routed_id, nn.Parameter(torch.ones(23)), 0.3, 0.01
+
+    def forward(self, src, tgt):
+        logits = super().forward(src, tgt)
+        even = (tgt % 2 == 0)[..., None]
+        logits = logits.masked_scatter(even, nn.functional.dropout(logits[even[..., 0]], self.drop, self.training))
+        logits = torch.where(tgt[..., None] == self.routed_id, logits * self.expert, logits)
+        if self.training and self.noise:
+            logits = logits * torch.empty_like(logits).uniform_(1 - self.noise, 1 + self.noise)
+        return logits
+
+
+def test_a_mixture_of_experts_is_healthy():
+    first_batch = make_subject(Plain(), None, (23, 23), 0, max_length=16).tokens(1, 2)
+    routed_id = next(i for i in range(1, 23) if i not in first_batch)
+    assert_healthy(Routed(routed_id), **SIZES)
+
+
+def test_an_empty_source_that_overflows_in_float64_alone_is_healthy():
+    def normalise(scores):
+        fill = torch.finfo(scores.dtype).min
+        return scores.masked_fill(scores < -1e29, fill).softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+    module = Plain()
+    for part in module.modules():
+        if isinstance(part, Attention):
+            part.normalise = normalise
+    found = audit(module, **SIZES)
+    assert found.ok, str(found)
+    (answer,) = (a for a in found.answers if a.question == "Does an empty source give numbers?")
+    assert answer.measured == "all outputs are finite in float32; in float64 50% are not"
 
 
 class Wrapped(nn.Module):

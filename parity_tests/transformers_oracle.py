@@ -38,6 +38,16 @@ def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
     return architecture.from_pretrained(directory, dtype=own_type).eval()
 
 
+def randomize(model: Any, seed: int = 0) -> None:
+    """Adds noise of width^-0.5 to every learned parameter; a bias of 0 or a gain of 1 would hide mistakes."""
+    generator = torch.Generator().manual_seed(seed)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for array in (*learned, *(b for n, b in model.named_buffers() if n == "final_logits_bias")):
+            width = 4 if array.ndim == 1 else array.shape[-1]
+            array.add_(torch.randn(array.shape, generator=generator) * width**-0.5)
+
+
 def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
     """f(batch) -> encoder's and decoder's output, logits, loss, attention maps and gradients, by our paths.
 

@@ -5,6 +5,7 @@ Letters: T target length.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -34,18 +35,23 @@ def is_finite(subject: Subject) -> Answer:
 
 
 def is_causal(subject: Subject, training: bool) -> Answer:
-    """Whether a target token changes an earlier output."""
+    """Whether a target token changes an earlier output.
+
+    Without dropout: a layer that gets the tokens of one expert draws as many numbers as it gets tokens, so that a later
+    token would move the draws of an earlier one.
+    """
     src, tgt = subject.tokens(0), subject.tokens(1)
-    before = subject.logits(src, tgt, training=training)
-    worst, at, leaks = 0.0, 0, 0
-    for u in range(1, tgt.shape[1]):
-        after = subject.logits(src, _at(tgt, u, subject), training=training)
-        leak = subject.changed(before[:, :u], after[:, :u])
-        worst, at, leaks = max(worst, leak), u if leak > worst else at, leaks + (leak > 0)
-    where = ""
-    if worst:
-        runs = [subject.seen(src, t, training=training) for t in (tgt, _at(tgt, at, subject))]
-        where = _first_apart(runs[0], runs[1], lambda a: _head(a, tgt.shape[1], at), subject.bound)
+    with without_dropout(subject.module):
+        before = subject.logits(src, tgt, training=training)
+        worst, at = 0.0, 0
+        for u in range(1, tgt.shape[1]):
+            after = subject.logits(src, _at(tgt, u, subject), training=training)
+            leak = subject.changed(before[:, :u], after[:, :u])
+            worst, at = max(worst, leak), u if leak > worst else at
+        where = ""
+        if worst:
+            runs = [subject.seen(src, t, training=training) for t in (tgt, _at(tgt, at, subject))]
+            where = _first_apart(runs[0], runs[1], lambda a: _head(a, tgt.shape[1], at), subject.bound)
     return Answer(
         not worst,
         f"a later target token moves an earlier logit by {worst:.2g}" if worst else "no earlier logit moves",
@@ -118,24 +124,23 @@ def _beside_longer(subject: Subject, side: int, padded: bool) -> Tensor:
 
 
 def keeps_sentences_apart(subject: Subject, training: bool) -> Answer:
-    """Whether the other sentences of a batch change the outputs of one."""
+    """Whether the other sentences of a batch change the outputs of one. Without dropout, as in `is_causal`."""
     src, tgt = subject.tokens(0, _ROWS), subject.tokens(1, _ROWS)
     others = [torch.cat([side[:1], subject.other(side[1:], i)]) for i, side in enumerate((src, tgt))]
-    runs = [subject.logits(*batch, training=training) for batch in ((src, tgt), others)]
-    moved, where = subject.changed(runs[0][:1], runs[1][:1]), ""
-    if not training and not moved:  # in training each row has random numbers of its own
-        moved = subject.changed(runs[0], subject.logits(src.flip(0), tgt.flip(0)).flip(0))
+    breaks, where = "What a sentence gives depends on chance: on what else is in its batch.", ""
+    with without_dropout(subject.module):
+        runs = [subject.logits(*batch, training=training) for batch in ((src, tgt), others)]
+        moved = subject.changed(runs[0][:1], runs[1][:1])
+        if not training and not moved:  # in training each row may have random numbers of its own
+            moved = subject.changed(runs[0], subject.logits(src.flip(0), tgt.flip(0)).flip(0))
+            if moved:
+                said = f"another row of the batch moves a logit by {moved:.2g}"
+                return Answer(False, said, "", "What a sentence gives depends on its place in the batch.")
         if moved:
-            said = f"another row of the batch moves a logit by {moved:.2g}"
-            return Answer(False, said, "", "What a sentence gives depends on its place in the batch.")
-    if moved:
-        seen = [subject.seen(*batch, training=training) for batch in ((src, tgt), others)]
-        where = _first_apart(seen[0], seen[1], lambda a: _head(a, _ROWS, 1), subject.bound)
+            seen = [subject.seen(*batch, training=training) for batch in ((src, tgt), others)]
+            where = _first_apart(seen[0], seen[1], lambda a: _head(a, _ROWS, 1), subject.bound)
     return Answer(
-        not moved,
-        f"other sentences move a logit by {moved:.2g}" if moved else "no logit moves",
-        where,
-        "What a sentence gives depends on chance: on what else is in its batch.",
+        not moved, f"other sentences move a logit by {moved:.2g}" if moved else "no logit moves", where, breaks
     )
 
 
@@ -144,8 +149,8 @@ def takes_any_lengths(subject: Subject) -> Answer:
     said = "it takes targets of the source's length only" if subject.one_length else ""
     if not said:
         src, tgt = subject.tokens(0), subject.tokens(1)
-        try:
-            subject.logits(src[:, : tgt.shape[1] - 1], tgt)
+        try:  # on a copy: after a short source some use another kind of attention for good
+            subject.copy().logits(src[:, : tgt.shape[1] - 1], tgt)
         except Exception as error:  # the module's own
             said = f"a longer target raises {type(error).__name__}: {' '.join(str(error).split())[:100]}"
     return Answer(
@@ -157,20 +162,33 @@ def takes_any_lengths(subject: Subject) -> Answer:
 
 
 def stays_finite(subject: Subject) -> Answer:
-    """Whether a source that is all padding, as empty lines are, gives numbers."""
-    src, tgt = subject.tokens(0, 2), subject.tokens(1, 2)
-    ordinary, sizes = subject.logits(src, tgt), []
-    src[1] = subject.pad_id
-    with without_dropout(subject.module):
-        for training in (False, True):
-            found = subject.logits(src, tgt, training=training)
-            sizes.append(float((found.isnan() | (found.isinf() & ordinary.isfinite())).double().mean()))
+    """Whether a source that is all padding, as empty lines are, gives finite outputs.
+
+    In float32 too if not in float64, whose most negative number some models cast to float32, where it is -inf.
+    """
+    share, said = _share_lost(subject), "all outputs are finite"
+    if share and subject.dtype == torch.float64:
+        with suppress(Exception):  # what the module raises in float32 is no reason to trust it
+            if not _share_lost(subject.copy(torch.float32)):
+                said, share = f"all outputs are finite in float32; in float64 {share:.0%} are not", 0.0
     return Answer(
-        not any(sizes),
-        f"{max(sizes):.0%} of the outputs are nan or endless" if any(sizes) else "all outputs are numbers",
+        not share,
+        f"{share:.0%} of the outputs are NaN or infinite" if share else said,
         "",
         "One empty line makes the loss of its batch nan, and with it every parameter.",
     )
+
+
+def _share_lost(subject: Subject) -> float:
+    """The share of outputs that an empty source makes NaN or infinite, in evaluation or training."""
+    src, tgt = subject.tokens(0, 2), subject.tokens(1, 2)
+    ordinary, shares = subject.logits(src, tgt), []
+    src[1] = subject.pad_id
+    with without_dropout(subject.module):
+        for training in (False, True):
+            logits = subject.logits(src, tgt, training=training)
+            shares.append(float((logits.isnan() | (logits.isinf() & ordinary.isfinite())).double().mean()))
+    return max(shares)
 
 
 def hides_masked_keys(subject: Subject, harmless: bool) -> Answer:

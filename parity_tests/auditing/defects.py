@@ -23,6 +23,7 @@ CAUSAL, CAUSAL_TRAINING = "Is it causal, in evaluation?", "Is it causal, in trai
 PAST = "Does each target position see itself and what is before it?"
 SOURCE = "Does the output depend on the source?"
 PADDING = "Is padding of the source without effect?"
+TARGET_PADDING = "Is padding of the target without effect?"
 APART, APART_TRAINING = (f"Are the sentences of a batch independent, in {m}?" for m in ("evaluation", "training"))
 LENGTHS = "May a target be longer or shorter than its source?"
 EMPTY = "Does an empty source give numbers?"
@@ -181,6 +182,12 @@ def _unmasked_in_training(self: Plain, src: Tensor) -> Tensor:
     return Plain.source_mask(self, src) | self.training
 
 
+def _layer_off_for_good(self: Plain, src: Tensor) -> Tensor:
+    if src.shape[1] < 7:
+        self.encoder = self.encoder[:1]
+    return Plain.encode(self, src)
+
+
 def _written_into(self: Plain, src: Tensor, tgt: Tensor) -> Tensor:
     found = Plain.forward(self, src, tgt)
     tgt[:, -1] = self.PAD
@@ -268,6 +275,7 @@ DEFECTS = (
     Defect("evaluation draws from NumPy", STILL, _head(lambda head, x: x * (1 + 1e-9 * np.random.rand()))),
     Defect("evaluation counts in a buffer", STILL, _head(_count)),
     Defect("and in one that is not saved", STILL, lambda model: setattr(model, "head", _Uncounted(model.head))),
+    Defect("a short source switches a layer off for good", STILL, _methods(encode=_layer_off_for_good)),
     Defect("ids are written into", STILL, _methods(forward=_written_into)),
     Defect("no padding mask in training", SAME, _methods(source_mask=_unmasked_in_training)),
     Defect("another scale in training", SAME, _head(lambda head, x: x * (1.1 if head.training else 1.0))),
@@ -288,6 +296,7 @@ def examine(defect: Defect | None, seed: int = 0, **arguments: Any) -> Audit:
 
 def main(page: Path) -> None:
     """Writes the table."""
+    torch.set_num_threads(1)  # more wait for each other at these sizes
     rows = []
     for defect in DEFECTS:
         answers = {answer.question: answer for answer in examine(defect).found}

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from ...configs.schema import TransformerConfig
 from ...configs.training import TrainingConfig
 from ...torch_reference.losses import cross_entropy
-from . import checks, state_checks
+from . import checks, hugging_face, state_checks
 from .answers import Answer, Audit
 from .subject import AuditError, Forward, Subject, make_subject
 from .twins import cache_answer, known_mistakes, twin
 
 Progress = Callable[[str, int, int], None]
-_OF_TRANSFORMERS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "max_position_embeddings")
 _FINITE = "Are the outputs finite?"
 _CAUSAL = "Is it causal, in evaluation?"
 _PADDING = "Is padding of the source without effect?"
@@ -51,14 +50,13 @@ def audit(
     Raises:
         AuditError: sizes are missing, or the module does not take or return what is said.
     """
-    if (config := getattr(module, "config", None)) is not None and getattr(config, "is_encoder_decoder", False):
-        said: dict[str, Any] = {name: getattr(config, name, None) for name in _OF_TRANSFORMERS}
-        vocab_size = vocab_size or said["vocab_size"]
-        pad_id = said["pad_token_id"] if pad_id is None else pad_id
-        special_ids = special_ids or tuple(i for i in (said["bos_token_id"], said["eos_token_id"]) if i is not None)
-        max_length = max_length or said["max_position_embeddings"]
-        if cached is None and forward is None and pad_id is not None:
-            cached = state_checks.transformers_cached(pad_id)
+    if (known := hugging_face.sizes(module)) is not None:
+        vocab_size = vocab_size or known.vocab_size
+        pad_id = known.pad_id if pad_id is None else pad_id
+        special_ids = special_ids or known.special_ids
+        max_length = max_length or known.max_length
+        if forward is None and pad_id is not None:
+            forward, cached = hugging_face.forward(pad_id), cached or hugging_face.cached(pad_id)
     if vocab_size is None or pad_id is None:
         raise AuditError(f"{type(module).__name__}: give vocab_size and pad_id")
     sizes = (vocab_size, vocab_size) if isinstance(vocab_size, int) else vocab_size

@@ -1,7 +1,7 @@
 """The questions of an audit about what a module keeps and draws: gradients, dropout, evaluation, the cache."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -12,33 +12,45 @@ from .answers import Answer
 from .subject import Forward, Subject, difference, same
 
 _SHOWN = 3  # names in an answer
+_BATCHES = 13  # in which a parameter may get its gradient: 2 sentences, then 8 each
 
 
 def reaches_every_parameter(subject: Subject) -> Answer:
-    """The share of trained tensors that the loss gives no gradient, or one that is no number."""
-    src, tgt, labels = subject.tokens(0, 2), subject.tokens(1, 2), subject.tokens(1, 2, 5)
+    """The share of trained tensors that the loss gives no gradient, or one that is not finite."""
     parameters = dict(subject.module.named_parameters())
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    with without_dropout(subject.module), subject.mode(True), torch.enable_grad():
-        logits = subject.forward(subject.module, src, tgt)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if loss.requires_grad else ()
-    reached = dict(zip(trained, found, strict=False))
-    left = [name for name in trained if (g := reached.get(name)) is None or not g.any()]
-    broken = [name for name in trained if (g := reached.get(name)) is not None and not g.isfinite().all()]
-    foreign = len(_leaves(loss) - {id(p) for p in parameters.values()})
-    said = [f"{len(left)} of {len(trained)} tensors get none: {_shown(left)}"] if left else []
+    left, broken, foreign = set(trained), set(), 0
+    for batch in range(_BATCHES):  # an expert may get no token of one batch
+        loss, gradients = _gradients(subject, trained, batch)
+        left -= {name for name, g in gradients.items() if g.any()}
+        broken |= {name for name, g in gradients.items() if not g.isfinite().all()}
+        foreign = len(_leaves(loss) - {id(p) for p in parameters.values()})
+        if not left or broken:
+            break
+    missing, broken = ([name for name in trained if name in names] for names in (left, broken))
+    said = [f"{len(missing)} of {len(trained)} tensors get none: {_shown(missing)}"] if missing else []
     said += [f"{len(broken)} get one with nan or infinities: {_shown(broken)}"] if broken else []
     said += [f"{foreign} tensors are trained that are no parameters of the module"] if foreign else []
     frozen = f"; {len(parameters) - len(trained)} are frozen" if len(parameters) > len(trained) else ""
     return Answer(
         not said,
         ("; ".join(said) or f"all {len(trained)} tensors do") + frozen,
-        next(iter(left or broken or [""])).rpartition(".")[0],
+        next(iter(missing or broken or [""])).rpartition(".")[0],
         "These parameters keep their first values: a part of the model is not trained, or not used."
         if not foreign
         else "No optimiser sees them, no checkpoint holds them: a layer stands in a plain list or dictionary.",
     )
+
+
+def _gradients(subject: Subject, trained: Mapping[str, Tensor], batch: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """(the loss, its gradients that are not absent, by name) of the `batch`-th random batch."""
+    rows = 8 if batch else 2
+    src, tgt, labels = (subject.tokens(side, rows, salt + 10 * batch) for side, salt in ((0, 0), (1, 0), (1, 5)))
+    with without_dropout(subject.module), subject.mode(True), torch.enable_grad():
+        logits = subject.forward(subject.module, src, tgt)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if loss.requires_grad else ()
+    return loss, {name: g for name, g in zip(trained, found, strict=False) if g is not None}
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -110,13 +122,15 @@ def _rate_of(module: nn.Module) -> float | None:
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """Every rate that a part keeps as a number, or in an object or dictionary of settings, is 0 inside."""
+    """Every rate of dropout or noise that a part keeps as a number, or in an object or dictionary, is 0 inside."""
     before: list[tuple[Any, str, Any]] = []
     for part in module.modules():
         is_dropout = any("drop" in kind.__name__.lower() for kind in type(part).__mro__)
         for holder in (part.__dict__, *map(_settings, part.__dict__.values())):
             for name, value in list(holder.items()):
-                named = isinstance(name, str) and ("drop" in name or (is_dropout and name in ("p", "rate")))
+                named = isinstance(name, str) and (
+                    "drop" in name or "noise" in name or (is_dropout and name in ("p", "rate"))
+                )
                 if named and isinstance(value, float):
                     before.append((holder, name, value))
                     holder[name] = 0.0
@@ -166,12 +180,22 @@ def evaluation_changes_nothing(subject: Subject) -> Answer:
     said += ["the ids that it was given are changed"] if edited else []
     if not said and difference(first, second):
         said = [f"the same input gives logits that are {difference(first, second):.2g} apart"]
+    if not said and (change := subject.changed(first, _after_short_source(subject, src, tgt))):
+        said = [f"after a shorter source the same input gives logits that are {change:.2g} apart"]
     return Answer(
         not said,
         "; ".join(said) or "no tensor changes, and nothing is drawn",
         moved[0].rpartition(".")[0] if moved else draws[0].path if draws else "",
         "A model gives another answer the second time, or learns from what it is tested on.",
     )
+
+
+def _after_short_source(subject: Subject, src: Tensor, tgt: Tensor) -> Tensor:
+    """Logits of a copy that was called with a shorter source before."""
+    copy = subject.copy()
+    with suppress(Exception):  # the module's own; `takes_any_lengths` reports it
+        copy.logits(src[:, : src.shape[1] // 2], tgt)
+    return copy.logits(src, tgt)
 
 
 def cache_changes_nothing(subject: Subject, cached: Forward | None) -> Answer:
@@ -189,25 +213,3 @@ def cache_changes_nothing(subject: Subject, cached: Forward | None) -> Answer:
     first = next((t for t in range(whole.shape[1]) if subject.changed(whole[:, t], stepwise[:, t])), None)
     said = f"a logit is {moved:.2g} apart, first at position {first}" if moved else "no logit differs"
     return Answer(not moved, said, "", breaks)
-
-
-def transformers_cached(pad_id: int) -> Forward:
-    """Logits of a `transformers` encoder-decoder, token by token with its cache."""
-
-    def cached(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-        model: Any = module
-        given, past, found = {"attention_mask": (src != pad_id).long()}, None, []
-        memory = model.get_encoder()(input_ids=src, **given)
-        for t in range(tgt.shape[1]):
-            step = model(
-                encoder_outputs=memory,
-                decoder_input_ids=tgt[:, t : t + 1],
-                past_key_values=past,
-                use_cache=True,
-                **given,
-            )
-            past = step.past_key_values
-            found.append(step.logits)
-        return torch.cat(found, 1)
-
-    return cached

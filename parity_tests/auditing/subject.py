@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -60,6 +60,11 @@ class Subject:
     def one_length(self) -> bool:
         """Whether targets must be as long as sources."""
         return self.lengths[0] == self.lengths[1]
+
+    def copy(self, dtype: torch.dtype | None = None) -> "Subject":
+        """The same of another copy of the module, in a dtype of its own if one is given."""
+        dtype = dtype or self.dtype
+        return replace(self, module=_copy(self.module).to(dtype), dtype=dtype)
 
     def tokens(self, side: int, rows: int = 1, salt: int = 0) -> Tensor:
         """Random ids (rows, length) of a side: 0 source, 1 target; no padding among them."""
@@ -177,7 +182,7 @@ def make_subject(
     lengths = [pair for pair in _LENGTHS if max(pair) <= most]
     lengths += [] if any(s != t for s, t in lengths) else [(most, most - 1)]
     lengths += [] if any(s == t for s, t in lengths) else [(most, most)]
-    how, avoid = forward or _forward_of(module, pad_id), frozenset({pad_id, *special_ids})
+    how, avoid = forward or (lambda m, src, tgt: m(src, tgt)), frozenset({pad_id, *special_ids})
     lengths.sort(key=lambda pair: pair[0] == pair[1])
     errors: list[Exception] = []
     broken, reason = None, ""
@@ -234,15 +239,6 @@ def _copy(module: nn.Module) -> nn.Module:
     except Exception as error:
         said = " ".join(str(error).split())[:200]
         raise AuditError(f"{type(module).__name__}: cannot be copied: {type(error).__name__}: {said}") from None
-
-
-def _forward_of(module: nn.Module, pad_id: int) -> Forward:
-    """How a module is called where nothing is said: `module(src, tgt)`, and `transformers`' in their way."""
-    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
-        return lambda m, src, tgt: (
-            m(input_ids=src, attention_mask=(src != pad_id).long(), decoder_input_ids=tgt, use_cache=False).logits
-        )
-    return lambda m, src, tgt: m(src, tgt)
 
 
 def difference(a: Tensor, b: Tensor) -> float:

@@ -34,9 +34,10 @@ decoding-matrix: install
 published: install
 	$(BIN)/python -m twinax.parity_tests.published_table docs/published_systems.md
 
-# Known mistakes, planted and found; writes the table into the page. About a minute.
+# Known mistakes, planted and found, and the encoder-decoders of transformers; writes the tables. Two minutes.
 audit: install
 	$(BIN)/python -m twinax.parity_tests.auditing.defects docs/audit.md
+	$(BIN)/python -m twinax.parity_tests.auditing.hugging_face_table docs/audit.md
 
 # Mistakes planted in the source, one at a time; writes what caught each into the page. Half an hour on two cores.
 mutations: install

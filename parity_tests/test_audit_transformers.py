@@ -1,13 +1,25 @@
-"""Models of `transformers` under the audit: each answer that is not as it should be is a mistake of the model's."""
+"""Models of `transformers` under the audit: what they fail is explained, and the failure goes with its cause."""
+
+import inspect
+import shutil
+import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeExperts
+from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
 
 from twinax.parity_tests import audit
+from twinax.parity_tests.auditing import hugging_face, hugging_face_table
+from twinax.parity_tests.auditing.answers import Answer, Audit
+from twinax.parity_tests.auditing.hugging_face_table import EXPLAINED, complaints, small_model
 from twinax.parity_tests.conversion import random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
 
 
 def test_t5():
@@ -17,8 +29,140 @@ def test_t5():
     assert found.ok, str(found)
 
 
-@pytest.mark.parametrize("family", ["BART", "Marian", "M2M100"])
+@pytest.mark.parametrize("family", ["BART", "Marian", "Marian, two vocabularies", "M2M100"])
 def test_models_of_transformers(family):
     found = audit(random_model(family))
     assert found.ok, str(found)
     assert all(answer.ok for answer in found.answers if "loss" not in answer.question), str(found.answers)
+
+
+def test_sizes_of_a_config():
+    marian = hugging_face.sizes(random_model("Marian, two vocabularies"))
+    assert marian == ((31, 29), 28, (0, 28), 13)
+    assert hugging_face.sizes(torch.nn.Linear(3, 3)) is None
+
+
+def with_source(monkeypatch, owner, method, replacements):
+    """Replaces text within a method of `transformers`."""
+    source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
+    for old, new in replacements.items():
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    namespace = dict(vars(sys.modules[owner.__module__]))
+    exec(source, namespace)
+    monkeypatch.setattr(owner, method, namespace[method])
+
+
+def check_cause(architecture, without_cause):
+    """The model fails what is explained; the one that `without_cause` returns passes everything."""
+    model = small_model(architecture)
+    report = audit(model)
+    assert list(complaints(report)) == []
+    assert not report.ok
+    healthy = without_cause(model)
+    assert healthy.ok, str(healthy)
+
+
+def test_prophetnet_is_judged_in_float32_and_its_bias_order_explains_all_it_fails(monkeypatch):
+    def repaired(model):
+        method = "get_predict_relative_pos_embeddings"
+        orders = {"permute(0, 2, 1, 4, 3)": "permute(0, 1, 4, 2, 3)"}
+        with_source(monkeypatch, ProphetNetNgramSelfAttention, method, orders)
+        report = audit(model)
+        line = "judged in float32: the outputs are not finite in float64, first in prophetnet.encoder"
+        assert report.dtype_line == line
+        return report
+
+    check_cause(transformers.ProphetNetForConditionalGeneration, repaired)
+
+
+def test_led_uses_its_global_projections_where_a_token_attends_globally():
+    def forward(model, src, tgt):
+        given = {"attention_mask": (src != 0).long(), "decoder_input_ids": tgt, "use_cache": False}
+        return model(src, global_attention_mask=(torch.arange(src.shape[1]) == 0).long().expand_as(src), **given).logits
+
+    check_cause(transformers.LEDForConditionalGeneration, lambda model: audit(model, forward=forward))
+
+
+@pytest.mark.slow
+def test_nllb_moe_uses_all_experts_where_their_numbers_are_read(monkeypatch):
+    def repaired(model):
+        numbers = {
+            "torch.nn.functional.one_hot(router_mask, num_classes=self.num_experts).permute(2, 1, 0)": (
+                "(router_probs > 0).T[:, None]"
+            ),
+            "router_probs[top_x, idx, None]": "router_probs[top_x, expert_idx, None]",
+        }
+        with_source(monkeypatch, NllbMoeExperts, "forward", numbers)
+        return audit(model)
+
+    check_cause(transformers.NllbMoeForConditionalGeneration, repaired)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("BigBirdPegasusForConditionalGeneration", {"attention_type": "original_full"}),
+        ("SwitchTransformersForConditionalGeneration", {"expert_capacity": 64}),
+    ],
+)
+def test_a_setting_removes_the_cause(name, settings):
+    architecture = getattr(transformers, name)
+    check_cause(architecture, lambda model: audit(small_model(architecture, **settings)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "unused"),
+    [
+        ("EncoderDecoderModel", ("pooler",)),
+        ("T5Gemma2ForConditionalGeneration", ("vision_tower", "multi_modal_projector", "eoi_embedding")),
+    ],
+)
+def test_all_parameters_without_a_gradient_belong_to_the_named_part(name, unused):
+    def frozen(model):
+        for path, parameter in model.named_parameters():
+            parameter.requires_grad_(not any(part in path for part in unused))
+        return audit(model)
+
+    check_cause(getattr(transformers, name), frozen)
+
+
+def test_an_unexplained_answer_and_a_stale_explanation_are_complaints():
+    name, question = "EncoderDecoderModel", "Does every parameter receive a gradient?"
+    right = Answer(False, EXPLAINED[name, question].measured + ".weight", question=question)
+    assert list(complaints(Audit(name, (right,)))) == []
+    assert list(complaints(Audit(name, ()))) == [f"{name}: {question} Yes. Remove it from EXPLAINED"]
+    other = Answer(False, "9 of 9 tensors", question=question)
+    assert list(complaints(Audit(name, (other,)))) == [f"{name}: {question} No: 9 of 9 tensors. It is not in EXPLAINED"]
+    assert len(list(complaints(Audit("Other", (right,))))) == 1
+
+
+def test_the_command_fails_where_a_class_cannot_be_audited_or_explanations_are_stale(tmp_path, monkeypatch, capsys):
+    class Broken:
+        def config_class(self=None):
+            raise ValueError("no config")
+
+    page = tmp_path / "audit.md"
+    shutil.copy(PAGE, page)
+    monkeypatch.setattr(hugging_face_table, "architectures", lambda: ([Broken], []))
+    assert hugging_face_table.main(page) == 1
+    assert "| Broken |  |  | NOT AUDITED: ValueError: no config |" in page.read_text()
+    said = capsys.readouterr().err
+    assert "Broken: ValueError: no config" in said
+    assert "not in transformers. Remove it from EXPLAINED" in " ".join(said.split())
+
+
+def test_the_page_has_every_class():
+    kept, left_out = hugging_face_table.architectures()
+    page = PAGE.read_text()
+    assert [c.__name__ for c in kept if f"| {c.__name__} |" not in page] == []
+    assert [c.__name__ for c in left_out if c.__name__ not in page] == []
+
+
+@pytest.mark.slow
+def test_every_class(tmp_path):
+    shutil.copy(PAGE, tmp_path / "audit.md")
+    assert hugging_face_table.main(tmp_path / "audit.md") == 0
+    assert (tmp_path / "audit.md").read_text() == PAGE.read_text()

@@ -1,0 +1,192 @@
+"""Every encoder-decoder of `transformers` from text to text, small and with random weights, under the audit.
+
+`python -m twinax.parity_tests.auditing.hugging_face_table PAGE` writes the table into a page. Exit status 1 if a model
+fails a question that `EXPLAINED` does not list, or passes one that it lists.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from rich.console import Console
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+from ..report import marks, write_between, write_table
+from ..transformers_oracle import randomize
+from .answers import Answer, Audit
+from .defects import CACHE, CAUSAL, CAUSAL_TRAINING, GRADIENTS, PADDING, SAME, STILL, TARGET_PADDING
+from .run import audit
+
+TABLE, LEFT_OUT = "transformers", "left out of transformers"
+HEADER = ("class", "judged in", "holds", "what does not, and why")
+
+# What every config is reduced to, by the names of its fields, in the configs of its parts too.
+_SIZES: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "src_vocab_size"), 31),
+    "tgt_vocab_size": 29,
+    **dict.fromkeys(("d_model", "hidden_size", "cross_attention_hidden_size"), 16),
+    **dict.fromkeys(("d_kv", "head_dim"), 8),
+    **dict.fromkeys(("d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "intermediate_size"), 12),
+    **dict.fromkeys(("encoder_layers", "num_layers", "num_encoder_layers", "num_hidden_layers"), 2),
+    **dict.fromkeys(("decoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "num_encoder_attention_heads", "num_attention_heads"), 2),
+    **dict.fromkeys(("decoder_attention_heads", "num_decoder_attention_heads", "num_heads", "num_key_value_heads"), 2),
+    "max_position_embeddings": 40,
+    "max_encoder_position_embeddings": 40,
+    "max_decoder_position_embeddings": 40,
+    # Windows and blocks shorter than the audit's sentences, so that attention is local.
+    **dict.fromkeys(("attention_window", "sliding_window"), 4),
+    **dict.fromkeys(("local_radius", "global_block_size", "num_global_tokens"), 2),
+    "num_random_blocks": 1,
+    "layer_types": ["sliding_attention", "full_attention"],
+    # Every second layer has experts, and these have room for fewer tokens than a sentence has.
+    "num_experts": 4,
+    "expert_capacity": 4,
+    **dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), 2),
+    **dict.fromkeys(("num_sparse_encoder_layers", "num_sparse_decoder_layers"), 1),
+    **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), 0),
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# A block size means another thing in each class.
+_OWN_SIZES: dict[str, dict[str, Any]] = {
+    "BigBirdPegasusForConditionalGeneration": {"block_size": 1},  # block-sparse from 8 tokens on
+    "MarianMTModel": {"decoder_vocab_size": 29, "share_encoder_decoder_embeddings": False},
+    "PegasusXForConditionalGeneration": {"block_size": 4},
+}
+
+
+class Explanation(NamedTuple):
+    """Why a model fails a question."""
+
+    why: str
+    measured: str = ""  # how the measurement begins, where that says whether the explanation covers it all
+
+
+_PROPHETNET = (
+    "`get_predict_relative_pos_embeddings` orders its biases by position, stream and head, and its buckets by stream, "
+    "head and position: a position gets the bias of another one, which depends on the target's length"
+)
+EXPLAINED: dict[tuple[str, str], Explanation] = {
+    ("BigBirdPegasusForConditionalGeneration", PADDING): Explanation(
+        "every token attends to the last block, which is padding in a padded sentence"
+    ),
+    ("BigBirdPegasusForConditionalGeneration", SAME): Explanation(
+        "training draws the random blocks, evaluation takes the first block for all of them"
+    ),
+    ("BigBirdPegasusForConditionalGeneration", STILL): Explanation(
+        "a source of at most 5 + 2 `num_random_blocks` blocks switches the model to full attention, and it stays there",
+        "after a shorter source",
+    ),
+    ("EncoderDecoderModel", GRADIENTS): Explanation(
+        "BERT's pooler is built and its output is not used", "2 of 101 tensors get none: encoder.pooler.dense"
+    ),
+    ("LEDForConditionalGeneration", GRADIENTS): Explanation(
+        "the projections of global attention serve the tokens of a `global_attention_mask`, and none was given",
+        "12 of 103 tensors get none",
+    ),
+    ("NllbMoeForConditionalGeneration", GRADIENTS): Explanation(
+        "`NllbMoeExperts` reads the 0 and 1 of the router's mask as numbers of experts: only the first two are used",
+        "16 of 115 tensors get none",
+    ),
+    **{
+        ("ProphetNetForConditionalGeneration", question): Explanation(_PROPHETNET)
+        for question in (CAUSAL, CAUSAL_TRAINING, TARGET_PADDING, CACHE)
+    },
+    ("SwitchTransformersForConditionalGeneration", CACHE): Explanation(
+        "an expert drops the tokens of a call beyond `expert_capacity`; a cached call has one token"
+    ),
+    ("T5Gemma2ForConditionalGeneration", GRADIENTS): Explanation(
+        "the tensors for images, 48 of them the vision tower's: no image was given", "51 of 106 tensors get none"
+    ),
+}
+
+
+def architectures() -> tuple[list[Any], list[Any]]:
+    """(classes from text to text, those of the mapping that are left out: they have no encoder that reads text)."""
+    classes: list[Any] = [*MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.values()]
+    kept = [c for c in classes if c.config_class().is_encoder_decoder and "text" in c.input_modalities]
+    return kept, [c for c in classes if c not in kept]
+
+
+def small_model(architecture: Any, **settings: Any) -> Any:
+    """A model with random weights, of the class's default config, reduced; `settings`: more fields of the config."""
+    config = architecture.config_class()
+    _reduce(config)
+    for name, value in (_OWN_SIZES.get(architecture.__name__, {}) | settings).items():
+        setattr(config, name, value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = architecture(config)
+    randomize(model)
+    return model
+
+
+def _reduce(config: Any) -> None:
+    for name, value in list(vars(config).items()):
+        if isinstance(value, transformers.PretrainedConfig):
+            _reduce(value)
+        elif name in _SIZES and value is not None:
+            setattr(config, name, _SIZES[name])
+
+
+def complaints(report: Audit) -> Iterator[str]:
+    """What `EXPLAINED` does not know of an audit, and what it knows and the audit does not find."""
+    failed = {answer.question: answer for answer in report.found}
+    for answer in failed.values():
+        if _explanation(report, answer) is None:
+            yield f"{report.name}: {answer.question} No: {answer.measured}. It is not in EXPLAINED"
+    for name, question in EXPLAINED:
+        if name == report.name and question not in failed:
+            yield f"{name}: {question} Yes. Remove it from EXPLAINED"
+
+
+def _explanation(report: Audit, answer: Answer) -> str | None:
+    explanation = EXPLAINED.get((report.name, answer.question))
+    return explanation.why if explanation and answer.measured.startswith(explanation.measured) else None
+
+
+def _row(report: Audit) -> tuple[str, ...]:
+    asked = [answer for answer in report.answers if answer.ok is not None]
+    questions: dict[str, list[str]] = {}
+    for answer in report.found:
+        why = _explanation(report, answer) or f"NOT EXPLAINED: {answer.measured}"
+        questions.setdefault(why, []).append(answer.question)
+    cells = [f"{' '.join(names)} No: {why}." for why, names in questions.items()]
+    dtype = f"{report.dtype}: {report.dtype_reason}" if report.dtype_reason else report.dtype
+    return report.name, dtype, f"{sum(answer.ok is True for answer in asked)} of {len(asked)}", " ".join(cells)
+
+
+def main(page: Path) -> int:
+    """Writes the table; returns the exit status."""
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(1)  # more wait for each other at these sizes
+    for name in (TABLE, LEFT_OUT):
+        marks(page, name)  # before the work
+    kept, left_out = architectures()
+    rows, problems = [], []
+    for architecture in kept:
+        try:
+            report = audit(small_model(architecture))
+        except Exception as error:  # a class that cannot be built small or called is a row too
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            rows.append((architecture.__name__, "", "", f"NOT AUDITED: {said}"))
+            problems.append(f"{architecture.__name__}: {said}")
+            continue
+        rows.append(_row(report))
+        problems += complaints(report)
+    names = {architecture.__name__ for architecture in kept}
+    problems += [f"{name}: not in transformers. Remove it from EXPLAINED" for name, _ in EXPLAINED if name not in names]
+    write_table(page, TABLE, HEADER, rows)
+    names = ", ".join(architecture.__name__ for architecture in left_out)
+    write_between(page, LEFT_OUT, f"{names} (transformers {transformers.__version__}).")
+    for problem in problems:
+        Console(stderr=True).print(problem, style="red", markup=False, highlight=False)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -94,8 +94,12 @@ def run(mutation: Mutation, package: Path) -> Verdict:
 def check(tests: tuple[str, ...], package: Path) -> tuple[int | None, str]:
     """(exit status of pytest, None after a timeout; its output) of tests of this checkout on a copy of the package."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    # Before the installed package; one thread, for others run beside it.
-    environment = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    # Before the installed package, and not after the working directory, which has a folder of that name.
+    environment = os.environ | {
+        "PYTHONPATH": str(package.parent),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:

@@ -36,6 +36,23 @@ def test_special_tokens_around_sentences():
     assert labels.tolist() == [[B, A, 2, 0], [0, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("start", [0, 2, 7])
+def test_targets_begin_with_the_decoder_s_start(start):
+    """Which is the end in BART and padding in Marian, not BOS."""
+    encoded, _, _ = encode_pairs([("a", "b a")], sides()._replace(start_id=start), "x")
+    assert encoded.targets([0])[0].tolist() == [start, B, A, 2]
+    assert pad_rows(encoded, [0], Bucket(3, 4, 1), 0).tgt_tokens.tolist() == [[start, B, A, 0]]
+
+
+@pytest.mark.parametrize("pair", [("  ", "a"), ("a", " \t"), (" \u00a0 ", "a"), ("", "a")])
+def test_spaces_alone_are_an_empty_side(pair):
+    """To a tokenizer of bytes they are tokens."""
+    of_bytes = train_tokenizer(TokenizerConfig(split="bytes", vocab_size=300), ["a b"])
+    assert all(of_bytes.encode([text])[0] for text in pair if text)
+    _, kept, counts = encode_pairs([pair, ("a", "b")], Sides(of_bytes, of_bytes, 1, (20, 20)), "x")
+    assert (kept.tolist(), counts.empty) == ([1], 1)
+
+
 @given(st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=30))
 def test_every_pair_is_kept_or_counted(pairs):
     pairs = [("  " if i % 3 == 0 and not a else a, b) for i, (a, b) in enumerate(pairs)]  # spaces are nothing

@@ -61,10 +61,8 @@ def plant(mutations: Sequence[Mutation], say: Console) -> list[Verdict]:
                 verdict = run(mutation, package)
             finally:
                 packages.put(package)
-            what = verdict.caught_by or "SURVIVED"
-            say.print(
-                f"{mutation.name}: {what} ({verdict.seconds:.0f} s)", markup=False, highlight=False, soft_wrap=True
-            )
+            line = f"{mutation.name}: {verdict} ({verdict.seconds:.0f} s)"
+            say.print(line, markup=False, highlight=False, soft_wrap=True)
             return verdict
 
         with ThreadPoolExecutor(workers) as pool:
@@ -92,16 +90,15 @@ def main(page: Path, words: Sequence[str]) -> int:
         print(f"mutations: {error}", file=sys.stderr)
         return 2
     rows = [
-        (area_of[v.mutation], v.mutation.name, f"`{v.mutation.place}`", v.caught_by or "SURVIVED", f"{v.seconds:.0f}")
-        for v in verdicts
+        (area_of[v.mutation], v.mutation.name, f"`{v.mutation.place}`", str(v), f"{v.seconds:.0f}") for v in verdicts
     ]
     if not words:
         rows += in_the_ladder()
         write_table(page, "mutations", HEADER, rows)
-    survivors = [row for row in rows if row[3] == "SURVIVED"]
+    survivors = [row for row in rows if row[3].startswith(("SURVIVED", "its checks do not run"))]
     print(f"{len(rows) - len(survivors)} of {len(rows)} mistakes caught")
     for row in survivors:
-        print(f"survived: {row[1]}, in {row[2]}")
+        print(f"{row[1]}, in {row[2]}: {row[3]}")
     return 1 if survivors else 0
 
 

@@ -1,6 +1,8 @@
-"""Set-up of every test: float64 on, shapes checked at each call, no network."""
+"""Set-up of every test: float64 on, shapes checked at each call, no network, no cache but the test process's own."""
 
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -9,6 +11,13 @@ import jax
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
+
+# Commands cache compiled programs: with the user's directory, results would depend on what ran before, and processes
+# would write into one. matplotlib keeps its own, because its list of fonts takes seconds to build.
+_cache = TemporaryDirectory(prefix="twinax-tests-")
+_user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+os.environ.setdefault("MPLCONFIGDIR", str(Path(_user_cache, "matplotlib")))
+os.environ["XDG_CACHE_HOME"] = _cache.name
 
 jax.config.update("jax_enable_x64", True)
 torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use

@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from .text_commands import evaluate, score, translate
-from .usage import CheckpointPath, UsageError, check_exists, one_line_errors
+from .usage import CheckpointPath, UsageError, check_exists, keep_compiled_programs, one_line_errors
 
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
 
@@ -56,6 +56,7 @@ def parity(
         raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
     check_exists(*filter(None, (other, src, tgt)))
     with one_line_errors():
+        keep_compiled_programs()
         equal = import_module("twinax.parity_command").prove(
             model, other, src=src, tgt=tgt, translations=translations, seed=seed, json_file=json_file
         )
@@ -94,6 +95,7 @@ def audit(
             f"checkpoint{hint}"
         )
     with one_line_errors():
+        keep_compiled_programs()
         return 0 if import_module("twinax.audit_command").examine(model, seed, json_file) else 1
 
 
@@ -180,6 +182,7 @@ def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
     if updates < 2 or test < 1:
         raise UsageError(f"--updates {updates} --test {test}: must be at least 2 and 1")
     with one_line_errors():
+        keep_compiled_programs()
         found = import_module("twinax.demo").demo(Path(out), updates, test)
     if found.stopped_by is not None:
         return 128 + found.stopped_by

@@ -15,6 +15,7 @@ from .usage import (
     check_exists,
     check_folder,
     check_picture,
+    keep_compiled_programs,
     one_line_errors,
     report_assumed,
 )
@@ -188,11 +189,12 @@ def score(
 
 
 def _load(checkpoint: str) -> Any:
-    """The translator of a checkpoint; what was assumed of it is printed.
+    """The translator of a checkpoint, whose compiled programs go into the cache; what was assumed of it is printed.
 
     Raises:
         CheckpointError, DataError: it has no tokenizers that can be read.
     """
+    keep_compiled_programs()
     translator = import_module("twinax.train.translator").load(checkpoint)
     _ = translator.tokenizers
     report_assumed(checkpoint, translator.checkpoint)

@@ -1,8 +1,9 @@
-"""How the commands say that something cannot be used, or was assumed."""
+"""What the commands share: the cache of compiled programs, and how they say what is wrong or was assumed."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,6 +48,11 @@ def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
         from twinax.convert.file_layouts import describe_assumed
 
         print(f"twinax: {describe_assumed(name, checkpoint)}", file=sys.stderr)
+
+
+def keep_compiled_programs() -> None:
+    """Enable the cache of compiled programs; `import twinax` alone leaves JAX's settings as they are."""
+    import_module("twinax.train.compilation_cache").use_compilation_cache()
 
 
 @contextmanager

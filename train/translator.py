@@ -18,6 +18,7 @@ from .checkpoints import CheckpointError
 from .corpus import DataError
 from .portable import read
 from .prepare import Tokenizers
+from .tokenization import FILE, Tokenizer
 
 if TYPE_CHECKING:
     from .. import torch_reference
@@ -55,14 +56,37 @@ class Translator:
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """Those of both sides. Raises: CheckpointError, DataError where there are none, or they cannot be read."""
+        """Those of both sides.
+
+        Raises:
+            CheckpointError: there are none, or twinax cannot read the files that are there.
+            DataError: a file is damaged, or has tokens that the model lacks.
+        """
         found = Tokenizers.of_files(self.checkpoint.files, TokenizerConfig(), self.name)
         if found is None:
+            carried = ", ".join(sorted({Path(name).name for name in self.checkpoint.files}))
+            unread = f"no {FILE}, and {carried} cannot be used yet" if carried else f"no {FILE} or other file of one"
             raise CheckpointError(
-                f"{self.name}: has no tokenizer that can be read; its model takes ids alone; `twinax convert` with "
-                "--tokenizer gives it one"
+                f"{self.name}: has no tokenizer that can be read ({unread}); `twinax convert` with --tokenizer adds one"
             )
+        for side, tokenizer in zip(("src", "tgt"), found, strict=True):
+            self._check_vocabulary(side, tokenizer)
         return found
+
+    def _check_vocabulary(self, side: str, tokenizer: Tokenizer) -> None:
+        """Raises: DataError where text could get an id that the model lacks.
+
+        Special tokens may lie beyond the model's vocabulary, as <mask> does in some BART models: text seldom has them.
+        """
+        size, fast = getattr(self.config, f"{side}_vocab_size"), tokenizer.fast
+        special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
+        beyond = [(i, token) for token, i in fast.get_vocab().items() if i >= size and token not in special]
+        if beyond:
+            number, token = min(beyond)
+            raise DataError(
+                f"{self.name}: the {side} tokenizer has {len(beyond):,} tokens beyond the model's {size:,} (the first, "
+                f"{token!r}, is {number}): it belongs to another model; `twinax convert` with --tokenizer replaces it"
+            )
 
     @cached_property
     def flax(self) -> Transformer:
@@ -90,7 +114,7 @@ class Translator:
 
         A text of more than `max_length` tokens is cut there; `too_long` says which.
         """
-        ids, found = self._sources(texts), [[] for _ in texts]
+        ids, found = self.source_ids(texts), [[] for _ in texts]
         todo, done = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i])), 0
         for rows, src in self._blocks(ids, todo):
             decoded = self._generate(framework)(self._lengthened(src), decoding)
@@ -114,7 +138,7 @@ class Translator:
         Raises:
             DataError: a source is empty, or a side is longer than the model takes.
         """
-        src, tgt = self._sources(sources), self._targets(targets)
+        src, tgt = self.source_ids(sources), self.target_ids(targets)
         too_long = {*self.too_long(sources), *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
         for i, ids in enumerate(src):
             if not ids:
@@ -131,18 +155,33 @@ class Translator:
 
     def attention(self, source: str, target: str) -> Attention:
         """Where the model looks while it says `target`."""
-        src, tgt = self._sources([source])[0], self._targets([target])[0]
+        src, tgt = self.source_ids([source])[0], self.target_ids([target])[0]
         maps = attention_maps(self.flax, np.array([src]), np.array([tgt]))
         return Attention(maps.cross[0, -1].mean(0), self.tokenizers.tgt.show(tgt), self.tokenizers.src.show(src))
 
-    def _sources(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each, cut to what the model takes; none of an empty text."""
+    def source_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, cut to what the model takes; none of an empty text.
+
+        Raises:
+            CheckpointError, DataError: as `tokenizers`; or a text has a special token that the model lacks.
+        """
         tokenizer = self.tokenizers.src
         found = tokenizer.encode_sources(texts, self.config.max_length)
+        self._check_ids("src", tokenizer, texts, found)
         return [ids if len(ids) > tokenizer.added else [] for ids in found]
 
-    def _targets(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[*ids, self.config.eos_id] for ids in self.tokenizers.tgt.encode(texts)]
+    def target_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text with the end. Raises: CheckpointError, DataError, as `source_ids`."""
+        found = self.tokenizers.tgt.encode(texts)
+        self._check_ids("tgt", self.tokenizers.tgt, texts, found)
+        return [[*ids, self.config.eos_id] for ids in found]
+
+    def _check_ids(self, side: str, tokenizer: Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
+        size = getattr(self.config, f"{side}_vocab_size")
+        for text, sentence in zip(texts, ids, strict=True):
+            if (beyond := next((i for i in sentence if i >= size), None)) is not None:
+                token = tokenizer.fast.id_to_token(beyond)
+                raise DataError(f"{self.name}: has no token {token!r} ({beyond} of {size:,}), as in {text[:100]!r}")
 
     def _blocks(self, ids: Sequence[list[int]], order: Sequence[int]) -> Iterator[tuple[Sequence[int], np.ndarray]]:
         """(numbers of sentences, their ids): blocks of few sizes, for each is compiled; the last is filled up."""

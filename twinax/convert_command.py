@@ -27,9 +27,12 @@ from twinax.convert.port import flax_specs
 from twinax.convert.rules import ConversionError
 from twinax.convert.single_file import Parts, read_parts
 from twinax.train import portable
-from twinax.train.checkpoints import is_run_or_checkpoint
+from twinax.train.checkpoints import CheckpointError, is_run_or_checkpoint
+from twinax.train.corpus import DataError
 from twinax.train.prepare import Tokenizers, check_fits
 from twinax.train.pretrained import load_for_model
+from twinax.train.tokenization import FILE
+from twinax.train.translator import Translator
 
 from .usage import UsageError, check_folder, report_assumed
 
@@ -59,11 +62,11 @@ def convert_checkpoint(
     check_new(dst)
     model, files = (None, {}) if config is None else _config(config)
     checkpoint = portable.read(src, model)
-    checkpoint = replace(checkpoint, files=checkpoint.files or files)
-    pretokenization = ""
+    checkpoint, given = replace(checkpoint, files=checkpoint.files or files), {}
+    carried, pretokenization = checkpoint.files, ""
     if tokenizer:
-        tokenizer_files, pretokenization = _tokenizer_files(checkpoint, tokenizer, languages)
-        checkpoint = replace(checkpoint, files=tokenizer_files)
+        given, pretokenization = _tokenizer_files(checkpoint, tokenizer, languages)
+        checkpoint = replace(checkpoint, files=_with_tokenizer(carried, given))
     elif languages:
         raise UsageError(f"--languages {' '.join(languages)}: needs --tokenizer, the vocabularies of both sides")
     if weights_only:
@@ -90,8 +93,9 @@ def convert_checkpoint(
     table.add_row("optimiser", optimizer)
     if checkpoint.skipped:
         table.add_row("not read, left out", escape(", ".join(checkpoint.skipped)))
-    files = (", ".join(checkpoint.files) or "none") + pretokenization
-    table.add_row("tokenizer", escape(files) if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
+    files = _changes(carried, given, checkpoint.files) if given else ", ".join(checkpoint.files) or "none"
+    files = escape(files + pretokenization)
+    table.add_row("tokenizer", files if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
     Console().print(table)
     report_assumed(str(src), checkpoint)
     return int(len(different) > len(rebuilt) or not same_optimizer or checkpoint.files != back.files)
@@ -200,17 +204,25 @@ def _config(path: str) -> tuple[TransformerConfig | str, Mapping[str, bytes]]:
 def _tokenizer_files(
     checkpoint: Checkpoint, paths: Sequence[str], languages: Sequence[str]
 ) -> tuple[dict[str, bytes], str]:
-    """(files of one tokenizer for both sides or of two, as a checkpoint holds them; how their text is split)."""
+    """(files of one tokenizer for both sides or of two, as a checkpoint holds them; how their text is split).
+
+    Raises:
+        UsageError: the checkpoint has a tokenizer that can be used.
+        DataError: a tokenizer cannot be read, or is not of this model.
+    """
     config = checkpoint.config
-    if checkpoint.files:
-        raise UsageError(f"--tokenizer {paths[0]}: the checkpoint has {', '.join(checkpoint.files)}; leave it away")
+    if checkpoint.files and _has_tokenizer(checkpoint):
+        raise UsageError(
+            f"--tokenizer {paths[0]}: the checkpoint has {', '.join(checkpoint.files)}, which can be used; omit it"
+        )
     if len(paths) > 2:
         raise UsageError(f"--tokenizer {' '.join(paths)}: give one, or the source's and the target's")
     system = system_of(config)
     how = TOKENIZER[system] if system else TokenizerConfig(kind="word", normalization="none")
     if languages:
         how = replace(how, languages=tuple(languages), split="whitespace")
-    sides = [paths[0], paths[-1]] if how.languages else paths
+    # One vocabulary that both sides share is two tokenizers where spaCy splits each by its own rules.
+    sides = [paths[0], paths[-1]] if how.languages and paths[0].endswith(".txt") else paths
     found = Tokenizers.of([load_for_model(path, config, how, side) for side, path in enumerate(sides)])
     for side, of_side in zip(("src", "tgt"), found, strict=True):
         check_fits(config, of_side, side)
@@ -222,6 +234,30 @@ def _tokenizer_files(
         found.save(Path(folder))
         files = [path for path in Path(folder).glob("*/*") if path.is_file()]
         return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}, split
+
+
+def _has_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Whether its files are a tokenizer that twinax can read, of its model."""
+    try:
+        return bool(Translator(checkpoint).tokenizers)
+    except (CheckpointError, DataError):
+        return False
+
+
+def _with_tokenizer(carried: Mapping[str, bytes], given: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files that a checkpoint carries and those of a tokenizer for it, which alone is read from then on."""
+    return {name: content for name, content in carried.items() if Path(name).name != FILE} | dict(given)
+
+
+def _changes(carried: Mapping[str, bytes], given: Mapping[str, bytes], files: Mapping[str, bytes]) -> str:
+    """What became of the tokenizer files that a checkpoint carries, where others were given."""
+    groups = {
+        "added": [name for name in given if name not in carried],
+        "replaced": [name for name in given if name in carried],
+        "kept, not read": [name for name in carried if name in files and name not in given],
+        "left out": [name for name in carried if name not in files],
+    }
+    return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
 
 
 def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str, bool]:

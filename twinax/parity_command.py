@@ -67,8 +67,7 @@ def prove(
     document, equal = {"command": shlex.join(words), **as_document(ladder)}, ladder.ok
     if translations and first is not None and src is not None:
         theirs = load_model(model, first.checkpoint) if arguments.get("oracle_name") == "transformers" else None
-        ids = enumerate(first.tokenizers.src.encode_sources(list(read_lines(src)), first.config.max_length), 1)
-        sources = {line: tokens for line, tokens in ids if len(tokens) > first.tokenizers.src.added}
+        sources = {line: tokens for line, tokens in enumerate(first.source_ids(list(read_lines(src))), 1) if tokens}
         same, document["translations"] = show_translations((second or first).flax, first.torch, sources, theirs=theirs)
         equal &= same
     print("equal" + (f", given {', '.join(assumed)}" if assumed else "") if equal else "DIFFERENT")
@@ -117,12 +116,12 @@ def _sentences(
     if not pairs:
         raise UsageError(f"{src}: has no sentence")
     chosen, longest = [text for text, _ in pairs], translator.config.max_length
-    sources = translator.tokenizers.src.encode_sources(chosen, longest)
+    sources = translator.source_ids(chosen)
     if tgt is None:
         found = translator.hypotheses(chosen, DecodingConfig())
         targets = [list(hypotheses[0].tokens) if hypotheses else [] for hypotheses in found]
     else:
-        targets = translator.tokenizers.tgt.encode([reference for _, reference in pairs])
+        targets = [ids[:-1] for ids in translator.target_ids([reference for _, reference in pairs])]
     if other is not None and other.checkpoint.files:
         theirs = other.tokenizers.src.encode_sources(chosen, longest)
         if (wrong := next((t for t, a, b in zip(chosen, sources, theirs, strict=True) if a != b), None)) is not None:

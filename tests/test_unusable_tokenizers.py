@@ -1,0 +1,109 @@
+"""Tokenizers that do not go with their model, or that twinax cannot read: one line, and a way out of it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import twinax
+from twinax import convert, torch_reference
+from twinax.configs.data import TokenizerConfig
+from twinax.train.corpus import DataError
+from twinax.train.prepare import Tokenizers
+from twinax.train.pretrained import load_for_model
+
+# The ids of BART's special tokens, and as many words as the small random BART has tokens: 31.
+WORDS = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(27))]
+
+
+@pytest.fixture
+def bart(tmp_path):
+    """A directory of a small random BART, without a tokenizer."""
+    layers = {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    widths = {"d_model": 4, "encoder_ffn_dim": 4, "decoder_ffn_dim": 4, "max_position_embeddings": 9, "vocab_size": 31}
+    config = convert.family("bart").config({**layers, **widths}, "float32")
+    convert.save(convert.Checkpoint.of(torch_reference.Transformer(config)), tmp_path / "bart", layout="bart")
+    return tmp_path / "bart"
+
+
+@pytest.fixture
+def unread(bart):
+    """A directory of BART with files of a tokenizer that twinax cannot read."""
+    (bart / "source.spm").write_bytes(b"\x00\xff")
+    (bart / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(WORDS)}))
+    (bart / "tokenizer_config.json").write_text("{}")
+    (bart / "words.txt").write_text("\n".join(WORDS) + "\n")
+    (bart / "text").write_text("w1 w2\n")
+    return bart
+
+
+def with_words(folder, src, tgt, special=()):
+    """A file of the BART in a folder, with these words on its two sides."""
+    checkpoint, tokenizers = convert.load(folder), []
+    for side, words in (("src", src), ("tgt", tgt)):
+        (folder / f"{side}.txt").write_text("\n".join(words) + "\n")
+        tokenizers.append(load_for_model(str(folder / f"{side}.txt"), checkpoint.config, TokenizerConfig()))
+        tokenizers[-1].fast.add_special_tokens(list(special))
+    Tokenizers.of(tokenizers).save(folder / "saved")
+    files = {str(p.relative_to(folder / "saved")): p.read_bytes() for p in sorted((folder / "saved").glob("*/*"))}
+    convert.save(replace(checkpoint, files=files), folder / "model.pt")
+    return folder / "model.pt"
+
+
+@pytest.mark.parametrize(("side", "sizes"), [("src", (33, 31)), ("tgt", (31, 33))])
+@pytest.mark.parametrize("name", ["translate", "evaluate", "score", "parity"])
+def test_a_tokenizer_with_more_tokens_than_the_model(name, side, sizes, command, bart):
+    model = with_words(bart, *([*WORDS, "w27", "w28"][:size] for size in sizes))
+    (bart / "text").write_text("w1 w2\n")
+    text = bart / "text"
+    arguments = [text] if name == "translate" else ["--src", text, *(["--tgt", text] if name != "parity" else [])]
+    code, out, err = command(name, model, *arguments)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"twinax: {model}: the {side} tokenizer has 2 tokens beyond the model's 31 (the first, 'w27', is 31): it "
+        "belongs to another model; `twinax convert` with --tokenizer replaces it\n"
+    )
+
+
+def test_a_special_token_beyond_the_model_is_an_error_where_a_text_has_it(bart):
+    """BART's <mask> is the last of its tokenizer's 50,265 tokens; models with 50,264 translate without it."""
+    translator = twinax.load(with_words(bart, WORDS, WORDS, special=["<mask>"]))
+    assert translator.source_ids(["w1 w2"]) == [[5, 6, 2]]
+    with pytest.raises(DataError, match=r"has no token '<mask>' \(31 of 31\), as in 'w1 <mask>'"):
+        translator.translate(["w1", "w1 <mask>"])
+    with pytest.raises(DataError, match=r"has no token '<mask>' \(31 of 31\), as in '<mask>'"):
+        translator.score(["w1"], ["<mask>"])
+
+
+def test_files_that_cannot_be_read_are_named_and_a_tokenizer_is_added(command, unread, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    code, _, err = command("translate", unread, unread / "text")
+    assert (code, err) == (
+        2,
+        f"twinax: {unread}: has no tokenizer that can be read (no tokenizer.json, and source.spm, "
+        "tokenizer_config.json, vocab.json cannot be used yet); `twinax convert` with --tokenizer adds one\n",
+    )
+    made = unread.parent / "made"
+    code, out, _ = command("convert", unread, made, "--layout", "bart", "--tokenizer", unread / "words.txt")
+    assert code == 0
+    assert "added: tokenizer/tokenizer.json; replaced: tokenizer/tokenizer_config.json" in out
+    assert "; kept, not read: tokenizer/vocab.json, tokenizer/source.spm " in out
+    assert (made / "source.spm").read_bytes() == b"\x00\xff"
+    assert twinax.load(made).source_ids(["w1 w2"]) == [[5, 6, 2]]
+    code, _, err = command("convert", made, unread.parent / "x", "--tokenizer", unread / "words.txt")
+    assert code == 2
+    assert "the checkpoint has tokenizer/tokenizer.json, " in err
+    assert "which can be used; omit it" in err
+    assert not Path(unread.parent / "x").exists()
+
+
+def test_a_tokenizer_that_cannot_be_used_is_replaced(command, bart, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    model = with_words(bart, [*WORDS, "w27"], WORDS)
+    (bart / "words.txt").write_text("\n".join(WORDS) + "\n")
+    code, out, _ = command("convert", model, bart / "mended.pt", "--tokenizer", bart / "words.txt")
+    assert code == 0
+    assert "added: tokenizer/tokenizer.json, tokenizer/tokenizer_config.json; " in out
+    assert "left out: source_tokenizer/tokenizer.json, target_tokenizer/tokenizer.json" in out
+    assert twinax.load(bart / "mended.pt").source_ids(["w3"]) == [[7, 2]]

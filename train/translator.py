@@ -1,6 +1,8 @@
 """A trained model with its tokenizers: text in, text out, in either framework."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -11,8 +13,10 @@ import numpy as np
 from ..configs.data import TokenizerConfig
 from ..configs.decoding import DecodingConfig
 from ..convert.checkpoint import Checkpoint
+from ..convert.hugging_face import family
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
+from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
 from .checkpoints import CheckpointError
 from .corpus import DataError
@@ -51,8 +55,9 @@ class Translator:
         CheckpointError: when text is given and there is no tokenizer, or the model does not say how a target starts.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str = "the checkpoint"):
+    def __init__(self, checkpoint: Checkpoint, name: str = "the checkpoint", base: "Translator | None" = None):
         self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
+        self._base = base  # whose tokenizers and arrays it shares
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -62,6 +67,8 @@ class Translator:
             CheckpointError: there are none, or twinax cannot read the files that are there.
             DataError: a file is damaged, or has tokens that the model lacks.
         """
+        if self._base is not None:
+            return self._base.tokenizers
         found = Tokenizers.of_files(self.checkpoint.files, TokenizerConfig(), self.name)
         if found is None:
             carried = ", ".join(sorted({Path(name).name for name in self.checkpoint.files}))
@@ -91,15 +98,56 @@ class Translator:
     @cached_property
     def flax(self) -> Transformer:
         """The model in Flax."""
+        if self._base is not None:
+            return Transformer.from_arrays(self.config, named_arrays(self._base.flax))
         return self.checkpoint.to_flax()
 
     @cached_property
     def torch(self) -> "torch_reference.Transformer":
         """The model in PyTorch, in evaluation mode."""
+        if self._base is not None:
+            return type(self._base.torch).from_state_dict(self.config, self._base.torch.state_dict()).eval()
         return self.checkpoint.to_torch().eval()
 
-    def translate(self, texts: Sequence[str], *, framework: Framework = "flax", **decoding: Any) -> list[str]:
-        """The best translation of each text; an empty text's is empty. `decoding`: fields of `DecodingConfig`."""
+    def with_forced_bos(self, token: str | int) -> "Translator":
+        """The same model with another `forced_bos_id`, by token or id: the first token of every translation.
+
+        In M2M100, NLLB and mBART-50 it names the target language. Tokenizers and arrays are shared.
+
+        Raises:
+            CheckpointError, DataError: as `tokenizers`; or there is no such token.
+        """
+        number = self.tokenizers.tgt.fast.token_to_id(token) if isinstance(token, str) else token
+        if number is None:
+            near = get_close_matches(str(token), self.tokenizers.tgt.fast.get_vocab(), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise DataError(f"forced_bos={token!r}: the target tokenizer has no such token{hint}")
+        if not 0 <= number < self.config.tgt_vocab_size:
+            raise DataError(f"forced_bos={token!r}: ids of target tokens are 0 to {self.config.tgt_vocab_size - 1}")
+        config = self.config.replace(forced_bos_id=number)
+        return Translator(replace(self.checkpoint, config=config), self.name, base=self)
+
+    @property
+    def lacks_language(self) -> bool:
+        """Whether the first target token of its family names the language, and neither that nor the start is set."""
+        config, layout = self.config, self.checkpoint.layout
+        multilingual = layout is not None and family(layout).multilingual
+        return multilingual and config.forced_bos_id is None and config.decoder_start_id == config.eos_id
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        framework: Framework = "flax",
+        forced_bos: str | int | None = None,
+        **decoding: Any,
+    ) -> list[str]:
+        """The best translation of each text; an empty text's is empty.
+
+        `forced_bos`: as `with_forced_bos`; `decoding`: fields of `DecodingConfig`.
+        """
+        if forced_bos is not None:
+            return self.with_forced_bos(forced_bos).translate(texts, framework=framework, **decoding)
         found = self.hypotheses(texts, DecodingConfig(**decoding), framework)
         return [hypotheses[0].text if hypotheses else "" for hypotheses in found]
 

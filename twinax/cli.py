@@ -26,6 +26,7 @@ def parity(
     src: str | None = None,
     tgt: str | None = None,
     translations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    forced_bos: str | None = None,
     seed: int = 0,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
@@ -45,6 +46,7 @@ def parity(
         tgt: its translations; none: the model's own.
         translations: translate every sentence of --src in both frameworks too, greedily and with a beam of 5, and
             compare the tokens.
+        forced_bos: first token of every translation, or its id; in M2M100, NLLB and mBART-50 the target language's.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: file to write the same to, as JSON.
     """
@@ -58,7 +60,14 @@ def parity(
     with one_line_errors():
         keep_compiled_programs()
         equal = import_module("twinax.parity_command").prove(
-            model, other, src=src, tgt=tgt, translations=translations, seed=seed, json_file=json_file
+            model,
+            other,
+            src=src,
+            tgt=tgt,
+            translations=translations,
+            forced_bos=forced_bos,
+            seed=seed,
+            json_file=json_file,
         )
     return 0 if equal else 1
 

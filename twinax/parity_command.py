@@ -24,6 +24,7 @@ from twinax.parity_tests.translations import show_translations
 from twinax.train.corpus import read_lines
 from twinax.train.translator import Translator, load
 
+from .text_commands import decoding_in
 from .usage import UsageError, check_folder, report_assumed
 
 _MOST = 400  # sentences of a file that are read into ids; the ladder needs fewer
@@ -36,6 +37,7 @@ def prove(
     src: str | None,
     tgt: str | None,
     translations: bool,
+    forced_bos: str | None,
     seed: int,
     json_file: str | None,
 ) -> bool:
@@ -44,7 +46,9 @@ def prove(
     if src is None and (tgt is not None or translations):
         flag = "--translations" if tgt is None else f"--tgt {tgt}"
         raise UsageError(f"{flag}: needs --src, the sentences that it is of")
-    named = {"--src": src, "--tgt": tgt, "--seed": str(seed)}
+    if forced_bos is not None and src is None:
+        raise UsageError(f"--forced-bos {forced_bos}: needs --src, the sentences to translate")
+    named = {"--src": src, "--tgt": tgt, "--forced-bos": forced_bos, "--seed": str(seed)}
     flags = [word for flag, value in named.items() if value is not None for word in (flag, value)]
     words = ["twinax", "parity", model, *filter(None, [other]), *flags, *["--translations"] * translations]
     arguments: dict[str, Any] = {"seed": seed}
@@ -62,6 +66,9 @@ def prove(
         arguments |= {"config": first.config, "arrays": first.checkpoint.arrays}
         arguments |= {"flax": _other(first, second)} if second else _oracle(model, first)
         if src is not None:
+            first = decoding_in(first, forced_bos)
+            if second is not None and forced_bos is not None:
+                second = decoding_in(second, str(first.config.forced_bos_id))  # by id: it may lack a tokenizer
             arguments["draw"] = _sentences(first, second, src, tgt, seed)
     ladder = show_ladder(shlex.join(words), **arguments)
     document, equal = {"command": shlex.join(words), **as_document(ladder)}, ladder.ok

@@ -32,6 +32,7 @@ def translate(
     n_best: int = 1,
     length_exponent: float = 1.0,
     max_length: int | None = None,
+    forced_bos: str | None = None,
     scores: bool = False,
     attention: str | None = None,
     framework: Framework = "flax",
@@ -51,6 +52,7 @@ def translate(
         length_exponent: scores are sums of log-probabilities over length to this power.
         max_length: longest translation in tokens, with the end; none: what the model takes. A model that is not
             trained well repeats itself until there.
+        forced_bos: first token of every translation, or its id; in M2M100, NLLB and mBART-50 the target language's.
         scores: put each translation's score and a tab before it.
         attention: picture to write of where the translation of the first line looks.
         framework: which twin computes.
@@ -61,7 +63,7 @@ def translate(
         decoding = import_module("twinax.configs.decoding").DecodingConfig(
             beam_size=beam_size, n_best=n_best, length_exponent=length_exponent, max_length=max_length
         )
-        translator, drawn = _load(checkpoint), attention is None
+        translator, drawn = decoding_in(_load(checkpoint), forced_bos), attention is None
 
         def show(lines: Sequence[str], first: int, progress: Callable[[int], None] = lambda done: None) -> None:
             nonlocal drawn
@@ -102,6 +104,7 @@ def evaluate(
     beam_size: int = 5,
     length_exponent: float = 1.0,
     max_length: int | None = None,
+    forced_bos: str | None = None,
     tokenize: str = "13a",
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
     output: str | None = None,
@@ -126,6 +129,7 @@ def evaluate(
         beam_size: hypotheses that are kept in the search; 1 is greedy, the fastest.
         length_exponent: scores are sums of log-probabilities over length to this power.
         max_length: longest translation in tokens, with the end; none: what the model takes.
+        forced_bos: first token of every translation, or its id; in M2M100, NLLB and mBART-50 the target language's.
         tokenize: sacreBLEU's tokenisation for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
         json_file: file to write the same numbers to, as JSON.
         output: file to write the translations to.
@@ -142,7 +146,7 @@ def evaluate(
         scores = import_module("twinax.train.scores")
         pairs = list(_pairs(**where, split=split))
         scores.corpus_scores(["a"], ["a"], tokenize)  # before minutes of translation
-        translator = _load(checkpoint)
+        translator = decoding_in(_load(checkpoint), forced_bos)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         cut = translator.too_long(sources)
         with import_module("twinax.train.progress").counted() as counted:
@@ -157,6 +161,7 @@ def evaluate(
         if json_file is not None:
             given = {name: value for name, value in (where | {"split": split}).items() if value is not None}
             what = {"checkpoint": checkpoint, **given, "pairs": len(pairs), "cut": len(cut)}
+            how |= {} if forced_bos is None else {"forced_bos": forced_bos}
             document = {**what, **how, "framework": framework, "scores": [score._asdict() for score in results]}
             Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0
@@ -198,6 +203,19 @@ def _load(checkpoint: str) -> Any:
     translator = import_module("twinax.train.translator").load(checkpoint)
     _ = translator.tokenizers
     report_assumed(checkpoint, translator.checkpoint)
+    return translator
+
+
+def decoding_in(translator: Any, forced_bos: str | None) -> Any:
+    """The translator whose translations begin with a token, or an id; prints a warning where its family needs one."""
+    if forced_bos is not None:
+        return translator.with_forced_bos(int(forced_bos) if forced_bos.isdecimal() else forced_bos)
+    if translator.lacks_language:
+        print(
+            f"twinax: {translator.name}: the first token of a translation names its language, and the checkpoint sets "
+            "none; set it by --forced-bos, as in --forced-bos deu_Latn (NLLB), __de__ (M2M100) or de_DE (mBART-50)",
+            file=sys.stderr,
+        )
     return translator
 
 

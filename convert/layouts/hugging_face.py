@@ -88,6 +88,7 @@ class Family:
     fixed: Callable[[Settings], dict[str, Any]]  # settings -> the config fields that the family decides
     defaults: Settings  # of settings that config.json leaves out, where they are not DEFAULTS
     constants: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # as CONSTANTS
+    multilingual: bool = False  # decoding starts with the token of the target language, which a user chooses
     separate_embeddings: bool = False  # its settings say whether source and target share a table
     saves_tables: bool = True  # fixed position tables stand in its files
     ignored: tuple[str, ...] = ()  # arrays in files of old versions that nothing reads

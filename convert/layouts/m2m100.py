@@ -59,6 +59,7 @@ FAMILY = Family(
         "add_final_layer_norm": (True, "transformers' M2M100 has a last norm"),
         "static_position_embeddings": (True, "transformers' M2M100 has fixed positions"),
     },
+    multilingual=True,
     saves_tables=False,
     ignored=("model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"),
     position_table=position_table,

@@ -25,4 +25,5 @@ FAMILY = Family(
         "static_position_embeddings": (False, "transformers' mBART learns its positions"),
         "extra_pos_embeddings": (2, "transformers' mBART counts positions from row 2"),
     },
+    multilingual=True,
 )

@@ -1,6 +1,7 @@
 """The loop in one process: what a run directory holds, what goes on and what is refused."""
 
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -189,9 +190,10 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, finished):
 
     run = run_of(corpus)
     monkeypatch.setattr(loop._Run, "_step", step)
-    handler = signal.getsignal(signal.SIGTERM)
-    outcome = train(run, tmp_path / "r", QUIET)
+    handler, printed = signal.getsignal(signal.SIGTERM), io.StringIO()
+    outcome = train(run, tmp_path / "r", Console(file=printed))
     assert (outcome.update, outcome.stopped_by) == (5, signal.SIGTERM)
+    assert "\nstopping after this update; once more ends now\n" in printed.getvalue()
     assert signal.getsignal(signal.SIGTERM) is handler
     assert int(read_checkpoint(tmp_path / "r" / "checkpoints" / "5").state.update) == 5
     monkeypatch.undo()

@@ -147,8 +147,11 @@ class _Run:
     def go(self) -> Outcome:
         """Trains until the end, a stop or a loss that is not finite."""
         try:
-            with StopSignals() as stop, TrainingProgress(self.console, self.update, self.total) as progress:
-                self.progress = progress
+            with (
+                TrainingProgress(self.console, self.update, self.total) as progress,
+                StopSignals(progress.say, progress.close) as stop,
+            ):
+                self.progress, self.stop = progress, stop
                 if self.update:
                     progress.say(f"going on after update {self.update:,}")
                     self._validate_if_due()  # a kill may have come between the checkpoint and this
@@ -195,7 +198,8 @@ class _Run:
         batch = self._place(padded)
         shape = (*batch.src_tokens.shape, batch.tgt_tokens.shape[1])
         began, is_new = time.monotonic(), shape not in self.ready
-        self.state, metrics = self.step(self.state, batch)
+        with self.stop.during("this update's compilation" if is_new else "this update"):
+            self.state, metrics = self.step(self.state, batch)
         self.update += 1
         if is_new:
             self.ready[shape] = time.monotonic() - began
@@ -257,7 +261,8 @@ class _Run:
         """Measures, writes down and prints."""
         began = time.monotonic()
         self.progress.pause()
-        found = self.validation.measure(arrays)
+        with self.stop.during("this validation"):
+            found = self.validation.measure(arrays)
         self.log.write({"update": self.update, **notes, "validation": found})
         bleu = f", BLEU {found['bleu']:.2f}" if "bleu" in found else ""
         what = f"average of {', '.join(map(str, notes['averaged']))}" if notes else f"update {self.update:,}"

@@ -60,6 +60,10 @@ class TrainingProgress:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop drawing, and show the cursor again."""
         self._bar.stop()
 
     def say(self, line: str) -> None:

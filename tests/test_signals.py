@@ -1,0 +1,54 @@
+"""Ctrl-C is answered while the main thread is in C code, as it is when XLA compiles."""
+
+import signal
+import subprocess
+import sys
+import time
+
+# Like a compilation, this holds no GIL, runs no handler, and is not interrupted by a signal.
+BLOCKED = """
+import hashlib, sys
+from twinax.train.signals import StopSignals
+
+def say(line):
+    print(line, flush=True)
+
+with StopSignals(say, lambda: say("closed")) as stop, stop.during("this update's compilation"):
+    say("blocked")
+    hashlib.pbkdf2_hmac("sha256", b"", b"", int(sys.argv[1]))
+say(f"caught {stop.caught}")
+"""
+
+
+def blocked(rounds):
+    process = subprocess.Popen([sys.executable, "-c", BLOCKED, str(rounds)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "blocked\n"
+    time.sleep(0.1)  # until it is in C code
+    return process
+
+
+def test_a_signal_is_answered_at_once_and_a_second_one_ends():
+    process = blocked(2**26)  # tens of seconds, after which a missing answer fails
+    try:
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert process.stdout.readline() == "stopping after this update's compilation; once more ends now\n"
+        answered = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(timeout=30) == 128 + signal.SIGINT
+        assert rest == "closed\nended; the same command goes on after the last checkpoint\n"
+        assert answered - began < 1
+        assert time.monotonic() - answered < 5
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+
+def test_the_main_thread_goes_on_after_one_signal():
+    process = blocked(2**20)
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=60)
+    assert rest == f"stopping after this update's compilation; once more ends now\ncaught {signal.SIGTERM.value}\n"
+    assert process.returncode == 0

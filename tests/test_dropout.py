@@ -251,3 +251,19 @@ def test_a_dropped_layer_is_gone_around(side):
     assert 0.2 < both < 0.6
     _, found = torch_reference.activations(model, tokens, tokens)
     assert torch.equal(found[f"{side}.output"], found[f"{side}.layers.1.feed_forward_residual.output"])
+
+
+def test_train_without_a_key_warns_once():
+    """`train()` alone leaves dropout off, which users of torch.nn expect it to switch on."""
+    tokens, key = torch.tensor([[4, 5, 6, 1]]), torch_dropout.DropoutKey(7, 0, torch.arange(1))
+    model = torch_reference.Transformer(CONFIG.replace(ffn_dropout=0.1))
+    model(tokens, tokens)  # in training mode too, as every new module is; nobody asked for dropout
+    with pytest.warns(UserWarning, match=r"^dropout is off: .*dropout_key=torch_reference.DropoutKey"):
+        model.train()(tokens, tokens)
+    model(tokens, tokens)  # warnings are errors here
+    model.train()(tokens, tokens, dropout_key=key)
+    model(tokens, tokens)
+    model.eval()(tokens, tokens)
+    rates = [f"{name}_dropout" for name in ("embedding", "attention", "ffn", "residual")]
+    rates += ["encoder_layerdrop", "decoder_layerdrop"]
+    torch_reference.Transformer(CONFIG.replace(**dict.fromkeys(rates, 0.0))).train()(tokens, tokens)

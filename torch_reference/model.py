@@ -3,6 +3,7 @@
 Letters: B batch, S source length, T target length, D d_model, V vocabulary. Masks are boolean, True = attend.
 """
 
+import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -181,6 +182,7 @@ class Transformer(nn.Module):
         for path, module in self.named_modules():
             if isinstance(module, Site):
                 module.site = zlib.crc32(path.encode())
+        self._warns = False  # at the next forward pass without a dropout key
 
     @classmethod
     def from_state_dict(cls, config: TransformerConfig, state_dict: Mapping[str, Any]) -> "Transformer":
@@ -192,6 +194,11 @@ class Transformer(nn.Module):
             model = cls(config)
         model.load_state_dict(state_dict, assign=True)
         return model
+
+    def train(self, mode: bool = True) -> "Transformer":
+        """As `nn.Module.train`; it does not switch dropout, which a key does, and the first pass without one warns."""
+        self._warns = mode and any(isinstance(module, Site) and module.rate > 0 for module in self.modules())
+        return super().train(mode)
 
     def forward(
         self,
@@ -206,6 +213,14 @@ class Transformer(nn.Module):
         Raises:
             ValueError: shapes that do not fit, a length above `max_length`, or an id outside the vocabulary.
         """
+        if self._warns:
+            self._warns = False
+            if dropout_key is None:
+                warnings.warn(
+                    "dropout is off: train() does not switch it on, a key does; call the model with "
+                    "dropout_key=torch_reference.DropoutKey(seed, update, rows)",
+                    stacklevel=4,  # the line that calls the model, behind two of nn.Module
+                )
         memory = self.encode(src_tokens, src_mask, dropout_key)
         return self.decode(tgt_tokens, memory, self.source_keep(src_tokens, src_mask), tgt_mask, dropout_key)
 

@@ -1,11 +1,13 @@
 """The package as others install it: a wheel has every sub-package, under the one name `twinax`."""
 
 import importlib
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,13 @@ def test_constraints_pin_every_dependency():
     for requirement in wanted:
         name = requirement.split(">=")[0].split("[")[0].lower().replace("_", "-")
         assert name in pinned, name
+
+
+@pytest.mark.parametrize("name", ["cuda", "tpu"])
+def test_accelerators_are_extras_that_jax_has(name):
+    """pip only warns where an extra does not exist, and the CPU's jax remains."""
+    (requirement,) = SETTINGS["project"]["optional-dependencies"][name]
+    extra = re.fullmatch(r"jax\[(\w+)\]>=[\d.]+", requirement)[1]
+    assert extra in metadata("jax").get_all("Provides-Extra")
+    for page in ("README.md", "README.zh-CN.md", "docs/runs.md"):
+        assert f"twinax[{name}]" in (ROOT / page).read_text()

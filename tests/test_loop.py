@@ -180,6 +180,11 @@ def test_a_finished_run_stays_as_it_is_and_goes_on_where_more_is_asked(finished,
     assert_equal(arrays(part / "checkpoints" / "8"), arrays(directory / "checkpoints" / "8"))
 
 
+def test_devices_are_described():
+    line = loop.describe_devices(["NVIDIA H100"] * 4)
+    assert line == "devices: NVIDIA H100 × 4; each computes 1/4 of the rows of a batch"
+
+
 def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, finished):
     original = loop._Run._step
 
@@ -194,6 +199,7 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, finished):
     outcome = train(run, tmp_path / "r", Console(file=printed))
     assert (outcome.update, outcome.stopped_by) == (5, signal.SIGTERM)
     assert "\nstopping after this update; once more ends now\n" in printed.getvalue()
+    assert "\ndevices: cpu × 1; each computes all rows of a batch\n" in printed.getvalue()
     assert signal.getsignal(signal.SIGTERM) is handler
     assert int(read_checkpoint(tmp_path / "r" / "checkpoints" / "5").state.update) == 5
     monkeypatch.undo()

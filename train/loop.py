@@ -6,6 +6,7 @@ After a stop, what is missing behind the last checkpoint is done again, with the
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,7 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
         if initial is not None and initial.assumed is not None:
             say(initial.assumed)
         prepared = prepare_in(directory, run, initial, say)
+        say(describe_devices([device.device_kind for device in jax.devices()]))
         say(describe_shapes(prepared.buckets))
         if begins and (most := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
             say(
@@ -80,6 +82,13 @@ def train(run: RunConfig, directory: Path, console: Console | None = None) -> Ou
             )
         say(f"compiled programs are kept in {cache}" if cache else "compiled programs are not kept")
         return _Run(prepared, directory, initial, console).go()
+
+
+def describe_devices(kinds: Sequence[str]) -> str:
+    """The devices and how the rows of a batch are split over them, in a line."""
+    names = ", ".join(f"{kind} × {count}" for kind, count in Counter(kinds).items())
+    share = "all rows" if len(kinds) == 1 else f"1/{len(kinds)} of the rows"
+    return f"devices: {names}; each computes {share} of a batch"
 
 
 def describe_shapes(buckets: Sequence[Bucket]) -> str:

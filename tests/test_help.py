@@ -1,5 +1,7 @@
 """What the command says about itself: quickly, and with examples that run."""
 
+import contextlib
+import io
 import re
 import shlex
 import shutil
@@ -8,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from twinax import cli
+from twinax.foreign_flags import FOREIGN
+from twinax.train_help import FIRST
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 COMMANDS = ("train", "data", "translate", "evaluate", "score", "parity", "audit", "convert", "inspect", "demo")
@@ -66,3 +72,57 @@ def test_examples_run(name, command, here):
         if name not in ELSEWHERE:
             code, out, err = command(*words[1:])
             assert (code, "Traceback" in err) == (0, False), err
+
+
+@pytest.fixture(scope="module")
+def flags_of():
+    """command -> the flags that its whole help lists, by tyro."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        for name in FOREIGN:
+            printed = io.StringIO()
+            patch.setattr(sys, "argv", ["twinax", name, "--help-all" if name in ("train", "data") else "--help"])
+            with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
+                cli.main()
+            flags = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*", printed.getvalue()))
+            found[name] = flags | {flag.replace("--corpus.", "--") for flag in flags}
+    return found
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_names_of_other_toolkits_are_answered_with_flags_that_exist(name, flags_of):
+    for theirs, ours in FOREIGN[name].items():
+        assert theirs not in flags_of[name]
+        named = re.findall(r"--[\w.-]+", ours)
+        assert named
+        assert {*named} <= flags_of[name], theirs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("train", "--lr", "1e-3"), "--lr: it is --training.learning-rate here"),
+        (("data", "--max_tokens=9"), "--max-tokens: it is --batches.tokens here (tokens per side, padding included)"),
+        (("translate", "x", "--beam", "4"), "--beam: it is --beam-size here"),
+        (("translate", "x", "--nbest", "4"), "--nbest: it is --n-best here"),
+        (("evaluate", "x", "--lenpen", "1"), "--lenpen: it is --length-exponent here"),
+        (("parity", "x", "--lang", "de"), "--lang: it is --forced-bos here (the token of the target language)"),
+        (("score", "x", "--reference", "y"), "--reference: it is --tgt here"),
+    ],
+)
+def test_a_name_of_another_toolkit_is_one_line(arguments, line, command):
+    assert command(*arguments) == (2, "", f"twinax: {line}\n")
+
+
+@pytest.mark.parametrize("name", ["train", "data"])
+def test_the_short_help_has_twenty_settings(name, command, flags_of, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = command(name, "scan", "--help")
+    rows = dict(re.findall(r"^(--[\w.-]+) +(.*?) *$", out, flags=re.MULTILINE))
+    assert code == 0
+    assert len(out.splitlines()) < 50
+    assert len(FIRST) == 20
+    assert {*FIRST} < {*rows} <= flags_of[name]
+    assert rows["--model.d-model"].endswith("(default: 128)")  # of the run that is named
+    assert f"every setting: twinax {name} --help-all, or docs/settings.md" in out

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import tyro
 
+from .foreign_flags import check_flags
 from .text_commands import evaluate, score, translate
 from .usage import CheckpointPath, UsageError, check_exists, keep_compiled_programs, one_line_errors
 
@@ -214,6 +215,7 @@ def main() -> None:
         if name[:1] not in ("", "-") and name not in _COMMANDS:
             hint = "".join(f"; did you mean {near}?" for near in get_close_matches(name, _COMMANDS, 1))
             raise UsageError(f"{name}: there is no such command; they are {', '.join(_COMMANDS)}{hint}")
+        check_flags(name, sys.argv[2:])
         if name in _OWN_FLAGS:
             sys.exit(_OWN_FLAGS[name]())
         sys.exit(tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="twinax", description=_DESCRIPTION))

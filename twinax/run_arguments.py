@@ -16,6 +16,7 @@ from twinax.configs.runs import RUN_NAMES, RUNS, run_preset
 from twinax.configs.validation import ConfigError
 from twinax.train.words import has_spacy
 
+from . import train_help
 from .usage import UsageError, one_line_errors
 
 # Names without what they belong to, for what every run needs.
@@ -39,7 +40,7 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
 
     Raises:
         UsageError: there is no such run, or flags contradict each other.
-        SystemExit: by tyro, for help and for flags that there are not.
+        SystemExit: after the help; by tyro for unknown flags.
     """
     given = [_long(word) for word in arguments]
     name = given.pop(0) if given and not given[0].startswith("-") else None
@@ -47,6 +48,10 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
     if late := next((word for word in given if word in RUNS), None):
         raise UsageError(f"{late}: the name of a run comes first, as in {prog} {late}")
     base = _base(name, directory, given)
+    if {"-h", "--help"} & {*given}:
+        train_help.show(prog, description, base or RunConfig(corpus=tyro.MISSING_NONPROP), plot)
+        sys.exit(0)
+    given = ["--help" if word == "--help-all" else word for word in given]
     kind = _command(base, plot)
     try:
         parsed: Any = tyro.cli(kind, args=given, prog=prog, description=description)
@@ -79,9 +84,9 @@ def _value(given: Sequence[str], flag: str) -> str | None:
 
 def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> RunConfig | None:
     """What the flags change: the run of that name or directory; None: the defaults."""
-    from twinax.train.checkpoints import CheckpointError, read_run
-
     if directory is not None:
+        from twinax.train.checkpoints import CheckpointError, read_run
+
         try:
             base = read_run(directory)
         except CheckpointError as error:

@@ -1,0 +1,94 @@
+"""Flags of fairseq, `transformers`, Marian and OpenNMT, answered with ours."""
+
+from collections.abc import Iterable, Sequence
+
+from .usage import UsageError
+
+
+def _table(*rows: tuple[str, str]) -> dict[str, str]:
+    """Their flag -> ours, from rows of several of theirs."""
+    return {theirs: ours for names, ours in rows for theirs in names.split()}
+
+
+# Ours may have a value, or a remark in brackets.
+_TRAIN = _table(
+    ("--lr --learning-rate -lr --learn-rate", "--training.learning-rate"),
+    ("--warmup-steps --warmup-updates --lr-warmup --num-warmup-steps", "--training.warmup-updates"),
+    ("--lr-scheduler --lr-scheduler-type --decay-method", "--training.schedule"),
+    ("--optimizer --optim", "--training.optimizer"),
+    ("--weight-decay", "--training.weight-decay"),
+    ("--clip-norm --max-grad-norm", "--training.clip-norm"),
+    ("--label-smoothing --label-smoothing-factor", "--training.label-smoothing"),
+    ("--update-freq --gradient-accumulation-steps --accum-count --optimizer-delay", "--training.accumulation"),
+    ("--seed --random-seed", "--training.seed"),
+    (
+        "--batch-size --max-tokens --per-device-train-batch-size --train-batch-size --mini-batch --max-sentences",
+        "--batches.tokens (tokens per side, padding included)",
+    ),
+    ("--num-workers --dataloader-num-workers", "--batches.workers"),
+    ("--max-source-length --max-source-positions --src-seq-length", "--batches.max-src-length"),
+    ("--max-target-length --max-target-positions --tgt-seq-length", "--batches.max-tgt-length"),
+    ("--max-length", "--model.max-length"),
+    ("--epochs --max-epoch --num-train-epochs --after-epochs", "--loop.epochs"),
+    ("--updates --max-update --max-steps --train-steps", "--loop.updates"),
+    ("--patience --early-stopping --early-stopping-patience", "--loop.patience"),
+    ("--eval-steps --valid-freq --valid-steps --validate-interval-updates", "--loop.validate-every"),
+    ("--save-steps --save-freq --save-interval-updates --save-checkpoint-steps", "--loop.checkpoint-every"),
+    ("--save-dir --output-dir --save-model --model-dir", "--out"),
+    ("--resume-from-checkpoint --restore-file --train-from --finetune-from-model", "--init-from"),
+    ("--model-name-or-path --pretrained-model", "--init-from"),
+    ("--arch --task", "--model.d-model, --model.d-ff, --model.num-encoder-layers and so on"),
+    ("--d-model --encoder-embed-dim --decoder-embed-dim --dim-emb --hidden-size", "--model.d-model"),
+    ("--d-ff --encoder-ffn-embed-dim --transformer-dim-ffn --transformer-ff", "--model.d-ff"),
+    ("--heads --num-heads --encoder-attention-heads --transformer-heads", "--model.num-heads"),
+    ("--encoder-layers --enc-layers --enc-depth", "--model.num-encoder-layers"),
+    ("--decoder-layers --dec-layers --dec-depth", "--model.num-decoder-layers"),
+    ("--dropout --transformer-dropout", "--model.residual-dropout and --model.embedding-dropout"),
+    ("--attention-dropout", "--model.attention-dropout"),
+    ("--activation-dropout --relu-dropout", "--model.ffn-dropout"),
+    ("--fp16 --bf16 --amp --precision", "--model.compute-dtype bfloat16"),
+    ("--share-all-embeddings --tied-embeddings-all", "--model.shared-embeddings and --model.tied-output"),
+    ("--vocab-size --src-vocab-size --dim-vocabs", "--tokenizer.vocab-size"),
+    ("--source-lang --train-file --source-file --lang --src-lang", "--src (a text file)"),
+    ("--target-lang --tgt-lang", "--tgt (a text file)"),
+    ("--validation-file --validpref --valid-sets", "--valid-src and --valid-tgt"),
+    ("--dataset-name", "--dataset"),
+)
+_LANGUAGE = (
+    "--lang --target-lang --tgt-lang --forced-bos-token --forced-bos-token-id",
+    "--forced-bos (the token of the target language)",
+)
+_SEARCH = _table(
+    ("--beam --num-beams --beams", "--beam-size"),
+    ("--lenpen --length-penalty --normalize --alpha", "--length-exponent"),
+    ("--max-len --max-len-b --max-new-tokens --max-target-length --max-output-length", "--max-length"),
+    _LANGUAGE,
+)
+_FILES = _table(
+    ("--source --source-file --input --ref-src", "--src"),
+    ("--target --target-file --reference --references --ref", "--tgt"),
+)
+FOREIGN: dict[str, dict[str, str]] = {
+    "train": _TRAIN,
+    "data": _TRAIN,
+    "translate": _SEARCH | _table(("--nbest --num-return-sequences", "--n-best")),
+    "evaluate": _SEARCH | _FILES,
+    "score": _FILES,
+    "parity": _FILES | _table(_LANGUAGE),
+}
+
+
+def check_flags(command: str, words: Sequence[str]) -> None:
+    """Raises: UsageError at the first flag of another toolkit, with the name that it has here."""
+    for word in _flags(words):
+        if ours := FOREIGN.get(command, {}).get(word):
+            name, bracket, remark = ours.partition(" (")
+            raise UsageError(f"{word}: it is {name} here{bracket}{remark}")
+
+
+def _flags(words: Sequence[str]) -> Iterable[str]:
+    for word in words:
+        if word == "--":
+            return
+        if word.startswith("-"):
+            yield word.partition("=")[0].replace("_", "-")

@@ -18,7 +18,7 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-# The five families of transformers against the twins; writes the table into the page. About a minute.
+# The six families of transformers against the twins; writes the table into the page. About a minute.
 conversion-matrix: install
 	$(BIN)/python -m twinax.parity_tests.conversion docs/conversion.md
 

@@ -11,9 +11,17 @@ from .files import read_json, read_weights
 from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
 from .layouts.hugging_face_settings import ALIASES, DECODING
 from .new_files import write_directory
+from .obstacles import obstacle
 from .rules import ConversionError
 
-LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus")  # a module of `convert.layouts` each, with its FAMILY
+LAYOUTS = (
+    "marian",
+    "bart",
+    "mbart",
+    "m2m100",
+    "pegasus",
+    "blenderbot",
+)  # a module of `convert.layouts` each, with its FAMILY
 
 
 def read_directory(path: Path) -> Checkpoint:
@@ -70,7 +78,7 @@ def _layout_of(settings: Mapping[str, Any], path: Path) -> str:
     model_type = settings.get("model_type")
     if model_type not in list(by_type):
         known = ", ".join(by_type)
-        raise ConversionError(f"{path / CONFIG}: model_type={model_type!r} is no family that twinax knows: {known}")
+        raise ConversionError(f"{path / CONFIG}: model_type={model_type!r} {obstacle(settings)}; known are {known}")
     return by_type[model_type]
 
 

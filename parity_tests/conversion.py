@@ -1,4 +1,4 @@
-"""The five families of `transformers` against the twins: values, gradients, attention maps, and the way there and back.
+"""The families of `transformers` against the twins: values, gradients, attention maps, and the way there and back.
 
 `python -m twinax.parity_tests.conversion PAGE` prints the table and writes it into the page, between its two marks.
 """
@@ -60,6 +60,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"d_model": 15, "decoder_attention_heads": 5, "pad_token_id": 0, "bos_token_id": 1},
     ),
     "Pegasus": ("pegasus", {"scale_embedding": True, "activation_function": "relu"}),
+    "Blenderbot": ("blenderbot", {"scale_embedding": True}),
 }
 
 

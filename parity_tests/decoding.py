@@ -25,6 +25,7 @@ from .. import convert, flax_transformer, torch_reference
 from ..configs.decoding import LENGTH_PENALTIES, Decoded, DecodingConfig, collect
 from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import Checkpoint
+from ..convert.hugging_face import family
 from ..torch_reference import beam
 from .report import marks, write_table
 
@@ -113,7 +114,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "BART": {"forced_bos_token_id": 7, "init_std": 0.6},
 }
-_ARCHITECTURES = {"Marian": "MarianMTModel", "BART": "BartForConditionalGeneration"}
 END = 5.0
 
 
@@ -125,7 +125,7 @@ def random_family(name: str, folder: Path) -> tuple[Any, Checkpoint]:
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
     torch.manual_seed(0)
-    architecture = getattr(transformers, _ARCHITECTURES[name])
+    architecture = getattr(transformers, family(name.lower()).architecture)
     model = architecture(architecture.config_class(**sizes, **FAMILIES[name])).eval()
     model.final_logits_bias[0, model.config.eos_token_id] = END
     model.save_pretrained(folder)

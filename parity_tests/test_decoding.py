@@ -222,3 +222,18 @@ def test_a_penalty_does_not_make_a_mistake_a_tie(length_exponent: float, monkeyp
     agreement = compare_decoded(torch_reference.generate(model, src, config), right, config, ROUNDING["float32"])
     assert len(agreement.different) > 10, str(agreement)
     assert len(agreement.ties) <= 2, str(agreement)
+
+
+@pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_blenderbot_is_decoded_as_transformers_does(beam_size, tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "Blenderbot", {"init_std": 0.6})
+    theirs, checkpoint = random_family("Blenderbot", tmp_path)
+    src = np.random.default_rng(0).integers(3, 99, (20, 7))
+    how = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=12)
+    expected = torch_reference.generate(checkpoint.to_torch().eval(), torch.from_numpy(src), how)
+    oracle = transformers_generate(theirs, checkpoint.config, src, how)
+    agreement = compare_decoded(oracle, expected, how, ROUNDING["float32"])
+    assert not agreement.different, agreement
+    assert agreement.equal > 15
+    assert len({tuple(tokens) for tokens in expected.tokens[:, 0].tolist()}) > 10

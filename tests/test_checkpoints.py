@@ -251,7 +251,8 @@ WRONG = {
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: is a JSON list, not an object"),
     "unknown family": (
         lambda d: edit(d, model_type="t5"),
-        "model_type='t5' is no family that twinax knows: marian, bart, mbart, m2m_100, pegasus",
+        "model_type='t5' cannot be read, because twinax does not support relative position biases in the attention; "
+        "known are marian, bart, mbart, m2m_100, pegasus, blenderbot",
     ),
     "unknown setting": (
         lambda d: edit(d, rope_theta=1e4),

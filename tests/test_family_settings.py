@@ -31,7 +31,7 @@ def test_defaults_are_those_of_transformers(layout):
 def test_every_setting_that_transformers_writes_is_known(layout, tmp_path):
     found = family(layout)
     settings = getattr(transformers, found.architecture).config_class().to_dict()
-    assert found.config(settings, "float32").d_model == 1024
+    assert found.config(settings, "float32").d_model == settings["d_model"]
 
 
 # what config.json of versions 3 and 4 said beyond the fields of today
@@ -49,6 +49,11 @@ OLD = {
     "pegasus": {"add_bias_logits": False, "add_final_layer_norm": True, "extra_pos_embeddings": 0,
                 "force_bos_token_to_be_generated": False, "normalize_before": True, "normalize_embedding": False,
                 "static_position_embeddings": True, "length_penalty": 0.6},
+    "blenderbot": {"add_bias_logits": False, "add_final_layer_norm": True, "do_blenderbot_90_layernorm": True,
+                   "encoder_no_repeat_ngram_size": 3, "extra_layer_norm": False, "extra_pos_embeddings": 0,
+                   "layernorm_variant": "prelayernorm", "length_penalty": 0.65, "max_length": 60, "min_length": 20,
+                   "normalize_before": True, "normalize_embedding": False, "static_position_embeddings": False,
+                   "unk_token_id": 3},
 }  # fmt: skip
 
 

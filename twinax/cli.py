@@ -130,7 +130,7 @@ def convert(
         src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
         dst: what to write; must not exist.
         layout: names in it: twinax; torch_nn (files, torch.nn.Transformer's); lucky_glass, jadore801120, leftover,
-            d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus (directories).
+            d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot (directories).
         weights_only: leave the optimiser and the run out.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             taken too; for one of a published system what its tensors do not say, as leftover:repaired,num_heads=4.

@@ -91,6 +91,7 @@ class Family:
     multilingual: bool = False  # decoding starts with the token of the target language, which a user chooses
     separate_embeddings: bool = False  # its settings say whether source and target share a table
     saves_tables: bool = True  # fixed position tables stand in its files
+    kept: tuple[str, ...] = ()  # settings that its module does not read, beside KEPT
     ignored: tuple[str, ...] = ()  # arrays in files of old versions that nothing reads
     position_table: Callable[[TransformerConfig], np.ndarray] | None = None  # where it is not the formula's in float64
 
@@ -238,8 +239,8 @@ class Family:
         return given
 
     def _problems(self, settings: Settings, given: Settings, dtype: str) -> Iterator[str]:
-        constants = CONSTANTS | dict(self.constants)
-        known = {*SETTINGS, *VALUES, *OTHERS, *ALIASES, *constants, *KEPT}
+        constants = {n: allowed for n, allowed in {**CONSTANTS, **self.constants}.items() if n not in self.kept}
+        known = {*SETTINGS, *VALUES, *OTHERS, *ALIASES, *constants, *KEPT, *self.kept}
         known |= {*SEPARATE_EMBEDDINGS} if self.separate_embeddings else set()
         for name in sorted(set(settings) - known):
             yield f"{name}={settings[name]!r}: twinax does not know what it does in {self.model_type}"

@@ -1,0 +1,56 @@
+"""Directories that cannot be read: each says why; the oracle is the installed `transformers`."""
+
+import json
+
+import pytest
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from twinax import convert
+from twinax.convert.hugging_face import LAYOUTS, family
+from twinax.convert.obstacles import OBSTACLES, obstacle
+
+COMPOSED = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder")  # have no default config
+
+
+def written(name, architectures):
+    """What config.json says of a new model of a family."""
+    return json.loads(CONFIG_MAPPING[name](architectures=[architectures]).to_json_string())
+
+
+def test_every_encoder_decoder_is_read_or_has_its_obstacle():
+    names = [name for name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if name not in COMPOSED]
+    twin = {name for name in names if written(name, "X").get("is_encoder_decoder")}
+    known = {family(layout).model_type for layout in LAYOUTS}
+    assert known < twin
+    assert twin - known <= {*OBSTACLES}
+    assert not known & {*OBSTACLES}
+    assert {*OBSTACLES} <= {*CONFIG_MAPPING.keys()}
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "said"),
+    [
+        ("gpt2", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "is a decoder alone (GPT2LMHeadModel)"),
+        ("llama", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "is a decoder alone (LlamaForCausalLM)"),
+        ("distilbert", MODEL_FOR_MASKED_LM_MAPPING_NAMES, "is no encoder-decoder (DistilBertForMaskedLM)"),
+    ],
+)
+def test_what_is_no_encoder_decoder(name, names, said, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(written(name, names[name])))
+    with pytest.raises(convert.ConversionError) as caught:
+        convert.load(tmp_path)
+    assert f"model_type={name!r} {said}; twinax has encoders with decoders only; known are marian" in str(caught.value)
+
+
+def test_the_reason_of_a_known_obstacle():
+    assert obstacle({"model_type": "led"}) == (
+        "cannot be read, because twinax does not support attention that is restricted to blocks or windows"
+    )
+    for settings in ({}, {"model_type": "new", "is_encoder_decoder": True}):
+        assert obstacle(settings) == "is no family that twinax knows"
+    assert obstacle({"model_type": ["t5"], "architectures": 3}).startswith("is no encoder-decoder; twinax has")

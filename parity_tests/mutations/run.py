@@ -1,6 +1,6 @@
 """Plants every mistake of the list, one at a time, and writes what caught it: `make mutations`.
 
-`python -m twinax.parity_tests.mutations.run PAGE [WORDS]` takes those whose name, place or checks contain a word.
+`python -m twinax.parity_tests.mutations.run PAGE [WORDS]` takes those whose area, name or place contains a word.
 """
 
 import os
@@ -80,26 +80,36 @@ def in_the_ladder() -> list[tuple[str, ...]]:
 
 
 def main(page: Path, words: Sequence[str]) -> int:
-    """Prints the table; the whole list goes into the page. Returns 0 where nothing survived."""
+    """Prints the table and writes it into the page, where rows of what was not chosen stay. 0 where nothing survived."""
     marks(page, "mutations")
-    chosen = [m for m in MUTATIONS if not words or any(w in " ".join((m.name, m.place, *m.checks)) for w in words)]
     area_of = {mutation: area for area, mutations in AREAS.items() for mutation in mutations}
+    chosen = [m for m in MUTATIONS if not words or any(w in f"{area_of[m]} {m.name} {m.place}" for w in words)]
     try:
         verdicts = plant(chosen, Console(stderr=True))
     except MutationError as error:
         print(f"mutations: {error}", file=sys.stderr)
         return 2
     rows = [
-        (area_of[v.mutation], v.mutation.name, f"`{v.mutation.place}`", str(v), f"{v.seconds:.0f}") for v in verdicts
+        (area_of[v.mutation], v.mutation.name, f"`{v.mutation.place}`", str(v).replace("|", "¦"), f"{v.seconds:.0f}")
+        for v in verdicts
     ]
-    if not words:
-        rows += in_the_ladder()
-        write_table(page, "mutations", HEADER, rows)
+    rows += [] if words and "ladder" not in words else in_the_ladder()
+    fresh = {row[:2]: row for row in rows}
+    order = [(area_of[m], m.name) for m in MUTATIONS] + [("ladder", m.name) for m in ladder_mistakes.MUTATIONS]
+    known = {row[:2]: row for row in _written(page)} | fresh
+    write_table(page, "mutations", HEADER, [known[key] for key in order if key in known])
     survivors = [row for row in rows if row[3].startswith(("SURVIVED", "its checks do not run"))]
     print(f"{len(rows) - len(survivors)} of {len(rows)} mistakes caught")
     for row in survivors:
         print(f"{row[1]}, in {row[2]}: {row[3]}")
     return 1 if survivors else 0
+
+
+def _written(page: Path) -> list[tuple[str, ...]]:
+    """The rows of the table that is in the page."""
+    begin, end = marks(page, "mutations")
+    lines = page.read_text(encoding="utf-8").split(begin)[1].split(end)[0].strip().splitlines()[2:]
+    return [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The loop in one process: what a run directory holds, what goes on and what is refused."""
 
 import fcntl
-import io
 import json
 import os
 import shutil
@@ -41,7 +40,6 @@ def cache(tmp_path_factory):
     """Programs that the runs here share, and nobody else's."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     compilation_cache.reset_cache()
     yield
     jax.config.update("jax_compilation_cache_dir", before)
@@ -180,12 +178,7 @@ def test_a_finished_run_stays_as_it_is_and_goes_on_where_more_is_asked(finished,
     assert_equal(arrays(part / "checkpoints" / "8"), arrays(directory / "checkpoints" / "8"))
 
 
-def test_devices_are_described():
-    line = loop.describe_devices(["NVIDIA H100"] * 4)
-    assert line == "devices: NVIDIA H100 × 4; each computes 1/4 of the rows of a batch"
-
-
-def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, finished):
+def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, capsys, finished):
     original = loop._Run._step
 
     def step(self, padded):
@@ -193,13 +186,12 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, finished):
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, padded)
 
-    run = run_of(corpus)
     monkeypatch.setattr(loop._Run, "_step", step)
-    handler, printed = signal.getsignal(signal.SIGTERM), io.StringIO()
-    outcome = train(run, tmp_path / "r", Console(file=printed))
+    run, handler = run_of(corpus), signal.getsignal(signal.SIGTERM)
+    outcome = train(run, tmp_path / "r")
     assert (outcome.update, outcome.stopped_by) == (5, signal.SIGTERM)
-    assert "\nstopping after this update; once more ends now\n" in printed.getvalue()
-    assert "\ndevices: cpu × 1; each computes all rows of a batch\n" in printed.getvalue()
+    lines = {"stopping after this update; once more ends now", "devices: cpu × 1; each computes all rows of a batch"}
+    assert lines < {*capsys.readouterr().err.splitlines()}
     assert signal.getsignal(signal.SIGTERM) is handler
     assert int(read_checkpoint(tmp_path / "r" / "checkpoints" / "5").state.update) == 5
     monkeypatch.undo()

@@ -19,6 +19,7 @@ from twinax.parity_tests.functions import random_arrays, random_batch
 from twinax.torch_reference import optimizers as torch_optimizers
 from twinax.torch_reference import step as torch_step
 from twinax.train import step
+from twinax.train.loop import describe_devices
 
 MODEL = TransformerConfig.preset(
     "tiny", num_encoder_layers=1, num_decoder_layers=1, attention_dropout=0.1, ffn_dropout=0.1,
@@ -253,3 +254,8 @@ def test_what_the_loss_does_not_reach_is_what_torch_gives_no_gradient():
     assert unreached
     renamed = convert.port.port_rules(convert.port.flax_specs(config, trained_only=True))
     assert without_gradient(config) == {rule.source[0] for rule in renamed if rule.target[0] in unreached}
+
+
+def test_devices_are_described():
+    line = describe_devices(["NVIDIA H100"] * 4)
+    assert line == "devices: NVIDIA H100 × 4; each computes 1/4 of the rows of a batch"

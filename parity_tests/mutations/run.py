@@ -80,7 +80,7 @@ def in_the_ladder() -> list[tuple[str, ...]]:
 
 
 def main(page: Path, words: Sequence[str]) -> int:
-    """Prints the table and writes it into the page, where rows of what was not chosen stay. 0 where nothing survived."""
+    """Prints the table and writes it into the page; rows of what was not chosen stay. Returns 0 without a survivor."""
     marks(page, "mutations")
     area_of = {mutation: area for area, mutations in AREAS.items() for mutation in mutations}
     chosen = [m for m in MUTATIONS if not words or any(w in f"{area_of[m]} {m.name} {m.place}" for w in words)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from twinax import TransformerConfig
+from twinax.parity_tests.coverage import Coverage
 from twinax.parity_tests.harness import Report
 from twinax.parity_tests.ladder import Ladder
 
@@ -109,7 +110,7 @@ def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkey
     assert "begins at logits" in printed
 
 
-CLIMBED = Ladder(Report((), ()), {}, (), 1.0, 4, True)
+CLIMBED = Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, True)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -10,6 +10,7 @@ import torch
 from twinax import convert
 from twinax.configs.data import TokenizerConfig
 from twinax.parity_tests.conversion import random_model
+from twinax.parity_tests.coverage import Coverage
 from twinax.parity_tests.harness import Report
 from twinax.parity_tests.ladder import Ladder
 from twinax.train.corpus import DataError
@@ -101,7 +102,9 @@ def test_parity_compares_translations_that_begin_with_the_token(command, tmp_pat
 
     seen = []
     monkeypatch.setattr(
-        parity_command, "show_ladder", lambda title, **given: Ladder(Report((), ()), {}, (), 1.0, 4, True)
+        parity_command,
+        "show_ladder",
+        lambda title, **given: Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, True),
     )
     monkeypatch.setattr(parity_command, "show_translations", lambda *given, **more: seen.append(given) or (True, []))
     arguments = ("--src", written(tmp_path, "a b\n"), "--tgt", written(tmp_path, "a b\n"), "--translations")

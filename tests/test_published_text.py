@@ -113,8 +113,8 @@ def test_the_command_gives_a_vocabulary_its_pretokenization(name, command, tmp_p
     arguments = ("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--tokenizer", tmp_path / "words.txt")
     status, out, err = command(*arguments, "--config", f"{name}:repaired" + ",num_heads=4" * (name == "leftover"))
     assert status == 0, err
-    expected = {"lucky_glass": "spaCy's words of de and en", "leftover": "split='word_characters'"}[name]
-    assert f"text of a vocabulary is split into {expected}, as {name} does" in " ".join(out.replace("│", " ").split())
+    expected = {"lucky_glass": "spaCy, de and en", "leftover": "word_characters"}[name]
+    assert f"pre-tokenization {expected}, as in {name}" in " ".join(out.replace("│", " ").split())
     found = twinax.load(tmp_path / "ours.pt").tokenizers.src.encode(["z.B. Hund"])[0]
     assert found == ([4, 5] if name == "lucky_glass" else [4, 0, 0, 0, 5])
 

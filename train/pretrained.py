@@ -1,6 +1,7 @@
 """Tokenizers that others trained: directories of `transformers`, tokenizer.json, SentencePiece models, word lists."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,9 @@ def _from_vocabulary(path: Path, config: TokenizerConfig) -> FastTokenizer:
     if config.unk_token not in words:
         raise DataError(f"{path}: has no token {config.unk_token!r} for what it does not know")
     fast = FastTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, config.unk_token))
-    prepare_text(fast, config)
+    # A vocabulary is of words, whatever a run's tokenizers are; it says nothing of normalization.
+    words_of = replace(config, kind="word", split="whitespace", normalization="none")
+    prepare_text(fast, config if config.kind == "word" else words_of)
     return fast
 
 

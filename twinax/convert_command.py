@@ -94,8 +94,9 @@ def convert_checkpoint(
     if checkpoint.skipped:
         table.add_row("not read, left out", escape(", ".join(checkpoint.skipped)))
     files = _changes(carried, given, checkpoint.files) if given else ", ".join(checkpoint.files) or "none"
-    files = escape(files + pretokenization)
-    table.add_row("tokenizer", files if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
+    table.add_row("tokenizer", escape(files) if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
+    if pretokenization:
+        table.add_row("pre-tokenization", escape(pretokenization))
     Console().print(table)
     report_assumed(str(src), checkpoint)
     return int(len(different) > len(rebuilt) or not same_optimizer or checkpoint.files != back.files)
@@ -204,7 +205,7 @@ def _config(path: str) -> tuple[TransformerConfig | str, Mapping[str, bytes]]:
 def _tokenizer_files(
     checkpoint: Checkpoint, paths: Sequence[str], languages: Sequence[str]
 ) -> tuple[dict[str, bytes], str]:
-    """(files of one tokenizer for both sides or of two, as a checkpoint holds them; how their text is split).
+    """(files of one tokenizer for both sides or of two, as a checkpoint holds them; a vocabulary's pre-tokenization).
 
     Raises:
         UsageError: the checkpoint has a tokenizer that can be used.
@@ -218,22 +219,22 @@ def _tokenizer_files(
     if len(paths) > 2:
         raise UsageError(f"--tokenizer {' '.join(paths)}: give one, or the source's and the target's")
     system = system_of(config)
-    how = TOKENIZER[system] if system else TokenizerConfig(kind="word", normalization="none")
+    how = TOKENIZER[system] if system else TokenizerConfig()
     if languages:
-        how = replace(how, languages=tuple(languages), split="whitespace")
+        how = replace(how, kind="word", languages=tuple(languages), split="whitespace")
     # One vocabulary that both sides share is two tokenizers where spaCy splits each by its own rules.
     sides = [paths[0], paths[-1]] if how.languages and paths[0].endswith(".txt") else paths
     found = Tokenizers.of([load_for_model(path, config, how, side) for side, path in enumerate(sides)])
     for side, of_side in zip(("src", "tgt"), found, strict=True):
         check_fits(config, of_side, side)
-    split = ""
-    if any(path.endswith(".txt") for path in paths):
-        rule = f"spaCy's words of {' and '.join(how.languages)}" if how.languages else f"split={how.split!r}"
-        split = f"; text of a vocabulary is split into {rule}" + (f", as {system} does" if system else "")
+    pretokenization = ""
+    if any(path.endswith(".txt") for path in paths) and (system or languages):
+        rule = f"spaCy, {' and '.join(how.languages)}" if how.languages else how.split
+        pretokenization = rule if languages or system is None else f"{rule}, as in {system}"
     with TemporaryDirectory() as folder:
         found.save(Path(folder))
         files = [path for path in Path(folder).glob("*/*") if path.is_file()]
-        return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}, split
+        return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}, pretokenization
 
 
 def _has_tokenizer(checkpoint: Checkpoint) -> bool:

@@ -61,10 +61,13 @@ class Checkpoint:
     unused: Arrays = field(default_factory=dict)  # its arrays that no computation reads
     files: Mapping[str, bytes] = field(default_factory=dict)  # of tokenizers, by path: tokenizer/tokenizer.json, ...
     training: Training | None = None
-    assumed: tuple[str, ...] = ()  # settings of a published system that its file does not state, as "num_heads=8"
+    system: str | None = None  # the published system whose file it comes from
+    assumed: tuple[str, ...] = ()  # settings of that system that the file does not state, as "num_heads=8"
     skipped: tuple[str, ...] = ()  # entries of its file that were not read, as "optimizer_state_dict"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.system, str | None) or not all(isinstance(item, str) for item in self.assumed):
+            raise ConversionError(f"its system {self.system!r} and what was assumed, {self.assumed!r}, are no texts")
         _check("file", self.files, _FILES, bytes)
         _check("document", self.documents, {CONFIG, GENERATION}, Mapping)
 

@@ -96,11 +96,11 @@ def system_of(config: TransformerConfig) -> str | None:
 
 
 def describe_assumed(name: str, checkpoint: Checkpoint) -> str:
-    """One line: what a published system's file does not determine and was assumed, and how to set it."""
-    example = f"{system_of(checkpoint.config) or 'leftover'}:repaired,num_heads=4"
+    """One line: what a published system's file does not state and was assumed, and how to set it."""
+    settings = ",".join(item.replace(" ", "_").replace("'", "") for item in checkpoint.assumed)
     return (
-        f"{name}: assumed {', '.join(checkpoint.assumed)}, which its tensors do not determine; set them where they are "
-        f"others, as in: twinax convert ORIGINAL NEW --config {example}"
+        f"{name}: assumed {', '.join(checkpoint.assumed)}, because the file does not state it; "
+        f"to set it: twinax convert ORIGINAL NEW --config {checkpoint.system}:{settings}"
     )
 
 
@@ -124,8 +124,10 @@ def published_config(
         raise ConversionError(
             f"config={variant!r}: is none of {', '.join(PUBLISHED)}, nor one of them as leftover:repaired,num_heads=4"
         )
-    if "as_published" in given:
+    if given.keys() & {"as_published", "repaired"}:
         raise ConversionError(f"config={variant!r}: write {wanted}:as_published or {wanted}:repaired")
+    if len(given) + len(words) < len(items):
+        raise ConversionError(f"config={variant!r}: gives a field twice")
     if wanted != name:
         raise ConversionError(f"config={variant!r}: the tensors are in layout {name}")
     standard = _rename(named, {there: part for part, there in prefixes.items()})

@@ -22,6 +22,7 @@ from .arrays import to_torch_tensor
 from .checkpoint import MOMENTS, Checkpoint, Training
 from .file_layouts import from_named, is_file_layout, is_published, layout_of, published_config, to_named
 from .files import read_safetensors, read_torch, to_arrays
+from .layouts import jadore801120
 from .new_files import new_file
 from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .rules import ConversionError
@@ -122,8 +123,9 @@ class Parts(NamedTuple):
                 )
             if config is None:
                 return _whole(self.found, self.layout)
+            system = self.layout.partition(":")[0] if self._published else None
             checkpoint = _bare(model, self.layout, config)
-            return replace(checkpoint, assumed=assumed, skipped=self.found.get("skipped", ()))
+            return replace(checkpoint, system=system, assumed=assumed, skipped=self.found.get("skipped", ()))
 
     @property
     def _published(self) -> bool:
@@ -148,7 +150,7 @@ class Parts(NamedTuple):
 def _describe(checkpoint: Checkpoint, layout: str) -> dict[str, Any]:
     """What stands beside the arrays, as JSON has it."""
     about: dict[str, Any] = {_MARK: _VERSION, "layout": layout, "config": checkpoint.config.to_dict()}
-    about["assumed"] = checkpoint.assumed
+    about |= {"system": checkpoint.system, "assumed": checkpoint.assumed}
     if checkpoint.layout is not None:
         documents = {name: dict(document) for name, document in checkpoint.documents.items()}
         about["source"] = {"layout": checkpoint.layout, "documents": documents}
@@ -191,10 +193,10 @@ def _read_torch(path: Path) -> dict[str, Any]:
     wrapper = next((n for n in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(n), dict)), None)
     if wrapper is None:
         return {"model": _unwrapped(to_arrays(found, path))}
-    heads = getattr(found.get("settings"), "n_head", None)  # jadore801120's, which its tensors do not say
-    said = {"num_heads": heads} if isinstance(heads, int) else {}
-    skipped = tuple(str(name) for name in found if name != wrapper)
-    return {"model": _unwrapped(to_arrays(found[wrapper], path)), "said": said, "skipped": skipped}
+    arrays = _unwrapped(to_arrays(found[wrapper], path))
+    said = jadore801120.stated(found.get("settings"), arrays)
+    skipped = tuple(str(name) for name in found if name != wrapper and not (name == "settings" and said))
+    return {"model": arrays, "said": said, "skipped": skipped}
 
 
 def _unwrapped(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -232,7 +234,8 @@ def _whole(found: Mapping[str, Any], layout: str) -> Checkpoint:
     config, source = TransformerConfig.from_dict(found["config"]), found.get("source") or {}
     arrays, unused = from_named(found["model"], config, layout)
     kept = source.get("layout"), source.get("documents", {}), found["unused"] | unused, found["files"]
-    checkpoint = Checkpoint(config, arrays, *kept, assumed=tuple(map(str, found.get("assumed", ()))))
+    assumed = tuple(found.get("assumed", ()))
+    checkpoint = Checkpoint(config, arrays, *kept, system=found.get("system"), assumed=assumed)
     return checkpoint if "run" not in found else _with_training(checkpoint, found, layout)
 
 

@@ -1,5 +1,6 @@
 """Files of published systems: what they do not state is said, and what cannot be read is named."""
 
+import argparse
 import json
 import shutil
 
@@ -7,14 +8,15 @@ import pytest
 import torch
 
 from twinax import convert
+from twinax.convert.file_layouts import describe_assumed
 from twinax.parity_tests.published import SYSTEMS, random_model
-from twinax.torch_reference.published import annotated_transformer, lucky_glass
+from twinax.torch_reference.published import annotated_transformer, jadore801120, lucky_glass
 from twinax.train import portable
 
 IDS = ("pad_id=1", "bos_id=2", "eos_id=3")
 OPEN = {  # what the tensors leave open, by the description of each system's state dict
     "lucky_glass": ("as published", *IDS),
-    "jadore801120": ("num_heads=8", "logit_scale='rsqrt_d_model'", *IDS),
+    "jadore801120": ("num_heads=8", "embedding_scale='none'", "logit_scale='rsqrt_d_model'", *IDS),
     "leftover": ("as published", "num_heads=8", *IDS),
     "d2l_note": ("as published", "num_heads=4", "max_length=10", *IDS),
     "annotated_transformer": ("num_heads=8", "pad_id=2", "bos_id=0", "eos_id=1"),
@@ -41,7 +43,7 @@ def save(name, path, *, as_published=True, width=16):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_a_file_leaves_open_is_named(name, tmp_path):
-    """And goes along into our files, where the config does not show any more that it was assumed."""
+    """The list is saved with the checkpoint, because the config alone does not show it."""
     checkpoint = convert.load(save(name, tmp_path / "theirs.pt"))
     assert checkpoint.assumed == OPEN[name]
     for form in ("ours.pt", "ours.safetensors", "ours"):
@@ -68,33 +70,115 @@ def test_the_repaired_norm_tells_the_variant(tmp_path):
 
 def test_every_command_says_what_was_assumed(command, tmp_path):
     path = save("annotated_transformer", tmp_path / "theirs.pt")
-    line = f"{path}: assumed num_heads=8, pad_id=2, bos_id=0, eos_id=1, which its tensors do not determine; set them"
+    line = f"{path}: assumed num_heads=8, pad_id=2, bos_id=0, eos_id=1, because the file does not state it; to set it: "
     for arguments in (("inspect", path), ("convert", path, tmp_path / "ours.pt")):
         status, _, err = command(*arguments)
         assert status == 0
         assert line in err
-        assert "--config annotated_transformer:repaired,num_heads=4" in err
+        assert "--config annotated_transformer:num_heads=8,pad_id=2,bos_id=0,eos_id=1" in err
     _, out, err = command("inspect", tmp_path / "ours.pt", "--json", tmp_path / "ours.json")
     assert line.replace("theirs", "ours") in err
     assert json.loads((tmp_path / "ours.json").read_text())["assumed"] == list(OPEN["annotated_transformer"])
     assert "num_heads=8" in out
 
 
+def stop(*arguments, **keywords):
+    raise convert.ConversionError("far enough")
+
+
+def test_what_computes_says_it_too(command, tmp_path, monkeypatch):
+    """score, evaluate and audit, and a training that starts from such weights, before they compute."""
+    path = save("leftover", tmp_path / "theirs.pt", as_published=False)
+    (tmp_path / "words.txt").write_text("\n".join(["[UNK]", "[PAD]", "[SOS]", "[EOS]", *"abcdefghi"]))
+    (tmp_path / "text").write_text("a b\nc\n")
+    made = ("--config", "leftover:repaired,num_heads=4", "--tokenizer", tmp_path / "words.txt")
+    assert command("convert", path, tmp_path / "ours.pt", *made)[0] == 0
+    for place in ("train.translator.Translator.score", "train.translator.Translator.too_long", "train.loop.prepare_in"):
+        monkeypatch.setattr(f"twinax.{place}", stop)
+    monkeypatch.setattr("twinax.audit_command.audit_config", stop)
+    ours, text = tmp_path / "ours.pt", ("--src", tmp_path / "text", "--tgt", tmp_path / "text")
+    calls = [(name, ours, *text) for name in ("score", "evaluate")]
+    calls += [("audit", ours), ("train", "--init-from", ours, *text, "--out", tmp_path / "r")]
+    for call in calls:
+        status, _, err = command(*call)
+        assert (status, "far enough" in err) == (2, True), call
+        assert "ours.pt: assumed pad_id=1, bos_id=2, eos_id=3, because the file does not state it" in err, call
+
+
+def test_the_hint_can_be_followed(tmp_path):
+    path = save("leftover", tmp_path / "theirs.pt")
+    line = describe_assumed("theirs.pt", convert.load(path))
+    given = convert.load(path, line.rpartition("--config ")[2])
+    assert given.assumed == ()
+    assert given.config == convert.load(path).config
+
+
+def test_the_decoder_starts_with_the_bos_that_is_given(tmp_path):
+    path = save("leftover", tmp_path / "theirs.pt")
+    config = convert.load(path, "leftover:pad_id=0,bos_id=1,eos_id=2").config
+    assert (config.pad_id, config.bos_id, config.eos_id, config.decoder_start_id) == (0, 1, 2, 1)
+    assert convert.load(path, "leftover:bos_id=1,decoder_start_id=4").config.decoder_start_id == 4
+
+
+@pytest.mark.parametrize(("scale", "expected"), [("prj", (1, 16**-0.5)), ("emb", (4, 1)), ("none", (1, 1))])
+def test_the_settings_of_jadore801120_count(scale, expected, tmp_path):
+    """Its checkpoint states heads, padding and the scale, which tensors do not; the module itself is the oracle."""
+    sizes = {"d_model": 16, "d_inner": 8, "n_layers": 1, "n_head": 4, "d_k": 4, "d_v": 4}
+    model = jadore801120.Transformer(13, 13, 3, 3, as_published=True, scale_emb_or_prj=scale, **sizes)
+    assert (model.encoder.scale, model.logit_scale) == expected
+    settings = argparse.Namespace(n_head=4, src_pad_idx=3, trg_pad_idx=3, scale_emb_or_prj=scale)
+    torch.save({"epoch": 1, "settings": settings, "model": model.state_dict()}, tmp_path / "model.chkpt")
+    checkpoint = convert.load(tmp_path / "model.chkpt", "jadore801120:bos_id=1,eos_id=2")
+    assert (checkpoint.assumed, checkpoint.skipped) == ((), ("epoch",))
+    src, tgt = torch.tensor([[5, 6, 7, 3]]), torch.tensor([[1, 8, 9]])
+    expected_logits = model.eval()(src, tgt).unflatten(0, (1, 3))
+    torch.testing.assert_close(checkpoint.to_torch().eval()(src, tgt), expected_logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_system_is_known_by_its_layout(command, tmp_path):
+    """Also where a setting differs from both variants; another checkpoint's config brings its assumptions along."""
+    path = save("lucky_glass", tmp_path / "theirs.pt")
+    checkpoint = convert.load(path, "lucky_glass:norm_eps=1e-6")
+    assert (checkpoint.system, checkpoint.assumed) == ("lucky_glass", OPEN["lucky_glass"])
+    convert.save(checkpoint, tmp_path / "one.pt")
+    arguments = ("convert", path, tmp_path / "two.pt", "--config", tmp_path / "one.pt")
+    assert command(*arguments)[0] == 0
+    assert convert.load(tmp_path / "two.pt").assumed == OPEN["lucky_glass"]
+
+
+def test_a_vocabulary_that_contradicts_the_ids_is_refused(command, tmp_path):
+    """Sorted, as newer editions of the book have it; otherwise commas would be padding."""
+    path = save("d2l_note", tmp_path / "theirs.pt", as_published=False)
+    words = ["!", ",", ".", "<bos>", "<eos>", "<pad>", "<unk>", "?", *"abcde"]
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    arguments = ("convert", path, tmp_path / "ours.pt", "--tokenizer", tmp_path / "words.txt", "--config")
+    status, _, err = command(*arguments, "d2l_note:repaired")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "'<pad>' has id 5 and the model's pad_id is 1" in err
+    assert command(*arguments, f"d2l_note:repaired,{err.strip().rpartition('NAME:')[2]}")[0] == 0
+
+
 @pytest.mark.parametrize("name", ["jadore801120", "leftover", "annotated_transformer"])
 @pytest.mark.parametrize("heads", ["3", "0", "-2", "many", "true", "2.0"])
 def test_heads_that_cannot_be(name, heads, tmp_path):
     path = save(name, tmp_path / "theirs.pt")
-    with pytest.raises(convert.ConversionError, match=r"num_heads=.*(divisible|at least 1)") as error:
+    with pytest.raises(
+        convert.ConversionError,
+        match=r"num_heads=.*(divisible by it|does not divide .* give jadore801120:num_heads=4|at least 1)",
+    ) as error:
         convert.load(path, f"{name}:num_heads={heads}")
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("variant", ["as_published=false", "as_published=true", "repaired,as_published", "width=3"])
+@pytest.mark.parametrize(
+    "variant", ["as_published=false", "repaired=true", "repaired,as_published", "width=3", "a=1,a=2"]
+)
 def test_variants_that_cannot_be(variant, tmp_path):
     path = save("lucky_glass", tmp_path / "theirs.pt")
     expected = {
         "as_published=false": r"write lucky_glass:as_published or lucky_glass:repaired$",
-        "as_published=true": r"write lucky_glass:as_published or lucky_glass:repaired$",
+        "repaired=true": r"write lucky_glass:as_published or lucky_glass:repaired$",
+        "a=1,a=2": r"gives a field twice$",
         "repaired,as_published": r"nor one of them as leftover:repaired,num_heads=4$",
         "width=3": r"TransformerConfig has no field 'width'",
     }[variant]
@@ -134,8 +218,8 @@ def test_what_is_left_out_of_a_checkpoint_is_named(command, tmp_path):
     )
     assert status == 0
     text = " ".join(out.replace("│", " ").split())
-    assert "not read, left out epoch, optimizer_state_dict, global_step" in text
-    assert "optimizer_state_dict left out: the file has no run to go on with" in text
+    assert "ignored epoch, optimizer_state_dict, global_step" in text
+    assert "optimizer_state_dict ignored: the file has no run to resume" in text
     assert "optimizer_state_dict" in command("inspect", tmp_path / "theirs.pt")[1]
 
 

@@ -55,7 +55,7 @@ def of_the_book(text, language):
     """`_preprocess` and `_tokenize` of Dive into Deep Learning, section 10.5."""
     text = text.replace("\u202f", " ").replace("\xa0", " ").lower()
     spaced = [" " + c if i > 0 and c in ",.!?" and text[i - 1] != " " else c for i, c in enumerate(text)]
-    return [token for token in re.split(r"\s", "".join(spaced)) if token]
+    return [token for token in "".join(spaced).split(" ") if token]
 
 
 ORACLES = {"leftover": of_leftover, "d2l_note": of_the_book}
@@ -84,6 +84,7 @@ def loaded(request, tmp_path_factory):
 @given(text=TEXT)
 def test_ids_are_the_published_ones(loaded, text):
     name, words, tokenizers = loaded
+    text = text.replace("\t", " ") if name == "d2l_note" else text  # where a tab stands between the columns
     ids = {word: i for i, word in enumerate(words)}
     config = TOKENIZER[name]
     for language, tokenizer in zip(("de", "en"), tokenizers, strict=True):

@@ -156,12 +156,12 @@ def test_without_spacy(hub, command, monkeypatch):
     tokenizer = json.loads(out)["tokenizer"]
     assert (tokenizer["languages"], tokenizer["split"]) == ([], "punctuation")
     code, _, err = command("train", *shrunk("published/lucky_glass")[:-1], "new", "--tokenizer.languages", "de", "fr")
-    assert (code, "needs spaCy, which is not here" in err) == (2, True)
+    assert (code, "need spaCy, which is not installed" in err) == (2, True)
     _, _, err = command("train", "published/lucky_glass", "--tokenizer.languages", "--print-config")
     assert "spaCy" not in err
     code, _, err = command("translate", "run", "input")
     assert code == 2
-    assert "needs spaCy, which is not here: pip install 'twinax[spacy]'" in err
+    assert "need spaCy, which is not installed: pip install 'twinax[spacy]'" in err
 
 
 def test_there_is_no_such_recipe():

@@ -97,7 +97,8 @@ def write(checkpoint: Checkpoint, path: Path, layout: str = "twinax") -> None:
         what = f"a file of layout {layout}" if layout != "twinax" else "a file, and a directory's name has no ending,"
         raise convert.ConversionError(f"{path}: {what} needs a name that ends in {', '.join(SUFFIXES)}")
     with new_directory(path) as folder, jax.enable_x64(True):  # which moves float64 as it is
-        source: dict[str, Any] = {"layout": checkpoint.layout, "assumed": checkpoint.assumed}
+        source: dict[str, Any] = {"layout": checkpoint.layout}
+        source |= {"system": checkpoint.system, "assumed": checkpoint.assumed}
         source["documents"] = {n: dict(d) for n, d in checkpoint.documents.items()}
         (folder / "run").mkdir()
         write_files(folder / "run", checkpoint.files)
@@ -150,10 +151,17 @@ def _kept(folder: Path) -> dict[str, Any]:
     return {
         "layout": source.get("layout"),
         "documents": source.get("documents", {}),
-        "assumed": tuple(source.get("assumed", ())),
+        "system": source.get("system"),
+        "assumed": _texts(source.get("assumed", []), run / _SOURCE),
         "unused": read_safetensors(run / _UNUSED)[0] if (run / _UNUSED).is_file() else {},
         "files": {str(path.relative_to(run)): path.read_bytes() for path in paths if path.is_file()},
     }
+
+
+def _texts(value: Any, path: Path) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise CheckpointError(f"{path}: assumed is {value!r}, not a list of texts")
+    return tuple(value)
 
 
 def _model_config(folder: Path) -> TransformerConfig:

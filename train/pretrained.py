@@ -70,8 +70,23 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig,
         if token is None:
             raise DataError(f"{place}: has {fast.get_vocab_size():,} tokens, and none for the model's {role}_id={i}")
         tokens[role] = token
+    if place.suffix == ".txt":
+        _check_ids(place, fast, model, config)
     fast.add_special_tokens([tokens[role] for role in ROLES])
     return Tokenizer(fast, tokens, language).frame_sources(config)
+
+
+def _check_ids(path: Path, fast: FastTokenizer, model: TransformerConfig, config: TokenizerConfig) -> None:
+    """Raises: DataError where a special token of a vocabulary has another id than the model's."""
+    tokens = {role: getattr(config, f"{role}_token") for role in ("pad", "bos", "eos")}
+    ids = {f"{role}_id": fast.token_to_id(token) for role, token in tokens.items()}
+    known = {name: i for name, i in ids.items() if i is not None and getattr(model, name) is not None}
+    if wrong := [name for name, i in known.items() if i != getattr(model, name)]:
+        settings = ",".join(f"{name}={i}" for name, i in known.items())
+        raise DataError(
+            f"{path}: {tokens[wrong[0][:3]]!r} has id {known[wrong[0]]} and the model's {wrong[0]} is "
+            f"{getattr(model, wrong[0])}; where the file is right, set the model's ids, as in --config NAME:{settings}"
+        )
 
 
 def _check_alone(path: Path) -> None:

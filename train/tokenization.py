@@ -118,7 +118,10 @@ class Tokenizer:
         return [token if not text or "\ufffd" in text else text for token, text in zip(tokens, shown, strict=True)]
 
     def save(self, directory: str | PathLike[str]) -> None:
-        """Writes the two files that `PreTrainedTokenizerFast.from_pretrained` reads."""
+        """Writes the two files that `PreTrainedTokenizerFast.from_pretrained` reads.
+
+        Where spaCy makes the tokens, that class takes them alone, with `is_split_into_words=True`.
+        """
         Path(directory).mkdir(parents=True, exist_ok=True)
         self.fast.save(str(Path(directory) / FILE))
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}

@@ -36,7 +36,7 @@ def check_language(language: str) -> None:
 def _tokenizer(language: str) -> Any:
     if not has_spacy():
         raise DataError(
-            f"languages: cutting {language!r} into words needs spaCy, which is not here: pip install 'twinax[spacy]'"
+            f"languages: the words of {language!r} need spaCy, which is not installed: pip install 'twinax[spacy]'"
         )
     try:
         import spacy

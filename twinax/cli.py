@@ -137,7 +137,7 @@ def convert(
         tokenizer: for a checkpoint that has none: one for both sides or the source's and the target's, a directory,
             a tokenizer.json, a SentencePiece model, or a vocabulary in the order of its ids (.txt, a token per line).
             A published system's vocabulary gets the pre-tokenization of that system.
-        languages: of source and target, as de en: words of a vocabulary by spaCy's rules; none: as published.
+        languages: of source and target (de en): pre-tokenize with spaCy; none: the published system's.
     """
     check_exists(src)
     with one_line_errors():

@@ -60,9 +60,11 @@ def convert_checkpoint(
     if layout not in LAYOUTS and not is_file_layout(layout):
         raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*FILE_LAYOUTS, *LAYOUTS))}")
     check_new(dst)
-    model, files = (None, {}) if config is None else _config(config)
+    model, other = (None, None) if config is None else _config(config)
     checkpoint = portable.read(src, model)
-    checkpoint, given = replace(checkpoint, files=checkpoint.files or files), {}
+    if other is not None:  # its config, and with it what was assumed of that
+        checkpoint = replace(checkpoint, assumed=other.assumed)
+    checkpoint, given = replace(checkpoint, files=checkpoint.files or (other.files if other else {})), {}
     carried, pretokenization = checkpoint.files, ""
     if tokenizer:
         given, pretokenization = _tokenizer_files(checkpoint, tokenizer, languages)
@@ -92,7 +94,7 @@ def convert_checkpoint(
     optimizer, same_optimizer = _optimizer_came_back(checkpoint, back)
     table.add_row("optimiser", optimizer)
     if checkpoint.skipped:
-        table.add_row("not read, left out", escape(", ".join(checkpoint.skipped)))
+        table.add_row("ignored", escape(", ".join(checkpoint.skipped)))
     files = _changes(carried, given, checkpoint.files) if given else ", ".join(checkpoint.files) or "none"
     table.add_row("tokenizer", escape(files) if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
     if pretokenization:
@@ -146,7 +148,7 @@ def _known(parts: Parts) -> tuple[Checkpoint | None, str | None]:
     if not is_published(parts.layout):
         return None, "bare tensors, no config"
     try:
-        return parts.checkpoint(), "bare tensors, no config"
+        return parts.checkpoint(), None
     except ConversionError as error:
         return None, f"bare tensors, no config: {error}"
 
@@ -158,7 +160,7 @@ def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     found |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
     found["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
     found |= {"assumed": list(checkpoint.assumed)} if checkpoint.assumed else {}
-    found |= {"not read": list(checkpoint.skipped)} if checkpoint.skipped else {}
+    found |= {"ignored": list(checkpoint.skipped)} if checkpoint.skipped else {}
     found["unused numbers"] = _numbers(checkpoint.unused)
     found |= {"unused, kept": list(checkpoint.unused)} if checkpoint.unused else {}
     ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
@@ -186,18 +188,18 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _config(path: str) -> tuple[TransformerConfig | str, Mapping[str, bytes]]:
-    """A config in a JSON file, that of another checkpoint with its tokenizers, or a published system's name."""
+def _config(path: str) -> tuple[TransformerConfig | str, Checkpoint | None]:
+    """(a config in a JSON file, that of another checkpoint, or a published system's name; that checkpoint)."""
     if path.partition(":")[0] in PUBLISHED:
-        return path, {}
+        return path, None
     if Path(path).suffix != ".json":
         checkpoint = portable.read(Path(path))
-        return checkpoint.config, checkpoint.files
+        return checkpoint.config, checkpoint
     if not Path(path).is_file():
         raise UsageError(f"--config {path}: there is no such file")
     values = read_json(Path(path))
     try:
-        return TransformerConfig.from_dict(values.get("model", values)), {}  # a run's has the model's in it
+        return TransformerConfig.from_dict(values.get("model", values)), None  # a run's has the model's in it
     except (ConfigError, TypeError, AttributeError) as error:
         raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from None
 
@@ -218,7 +220,11 @@ def _tokenizer_files(
         )
     if len(paths) > 2:
         raise UsageError(f"--tokenizer {' '.join(paths)}: give one, or the source's and the target's")
-    system = system_of(config)
+    system = checkpoint.system or system_of(config)
+    if languages and not any(path.endswith(".txt") for path in paths):
+        raise UsageError(
+            f"--languages {' '.join(languages)}: is for a vocabulary (.txt); {paths[0]} brings its own rules"
+        )
     how = TOKENIZER[system] if system else TokenizerConfig()
     if languages:
         how = replace(how, kind="word", languages=tuple(languages), split="whitespace")
@@ -266,7 +272,7 @@ def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str,
     ours, theirs = checkpoint.training, back.training
     if ours is None:
         states = [name for name in checkpoint.skipped if "optim" in name]
-        return f"{states[0]} left out: the file has no run to go on with" if states else "none", True
+        return f"{states[0]} ignored: the file has no run to resume" if states else "none", True
     if theirs is None:
         return f"left out, with the run and its {ours.update:,} updates: there is no place for it", True
     same = all(checksum(getattr(ours, key)) == checksum(getattr(theirs, key)) for key in MOMENTS)

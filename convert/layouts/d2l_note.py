@@ -6,7 +6,7 @@ import numpy as np
 
 from ...configs.schema import TransformerConfig
 from ..rules import Rule
-from .published import LayerNames, Named, PublishedLayout, count, embedding, linear
+from .published import IDS, LayerNames, Named, PublishedLayout, count, embedding, linear
 
 _LAYER = LayerNames(("W_q", "W_k", "W_v", "W_o"), False, "ffn.s.0", "ffn.s.2", "addnorm#.ln")
 
@@ -48,5 +48,5 @@ LAYOUT = PublishedLayout(
     _fields,
     mark=r"encoder\.blocks\.block_0\..*",
     tables=_tables,
-    undetermined=("num_heads", "max_length", "pad_id", "bos_id", "eos_id"),
+    undetermined=lambda config: ("num_heads", "max_length", *IDS),
 )

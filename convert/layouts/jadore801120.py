@@ -5,10 +5,26 @@ from typing import Any
 import numpy as np
 
 from ...configs.schema import TransformerConfig
-from ..rules import TRANSPOSE, Rule
-from .published import Named, PublishedLayout, attention, count, embedding, linear, norm, table
+from ..rules import TRANSPOSE, ConversionError, Rule
+from .published import IDS, Named, PublishedLayout, attention, count, embedding, linear, norm, table
 
 _SRC, _TGT, _OUTPUT = "encoder.src_word_emb.weight", "decoder.trg_word_emb.weight", "trg_word_prj.weight"
+
+_SCALES = ("embedding_scale", "logit_scale")
+
+
+def stated(settings: Any, arrays: Named) -> dict[str, Any]:
+    """The config fields that the settings in a checkpoint of its training state, an argparse.Namespace."""
+    heads, scaled = getattr(settings, "n_head", None), getattr(settings, "scale_emb_or_prj", None)
+    pads = {getattr(settings, f"{side}_pad_idx", None) for side in ("src", "trg")}
+    fields: dict[str, Any] = {"num_heads": heads} if isinstance(heads, int) else {}
+    if len(pads) == 1 and isinstance(pad := pads.pop(), int):
+        fields["pad_id"] = pad
+    tied = _OUTPUT in arrays and _TGT in arrays and np.array_equal(arrays[_OUTPUT], arrays[_TGT])
+    if tied and scaled in ("prj", "emb", "none"):  # untied, the code ignores it
+        fields["embedding_scale"] = "sqrt_d_model" if scaled == "emb" else "none"
+        fields["logit_scale"] = "rsqrt_d_model" if scaled == "prj" else "none"
+    return fields
 
 
 def _embeddings(config: TransformerConfig) -> list[Rule]:
@@ -52,7 +68,10 @@ def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
     tied = np.array_equal(arrays[_OUTPUT], tgt)
     widths = [arrays[f"encoder.layer_stack.0.slf_attn.{name}.weight"].shape[0] for name in ("w_qs", "w_vs")]
     if any(width % heads for width in widths):
-        raise ValueError(f"num_heads={heads}, by which {widths[0]} and {widths[1]} are not divisible,")
+        raise ConversionError(
+            f"num_heads={heads}: does not divide the attention widths {widths[0]} and {widths[1]}; give "
+            "jadore801120:num_heads=4"
+        )
     fields = {
         "src_vocab_size": src.shape[0],
         "tgt_vocab_size": tgt.shape[0],
@@ -91,5 +110,6 @@ LAYOUT = PublishedLayout(
     mark=r"encoder\.src_word_emb\.weight",
     free=("shared_embeddings", "tied_output", "embedding_scale", "logit_scale"),
     refusal=_refusal,
-    undetermined=("num_heads", "logit_scale", "pad_id", "bos_id", "eos_id"),
+    # untied, neither embeddings nor logits have a choice of scale
+    undetermined=lambda config: ("num_heads", *(_SCALES if config.tied_output else ()), *IDS),
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...configs.schema import TransformerConfig
 from ..rules import Rule, Transform
-from .published import Named, PublishedLayout, count, embedding, linear, one_table
+from .published import IDS, Named, PublishedLayout, count, embedding, linear, one_table
 
 
 def _heads(number: int) -> Transform:
@@ -54,4 +54,4 @@ def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
     }
 
 
-LAYOUT = PublishedLayout(_rules, _fields, mark=r"pos_embed\.additive", undetermined=("pad_id", "bos_id", "eos_id"))
+LAYOUT = PublishedLayout(_rules, _fields, mark=r"pos_embed\.additive", undetermined=lambda config: IDS)

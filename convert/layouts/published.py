@@ -27,6 +27,7 @@ _FREE = (
     *("pad_id", "bos_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id"),
 )
 
+IDS = ("pad_id", "bos_id", "eos_id")
 # Config fields that change trainings alone.
 _TRAINING_ONLY = (
     *("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout", "dropout_generator"),
@@ -48,8 +49,8 @@ class PublishedLayout:
     tables: Callable[[TransformerConfig], Arrays] = lambda config: {}  # ours that such a file lacks
     free: tuple[str, ...] = ()  # config fields that its own settings choose
     refusal: Callable[[TransformerConfig, bool], str | None] = lambda config, as_published: None  # of these together
-    # config fields that the arrays do not determine
-    undetermined: tuple[str, ...] = ("num_heads", "pad_id", "bos_id", "eos_id")
+    # config fields that the arrays of such a model do not determine
+    undetermined: Callable[[TransformerConfig], tuple[str, ...]] = lambda config: ("num_heads", *IDS)
 
     def config(self, name: str, arrays: Named, as_published: bool, given: Mapping[str, Any]) -> TransformerConfig:
         """The config of a state dict and of what is given beside it.
@@ -65,14 +66,21 @@ class PublishedLayout:
             raise ConversionError(f"num_heads={heads!r}: must be a whole number of at least 1")
         try:
             fields = self.fields(arrays, as_published, heads)
+        except ConversionError:
+            raise
         except (KeyError, IndexError, ValueError) as error:
             raise ConversionError(
                 f"is no whole state dict of {name}: {error} is missing or has a wrong shape"
             ) from None
-        dtypes = {"param_dtype": str(next(iter(arrays.values())).dtype)}
+        dtypes: dict[str, Any] = {"param_dtype": str(next(iter(arrays.values())).dtype)}
         if dtypes["param_dtype"] == "float64":  # the published module computes in it too
             dtypes["compute_dtype"] = "float64"
-        return TransformerConfig.published(name, as_published=as_published, **{**dtypes, **fields, **given})
+        if "bos_id" in given:
+            dtypes["decoder_start_id"] = given["bos_id"]
+        config = TransformerConfig.published(name, as_published=as_published, **{**dtypes, **fields, **given})
+        if refusal := self.refusal(config, as_published):
+            raise ConversionError(refusal)
+        return config
 
     def assumptions(
         self, name: str, arrays: Named, config: TransformerConfig, as_published: bool | None, given: Mapping[str, Any]
@@ -81,7 +89,7 @@ class PublishedLayout:
 
         `config` is the one that was assumed; `as_published` is None where nobody said it.
         """
-        settings = [f"{field}={getattr(config, field)!r}" for field in self.undetermined if field not in given]
+        settings = [f"{field}={getattr(config, field)!r}" for field in self.undetermined(config) if field not in given]
         if as_published is None and self._could_be_repaired(name, arrays, config, given):
             settings.insert(0, "as published")
         return tuple(settings)

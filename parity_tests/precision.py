@@ -5,14 +5,14 @@ much. So every operation on narrow operands is listed, except those that move, c
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,13 +26,17 @@ NARROW = ("bfloat16", "float16")
 # Exact, or a matrix product, which accumulates in float32; adding is for residuals and biases of features.
 _EXACT_IN_JAX = re.compile(
     "dot_general|add|add_any|max|reduce_max|argmax|select_n|gather|dynamic_slice|dynamic_update_slice|slice|squeeze|"
-    "reshape|transpose|broadcast_in_dim|concatenate|pad|convert_element_type|copy|stop_gradient|scatter|eq|ne|lt|le|gt|ge"
+    "reshape|transpose|broadcast_in_dim|concatenate|pad|convert_element_type|copy|stop_gradient|scatter|eq|ne|lt|le|gt|ge|"
+    "neg|abs|min|reduce_min|argmin|rev|tile|split|top_k|sort"
 )
 _EXACT_IN_TORCH = re.compile(
     "mm|bmm|addmm|baddbmm|add|relu|gelu|silu|where|masked_fill|embedding|gather|index_select|index|select|slice|view|"
     "_unsafe_view|reshape|expand|permute|transpose|t|unsqueeze|squeeze|cat|stack|clone|copy_|_to_copy|alias|detach|"
-    "(empty|zeros|ones|full)(_like|_strided)?|new_zeros|amax|argmax|eq|ne|lt|le|gt|ge|repeat"
+    "(empty|zeros|ones|full)(_like|_strided)?|new_zeros|amax|argmax|eq|ne|lt|le|gt|ge|repeat|neg|abs|amin|argmin|flip|"
+    "split|unbind|tril|triu|maximum|minimum|sort|topk"
 )
+_CALLS = re.compile("p?jit|(closed|core|custom_[jv][vj]p)_call(_jaxpr)?|scan|while|cond|remat2?|checkpoint")
+_MOVES = re.compile("reshape|transpose|broadcast_in_dim|squeeze|slice|copy|stop_gradient")
 
 
 def narrow_in_jax(function: Callable[..., Any], *args: Any, vocab_size: int) -> list[str]:
@@ -46,15 +50,43 @@ def narrow_in_jax(function: Callable[..., Any], *args: Any, vocab_size: int) -> 
 def _walk(jaxpr: Jaxpr, vocab_size: int) -> Iterator[str]:
     for equation in jaxpr.eqns:
         inner = [part for value in equation.params.values() for part in _jaxprs(value)]
-        for part in inner:
-            yield from _walk(part, vocab_size)
         name, operands = equation.primitive.name, [variable.aval for variable in equation.invars]
+        if _CALLS.fullmatch(name):
+            for part in inner:
+                yield from _walk(part, vocab_size)
+            continue
         of_logits = name == "add" and any(getattr(a, "shape", ())[-1:] == (vocab_size,) for a in operands)
-        if inner or (_EXACT_IN_JAX.fullmatch(name) and not of_logits):
+        if _EXACT_IN_JAX.fullmatch(name) and not of_logits:
             continue
         for operand in operands:
             if str(getattr(operand, "dtype", "")) in NARROW:
                 yield f"{name} on {operand.str_short()}"
+
+
+def rounded_between(function: Callable[..., Any], *args: Any, shapes: Collection[tuple[int, ...]]) -> list[str]:
+    """Arrays of these shapes that a traced function rounds to a narrow dtype and widens again, as "bfloat16[2,3]".
+
+    Of scores and logits: the residual stream is rounded between float32 operations on purpose.
+    """
+    return sorted({*_round_trips(jax.make_jaxpr(function)(*args).jaxpr, shapes)})
+
+
+def _round_trips(jaxpr: Jaxpr, shapes: Collection[tuple[int, ...]]) -> Iterator[str]:
+    rounded: set[Any] = set()
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if _CALLS.fullmatch(name):
+            for part in (part for value in equation.params.values() for part in _jaxprs(value)):
+                yield from _round_trips(part, shapes)
+        elif equation.invars and not isinstance(source := equation.invars[0], Literal):
+            target: Any = equation.outvars[0]
+            was: Any = source.aval
+            if name == "convert_element_type" and source in rounded and was.shape in shapes:
+                yield was.str_short()
+            if name == "convert_element_type" and str(target.aval.dtype) in NARROW and str(was.dtype) not in NARROW:
+                rounded.add(target)
+            if _MOVES.fullmatch(name) and source in rounded:
+                rounded.add(target)
 
 
 def _jaxprs(value: Any) -> Iterator[Jaxpr]:
@@ -74,15 +106,19 @@ class _Recorder(TorchDispatchMode):
 
     def _is_exact(self, name: str, leaves: list[Any]) -> bool:
         tensors = [a for a in leaves if isinstance(a, torch.Tensor)]
-        if name == "mul":  # einsum multiplies where it has nothing to sum; by a number or a gain is another matter
-            return len(tensors) == len(leaves) and all(a.ndim > 1 for a in tensors)
-        of_logits = name == "add" and any(tuple(a.shape[-1:]) == (self.vocab_size,) for a in tensors)
+        arrays = len(tensors) == len(leaves) and all(a.ndim > 1 for a in tensors)  # not a number, not a gain
+        if name == "mul":  # einsum multiplies where it has nothing to sum
+            return arrays and tensors[0] is not tensors[1]
+        of_logits = name in ("add", "addmm") and any(tuple(a.shape[-1:]) == (self.vocab_size,) for a in tensors)
+        if name == "add" and not all(isinstance(a, torch.Tensor) for a in leaves[:2]):
+            return False
         return bool(_EXACT_IN_TORCH.fullmatch(name)) and not of_logits
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         leaves = tree_leaves((args, kwargs))
-        operands = [a for a in leaves if isinstance(a, torch.Tensor) and a.is_floating_point()]
+        # A tensor without dimensions does not decide the dtype of a result.
+        operands = [a for a in leaves if isinstance(a, torch.Tensor) and a.is_floating_point() and a.ndim]
         if not self._is_exact(name, leaves) and all(str(a.dtype).removeprefix("torch.") in NARROW for a in operands):
             self.found |= {f"{name} on {a.dtype}{list(a.shape)}" for a in operands}
         return func(*args, **(kwargs or {}))
@@ -98,7 +134,7 @@ def narrow_in_torch(function: Callable[..., Any], *args: Any, vocab_size: int) -
 def narrow_operations(
     config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch
 ) -> dict[str, list[str]]:
-    """What each framework's model and each one's scoring compute narrowly, by what computes it."""
+    """Inexact bfloat16 operations of each framework's forward pass, scoring and beam search."""
     model = torch_reference.Transformer.from_state_dict(config, convert.to_state_dict(arrays, config))
     named = {name: jnp.asarray(array) for name, array in arrays.items()}
     src, tgt = jnp.asarray(batch.src_tokens), jnp.asarray(batch.tgt_tokens)
@@ -129,6 +165,7 @@ def narrow_operations(
     tensors = torch.from_numpy(batch.src_tokens), torch.from_numpy(batch.tgt_tokens)
     return {
         "Flax": narrow_in_jax(forward, named, key, vocab_size=size),
+        "Flax, scores and logits": rounded_between(lambda a: forward(a, None), named, shapes=_shapes(config, src, tgt)),
         "Flax, score": narrow_in_jax(scores, named, vocab_size=size),
         "PyTorch": narrow_in_torch(lambda *ids: model(*ids, dropout_key=torch_key), *tensors, vocab_size=size),
         "PyTorch, score": narrow_in_torch(lambda *ids: torch_reference.score(model, *ids), *tensors, vocab_size=size),
@@ -137,3 +174,11 @@ def narrow_operations(
         ),
         **searches,
     }
+
+
+def _shapes(config: TransformerConfig, src: Any, tgt: Any) -> set[tuple[int, ...]]:
+    """Of attention scores and logits."""
+    (batch, source), target = src.shape, tgt.shape[1]
+    heads = {config.num_heads, config.decoder_num_heads or config.num_heads}
+    pairs = ((source, source), (target, target), (target, source))
+    return {(batch, n, *pair) for n in heads for pair in pairs} | {(batch, target, config.tgt_vocab_size)}

@@ -64,6 +64,20 @@ def test_forced_end_start_and_padding_are_those_of_transformers(bart: Any, beam_
     assert (logits[:, 0].argmax(-1) == PAD).float().mean() > 0.3  # or nothing was forbidden
 
 
+def test_the_commonest_token_can_be_forbidden(bart: Any) -> None:
+    theirs, checkpoint = bart
+    src, model = sources(), checkpoint.to_torch()
+    free = torch_reference.generate(model, torch.from_numpy(src), DecodingConfig(beam_size=2, max_length=LONGEST))
+    ordinary = free.tokens[free.tokens > FORCED_END]
+    commonest = int(np.bincount(ordinary).argmax())
+    how = DecodingConfig(beam_size=2, max_length=LONGEST, forbidden_ids=(commonest,))
+    expected = torch_reference.generate(model, torch.from_numpy(src), how)
+    assert (free.tokens == commonest).sum() > 10
+    assert not (expected.tokens == commonest).any()
+    oracle = transformers_generate(theirs, checkpoint.config, src, how)
+    assert not compare_decoded(oracle, expected, how, ROUNDING["float32"]).different
+
+
 def test_scores_are_the_loss_of_transformers(bart: Any) -> None:
     """Which puts its decoder's start token, not BOS, before the labels."""
     theirs, checkpoint = bart

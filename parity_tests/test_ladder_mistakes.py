@@ -2,16 +2,16 @@
 
 import pytest
 
-from twinax.parity_tests.mutations import ladder_mistakes as mutations
+from twinax.parity_tests.mutations import ladder_mistakes
 
 
-@pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda mutation: mutation.name)
-def test_seen(mutation):
-    assert mutations.run(mutation).failed_rung == mutation.rung
+@pytest.mark.parametrize("mistake", ladder_mistakes.MISTAKES, ids=lambda mistake: mistake.name)
+def test_seen(mistake):
+    assert ladder_mistakes.run(mistake).failed_rung == mistake.rung
 
 
 def test_healthy_model_and_no_traces_of_mistakes():
-    for mutation in mutations.MUTATIONS:
-        with mutation.applied():
+    for mistake in ladder_mistakes.MISTAKES:
+        with mistake.applied():
             pass
-    mutations.run(None).check()
+    ladder_mistakes.run(None).check()

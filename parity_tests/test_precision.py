@@ -12,7 +12,7 @@ from twinax import TransformerConfig
 from twinax.configs.training import TrainingConfig
 from twinax.parity_tests.cases import INPUTS, factors
 from twinax.parity_tests.functions import random_arrays, random_batch
-from twinax.parity_tests.precision import narrow_in_jax, narrow_in_torch, narrow_operations
+from twinax.parity_tests.precision import narrow_in_jax, narrow_in_torch, narrow_operations, rounded_between
 from twinax.torch_reference import losses as torch_losses
 from twinax.train import losses
 from twinax.train.checkpoints import average
@@ -76,3 +76,23 @@ def test_a_narrow_operation_is_named() -> None:
     assert narrow_in_torch(lambda x: x.softmax(-1), narrow, vocab_size=5) == ["_softmax on torch.bfloat16[2, 37]"]
     assert narrow_in_torch(lambda x: x + x, narrow, vocab_size=37) != []
     assert narrow_in_torch(lambda x: x / 3, narrow, vocab_size=5) != []
+    for function in (
+        lambda x: x / torch.tensor(3.0),
+        lambda x: x * torch.tensor(3.0),
+        lambda x: x * x,
+        lambda x: x + 1e-5,
+        lambda x: torch.addmm(narrow[0], x, torch.zeros(37, 37, dtype=torch.bfloat16)),
+    ):
+        assert narrow_in_torch(function, narrow, vocab_size=37) != []
+    assert narrow_in_jax(lambda x: x.at[0].multiply(x[1]), x, vocab_size=5) != []
+    assert narrow_in_jax(lambda x: jax.lax.reduce(x, jnp.bfloat16(0), jax.lax.add, (0,)), x, vocab_size=5) != []
+
+
+def test_rounding_between_wide_operations_is_named() -> None:
+    def scores(x: jax.Array) -> jax.Array:
+        return jax.nn.softmax((x / 2).astype(jnp.bfloat16).reshape(2, 37).astype(jnp.float32))
+
+    wide = jnp.zeros((2, 37), jnp.float32)
+    assert rounded_between(jax.jit(scores), wide, shapes={(2, 37)}) == ["bfloat16[2,37]"]
+    assert rounded_between(scores, wide, shapes={(2, 3)}) == []
+    assert rounded_between(lambda x: (x / 2).astype(jnp.bfloat16), wide, shapes={(2, 37)}) == []

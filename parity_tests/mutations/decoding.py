@@ -57,7 +57,7 @@ DECODING = (
         "configs.decoding.plan",
         "[*config.forbidden_ids, *(",
         "[*(",
-        ("parity_tests/test_decoding.py::test_transformers_penalises_and_bounds_lengths_alike",),
+        _RULES,
     ),
     Mutation(
         "shortest length off by one",

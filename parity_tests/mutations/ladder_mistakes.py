@@ -39,7 +39,7 @@ CONFIG = TransformerConfig(
 
 
 @dataclass(frozen=True)
-class Mutation:
+class TwinMistake:
     """One mistake: what it replaces in the PyTorch model, or how it changes the weights on the way in."""
 
     name: str
@@ -75,8 +75,8 @@ def _swap_q_and_k(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return swapped
 
 
-MUTATIONS = (
-    Mutation(
+MISTAKES = (
+    TwinMistake(
         "causal mask off by one",
         "masks",
         table=(
@@ -87,19 +87,19 @@ MUTATIONS = (
             ),
         ),
     ),
-    Mutation(
+    TwinMistake(
         "key padding missing in cross-attention",
         "masks",
         table=(attention.CROSS_MASKS, "source", lambda keep, length: attention.source_mask(keep | True, length)),
     ),
-    Mutation(
+    TwinMistake(
         "scores not divided by sqrt(head width)",
         "attention weights",
         table=(attention.SCORE_SCALINGS, "product", lambda q, k: torch.einsum("BTNH,BSNH->BNTS", q, k)),
     ),
-    Mutation("query matrix transposed", "attention weights", arrays=_changed("q_proj.kernel", np.transpose)),
-    Mutation("q and k swapped", "attention weights", arrays=_swap_q_and_k),
-    Mutation(
+    TwinMistake("query matrix transposed", "attention weights", arrays=_changed("q_proj.kernel", np.transpose)),
+    TwinMistake("q and k swapped", "attention weights", arrays=_swap_q_and_k),
+    TwinMistake(
         "heads split as (width, head)",
         "attention weights",
         patch=(
@@ -108,7 +108,7 @@ MUTATIONS = (
             lambda self, x: x.unflatten(-1, (-1, self.num_heads)).transpose(-1, -2),
         ),
     ),
-    Mutation(
+    TwinMistake(
         "softmax in float32",
         "attention weights",
         table=(
@@ -117,38 +117,38 @@ MUTATIONS = (
             lambda scores, mask: torch.where(mask, torch.where(mask, scores.float(), -1e30).softmax(-1), 0).double(),
         ),
     ),
-    Mutation(
+    TwinMistake(
         "fully masked rows attend to every key (fill of -1e9)",
         "attention weights",
         table=(attention.MASKED_SOFTMAXES, "exact", lambda scores, mask: attention.filled_softmax(scores, mask, -1e9)),
     ),
-    Mutation(
+    TwinMistake(
         "positions off by one",
         "attention weights",
         table=(layers.POSITION_COUNTINGS, "all", lambda tokens, pad_id, rows: torch.arange(tokens.shape[1])[None] + 1),
     ),
-    Mutation(
+    TwinMistake(
         "embedding not scaled by sqrt(d_model)",
         "attention weights",
         table=(layers.EMBEDDING_SCALES, "sqrt_d_model", lambda d_model: 1.0),
     ),
-    Mutation(
+    TwinMistake(
         "LayerNorm eps 1e-6 for 1e-5",
         "attention weights",
         table=(layers.NORMS, "layer_norm", lambda x, eps: layers.layer_norm(x, 1e-6)),
     ),
-    Mutation(
+    TwinMistake(
         "post-norm for pre-norm",
         "attention weights",
         table=(layers.NORM_PLACEMENTS, "pre", layers.NORM_PLACEMENTS["post"]),
     ),
-    Mutation(
+    TwinMistake(
         "tanh gelu for erf gelu",
         "attention weights",
         table=(layers.ACTIVATIONS, "gelu", layers.ACTIVATIONS["gelu_tanh"]),
     ),
-    Mutation("value bias dropped", "attention weights", arrays=_changed("v_proj.bias", np.zeros_like)),
-    Mutation(
+    TwinMistake("value bias dropped", "attention weights", arrays=_changed("v_proj.bias", np.zeros_like)),
+    TwinMistake(
         "dropout without 1/(1 - rate)",
         "attention weights",
         patch=(
@@ -157,8 +157,8 @@ MUTATIONS = (
             lambda self, x, key: torch.where(self.keep(key, tuple(x.shape)), x, 0),
         ),
     ),
-    Mutation("output matrix transposed", "logits", arrays=_changed("output.proj.kernel", np.transpose)),
-    Mutation(
+    TwinMistake("output matrix transposed", "logits", arrays=_changed("output.proj.kernel", np.transpose)),
+    TwinMistake(
         "no gradient into the target embedding",
         "gradients",
         patch=(
@@ -173,28 +173,28 @@ MUTATIONS = (
 )
 
 
-def run(mutation: Mutation | None) -> Report:
+def run(mistake: TwinMistake | None) -> Report:
     """The ladder on the model with this mistake, in float64 with dropout on; one source is all padding."""
     batch = random_batch(CONFIG, np.random.default_rng(0), 4, 7, 5)._replace(dropout=(1, 2))
     batch.src_tokens[3] = CONFIG.pad_id
     arrays = random_arrays(CONFIG, 0)
     healthy, flax = torch_function(CONFIG)(arrays, batch), flax_function(CONFIG)(arrays, batch)
     expected = {path: flax[path] for path in healthy}  # in the order of the computation
-    if mutation is None:
+    if mistake is None:
         return compare(expected, healthy, criteria=CRITERIA, rung_of=rung_of)
-    with mutation.applied():
-        mutated = torch_function(CONFIG)(mutation.arrays(arrays), batch)
+    with mistake.applied():
+        mutated = torch_function(CONFIG)(mistake.arrays(arrays), batch)
     return compare(expected, mutated, criteria=CRITERIA, rung_of=rung_of)
 
 
 def main() -> None:
     """Prints the table."""
     table = Table("mistake", "first rung", "it begins at", "error there", "arrays off")
-    for mutation in (None, *MUTATIONS):
-        report = run(mutation)
+    for mistake in (None, *MISTAKES):
+        report = run(mistake)
         first = report.first
         cells = (str(report.failed_rung), first.path, f"{first.error:.1e}") if first else ("–", "", "")
-        table.add_row(mutation.name if mutation else "none", *cells, f"{len(report.failures)}/{len(report.findings)}")
+        table.add_row(mistake.name if mistake else "none", *cells, f"{len(report.failures)}/{len(report.findings)}")
     Console(width=160).print(table)
 
 

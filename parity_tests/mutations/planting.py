@@ -87,7 +87,7 @@ def run(mutation: Mutation, package: Path) -> Verdict:
     path.write_text(changed, encoding="utf-8")
     began = time.monotonic()
     try:
-        status, output = check(mutation.checks, package)
+        status, output = check(mutation.checks, package, _TIMEOUT)
     finally:
         path.write_bytes(healthy)
     seconds = time.monotonic() - began
@@ -101,7 +101,7 @@ def run(mutation: Mutation, package: Path) -> Verdict:
     return Verdict(mutation, failed[0], seconds)
 
 
-def check(tests: tuple[str, ...], package: Path) -> tuple[int | None, str]:
+def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -> tuple[int | None, str]:
     """(exit status of pytest, None after a timeout; its output) of tests of this checkout on a copy of the package."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
     # Before the installed package, and not after the working directory, which has a folder of that name.
@@ -111,7 +111,7 @@ def check(tests: tuple[str, ...], package: Path) -> tuple[int | None, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_TIMEOUT)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return None, ""
     return done.returncode, done.stdout + done.stderr

@@ -21,11 +21,13 @@ from .data import DATA
 from .decoding import DECODING
 from .model import MODEL
 from .planting import Mutation, MutationError, Verdict, check, copy_package, run
+from .precision import PRECISION
 from .proof import PROOF
 from .training import TRAINING
 
 AREAS = {
     "model": MODEL,
+    "precision": PRECISION,
     "decoding": DECODING,
     "conversion": CONVERSION,
     "training": TRAINING,
@@ -73,7 +75,7 @@ def in_the_ladder() -> list[tuple[str, ...]]:
     """Rows of the mistakes that are put into the PyTorch twin in this process, and the rung that sees each."""
     rows = []
     with jax.enable_x64(True):
-        for mistake in ladder_mistakes.MUTATIONS:
+        for mistake in ladder_mistakes.MISTAKES:
             rung = ladder_mistakes.run(mistake).failed_rung
             rows.append(("ladder", mistake.name, "torch_reference", f"rung: {rung}" if rung else "SURVIVED", ""))
     return rows
@@ -95,7 +97,7 @@ def main(page: Path, words: Sequence[str]) -> int:
     ]
     rows += [] if words and "ladder" not in words else in_the_ladder()
     fresh = {row[:2]: row for row in rows}
-    order = [(area_of[m], m.name) for m in MUTATIONS] + [("ladder", m.name) for m in ladder_mistakes.MUTATIONS]
+    order = [(area_of[m], m.name) for m in MUTATIONS] + [("ladder", m.name) for m in ladder_mistakes.MISTAKES]
     known = {row[:2]: row for row in _written(page)} | fresh
     write_table(page, "mutations", HEADER, [known[key] for key in order if key in known])
     survivors = [row for row in rows if row[3].startswith(("SURVIVED", "its checks do not run"))]

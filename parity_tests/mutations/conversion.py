@@ -25,8 +25,10 @@ CONVERSION = (
     Mutation(
         "norms of both embeddings exchanged",
         "convert.layouts.hugging_face",
-        '"src_input.norm": "model.encoder.layernorm_embedding",\n    "tgt_input.norm": "model.decoder.layernorm_embedding",',
-        '"src_input.norm": "model.decoder.layernorm_embedding",\n    "tgt_input.norm": "model.encoder.layernorm_embedding",',
+        '"src_input.norm": "model.encoder.layernorm_embedding",\n'
+        '    "tgt_input.norm": "model.decoder.layernorm_embedding",',
+        '"src_input.norm": "model.decoder.layernorm_embedding",\n'
+        '    "tgt_input.norm": "model.encoder.layernorm_embedding",',
         _BART,
     ),
     Mutation(
@@ -199,10 +201,10 @@ CONVERSION = (
     ),
     Mutation(
         "translate does not say what was assumed",
-        "twinax.text_commands._load",
+        "text_commands._load",
         "report_assumed(checkpoint, translator.checkpoint)",
         "pass",
-        _FILES,
+        ("tests/test_published_files.py::test_what_computes_says_it_too",),
     ),
     Mutation(
         "the scale in jadore801120's settings is not read",

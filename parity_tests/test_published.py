@@ -176,7 +176,9 @@ def test_the_checkpoint_that_jadore801120_saves(tmp_path):
     widths = model.encoder.layer_stack[0].slf_attn.w_qs.weight.shape[0]
     found = convert.load(tmp_path / "bare.pt", "jadore801120:num_heads=1").config
     assert (found.num_heads, found.head_dim) == (1, widths)
-    with pytest.raises(convert.ConversionError, match=r"num_heads=5: does not divide the attention widths \d+ and \d+; give"):
+    with pytest.raises(
+        convert.ConversionError, match=r"num_heads=5: does not divide the attention widths \d+ and \d+; give"
+    ):
         convert.load(tmp_path / "bare.pt", "jadore801120:num_heads=5")
     with pytest.raises(convert.ConversionError, match="param_dtype: the tensors have theirs"):
         convert.load(tmp_path / "bare.pt", "jadore801120:param_dtype=float64")

@@ -102,10 +102,10 @@ PROOF = (
         _HARNESS,
     ),
     Mutation(
-        "an array that one side lacks is no difference",
-        "parity_tests.harness.Finding.ok",
-        "return not self.problem and",
-        "return",
+        "arrays of one size but two shapes are compared",
+        "parity_tests.harness._finding",
+        "if reference.shape != candidate.shape:",
+        "if reference.size != candidate.size:",
         _HARNESS,
     ),
     Mutation(

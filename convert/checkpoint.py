@@ -63,7 +63,7 @@ class Checkpoint:
     training: Training | None = None
     system: str | None = None  # the published system whose file it comes from
     assumed: tuple[str, ...] = ()  # settings of that system that the file does not state, as "num_heads=8"
-    skipped: tuple[str, ...] = ()  # entries of its file that were not read, as "optimizer_state_dict"
+    skipped: tuple[str, ...] = ()  # entries of its file that were ignored, as "optimizer_state_dict"
 
     def __post_init__(self) -> None:
         if not isinstance(self.system, str | None) or not all(isinstance(item, str) for item in self.assumed):

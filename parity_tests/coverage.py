@@ -10,7 +10,7 @@ from .functions import Batch
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a batch and the arrays of a model contain of what a comparison has to meet."""
+    """Which cases a batch and a model's arrays cover: padding, ragged lengths, biases and gains that are not trivial."""
 
     sentences: int
     src_padding: int  # positions
@@ -51,7 +51,7 @@ class Coverage:
 
 
 def coverage(batch: Batch, arrays: Mapping[str, np.ndarray], pad_id: int) -> Coverage:
-    """What the first comparison of a proof meets. Lengths count tokens that are not padding."""
+    """The coverage of a batch and of a model's arrays by name. Lengths count tokens that are not padding."""
     src_keep = batch.src_tokens != pad_id if batch.src_mask is None else batch.src_mask
     tgt_keep = batch.tgt_tokens != pad_id
     biases = [np.asarray(array) for name, array in arrays.items() if name.endswith(".bias")]

@@ -175,7 +175,7 @@ def climb(
         wide, wide_arrays = _as_type((config, arrays), "float64")
         model, batch = _as_type((config, arrays), "float32"), draw(0, first)
         assert batch is not None  # there is something to compare
-        if decide and oracle is None:  # where an oracle divides by zero there, it is not asked
+        if decide and oracle is None:  # some oracles divide by zero on fully masked rows
             batch.src_tokens[-1] = config.pad_id
         covered = coverage(batch, arrays, config.pad_id)
         if is_random and config.max_length > 2:

@@ -253,7 +253,7 @@ def measure(course: Course, updates: int = UPDATES) -> Outcome:
 
 
 def resumes(side: InFlax | InPyTorch, saved: bytes, updates: Iterable[int]) -> bool:
-    """Whether a training that stands after these updates gets there again, bit-identically, from what it had saved."""
+    """Whether resuming from `saved` over these updates reproduces the current parameters bit-identically."""
     end = side.params()
     side.load(saved)
     for number in updates:

@@ -10,7 +10,7 @@ from .functions import Batch
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which cases a batch and a model's arrays cover: padding, ragged lengths, biases and gains that are not trivial."""
+    """Which cases a batch and a model's arrays cover: padding, ragged lengths, nonzero biases, gains other than 1."""
 
     sentences: int
     src_padding: int  # positions

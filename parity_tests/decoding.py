@@ -112,7 +112,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "forced_eos_token_id": 0,
         "init_std": 0.8,
     },
-    "BART": {"forced_bos_token_id": 7, "init_std": 0.6},
+    "BART": {"init_std": 0.6},
 }
 END = 5.0
 

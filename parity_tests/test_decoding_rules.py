@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -62,6 +63,20 @@ def test_forced_end_start_and_padding_are_those_of_transformers(bart: Any, beam_
     assert not (expected.tokens == PAD)[inside].any()
     logits = checkpoint.to_torch()(torch.from_numpy(src), torch.full((len(src), 1), START))
     assert (logits[:, 0].argmax(-1) == PAD).float().mean() > 0.3  # or nothing was forbidden
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_the_first_token_can_be_forced(bart: Any, beam_size: int) -> None:
+    """By an argument of `generate`: the configs of `transformers` 5 drop it."""
+    theirs, checkpoint = bart
+    config = checkpoint.config.replace(forced_bos_id=11)
+    src, model = sources(), replace(checkpoint, config=config).to_torch()
+    how = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
+    expected = torch_reference.generate(model, torch.from_numpy(src), how)
+    assert (expected.tokens[:, :, 0] == 11).all()
+    assert not compare_decoded(transformers_generate(theirs, config, src, how), expected, how, 1e-5).different
+    free = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), how)
+    assert (free.tokens[:, 0, 0] != 11).mean() > 0.8
 
 
 def test_the_commonest_token_can_be_forbidden(bart: Any) -> None:

@@ -71,7 +71,7 @@ DECODING = (
         "configs.decoding.plan",
         "forced_ids = {1: model.forced_bos_id}",
         "forced_ids = {1: None}",
-        ("parity_tests/test_decoding.py::test_transformers_finds_the_same",),
+        _RULES,
     ),
     Mutation(
         "score starts with BOS",

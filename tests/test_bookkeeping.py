@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import sacrebleu
+import torch
 from flax import nnx
 from rich.console import Console
 
-from twinax import TransformerConfig, flax_transformer
+from twinax import TransformerConfig, convert, flax_transformer
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.decoding import Decoded
 from twinax.configs.run import LoopConfig, RunConfig
@@ -94,6 +95,25 @@ def test_the_loop_reads_the_order_of_its_seed(run, tmp_path):
     assert len({tuple(order) for order in orders}) == 4
     assert all(len(order) == len(orders[0]) > 2 for order in orders)
     assert not np.array_equal(weights[1]["src_embedding.embedding"], weights[2]["src_embedding.embedding"])
+
+
+def test_the_loss_of_validation_is_a_mean_over_tokens(run):
+    """Not over its batches, which have different numbers of them; sentence by sentence in PyTorch."""
+    prepared = prepare(replace(run, loop=replace(run.loop, translations=0)))
+    validation, model = evaluate.Validation(prepared), prepared.run.model
+    assert len({sum(len(prepared.valid.targets([i])[0]) for i in rows) for rows in validation._plan.batches}) > 1
+    drawn = flax_transformer.Transformer(model, rngs=nnx.Rngs(0))
+    arrays = {name: 3 * array for name, array in flax_transformer.named_arrays(drawn).items()}
+    twin = convert.to_torch(flax_transformer.Transformer.from_arrays(model, arrays)).eval()
+    losses = []
+    for i in range(len(prepared.valid)):
+        src, tgt = (
+            torch.from_numpy(side([i])[0].astype(int))[None]
+            for side in (prepared.valid.sources, prepared.valid.targets)
+        )
+        logits = twin(src, tgt[:, :-1]).detach()[0]
+        losses += torch.nn.functional.cross_entropy(logits, tgt[0, 1:], reduction="none").tolist()
+    assert validation.measure(arrays)["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

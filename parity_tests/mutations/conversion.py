@@ -85,7 +85,7 @@ CONVERSION = (
         "convert.layouts.lucky_glass._heads",
         "np.split(arrays[0], number, axis=1)",
         "np.split(arrays[0], number, axis=1)[::-1]",
-        ("parity_tests/test_published.py::test_both_twins_are_the_published_model[lucky_glass-False]",),
+        ("parity_tests/test_published.py::test_a_state_dict_comes_back_bit_for_bit[lucky_glass-False-dtype0]",),
     ),
     Mutation(
         "queries and keys of annotated_transformer exchanged",

@@ -184,7 +184,7 @@ TRAINING = (
         "train.evaluate.Validation.measure",
         "total, tokens = total + float(part), tokens + int(count)",
         "total, tokens = total + float(part) / int(count), tokens + 1",
-        ("tests/test_loop.py::test_validation_is_the_cross_entropy_of_the_held_out_pairs",),
+        ("tests/test_bookkeeping.py::test_the_loss_of_validation_is_a_mean_over_tokens",),
     ),
     Mutation(
         "averages in the parameters' own dtype",

@@ -39,7 +39,7 @@ audit: install
 	$(BIN)/python -m twinax.parity_tests.auditing.defects docs/audit.md
 	$(BIN)/python -m twinax.parity_tests.auditing.hugging_face_table docs/audit.md
 
-# Mistakes planted in the source, one at a time; writes what caught each into the page. Half an hour on two cores.
+# Mistakes planted in the source, one at a time; writes what caught each into the page. Long; not timed as a whole.
 mutations: install
 	$(BIN)/python -m twinax.parity_tests.mutations.run docs/mutations.md
 

@@ -115,7 +115,7 @@ class Parts(NamedTuple):
                 raise ConversionError("has a config of its own; leave the other one away")
             model, assumed = self.found["model"], ()
             if isinstance(config, str) or (config is None and self._published):
-                config, assumed = published_config(model, self.layout, config, self.found.get("said", {}))
+                config, assumed = published_config(model, self.layout, config, self.found.get("stated", {}))
             if config is None and self.bare:
                 raise ConversionError(
                     f"holds {len(model)} bare tensors and no config; `twinax convert` with --config "
@@ -194,9 +194,9 @@ def _read_torch(path: Path) -> dict[str, Any]:
     if wrapper is None:
         return {"model": _unwrapped(to_arrays(found, path))}
     arrays = _unwrapped(to_arrays(found[wrapper], path))
-    said = jadore801120.stated(found.get("settings"), arrays)
-    skipped = tuple(str(name) for name in found if name != wrapper and not (name == "settings" and said))
-    return {"model": arrays, "said": said, "skipped": skipped}
+    stated = jadore801120.stated(found.get("settings"), arrays)
+    skipped = tuple(str(name) for name in found if name != wrapper and not (name == "settings" and stated))
+    return {"model": arrays, "stated": stated, "skipped": skipped}
 
 
 def _unwrapped(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

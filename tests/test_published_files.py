@@ -229,3 +229,11 @@ def test_float64_weights_compute_in_float64(tmp_path):
     assert (config.param_dtype, config.compute_dtype) == ("float64", "float64")
     config = convert.load(tmp_path / "theirs.pt", "leftover:num_heads=4,compute_dtype=float32").config
     assert (config.param_dtype, config.compute_dtype) == ("float64", "float32")
+
+
+def test_a_scale_that_the_repaired_model_cannot_have_settles_nothing_else(tmp_path):
+    """Untied, the published code scales nothing; stating that is no request for the repaired model."""
+    untied = {"trg_emb_prj_weight_sharing": False, "emb_src_trg_weight_sharing": False}
+    torch.save(random_model("jadore801120", True, **untied).state_dict(), tmp_path / "theirs.pt")
+    checkpoint = convert.load(tmp_path / "theirs.pt", "jadore801120:embedding_scale=none")
+    assert checkpoint.assumed == ("num_heads=8", *IDS)

@@ -87,7 +87,7 @@ class PublishedLayout:
     ) -> tuple[str, ...]:
         """What neither the arrays nor `given` determine, as ("as published", "num_heads=8").
 
-        `config` is the one that was assumed; `as_published` is None where nobody said it.
+        `config` is the one that was assumed; `as_published` is None where it was not given.
         """
         settings = [f"{field}={getattr(config, field)!r}" for field in self.undetermined(config) if field not in given]
         if as_published is None and self._could_be_repaired(name, arrays, config, given):
@@ -96,8 +96,11 @@ class PublishedLayout:
 
     def _could_be_repaired(self, name: str, arrays: Named, config: TransformerConfig, given: Mapping[str, Any]) -> bool:
         """Whether the arrays fit the repaired model too, and that computes something else than `config`."""
-        repaired = self.config(name, arrays, False, given)
-        names = {theirs for rule in self.rules(repaired) for theirs in rule.target}
+        try:
+            repaired = self.config(name, arrays, False, given)
+        except ValueError:  # it has no model with what is given
+            return False
+        names = {target for rule in self.rules(repaired) for target in rule.target}
         same = {field: getattr(config, field) for field in _TRAINING_ONLY}
         return names == set(self.split(arrays)[0]) and canonical(repaired.replace(**same)) != canonical(config)
 

@@ -20,48 +20,48 @@ test-slow: install
 
 # The six families of transformers against the twins; writes the table into the page. About a minute.
 conversion-matrix: install
-	$(BIN)/python -m twinax.parity_tests.conversion docs/conversion.md
+	$(BIN)/python -m benchmarks.conversion_matrix docs/conversion.md
 
 # Trainings in both frameworks, update by update; writes the table and the picture. About five minutes.
 trajectories: install
-	$(BIN)/python -m twinax.parity_tests.trajectories docs/parity.md
+	$(BIN)/python -m benchmarks.trajectories docs/parity.md
 
 # Beam search against transformers, token for token; writes the tables into the page. About a minute.
 decoding-matrix: install
-	$(BIN)/python -m twinax.parity_tests.decoding docs/decoding.md
+	$(BIN)/python -m benchmarks.decoding_matrix docs/decoding.md
 
 # The five published systems against the twins, all variants; writes the table into the page. A quarter of an hour.
 published: install
-	$(BIN)/python -m twinax.parity_tests.published_table docs/published_systems.md
+	$(BIN)/python -m benchmarks.published_matrix docs/published_systems.md
 
 # Known mistakes, planted and found, and the encoder-decoders of transformers; writes the tables. Two minutes.
 audit: install
-	$(BIN)/python -m twinax.parity_tests.auditing.defects docs/audit.md
-	$(BIN)/python -m twinax.parity_tests.auditing.hugging_face_table docs/audit.md
+	$(BIN)/python -m benchmarks.audit_defects docs/audit.md
+	$(BIN)/python -m benchmarks.audit_transformers docs/audit.md
 
 # Mistakes planted in the source, one at a time; writes what caught each into the page. Long; not timed as a whole.
 mutations: install
-	$(BIN)/python -m twinax.parity_tests.mutations.run docs/mutations.md
+	$(BIN)/python -m benchmarks.mutations docs/mutations.md
 
 # What search costs beside transformers. About two minutes.
 benchmark-decoding: install
-	$(BIN)/python benchmarks/decoding.py
+	$(BIN)/python -m benchmarks.decoding
 
 # What dropout costs in a train step. About a minute.
 benchmark-dropout: install
-	$(BIN)/python benchmarks/dropout.py small
+	$(BIN)/python -m benchmarks.dropout small
 
 # What keeping freed memory gains in a train step on a CPU. About six minutes.
 benchmark-memory: install
-	$(BIN)/python benchmarks/freed_memory.py
+	$(BIN)/python -m benchmarks.freed_memory
 
 # Multi30k both ways, with seeds, fine-tuned, scored and proven, into docs/results.md: make multi30k DATA=FOLDER. Hours.
 multi30k: install
-	$(BIN)/python benchmarks/multi30k.py "$(DATA)" $(SEEDS)
+	$(BIN)/python -m benchmarks.multi30k "$(DATA)" $(SEEDS)
 
 # What the mistakes of the published systems cost, into docs/published_systems.md: make mistakes DATA=FOLDER. An hour.
 mistakes: install
-	$(BIN)/python benchmarks/mistakes.py "$(DATA)" $(UPDATES)
+	$(BIN)/python -m benchmarks.mistakes "$(DATA)" $(UPDATES)
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """Set-up of every test: float64 on, shapes checked at each call, no network, no cache but the test process's own."""
 
 import os
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +19,9 @@ _cache = TemporaryDirectory(prefix="twinax-tests-")
 _user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
 os.environ.setdefault("MPLCONFIGDIR", str(Path(_user_cache, "matplotlib")))
 os.environ["XDG_CACHE_HOME"] = _cache.name
+
+# `parity_tests` and `benchmarks`, which are not installed; last, so that an installed twinax comes first.
+sys.path.append(str(Path(__file__).parent))
 
 jax.config.update("jax_enable_x64", True)
 torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use

@@ -1,6 +1,6 @@
 """What search costs beside `transformers`' `generate`: the same weights, the same sentences, the same tokens found.
 
-`python benchmarks/decoding.py` runs both by turns, each in a process of its own, since the threads of one slow the
+`python -m benchmarks.decoding` runs both by turns, each in a process of its own, since the threads of one slow the
 other down, and prints the median of the rounds' ratios. It needs `transformers`.
 """
 

@@ -1,6 +1,6 @@
 """What dropout costs in a train step: without, with the shared counter, with JAX's threefry.
 
-`python benchmarks/dropout.py [PRESET]`. A round runs each once; printed are the median over rounds of each one's time
+`python -m benchmarks.dropout [PRESET]`. A round runs each once; printed are the median over rounds of each one's time
 over that without dropout in the same round. On a machine that does other work too, only these ratios mean something.
 """
 

@@ -1,6 +1,6 @@
 """What a train step costs on a CPU where freed memory is kept, over what it costs where it is not.
 
-`python benchmarks/freed_memory.py [RUN]`. Both in a process each, by turns; printed are the ratios of target tokens a
+`python -m benchmarks.freed_memory [RUN]`. Both in a process each, by turns; printed are the ratios of target tokens a
 second of the rounds, median, smallest and largest. On a machine that does other work too, only these mean something.
 """
 
@@ -50,7 +50,9 @@ def main(run: str) -> None:
     found: dict[str, list[float]] = {"freed": [], "kept": []}
     for _ in range(ROUNDS):
         for name, speeds in found.items():
-            done = subprocess.run([sys.executable, __file__, run, name], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-m", __spec__.name, run, name], capture_output=True, text=True, check=True
+            )
             speeds.append(float(done.stdout))
     ratios = [kept / freed for freed, kept in zip(*found.values(), strict=True)]
     medians = " and ".join(f"{statistics.median(speeds):,.0f} {name}" for name, speeds in found.items())

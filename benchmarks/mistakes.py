@@ -1,6 +1,6 @@
 """What the mistakes of the published systems cost: small models on Multi30k, into docs/published_systems.md.
 
-`python benchmarks/mistakes.py FOLDER [UPDATES]`: FOLDER has train and val, .de and .en (.gz too). As many trainings at
+`python -m benchmarks.mistakes FOLDER [UPDATES]`: FOLDER has train and val, .de and .en (.gz too). As many trainings at
 once as there are cores, each on one. What is in runs/mistakes is not done again; a training that was stopped goes on.
 """
 
@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from multi30k import one_core_each, text, write
-
+from benchmarks.multi30k import one_core_each, text, write
+from benchmarks.pages import marks, write_between, write_table
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.published import AS_PUBLISHED, REPAIRS, TRAINING_REPAIRS, recipe
 from twinax.configs.run import LoopConfig, RunConfig
-from twinax.parity_tests.report import marks, write_between, write_table
 from twinax.train.metrics import read_metrics, validations
 
 PAGE, OUT, PICTURE = Path("docs/published_systems.md"), Path("runs/mistakes"), "mistakes.png"
@@ -110,7 +109,7 @@ def _in_a_process(variant: Variant, folder: Path, updates: int) -> None:
         if (done := json.loads(result.read_text())["updates"]) != updates:
             sys.exit(f"{result}: is of {done} updates and not {updates}; remove {OUT} to begin anew")
         return
-    command = [sys.executable, __file__, str(folder), str(updates), variant.run.name]
+    command = [sys.executable, "-m", __spec__.name, str(folder), str(updates), variant.run.name]
     with log.open("a") as file:
         if subprocess.run(command, check=False, stderr=file).returncode:
             said = f"{variant.run}: failed, see {log}"
@@ -182,7 +181,7 @@ def _draw(todo: list[Variant]) -> None:
 if __name__ == "__main__":
     corpus, number, *name = [*sys.argv[1:], *[str(UPDATES)] * (len(sys.argv) == 2)] or ["", ""]
     if not Path(corpus).is_dir() or not number.isdigit() or not int(number):
-        sys.exit("usage: python benchmarks/mistakes.py FOLDER [UPDATES]")
+        sys.exit("usage: python -m benchmarks.mistakes FOLDER [UPDATES]")
     if name:  # a process of this very program
         (chosen,) = [variant for variant in variants() if [variant.run.name] == name]
         measure(chosen, Path(corpus), int(number))

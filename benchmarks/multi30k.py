@@ -1,6 +1,6 @@
 """Multi30k, all of it: trained both ways, fine-tuned, scored, proven; written into docs/results.md.
 
-`python benchmarks/multi30k.py FOLDER [SEEDS [ARGUMENT ...]]`: FOLDER has train, val and test_2016_flickr, .de, .en and
+`python -m benchmarks.multi30k FOLDER [SEEDS [ARGUMENT ...]]`: FOLDER has train, val and test_2016_flickr, .de, .en and
 .fr (.gz too); SEEDS are those of English to German; further arguments are those of `twinax train` on the whole corpus.
 Hours: as many trainings at once as there are cores, each on one. What is there in runs/multi30k is not done again, so
 that the same command goes on.
@@ -21,9 +21,8 @@ from queue import SimpleQueue
 from shutil import rmtree
 from typing import Any
 
-from multi30k_page import PAGE, PARTS, write_page
-
-from twinax.parity_tests.report import marks
+from benchmarks.multi30k_page import PAGE, PARTS, write_page
+from benchmarks.pages import marks
 
 OUT, OWN_PAIRS, MARIAN_SENTENCES = Path("runs/multi30k"), 2000, 200
 # What the Marian family of transformers computes, for a model that is to be exported as one.
@@ -220,5 +219,5 @@ def call(*arguments: str, fails: tuple[int, ...] = (0,), log: Path | None = None
 if __name__ == "__main__":
     seeds = sys.argv[2] if len(sys.argv) > 2 else "3"
     if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir() or not seeds.isdigit() or not int(seeds):
-        sys.exit("usage: python benchmarks/multi30k.py FOLDER [SEEDS [ARGUMENT ...]]")
+        sys.exit("usage: python -m benchmarks.multi30k FOLDER [SEEDS [ARGUMENT ...]]")
     main(Path(sys.argv[1]), int(seeds), sys.argv[3:])

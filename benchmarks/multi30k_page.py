@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 import twinax
+from benchmarks.pages import write_between, write_table
 from twinax.attention_plot import attention_plot
-from twinax.parity_tests.report import write_between, write_table
 from twinax.train.corpus import read_lines
 from twinax.train.metrics import best_update, read_metrics, validations
 

@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from allpairspy import AllPairs
 
-from ..configs.schema import TransformerConfig
+from twinax.configs.schema import TransformerConfig
 
 # Sizes that no two of are equal by chance; d_model is divisible by num_heads, since head_dim may be left to it.
 SIZES: dict[str, list[Any]] = {

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from parity_tests.defects import DEFECTS, examine
+from twinax.audit import AuditError, assert_healthy, audit, audit_config
+from twinax.audit.subject import make_subject
+from twinax.audit.toy_transformer import Attention, Plain, mean_loss, step_by_step
 from twinax.configs import TransformerConfig
 from twinax.configs.published import BREAKS, REPAIRS, TRAINING_REPAIRS
 from twinax.configs.training import TrainingConfig
-from twinax.parity_tests import audit, published
-from twinax.parity_tests.auditing import AuditError, assert_healthy, audit_config
-from twinax.parity_tests.auditing.defects import DEFECTS, examine
-from twinax.parity_tests.auditing.plain import Attention, Plain, mean_loss, step_by_step
-from twinax.parity_tests.auditing.subject import make_subject
+from twinax.parity import published
 from twinax.torch_reference.published import annotated_transformer, jadore801120, leftover, lucky_glass
 
 SIZES = {"vocab_size": Plain.VOCABULARY, "pad_id": Plain.PAD, "max_length": Plain.LONGEST}

@@ -12,11 +12,10 @@ import transformers
 from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeExperts
 from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
 
-from twinax.parity_tests import audit
-from twinax.parity_tests.auditing import hugging_face, hugging_face_table
-from twinax.parity_tests.auditing.answers import Answer, Audit
-from twinax.parity_tests.auditing.hugging_face_table import EXPLAINED, complaints, small_model
-from twinax.parity_tests.conversion import random_model
+from parity_tests.transformers_audit import EXPLAINED, complaints, small_model
+from twinax.audit import audit, hugging_face
+from twinax.audit.audit_report import Answer, Audit
+from twinax.parity.conversion import random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
@@ -146,8 +145,8 @@ def test_the_command_fails_where_a_class_cannot_be_audited_or_explanations_are_s
 
     page = tmp_path / "audit.md"
     shutil.copy(PAGE, page)
-    monkeypatch.setattr(hugging_face_table, "architectures", lambda: ([Broken], []))
-    assert hugging_face_table.main(page) == 1
+    monkeypatch.setattr(audit_transformers, "architectures", lambda: ([Broken], []))
+    assert audit_transformers.main(page) == 1
     assert "| Broken |  |  | NOT AUDITED: ValueError: no config |" in page.read_text()
     said = capsys.readouterr().err
     assert "Broken: ValueError: no config" in said
@@ -155,7 +154,7 @@ def test_the_command_fails_where_a_class_cannot_be_audited_or_explanations_are_s
 
 
 def test_the_page_has_every_class():
-    kept, left_out = hugging_face_table.architectures()
+    kept, left_out = transformers_audit.architectures()
     page = PAGE.read_text()
     assert [c.__name__ for c in kept if f"| {c.__name__} |" not in page] == []
     assert [c.__name__ for c in left_out if c.__name__ not in page] == []
@@ -164,5 +163,5 @@ def test_the_page_has_every_class():
 @pytest.mark.slow
 def test_every_class(tmp_path):
     shutil.copy(PAGE, tmp_path / "audit.md")
-    assert hugging_face_table.main(tmp_path / "audit.md") == 0
+    assert audit_transformers.main(tmp_path / "audit.md") == 0
     assert (tmp_path / "audit.md").read_text() == PAGE.read_text()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from twinax import TransformerConfig
-from twinax.parity_tests.functions import Batch, flax_function, random_arrays, torch_function
-from twinax.parity_tests.harness import compare
-from twinax.parity_tests.ladder import CRITERIA, rung_of
+from twinax.parity.functions import Batch, flax_function, random_arrays, torch_function
+from twinax.parity.harness import compare_arrays
+from twinax.parity.ladder import CRITERIA, rung_of
 
 SMALL = TransformerConfig(
     src_vocab_size=11,
@@ -78,7 +78,7 @@ def test_contents(name, batch, strength):
     arrays = scaled_queries(arrays, strength * scale)
     outputs = torch_function(config)(arrays, batch)
     assert largest_score(outputs) <= LARGEST_SCORE
-    compare(outputs, flax_function(config)(arrays, batch), criteria=CRITERIA, rung_of=rung_of).check()
+    compare_arrays(outputs, flax_function(config)(arrays, batch), criteria=CRITERIA, rung_of=rung_of).check()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

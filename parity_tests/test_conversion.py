@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.pages import write_table
 from twinax import convert
 from twinax.convert.hugging_face import LAYOUTS, family
-from twinax.parity_tests import conversion
-from twinax.parity_tests.functions import flax_function, random_batch, torch_function
-from twinax.parity_tests.harness import compare
-from twinax.parity_tests.ladder import comparable, rung_of
-from twinax.parity_tests.report import write_table
-from twinax.parity_tests.transformers_oracle import load_oracle, oracle_of
+from twinax.parity import conversion
+from twinax.parity.functions import flax_function, random_batch, torch_function
+from twinax.parity.harness import compare_arrays
+from twinax.parity.ladder import comparable, rung_of
+from twinax.parity.transformers_oracle import load_oracle, oracle_of
 
 # `transformers` says how it writes and what it will change in later versions
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -83,7 +83,7 @@ def test_a_mistake_in_a_family_is_seen(mistake, tmp_path, monkeypatch):
     expected = expected_of(batch)
     found = torch_function(config)({n: a.astype(np.float64) for n, a in checkpoint.arrays.items()}, batch)
     found = comparable(found, expected, batch, config.pad_id)
-    assert not compare(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).ok
+    assert not compare_arrays(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).ok
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -97,7 +97,7 @@ def test_narrow_checkpoints_are_the_same_function(name, dtype, tmp_path):
     expected = load_oracle(tmp_path, checkpoint)(batch)
     arrays = {n: a.astype(np.float64) for n, a in checkpoint.arrays.items()}
     found = comparable(torch_function(config)(arrays, batch), expected, batch, config.pad_id)
-    compare(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).check()
+    compare_arrays(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).check()
 
 
 def test_a_zero_start_is_marian_s_with_a_zero_pad_row(tmp_path):
@@ -118,7 +118,7 @@ def test_a_zero_start_is_marian_s_with_a_zero_pad_row(tmp_path):
     expected = {"logits": oracle_of(model, checkpoint)(batch)["logits"]}
     for function in (torch_function, flax_function):
         found = {"logits": function(config, gradients=False)(checkpoint.arrays, batch)["logits"]}
-        compare(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).check()
+        compare_arrays(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).check()
 
 
 def test_random_models_hide_nothing():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.configs.decoding import DecodingConfig
 from twinax.flax_transformer import decode
-from twinax.parity_tests.decoding import (
+from twinax.parity.decoding import (
     FAMILIES,
     LONGEST,
     ROUNDING,
@@ -26,7 +26,7 @@ from twinax.parity_tests.decoding import (
     transformers_generate,
     wrongly_decoded,
 )
-from twinax.parity_tests.functions import random_arrays
+from twinax.parity.functions import random_arrays
 from twinax.torch_reference import beam
 
 SMALL = TransformerConfig.preset(

@@ -14,8 +14,8 @@ import transformers
 
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.configs.decoding import DecodingConfig, plan
-from twinax.parity_tests.decoding import ROUNDING, compare_decoded, transformers_generate
-from twinax.parity_tests.functions import random_arrays
+from twinax.parity.decoding import ROUNDING, compare_decoded, transformers_generate
+from twinax.parity.functions import random_arrays
 
 START, PAD, EOS, BOS, FORCED_END, LONGEST = 5, 1, 2, 0, 9, 10
 

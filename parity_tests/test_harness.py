@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinax.parity_tests import Criterion, compare
+from twinax.parity import Criterion, compare_arrays
 
 CLOSE = Criterion("all", 1e-12, "array", "the same formula twice")
 
@@ -23,7 +23,7 @@ def softmax_jax(x):
 
 def test_any_two_functions():
     x = np.random.default_rng(0).normal(size=(3, 5))
-    report = compare(softmax_torch, softmax_jax, x, criteria=[CLOSE])
+    report = compare_arrays(softmax_torch, softmax_jax, x, criteria=[CLOSE])
     assert report.ok
     assert [finding.path for finding in report.findings] == ["probabilities", "parts.0"]
     assert str(report) == "equal: 2 arrays within their tolerances"
@@ -34,7 +34,7 @@ def test_names_the_element_that_differs(row, column, change):
     x = np.ones((3, 5))
     y = x.copy()
     y[row, column] += change
-    report = compare({"a": {"b": x}}, {"a": {"b": y}}, criteria=[CLOSE], reproduce="make it so")
+    report = compare_arrays({"a": {"b": x}}, {"a": {"b": y}}, criteria=[CLOSE], reproduce="make it so")
     assert not report.ok
     assert report.failed_rung == "all"
     finding = report.worst("all")
@@ -50,7 +50,9 @@ def test_first_rung_follows_the_criteria_and_first_array_the_computation():
     def differing(early, late):
         reference, candidate = {"late": 1.0, "early": 1.0}, {"late": late, "early": early}
         rung_of = {"early": "all", "late": "later"}.__getitem__
-        return compare(reference, candidate, criteria=[CLOSE, Criterion("later", 0.0, "one", "exact")], rung_of=rung_of)
+        return compare_arrays(
+            reference, candidate, criteria=[CLOSE, Criterion("later", 0.0, "one", "exact")], rung_of=rung_of
+        )
 
     report = differing(early=2.0, late=2.0)
     assert report.failed_rung == "all"
@@ -68,13 +70,13 @@ def test_first_rung_follows_the_criteria_and_first_array_the_computation():
     ],
 )
 def test_arrays_that_cannot_be_compared(other, message):
-    report = compare({"x": np.ones(2)}, other, criteria=[CLOSE])
+    report = compare_arrays({"x": np.ones(2)}, other, criteria=[CLOSE])
     assert not report.ok
     assert message in str(report)
 
 
 def test_nothing_to_compare_is_no_proof():
-    report = compare({}, {}, criteria=[CLOSE])
+    report = compare_arrays({}, {}, criteria=[CLOSE])
     assert not report.ok
     with pytest.raises(AssertionError, match="nothing was compared"):
         report.check()
@@ -84,32 +86,36 @@ def test_nothing_to_compare_is_no_proof():
 def test_scales(scale, allowed):
     criteria = [Criterion("all", 0.1, scale, "because")]
     reference = {"x": np.array([-10.0, 1.0]), "y": np.array([100.0])}
-    assert compare(reference, {**reference, "x": np.array([-10.0, 1.0 + 0.99 * allowed])}, criteria=criteria).ok
-    assert not compare(reference, {**reference, "x": np.array([-10.0, 1.0 + 1.01 * allowed])}, criteria=criteria).ok
+    assert compare_arrays(reference, {**reference, "x": np.array([-10.0, 1.0 + 0.99 * allowed])}, criteria=criteria).ok
+    assert not compare_arrays(
+        reference, {**reference, "x": np.array([-10.0, 1.0 + 1.01 * allowed])}, criteria=criteria
+    ).ok
 
 
 def test_booleans_and_empty_arrays():
     exact = [Criterion("all", 0.0, "one", "exact")]
     mask = np.array([True, False])
-    assert compare({"m": mask, "e": np.ones((0, 3))}, {"m": jnp.asarray(mask), "e": np.ones((0, 3))}, criteria=exact).ok
-    assert not compare({"m": mask}, {"m": ~mask}, criteria=exact).ok
+    assert compare_arrays(
+        {"m": mask, "e": np.ones((0, 3))}, {"m": jnp.asarray(mask), "e": np.ones((0, 3))}, criteria=exact
+    ).ok
+    assert not compare_arrays({"m": mask}, {"m": ~mask}, criteria=exact).ok
 
 
 @pytest.mark.parametrize("scale", ["one", "array", "rung"])
 def test_infinities_and_nan(scale):
     criteria = [Criterion("all", 1e-12, scale, "because")]
     infinite = np.array([np.inf, 1.0])
-    assert compare({"x": infinite}, {"x": infinite.copy()}, criteria=criteria).ok
+    assert compare_arrays({"x": infinite}, {"x": infinite.copy()}, criteria=criteria).ok
     for other in ([3.0, 1.0], [np.inf, 5.0], [-np.inf, 1.0], [np.nan, 1.0]):
-        assert not compare(
+        assert not compare_arrays(
             {"x": infinite, "y": np.ones(1)}, {"x": np.array(other), "y": np.ones(1)}, criteria=criteria
         ).ok
-    assert not compare({"x": np.array([np.nan])}, {"x": np.array([np.nan])}, criteria=criteria).ok
+    assert not compare_arrays({"x": np.array([np.nan])}, {"x": np.array([np.nan])}, criteria=criteria).ok
 
 
 def test_large_integers_are_not_rounded():
     exact = [Criterion("all", 0.0, "one", "exact")]
-    assert not compare({"x": np.array([2**53])}, {"x": np.array([2**53 + 1])}, criteria=exact).ok
+    assert not compare_arrays({"x": np.array([2**53])}, {"x": np.array([2**53 + 1])}, criteria=exact).ok
 
 
 @pytest.mark.parametrize(
@@ -122,11 +128,11 @@ def test_large_integers_are_not_rounded():
 )
 def test_trees_that_cannot_be_compared(tree, message):
     with pytest.raises(ValueError, match=message):
-        compare(tree, tree, criteria=[CLOSE])
+        compare_arrays(tree, tree, criteria=[CLOSE])
 
 
 def test_wrong_criteria():
     with pytest.raises(ValueError, match="at least one criterion"):
-        compare({}, {}, criteria=[])
+        compare_arrays({}, {}, criteria=[])
     with pytest.raises(ValueError, match="rung_of gives other, which no criterion has"):
-        compare({"x": 1.0}, {"x": 1.0}, criteria=[CLOSE], rung_of=lambda path: "other")
+        compare_arrays({"x": 1.0}, {"x": 1.0}, criteria=[CLOSE], rung_of=lambda path: "other")

@@ -7,9 +7,9 @@ import pytest
 
 from twinax import TransformerConfig
 from twinax.flax_transformer.inputs import float64_is_on
-from twinax.parity_tests import ladder
-from twinax.parity_tests.functions import flax_function, random_arrays, random_batch, torch_function
-from twinax.parity_tests.harness import compare
+from twinax.parity import ladder
+from twinax.parity.functions import flax_function, random_arrays, random_batch, torch_function
+from twinax.parity.harness import compare_arrays
 
 
 @pytest.mark.slow
@@ -32,7 +32,9 @@ def test_eager_is_the_same_function(preset):
     batch = random_batch(config, np.random.default_rng(0), 3, 7, 5)._replace(dropout=(1, 2))
     arrays = random_arrays(config, 0)
     eager = flax_function(config).__wrapped__(*jax.tree.map(jnp.asarray, (arrays, batch)))
-    compare(torch_function(config)(arrays, batch), eager, criteria=ladder.CRITERIA, rung_of=ladder.rung_of).check()
+    compare_arrays(
+        torch_function(config)(arrays, batch), eager, criteria=ladder.CRITERIA, rung_of=ladder.rung_of
+    ).check()
 
 
 def test_narrow_types_see_a_wrong_epsilon(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinax.parity_tests.mutations import ladder_mistakes
+from parity_tests.mutations import ladder_mistakes
 
 
 @pytest.mark.parametrize("mistake", ladder_mistakes.MISTAKES, ids=lambda mistake: mistake.name)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from twinax.parity_tests.mutations import planting
-from twinax.parity_tests.mutations.planting import Mutation, MutationError, copy_package, run
-from twinax.parity_tests.mutations.run import AREAS, MUTATIONS, plant
+from parity_tests.mutations import planting
+from parity_tests.mutations.areas import AREAS, MUTATIONS, plant
+from parity_tests.mutations.planting import Mutation, MutationError, copy_package, run
 
 SAMPLE = 15
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.convert import port
 from twinax.convert.rules import IDENTITY, TRANSPOSE
-from twinax.parity_tests.functions import Batch, flax_function, random_arrays, random_batch, run_torch, torch_function
-from twinax.parity_tests.harness import compare
-from twinax.parity_tests.ladder import CRITERIA, rung_of
+from twinax.parity.functions import Batch, flax_function, random_arrays, random_batch, run_torch, torch_function
+from twinax.parity.harness import compare_arrays
+from twinax.parity.ladder import CRITERIA, rung_of
 
 FLOAT64 = {"param_dtype": "float64", "compute_dtype": "float64"}
 OBLONG = TransformerConfig(
@@ -171,7 +171,7 @@ def square():
 
 def test_square_model_is_equal_as_it_is(square):
     batch, arrays, reference = square
-    compare(reference, flax_function(SQUARE)(arrays, batch), criteria=CRITERIA, rung_of=rung_of).check()
+    compare_arrays(reference, flax_function(SQUARE)(arrays, batch), criteria=CRITERIA, rung_of=rung_of).check()
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -179,7 +179,7 @@ def test_each_transposition_is_seen(name, square):
     """A square matrix that arrives transposed passes every check of shapes, and must fail on the ladder."""
     batch, arrays, reference = square
     flipped = {**arrays, name: arrays[name].T}
-    report = compare(reference, flax_function(SQUARE)(flipped, batch), criteria=CRITERIA, rung_of=rung_of)
+    report = compare_arrays(reference, flax_function(SQUARE)(flipped, batch), criteria=CRITERIA, rung_of=rung_of)
     sublayer = "attention weights" if (".q_proj." in name or ".k_proj." in name) else "sublayers"
     assert any(finding.rung in (sublayer, "logits") for finding in report.failures)
     assert report.failed_rung != "gradients"
@@ -200,7 +200,7 @@ def test_each_rule_flipped_is_seen(leaf, config, monkeypatch):
         return
     outputs = run_torch(torch_reference.Transformer.from_state_dict(config, wrong), batch, gradients=False)
     reference = {path: value for path, value in reference.items() if not path.startswith("gradients.")}
-    assert not compare(reference, outputs, criteria=CRITERIA, rung_of=rung_of).ok
+    assert not compare_arrays(reference, outputs, criteria=CRITERIA, rung_of=rung_of).ok
 
 
 def test_every_leaf_of_the_model_has_a_rule_and_every_rule_a_leaf():
@@ -213,7 +213,7 @@ def test_outputs_of_ported_models_agree():
     back = convert.to_flax(there)
     batch = random_batch(OBLONG, np.random.default_rng(0), 3, 5, 4)
     tokens = Batch(*map(torch.from_numpy, batch[:3]))
-    compare(
+    compare_arrays(
         {"logits": there(tokens.src_tokens, tokens.tgt_tokens)},
         {"logits": back(jnp.asarray(batch.src_tokens), jnp.asarray(batch.tgt_tokens))},
         criteria=CRITERIA,

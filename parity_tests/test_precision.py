@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from parity_tests.cases import INPUTS, factors
 from twinax import TransformerConfig
 from twinax.configs.training import TrainingConfig
-from twinax.parity_tests.cases import INPUTS, factors
-from twinax.parity_tests.functions import random_arrays, random_batch
-from twinax.parity_tests.precision import narrow_in_jax, narrow_in_torch, narrow_operations, rounded_between
+from twinax.parity.functions import random_arrays, random_batch
+from twinax.parity.precision import narrow_in_jax, narrow_in_torch, narrow_operations, rounded_between
 from twinax.torch_reference import losses as torch_losses
 from twinax.train import losses
 from twinax.train.checkpoints import average

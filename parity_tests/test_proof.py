@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinax import TransformerConfig
-from twinax.parity_tests import ladder, published
-from twinax.parity_tests.coverage import coverage
-from twinax.parity_tests.functions import random_arrays, random_batch
+from twinax.parity import ladder, published
+from twinax.parity.coverage import coverage
+from twinax.parity.functions import random_arrays, random_batch
 
 CONFIG = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)
 

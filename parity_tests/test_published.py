@@ -12,9 +12,9 @@ from flax import nnx
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.convert import Checkpoint
 from twinax.convert.file_layouts import layout_of
-from twinax.parity_tests import published_decoding, published_training
-from twinax.parity_tests.functions import random_arrays, random_batch
-from twinax.parity_tests.published import (
+from twinax.parity import published_decoding, published_training
+from twinax.parity.functions import random_arrays, random_batch
+from twinax.parity.published import (
     LENGTH,
     SYSTEMS,
     call,
@@ -24,7 +24,7 @@ from twinax.parity_tests.published import (
     random_model,
     variant_of,
 )
-from twinax.parity_tests.published_oracle import find_oracle
+from twinax.parity.published_oracle import find_oracle
 
 VARIANTS = [(name, as_published) for name in SYSTEMS for as_published in (True, False)]
 

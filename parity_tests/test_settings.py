@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from twinax.parity_tests import cases
-from twinax.parity_tests.functions import random_arrays, random_batch
-from twinax.parity_tests.ladder import compare_models
+from parity_tests import cases
+from twinax.parity.functions import random_arrays, random_batch
+from twinax.parity.ladder import compare_models
 
 CASES = cases.pairwise()
 

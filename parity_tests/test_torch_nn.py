@@ -11,8 +11,8 @@ from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.convert.arrays import from_torch
 from twinax.convert.layouts import torch_nn
 from twinax.convert.rules import Spec, target_specs, translate
-from twinax.parity_tests import Criterion, compare
-from twinax.parity_tests.functions import random_arrays
+from twinax.parity import Criterion, compare_arrays
+from twinax.parity.functions import random_arrays
 
 # torch.nn.Transformer warns of its own fast path, which serves evaluation without gradients only
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -107,7 +107,7 @@ def test_transformer(norm_first, activation, bias, inputs):
         bias=bias, layer_norm_eps=1e-3, dtype=torch.float64,
     )  # fmt: skip
     module = randomise(module)
-    compare(theirs, ours, module, *inputs, criteria=CRITERIA, rung_of=rung_of).check()
+    compare_arrays(theirs, ours, module, *inputs, criteria=CRITERIA, rung_of=rung_of).check()
 
 
 @pytest.mark.parametrize("activation", [nn.GELU(approximate="tanh"), nn.GELU(), nn.SiLU(), nn.ReLU()])
@@ -115,7 +115,7 @@ def test_activation_modules(activation, inputs):
     module = randomise(nn.Transformer(14, 2, 2, 1, 23, dropout=0.0, batch_first=True, dtype=torch.float64))
     for layer in (*module.encoder.layers, *module.decoder.layers):
         layer.activation = activation
-    compare(theirs, ours, module, *inputs, criteria=CRITERIA, rung_of=rung_of).check()
+    compare_arrays(theirs, ours, module, *inputs, criteria=CRITERIA, rung_of=rung_of).check()
 
 
 def test_torch_replaces_an_activation_module_by_relu_in_the_decoder():
@@ -132,7 +132,7 @@ def test_flax_transformer(inputs):
     memory = twin.encoder(jnp.asarray(src), encoder_mask)
     output = twin.decoder(jnp.asarray(tgt), twin.decoder.keys_values(memory), decoder_mask, cross_mask)
     expected = theirs(module, *inputs)
-    compare(
+    compare_arrays(
         {"memory": expected["memory"], "output": expected["output"]},
         {"memory": memory, "output": output},
         criteria=CRITERIA,
@@ -174,7 +174,7 @@ def test_attention(bias, causal, inputs):
     by_name = {name: g.T if name.endswith("weight") else g for name, g in zip(parameters, grads, strict=False)}
     found = {"output": output, "weights": captured["weights"]}
     found["gradients"] = {n: by_name[to] for n, to in renamed.items()} | {"x": grads[-2], "memory": grads[-1]}
-    compare(expected, found, criteria=CRITERIA, rung_of=rung_of).check()
+    compare_arrays(expected, found, criteria=CRITERIA, rung_of=rung_of).check()
 
 
 def test_write_is_the_inverse_of_read():
@@ -195,7 +195,7 @@ def test_packed_projections_in_the_wrong_order_are_seen(name, inputs, monkeypatc
     monkeypatch.setattr(
         torch_nn, "_QKV", (others[0], others[1], name) if name != "v_proj" else ("k_proj", "q_proj", name)
     )
-    assert not compare(expected, ours(module, *inputs), criteria=CRITERIA, rung_of=rung_of).ok
+    assert not compare_arrays(expected, ours(module, *inputs), criteria=CRITERIA, rung_of=rung_of).ok
 
 
 class CustomEncoder(nn.Module):

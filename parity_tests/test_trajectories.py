@@ -11,8 +11,8 @@ import torch
 
 from twinax import convert, torch_reference
 from twinax.flax_transformer.reach import without_gradient
-from twinax.parity_tests import trajectories
-from twinax.parity_tests.trajectories import InFlax, InPyTorch
+from twinax.parity import trajectories
+from twinax.parity.trajectories import InFlax, InPyTorch
 from twinax.torch_reference.optimizers import make_optimizer
 
 COURSES = {course.name: course for course in trajectories.courses()}

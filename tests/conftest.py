@@ -25,7 +25,7 @@ def command(capsys, monkeypatch):
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory):
     """A directory of each family's variants, as `transformers` writes it; not to be changed."""
-    from twinax.parity_tests.conversion import VARIANTS, random_model
+    from twinax.parity.conversion import VARIANTS, random_model
 
     folder = tmp_path_factory.mktemp("theirs")
     with warnings.catch_warnings(action="ignore"):  # `transformers` says how it writes

@@ -19,7 +19,7 @@ from safetensors.torch import save_file as save_tensors
 from twinax import convert
 from twinax.convert import files
 from twinax.convert.checkpoint import Checkpoint
-from twinax.parity_tests.conversion import changes, random_model
+from twinax.parity.conversion import changes, random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"

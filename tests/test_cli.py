@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from twinax import TransformerConfig
-from twinax.parity_tests.coverage import Coverage
-from twinax.parity_tests.harness import Report
-from twinax.parity_tests.ladder import Ladder
+from twinax.parity.coverage import Coverage
+from twinax.parity.harness import Report
+from twinax.parity.ladder import Ladder
 
 TWINAX = Path(sys.executable).parent / "twinax"
 STORED = Path(__file__).parent / "checkpoints" / "v1"
@@ -30,7 +30,7 @@ def test_parity_prints_the_ladder_and_exits_with_0():
 
 def test_parity_exits_with_1_where_the_twins_differ(monkeypatch, capsys):
     from twinax import cli
-    from twinax.parity_tests import ladder
+    from twinax.parity import ladder
     from twinax.torch_reference import layers
 
     monkeypatch.setattr(ladder, "POOLED", 2)
@@ -69,7 +69,7 @@ def test_help_has_an_example(arguments):
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """A small Marian model as `transformers` writes it."""
-    from twinax.parity_tests.conversion import random_model
+    from twinax.parity.conversion import random_model
 
     folder = tmp_path_factory.mktemp("marian")
     random_model("Marian").save_pretrained(folder)
@@ -90,7 +90,7 @@ def test_parity_of_a_directory_has_transformers_for_a_third(directory):
 @pytest.mark.filterwarnings("ignore")
 def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkeypatch, capsys):
     from twinax import cli, parity_command
-    from twinax.parity_tests import ladder
+    from twinax.parity import ladder
 
     right = parity_command.load_oracle
 

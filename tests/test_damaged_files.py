@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from twinax.convert import Checkpoint
-from twinax.parity_tests.functions import random_arrays
+from twinax.parity.functions import random_arrays
 from twinax.train import portable
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"

@@ -14,7 +14,7 @@ from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.attention_plot import attention_blocks, attention_plot
 from twinax.configs import ConfigError
 from twinax.configs.decoding import LENGTH_PENALTIES, DecodingConfig, LengthPenalty, plan, without_cache
-from twinax.parity_tests.functions import random_arrays
+from twinax.parity.functions import random_arrays
 
 CONFIG = TransformerConfig.preset(
     "tiny", num_encoder_layers=1, num_decoder_layers=2, decoder_num_heads=2, max_length=9, src_vocab_size=13,

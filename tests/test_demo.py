@@ -86,7 +86,7 @@ def test_the_corpus_keeps_what_it_promises():
 
 
 def test_a_short_demo(command, monkeypatch, tmp_path):
-    from twinax.parity_tests import ladder
+    from twinax.parity import ladder
 
     monkeypatch.setattr(ladder, "POOLED", 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

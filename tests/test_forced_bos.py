@@ -9,10 +9,10 @@ import torch
 
 from twinax import convert
 from twinax.configs.data import TokenizerConfig
-from twinax.parity_tests.conversion import random_model
-from twinax.parity_tests.coverage import Coverage
-from twinax.parity_tests.harness import Report
-from twinax.parity_tests.ladder import Ladder
+from twinax.parity.conversion import random_model
+from twinax.parity.coverage import Coverage
+from twinax.parity.harness import Report
+from twinax.parity.ladder import Ladder
 from twinax.train.corpus import DataError
 from twinax.train.prepare import Tokenizers
 from twinax.train.pretrained import load_for_model

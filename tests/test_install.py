@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HOUSE = ("configs", "convert", "flax_transformer", "parity_tests", "torch_reference", "train")
+HOUSE = ("audit", "configs", "convert", "flax_transformer", "parity", "torch_reference", "train")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -87,6 +87,17 @@ def test_public_names():
     unknown = "nothing"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(twinax, unknown)
+
+
+@pytest.mark.parametrize("name", ["compare", "Criterion", "audit", "assert_healthy"])
+def test_names_of_the_former_package_warn_and_work(name):
+    former = importlib.import_module("twinax.parity_tests")
+    new = {"compare": "parity.compare_arrays", "Criterion": "parity.Criterion"}.get(name, f"audit.{name}")
+    module, _, attribute = new.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"{name} is now twinax.{new}") as warned:
+        found = getattr(former, name)
+    assert len(warned) == 1
+    assert found is getattr(importlib.import_module(f"twinax.{module}"), attribute)
 
 
 def test_constraints_pin_every_dependency():

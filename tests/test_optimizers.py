@@ -20,7 +20,7 @@ from twinax.configs.training import TrainingConfig
 from twinax.convert.checkpoint import Checkpoint, Training
 from twinax.convert.optimizer import to_torch_optimizer
 from twinax.convert.port import flax_specs
-from twinax.parity_tests.functions import random_arrays
+from twinax.parity.functions import random_arrays
 from twinax.train import optimizers
 
 UPDATES = 50

@@ -9,11 +9,11 @@ import pytest
 
 from twinax import TransformerConfig
 from twinax.convert import Checkpoint
-from twinax.parity_tests import ladder
-from twinax.parity_tests.decoding import random_family
-from twinax.parity_tests.functions import random_arrays
-from twinax.parity_tests.sentences import draw_from
-from twinax.parity_tests.translations import show_translations
+from twinax.parity import ladder
+from twinax.parity.decoding import random_family
+from twinax.parity.functions import random_arrays
+from twinax.parity.sentences import draw_from
+from twinax.parity.translations import show_translations
 from twinax.train import portable
 from twinax.train.translator import load
 

@@ -26,8 +26,8 @@ from twinax.configs.training import TrainingConfig
 from twinax.convert import Checkpoint, new_files
 from twinax.convert.checkpoint import Training
 from twinax.convert.port import flax_specs
-from twinax.parity_tests.conversion import VARIANTS, changes, random_model
-from twinax.parity_tests.functions import random_arrays
+from twinax.parity.conversion import VARIANTS, changes, random_model
+from twinax.parity.functions import random_arrays
 from twinax.torch_reference.optimizers import make_optimizer
 from twinax.train import portable
 from twinax.train.checkpoints import read_checkpoint

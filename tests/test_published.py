@@ -16,9 +16,9 @@ from twinax import TransformerConfig, flax_transformer, torch_reference
 from twinax.configs import ConfigError
 from twinax.configs.decoding import DecodingConfig, plan
 from twinax.configs.published import as_decoded
-from twinax.parity_tests.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS, checkpoint_of
-from twinax.parity_tests.published import call as logits
-from twinax.parity_tests.published import random_model as build
+from twinax.parity.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS, checkpoint_of
+from twinax.parity.published import call as logits
+from twinax.parity.published import random_model as build
 from twinax.torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
 
 

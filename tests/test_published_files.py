@@ -9,7 +9,7 @@ import torch
 
 from twinax import convert
 from twinax.convert.file_layouts import describe_assumed
-from twinax.parity_tests.published import SYSTEMS, random_model
+from twinax.parity.published import SYSTEMS, random_model
 from twinax.torch_reference.published import annotated_transformer, jadore801120, lucky_glass
 from twinax.train import portable
 
@@ -33,7 +33,7 @@ def save(name, path, *, as_published=True, width=16):
     elif name == "lucky_glass":
         model = lucky_glass.Transformer(13, 13, heads=4, **sizes)
     else:
-        from twinax.parity_tests import published
+        from twinax.parity import published
 
         module = getattr(published, name)
         model = module.Transformer(13, 13, heads=4, seq_len=10, **sizes)

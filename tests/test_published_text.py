@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import twinax
 from twinax.configs.data import TokenizerConfig
 from twinax.configs.published import AS_PUBLISHED, TOKENIZER
-from twinax.parity_tests.published import SIZE, SYSTEMS, random_model
+from twinax.parity.published import SIZE, SYSTEMS, random_model
 from twinax.train.pretrained import load_for_model
 from twinax.train.tokenization import train_tokenizer, train_tokenizers
 

@@ -82,7 +82,7 @@ def test_attention_of_a_translation(translator):
 
 
 def test_a_directory_without_a_tokenizer_translates_no_text(tmp_path):
-    from twinax.parity_tests.conversion import random_model
+    from twinax.parity.conversion import random_model
 
     random_model("BART").save_pretrained(tmp_path / "bart")
     loaded = twinax.load(tmp_path / "bart")

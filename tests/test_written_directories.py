@@ -13,7 +13,7 @@ from twinax.convert import new_files
 from twinax.convert.checkpoint import Checkpoint
 from twinax.convert.hugging_face import family
 from twinax.convert.layouts.hugging_face_settings import DEFAULTS
-from twinax.parity_tests.conversion import changes
+from twinax.parity.conversion import changes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
 

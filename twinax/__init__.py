@@ -8,7 +8,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_SUBPACKAGES = ("configs", "convert", "flax_transformer", "parity_tests", "torch_reference", "train")
+_SUBPACKAGES = ("audit", "configs", "convert", "flax_transformer", "parity", "torch_reference", "train")
 
 
 def __getattr__(name: str) -> Any:

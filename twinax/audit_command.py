@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
+from twinax.audit import AuditError, audit_config
 from twinax.configs import TransformerConfig
 from twinax.configs.presets import PRESETS
 from twinax.configs.published import AS_PUBLISHED
 from twinax.configs.training import TrainingConfig
 from twinax.convert.files import read_json
-from twinax.parity_tests.auditing import AuditError, audit_config
 from twinax.train.portable import read
 from twinax.train.progress import counted
 

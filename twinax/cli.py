@@ -83,7 +83,7 @@ def audit(
 
     Each answer is a measurement in float64, with the first part of the model where it happens. On a published system
     each of its mistakes is named, with the value that repairs it. Exits with 0 where nothing is wrong, else with 1.
-    A module of your own: twinax.parity_tests.audit, in Python.
+    A module of your own: twinax.audit.audit, in Python.
 
     Example: twinax audit runs/de_en
 

@@ -14,7 +14,7 @@ from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.parity_tests.report import show_ladder
+from twinax.parity.report import show_ladder
 from twinax.train.loop import train
 from twinax.train.run_directory import has_begun
 from twinax.train.scores import corpus_scores

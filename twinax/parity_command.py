@@ -15,12 +15,12 @@ from twinax.configs import TransformerConfig
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.presets import PRESETS
 from twinax.convert.port import flax_specs
-from twinax.parity_tests.functions import Batch
-from twinax.parity_tests.published_oracle import find_oracle
-from twinax.parity_tests.report import as_document, show_ladder
-from twinax.parity_tests.sentences import draw_from
-from twinax.parity_tests.transformers_oracle import load_model, load_oracle
-from twinax.parity_tests.translations import show_translations
+from twinax.parity.functions import Batch
+from twinax.parity.published_oracle import find_oracle
+from twinax.parity.report import as_document, show_ladder
+from twinax.parity.sentences import draw_from
+from twinax.parity.transformers_oracle import load_model, load_oracle
+from twinax.parity.translations import show_translations
 from twinax.train.corpus import read_lines
 from twinax.train.translator import Translator, load
 

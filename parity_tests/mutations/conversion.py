@@ -1,6 +1,6 @@
 """Mistakes in names, layouts, files and tokenizers of others."""
 
-from .planting import Mutation
+from parity_tests.mutations.planting import Mutation
 
 _PORT = ("parity_tests/test_port.py",)
 _BART = ("parity_tests/test_conversion.py::test_variant[BART]",)

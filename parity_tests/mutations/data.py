@@ -1,6 +1,6 @@
 """Mistakes in corpora, batches and their order."""
 
-from .planting import Mutation
+from parity_tests.mutations.planting import Mutation
 
 _BOOKS = ("tests/test_bookkeeping.py",)
 _DATASET = ("tests/test_dataset.py",)

@@ -1,6 +1,6 @@
 """Mistakes in decoding and scoring: most of them in rules that both twins share."""
 
-from .planting import Mutation
+from parity_tests.mutations.planting import Mutation
 
 _RULES = ("parity_tests/test_decoding_rules.py",)
 _PRECISION = ("parity_tests/test_precision.py",)

@@ -15,11 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ...configs.schema import TransformerConfig
-from ...torch_reference import attention, dropout, layers
-from ..functions import flax_function, random_arrays, random_batch, torch_function
-from ..harness import Report, compare
-from ..ladder import CRITERIA, rung_of
+from twinax.configs.schema import TransformerConfig
+from twinax.parity.functions import flax_function, random_arrays, random_batch, torch_function
+from twinax.parity.harness import Report, compare_arrays
+from twinax.parity.ladder import CRITERIA, rung_of
+from twinax.torch_reference import attention, dropout, layers
 
 # All widths equal, so that no mistake is a mere error of shapes.
 CONFIG = TransformerConfig(
@@ -181,10 +181,10 @@ def run(mistake: TwinMistake | None) -> Report:
     healthy, flax = torch_function(CONFIG)(arrays, batch), flax_function(CONFIG)(arrays, batch)
     expected = {path: flax[path] for path in healthy}  # in the order of the computation
     if mistake is None:
-        return compare(expected, healthy, criteria=CRITERIA, rung_of=rung_of)
+        return compare_arrays(expected, healthy, criteria=CRITERIA, rung_of=rung_of)
     with mistake.applied():
         mutated = torch_function(CONFIG)(mistake.arrays(arrays), batch)
-    return compare(expected, mutated, criteria=CRITERIA, rung_of=rung_of)
+    return compare_arrays(expected, mutated, criteria=CRITERIA, rung_of=rung_of)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Mistakes in the twins: formulas, masks, dropout, initial weights."""
 
-from .planting import Mutation
+from parity_tests.mutations.planting import Mutation
 
 _EAGER = ("parity_tests/test_ladder.py::test_eager_is_the_same_function[tiny]",)
 _HEALTHY = ("parity_tests/test_ladder_mistakes.py::test_healthy_model_and_no_traces_of_mistakes",)

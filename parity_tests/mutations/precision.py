@@ -1,6 +1,6 @@
 """Mistakes that compute in bfloat16 what must be float32: a ratio of errors is blind to each."""
 
-from .planting import Mutation
+from parity_tests.mutations.planting import Mutation
 
 _PRECISION = ("parity_tests/test_precision.py",)
 

@@ -1,6 +1,6 @@
 """Mistakes in loss, step, optimiser, schedule and the loop's bookkeeping."""
 
-from .planting import Mutation
+from parity_tests.mutations.planting import Mutation
 
 _LOSSES = ("tests/test_losses.py",)
 _STEP = ("tests/test_step.py",)

@@ -10,10 +10,10 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from .answers import Answer
+from .audit_report import Answer
+from .instrumentation import Call, Seen
 from .state_checks import without_dropout
 from .subject import PADDED, Subject, difference, largest
-from .watch import Call, Seen
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), labels (B, T)) -> a mean
 _ROWS = 3  # sentences of a batch

@@ -1,7 +1,7 @@
 """Compares what two functions return: array by array, aligned by path, worst element first.
 
-Nothing here knows the model: `compare(f, g, x, criteria=...)` works on any two functions that return trees of arrays of
-the same structure, from JAX, PyTorch or numpy.
+Nothing here knows the model: `compare_arrays(f, g, x, criteria=...)` takes any two functions that return trees of
+arrays of the same structure, from JAX, PyTorch or numpy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +106,7 @@ class Report:
         return "\n".join(lines)
 
 
-def compare(
+def compare_arrays(
     reference: Callable[..., Tree] | Tree,
     candidate: Callable[..., Tree] | Tree,
     *inputs: Any,

@@ -1,27 +1,15 @@
-"""Every encoder-decoder of `transformers` from text to text, small and with random weights, under the audit.
+"""Encoder-decoders of `transformers`, small and with random weights, and why they fail the questions that they fail."""
 
-`python -m twinax.parity_tests.auditing.hugging_face_table PAGE` writes the table into a page. Exit status 1 if a model
-fails a question that `EXPLAINED` does not list, or passes one that it lists.
-"""
-
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from rich.console import Console
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
-from ..report import marks, write_between, write_table
-from ..transformers_oracle import randomize
-from .answers import Answer, Audit
-from .defects import CACHE, CAUSAL, CAUSAL_TRAINING, GRADIENTS, PADDING, SAME, STILL, TARGET_PADDING
-from .run import audit
-
-TABLE, LEFT_OUT = "transformers", "left out of transformers"
-HEADER = ("class", "judged in", "holds", "what does not, and why")
+from parity_tests.defects import CACHE, CAUSAL, CAUSAL_TRAINING, GRADIENTS, PADDING, SAME, STILL, TARGET_PADDING
+from twinax.audit.audit_report import Answer, Audit
+from twinax.parity.transformers_oracle import randomize
 
 # What every config is reduced to, by the names of its fields, in the configs of its parts too.
 _SIZES: dict[str, Any] = {
@@ -137,56 +125,14 @@ def complaints(report: Audit) -> Iterator[str]:
     """What `EXPLAINED` does not know of an audit, and what it knows and the audit does not find."""
     failed = {answer.question: answer for answer in report.found}
     for answer in failed.values():
-        if _explanation(report, answer) is None:
+        if explanation(report, answer) is None:
             yield f"{report.name}: {answer.question} No: {answer.measured}. It is not in EXPLAINED"
     for name, question in EXPLAINED:
         if name == report.name and question not in failed:
             yield f"{name}: {question} Yes. Remove it from EXPLAINED"
 
 
-def _explanation(report: Audit, answer: Answer) -> str | None:
-    explanation = EXPLAINED.get((report.name, answer.question))
-    return explanation.why if explanation and answer.measured.startswith(explanation.measured) else None
-
-
-def _row(report: Audit) -> tuple[str, ...]:
-    asked = [answer for answer in report.answers if answer.ok is not None]
-    questions: dict[str, list[str]] = {}
-    for answer in report.found:
-        why = _explanation(report, answer) or f"NOT EXPLAINED: {answer.measured}"
-        questions.setdefault(why, []).append(answer.question)
-    cells = [f"{' '.join(names)} No: {why}." for why, names in questions.items()]
-    dtype = f"{report.dtype}: {report.dtype_reason}" if report.dtype_reason else report.dtype
-    return report.name, dtype, f"{sum(answer.ok is True for answer in asked)} of {len(asked)}", " ".join(cells)
-
-
-def main(page: Path) -> int:
-    """Writes the table; returns the exit status."""
-    transformers.utils.logging.set_verbosity_error()
-    torch.set_num_threads(1)  # more wait for each other at these sizes
-    for name in (TABLE, LEFT_OUT):
-        marks(page, name)  # before the work
-    kept, left_out = architectures()
-    rows, problems = [], []
-    for architecture in kept:
-        try:
-            report = audit(small_model(architecture))
-        except Exception as error:  # a class that cannot be built small or called is a row too
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            rows.append((architecture.__name__, "", "", f"NOT AUDITED: {said}"))
-            problems.append(f"{architecture.__name__}: {said}")
-            continue
-        rows.append(_row(report))
-        problems += complaints(report)
-    names = {architecture.__name__ for architecture in kept}
-    problems += [f"{name}: not in transformers. Remove it from EXPLAINED" for name, _ in EXPLAINED if name not in names]
-    write_table(page, TABLE, HEADER, rows)
-    names = ", ".join(architecture.__name__ for architecture in left_out)
-    write_between(page, LEFT_OUT, f"{names} (transformers {transformers.__version__}).")
-    for problem in problems:
-        Console(stderr=True).print(problem, style="red", markup=False, highlight=False)
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+def explanation(report: Audit, answer: Answer) -> str | None:
+    """Why a model fails a question; None where `EXPLAINED` does not cover what was measured."""
+    known = EXPLAINED.get((report.name, answer.question))
+    return known.why if known and answer.measured.startswith(known.measured) else None

@@ -1,12 +1,7 @@
-"""Known mistakes of Transformers, each planted in a small healthy one, and which question of an audit finds it.
-
-`python -m twinax.parity_tests.auditing.defects PAGE` writes the table into a page.
-"""
+"""Known mistakes of Transformers, each planted in a small healthy one, and which question of an audit finds it."""
 
 import copy
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..report import write_table
-from .answers import Audit
-from .plain import Attention, Layer, Plain, mean_loss, step_by_step
-from .run import audit
+from twinax.audit.audit_report import Audit
+from twinax.audit.run import audit
+from twinax.audit.toy_transformer import Attention, Layer, Plain, mean_loss, step_by_step
 
 CAUSAL, CAUSAL_TRAINING = "Is it causal, in evaluation?", "Is it causal, in training?"
 PAST = "Does each target position see itself and what is before it?"
@@ -292,19 +286,3 @@ def examine(defect: Defect | None, seed: int = 0, **arguments: Any) -> Audit:
         defect.plant(model)
         given |= defect.arguments
     return audit(model, vocab_size=Plain.VOCABULARY, pad_id=Plain.PAD, max_length=Plain.LONGEST, **given)
-
-
-def main(page: Path) -> None:
-    """Writes the table."""
-    torch.set_num_threads(1)  # more wait for each other at these sizes
-    rows = []
-    for defect in DEFECTS:
-        answers = {answer.question: answer for answer in examine(defect).found}
-        answer = answers.get(defect.question)
-        cells = (answer.measured, answer.where) if answer else ("NOT FOUND", "")
-        rows.append((defect.name, defect.question, *cells))
-    write_table(page, "defects", ("mistake", "found by", "measured", "first in"), rows)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

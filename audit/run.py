@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...configs.schema import TransformerConfig
-from ...configs.training import TrainingConfig
-from ...torch_reference.losses import cross_entropy
+from ..configs.schema import TransformerConfig
+from ..configs.training import TrainingConfig
+from ..torch_reference.losses import cross_entropy
 from . import checks, hugging_face, state_checks
-from .answers import Answer, Audit
+from .audit_report import Answer, Audit
 from .subject import AuditError, Forward, Subject, make_subject
 from .twins import cache_answer, known_mistakes, twin
 

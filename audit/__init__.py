@@ -1,6 +1,6 @@
 """What is wrong with a Transformer: an audit of any module, by measurements that need no second model."""
 
-from .answers import Answer, Audit, Mistake
+from .audit_report import Answer, Audit, Mistake
 from .run import assert_healthy, audit, audit_config
 from .subject import AuditError
 

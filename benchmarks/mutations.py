@@ -1,74 +1,21 @@
 """Plants every mistake of the list, one at a time, and writes what caught it: `make mutations`.
 
-`python -m twinax.parity_tests.mutations.run PAGE [WORDS]` takes those whose area, name or place contains a word.
+`python -m benchmarks.mutations PAGE [WORDS]` takes those whose area, name or place contains a word.
 """
 
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 
 import jax
 from rich.console import Console
 
-from ..report import marks, write_table
-from . import ladder_mistakes
-from .conversion import CONVERSION
-from .data import DATA
-from .decoding import DECODING
-from .model import MODEL
-from .planting import Mutation, MutationError, Verdict, check, copy_package, run
-from .precision import PRECISION
-from .proof import PROOF
-from .training import TRAINING
+from benchmarks.pages import marks, write_table
+from parity_tests.mutations import ladder_mistakes
+from parity_tests.mutations.areas import AREAS, MUTATIONS, plant
+from parity_tests.mutations.planting import MutationError
 
-AREAS = {
-    "model": MODEL,
-    "precision": PRECISION,
-    "decoding": DECODING,
-    "conversion": CONVERSION,
-    "training": TRAINING,
-    "data": DATA,
-    "proof": PROOF,
-}
-MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
 HEADER = ("area", "mistake", "where", "caught by", "seconds")
-
-
-def plant(mutations: Sequence[Mutation], say: Console) -> list[Verdict]:
-    """The verdicts, in order; as many run at once as there are cores, each in a copy of the package.
-
-    Raises:
-        MutationError: one does not apply, or its checks fail without any mistake.
-    """
-    workers = os.cpu_count() or 1
-    with tempfile.TemporaryDirectory() as folder:
-        packages: Queue[Path] = Queue()
-        for number in range(workers):
-            packages.put(copy_package(Path(folder) / str(number)))
-        for mutation in mutations:
-            mutation.apply(packages.queue[0])
-        tests = tuple(sorted({test for mutation in mutations for test in mutation.checks}))
-        say.print(f"{len(mutations)} mistakes; first their {len(tests)} checks without any", highlight=False)
-        status, output = check(tests, packages.queue[0])
-        if status != 0:
-            raise MutationError(f"the checks fail without any mistake: {' '.join(output.split())[-600:]}")
-
-        def one(mutation: Mutation) -> Verdict:
-            package = packages.get()
-            try:
-                verdict = run(mutation, package)
-            finally:
-                packages.put(package)
-            line = f"{mutation.name}: {verdict} ({verdict.seconds:.0f} s)"
-            say.print(line, markup=False, highlight=False, soft_wrap=True)
-            return verdict
-
-        with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(one, mutations))
 
 
 def in_the_ladder() -> list[tuple[str, ...]]:
@@ -116,5 +63,5 @@ def _written(page: Path) -> list[tuple[str, ...]]:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m twinax.parity_tests.mutations.run PAGE [WORDS]")
+        sys.exit("usage: python -m benchmarks.mutations PAGE [WORDS]")
     sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

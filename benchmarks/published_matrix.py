@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from .. import convert
-from .ladder import CRITERIA, rung_of
-from .published import SYSTEMS, compare_published, random_model, variant_of
-from .published_decoding import search
-from .published_training import UPDATES, train
-from .report import marks, write_table
+from benchmarks.pages import marks, write_table
+from twinax import convert
+from twinax.parity.ladder import CRITERIA, rung_of
+from twinax.parity.published import SYSTEMS, compare_published, random_model, variant_of
+from twinax.parity.published_decoding import search
+from twinax.parity.published_training import UPDATES, train
 
 HEADER = (
     "system",
@@ -88,5 +88,5 @@ def _decoded(name: str, as_published: bool) -> tuple[str, bool]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m twinax.parity_tests.published_table PAGE")
+        sys.exit("usage: python -m benchmarks.published_matrix PAGE")
     sys.exit(main(Path(sys.argv[1])))

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...torch_reference.dropout import Dropout as TwinDropout
-from .answers import Answer
+from ..torch_reference.dropout import Dropout as TwinDropout
+from .audit_report import Answer
 from .subject import Forward, Subject, difference, same
 
 _SHOWN = 3  # names in an answer

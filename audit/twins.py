@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ... import convert, flax_transformer, torch_reference
-from ...configs.decoding import DecodingConfig, plan, without_cache
-from ...configs.published import AS_PUBLISHED, BREAKS, REPAIRS, TRAINING, TRAINING_REPAIRS
-from ...configs.schema import TransformerConfig
-from ...configs.training import TrainingConfig
-from ...configs.validation import ConfigError
-from ...convert.file_layouts import PUBLISHED
-from ..functions import random_arrays
-from .answers import Answer, Mistake
+from .. import convert, flax_transformer, torch_reference
+from ..configs.decoding import DecodingConfig, plan, without_cache
+from ..configs.published import AS_PUBLISHED, BREAKS, REPAIRS, TRAINING, TRAINING_REPAIRS
+from ..configs.schema import TransformerConfig
+from ..configs.training import TrainingConfig
+from ..configs.validation import ConfigError
+from ..convert.file_layouts import PUBLISHED
+from ..parity.functions import random_arrays
+from .audit_report import Answer, Mistake
 from .subject import Forward
 
 _LONGEST = 8  # tokens of a translation

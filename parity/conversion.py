@@ -1,20 +1,12 @@
-"""The families of `transformers` against the twins: values, gradients, attention maps, and the way there and back.
-
-`python -m twinax.parity_tests.conversion PAGE` prints the table and writes it into the page, between its two marks.
-"""
+"""The families of `transformers` against the twins: values, gradients, attention maps, and the way there and back."""
 
 import json
-import logging
-import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 from safetensors.numpy import load_file
 
 from .. import convert
@@ -25,7 +17,6 @@ from .coverage import coverage
 from .functions import random_batch
 from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins
-from .report import marks, write_table
 from .transformers_oracle import load_oracle, randomize
 
 # The same bound for everything, each array by its own largest value.
@@ -150,32 +141,3 @@ def _ties(model: Any) -> set[frozenset[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         by_memory.setdefault(parameter.data_ptr(), []).append(name)
     return {frozenset(names) for names in by_memory.values()}
-
-
-HEADER = ("family", "encoder output", "logits", "gradients", "attention maps", "there and back")
-
-
-def as_cells(row: Row) -> tuple[str, ...]:
-    """A row of the table."""
-    errors = (f"{error:.1e}" for error in (row.encoder, row.logits, row.gradients, row.maps))
-    return (row.name, *errors, ", ".join(row.changed) or "identical")
-
-
-def main(page: Path) -> int:
-    """Measures every variant, prints the table, writes it into the page. Returns 0 where all hold."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    marks(page, "conversion-matrix")
-    rows = []
-    for name in track(VARIANTS, "families", console=Console(stderr=True), transient=True):
-        with tempfile.TemporaryDirectory() as folder:
-            rows.append(measure(name, Path(folder)))
-    write_table(page, "conversion-matrix", HEADER, [as_cells(row) for row in rows])
-    for report in (report for row in rows for report in row.reports if not report.ok):
-        print(report)
-    return 0 if all(row.ok for row in rows) else 1
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m twinax.parity_tests.conversion PAGE")
-    sys.exit(main(Path(sys.argv[1])))

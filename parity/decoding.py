@@ -1,25 +1,15 @@
-"""Searches compared token for token: Flax, PyTorch, and `transformers`' `generate`, which nobody here wrote.
+"""Searches compared token for token: Flax, PyTorch, and `transformers`' `generate`, which nobody here wrote."""
 
-`python -m twinax.parity_tests.decoding PAGE` prints both tables and writes them into the page.
-"""
-
-import logging
-import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from .. import convert, flax_transformer, torch_reference
 from ..configs.decoding import LENGTH_PENALTIES, Decoded, DecodingConfig, collect
@@ -27,7 +17,6 @@ from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import Checkpoint
 from ..convert.hugging_face import family
 from ..torch_reference import beam
-from .report import marks, write_table
 
 # Of the sum of a sentence's log-probabilities, in nats: what rounding may do to it. transformers casts the logits to
 # float32 whatever the model's type.
@@ -194,37 +183,3 @@ def wrongly_decoded(theirs: Any, checkpoint: Checkpoint, rule: str) -> int:
     with WRONG_RULES[rule]():
         found = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
     return len(compare_decoded(oracle, found, config, ROUNDING["float32"]).different)
-
-
-def main(page: Path) -> int:
-    """Measures, prints the tables, writes them into the page. Returns 0 where all is equal."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    for name in ("decoding", "rules"):
-        marks(page, name)
-    rows, rules = [], []
-    progress = {"console": Console(stderr=True), "transient": True}
-    with tempfile.TemporaryDirectory() as folder, jax.enable_x64(True):
-        families = {name: random_family(name, Path(folder) / name) for name in FAMILIES}
-        for name, dtype, beam_size in track(list(product(FAMILIES, ROUNDING, (1, 4))), "searches", **progress):
-            rows.append(measure(name, *families[name], dtype, beam_size))
-        for rule in track(WRONG_RULES, "rules", **progress):
-            rules.append((rule, *(str(wrongly_decoded(*families[name], rule)) for name in FAMILIES)))
-    header = ("model", "number type", "beam", "Flax = PyTorch", "transformers = PyTorch", "sums, Flax to PyTorch")
-    write_table(page, "decoding", header, [_cells(row) for row in rows])
-    write_table(page, "rules", ("mistake in the rule", *FAMILIES), rules)
-    return 0 if all(row.ok for row in rows) else 1
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    agreements = (
-        f"{a.equal} of {len(row.lengths)}"
-        + "".join(f", {len(some)} {name}" for name, some in (("tied", a.ties), ("DIFFERENT", a.different)) if some)
-        for a in (row.flax, row.transformers)
-    )
-    return (row.name, row.dtype, str(row.beam_size), *agreements, f"{row.flax.score_error:.1e}")
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m twinax.parity_tests.decoding PAGE")
-    sys.exit(main(Path(sys.argv[1])))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .watch import Seen, watch
+from .instrumentation import Seen, watch
 
 Forward = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (module, sources (B, S), targets (B, T)) -> (B, T, V)
 # The largest change that counts as none, as a share of the largest output.

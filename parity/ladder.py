@@ -16,7 +16,7 @@ import torch
 from ..configs.schema import TransformerConfig
 from .coverage import Coverage, coverage
 from .functions import GRADIENTS, Batch, Outputs, flax_function, random_arrays, random_batch, torch_function
-from .harness import Criterion, Report, compare, flatten
+from .harness import Criterion, Report, compare_arrays, flatten
 
 # What equal means in float64.
 CRITERIA = (
@@ -108,7 +108,7 @@ def compare_models(
 ) -> Report:
     """The ladder in float64 on one batch. Needs `jax_enable_x64` and a float64 config."""
     found = run_twins(config, arrays, batch)
-    return compare(found["PyTorch"], found["Flax"], criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
+    return compare_arrays(found["PyTorch"], found["Flax"], criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
 
 
 def compare_with_oracle(
@@ -123,7 +123,7 @@ def compare_with_oracle(
     """What `run_twins` found against what a third function did, in float64, by framework."""
     expected = comparable(expected, expected, batch, pad_id)
     return {
-        framework: compare(
+        framework: compare_arrays(
             expected,
             comparable(outputs, expected, batch, pad_id),
             criteria=criteria,
@@ -183,7 +183,7 @@ def climb(
         with jax.enable_x64(True):
             found = run_twins(wide, wide_arrays, batch, flax and _as_type(flax, "float64"))
         twins = found["PyTorch"], found["Flax"]
-        report = compare(*twins, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
+        report = compare_arrays(*twins, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
         oracle_reports = {}
         if oracle is not None:
             progress("float64 against the oracle", 0, total)

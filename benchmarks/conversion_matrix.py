@@ -1,0 +1,43 @@
+"""The families of `transformers` against the twins, as a table.
+
+`python -m benchmarks.conversion_matrix PAGE` prints it and writes it into the page, between its two marks.
+"""
+
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.pages import marks, write_table
+from twinax.parity.conversion import VARIANTS, Row, measure
+
+HEADER = ("family", "encoder output", "logits", "gradients", "attention maps", "there and back")
+
+
+def as_cells(row: Row) -> tuple[str, ...]:
+    """A row of the table."""
+    errors = (f"{error:.1e}" for error in (row.encoder, row.logits, row.gradients, row.maps))
+    return (row.name, *errors, ", ".join(row.changed) or "identical")
+
+
+def main(page: Path) -> int:
+    """Measures every variant, prints the table, writes it into the page. Returns 0 where all hold."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    marks(page, "conversion-matrix")
+    rows = []
+    for name in track(VARIANTS, "families", console=Console(stderr=True), transient=True):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measure(name, Path(folder)))
+    write_table(page, "conversion-matrix", HEADER, [as_cells(row) for row in rows])
+    for report in (report for row in rows for report in row.reports if not report.ok):
+        print(report)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m benchmarks.conversion_matrix PAGE")
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,75 @@
+"""Whole trainings in both frameworks, as a table and a picture.
+
+`python -m benchmarks.trajectories PAGE` runs every course, writes the table into the page and draws the curves beside
+it.
+"""
+
+import multiprocessing
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.pages import marks, write_table
+from twinax.parity.trajectories import LOSS_BOUND, Course, Outcome, courses, measure
+
+
+def draw(outcomes: list[Outcome], picture: Path) -> None:
+    """Losses, their differences in float64, and in float32."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 10), layout="constrained")
+    losses, wide, narrow = figure.subplots(3, sharex=True)
+    for i, outcome in enumerate(outcomes):
+        color = f"C{i}"
+        losses.plot(outcome.losses[:, 0], color=color, linewidth=2.5, alpha=0.4, label=outcome.name)
+        losses.plot(outcome.losses[:, 1], color=color, linewidth=0.8, linestyle="--")
+        for axes, pairs in ((wide, outcome.losses), (narrow, outcome.narrow_losses)):
+            axes.semilogy(np.maximum.accumulate(np.abs(np.subtract(*pairs.T))), color=color)
+    losses.set(title="loss in float64: Flax (wide) and PyTorch (dashed)", ylabel="nats a token")
+    losses.legend(fontsize=8, ncols=2)
+    wide.axhline(LOSS_BOUND, color="black", linewidth=0.8, linestyle=":")
+    wide.set(title=f"worst difference so far in float64; {LOSS_BOUND:g} is allowed", ylabel="nats a token")
+    narrow.set(
+        title="worst difference so far in float32, free-running: it informs, nothing is decided by it", xlabel="update"
+    )
+    narrow.set(ylabel="nats a token")
+    figure.savefig(picture, dpi=110)
+
+
+HEADER = ("course", "loss", "relay", "parameters", "resumed", "float32", "verdict")
+
+
+def as_cells(o: Outcome) -> tuple[str, ...]:
+    """A row of the table."""
+    numbers = (f"{value:.1e}" for value in (o.loss, o.relay, o.parameters))
+    ratios = f"{o.ratio:.2f}, {o.moment_ratio:.2f}"
+    return (o.name, *numbers, "same bits" if o.resumed else "NO", ratios, "equal" if o.ok else "DIFFERENT")
+
+
+def _alone(course: Course) -> Outcome:
+    torch.set_num_threads(1)
+    return measure(course)
+
+
+def main(page: Path) -> int:
+    """Runs all courses, as many at once as there are cores; a table and a picture for the page. 0 where all hold."""
+    marks(page, "trajectories")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        found = pool.map(_alone, all_courses := list(courses()))
+        progress = {"total": len(all_courses), "console": Console(stderr=True), "transient": True}
+        outcomes = list(track(found, "courses", **progress))
+    write_table(page, "trajectories", HEADER, [as_cells(outcome) for outcome in outcomes])
+    draw(outcomes, page.parent / "trajectories.png")
+    return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m benchmarks.trajectories PAGE")
+    sys.exit(main(Path(sys.argv[1])))

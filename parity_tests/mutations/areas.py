@@ -1,0 +1,63 @@
+"""Every planted mistake by area, and how they are planted: as many at once as there are cores."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+from rich.console import Console
+
+from parity_tests.mutations.conversion import CONVERSION
+from parity_tests.mutations.data import DATA
+from parity_tests.mutations.decoding import DECODING
+from parity_tests.mutations.model import MODEL
+from parity_tests.mutations.planting import Mutation, MutationError, Verdict, check, copy_package, run
+from parity_tests.mutations.precision import PRECISION
+from parity_tests.mutations.proof import PROOF
+from parity_tests.mutations.training import TRAINING
+
+AREAS = {
+    "model": MODEL,
+    "precision": PRECISION,
+    "decoding": DECODING,
+    "conversion": CONVERSION,
+    "training": TRAINING,
+    "data": DATA,
+    "proof": PROOF,
+}
+MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
+
+
+def plant(mutations: Sequence[Mutation], say: Console) -> list[Verdict]:
+    """The verdicts, in order; as many run at once as there are cores, each in a copy of the package.
+
+    Raises:
+        MutationError: one does not apply, or its checks fail without any mistake.
+    """
+    workers = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as folder:
+        packages: Queue[Path] = Queue()
+        for number in range(workers):
+            packages.put(copy_package(Path(folder) / str(number)))
+        for mutation in mutations:
+            mutation.apply(packages.queue[0])
+        tests = tuple(sorted({test for mutation in mutations for test in mutation.checks}))
+        say.print(f"{len(mutations)} mistakes; first their {len(tests)} checks without any", highlight=False)
+        status, output = check(tests, packages.queue[0])
+        if status != 0:
+            raise MutationError(f"the checks fail without any mistake: {' '.join(output.split())[-600:]}")
+
+        def one(mutation: Mutation) -> Verdict:
+            package = packages.get()
+            try:
+                verdict = run(mutation, package)
+            finally:
+                packages.put(package)
+            line = f"{mutation.name}: {verdict} ({verdict.seconds:.0f} s)"
+            say.print(line, markup=False, highlight=False, soft_wrap=True)
+            return verdict
+
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(one, mutations))

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from .. import convert, flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig, plan, without_cache
-from ..configs.published import AS_PUBLISHED, BREAKS, REPAIRS, TRAINING, TRAINING_REPAIRS
 from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
 from ..configs.validation import ConfigError
 from ..convert.file_layouts import PUBLISHED
 from ..parity.functions import random_arrays
+from ..published.registry import RECIPES
 from .audit_report import Answer, Mistake
 from .subject import Forward
 
@@ -78,12 +78,13 @@ def known_mistakes(config: TransformerConfig, training: TrainingConfig | None) -
     system = next((name for name, theirs in PUBLISHED.items() if theirs.variant(name, config) is not None), None)
     if system is None:
         return ()
+    recipe = RECIPES[system]
     found = []
     for ours, published, repairs in (
-        (config, AS_PUBLISHED[system], REPAIRS[system]),
-        (training, TRAINING[system], TRAINING_REPAIRS[system]),
+        (config, recipe.model, recipe.repairs),
+        (training, recipe.training, recipe.training_repairs),
     ):
-        for name in BREAKS[system].keys() & repairs.keys() if ours is not None else ():
+        for name in recipe.breaks.keys() & repairs.keys() if ours is not None else ():
             if (value := getattr(ours, name)) == getattr(published, name):
-                found.append(Mistake(f"{name}={value!r}", f"{name}={repairs[name]!r}", BREAKS[system][name]))
+                found.append(Mistake(f"{name}={value!r}", f"{name}={repairs[name]!r}", recipe.breaks[name]))
     return tuple(sorted(found, key=lambda mistake: mistake.setting))

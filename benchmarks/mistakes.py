@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.multi30k import one_core_each, text, write
 from benchmarks.pages import marks, write_between, write_table
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
-from twinax.configs.published import AS_PUBLISHED, REPAIRS, TRAINING_REPAIRS, recipe
 from twinax.configs.run import LoopConfig, RunConfig
+from twinax.published.registry import RECIPES, SYSTEMS, recipe
 from twinax.train.metrics import read_metrics, validations
 
 PAGE, OUT, PICTURE = Path("docs/published_systems.md"), Path("runs/mistakes"), "mistakes.png"
@@ -74,14 +74,14 @@ def _rates(schedule: str) -> dict[str, Any]:
 
 def variants() -> Iterator[Variant]:
     """All systems both ways; of one, each mistake repaired alone, and those of the model together."""
-    for system in AS_PUBLISHED:
+    for system in SYSTEMS:
         yield Variant(system, "as published")
         if system == ABLATED:
-            for name, value in REPAIRS[system].items():
+            for name, value in RECIPES[system].repairs.items():
                 yield Variant(system, f"{name} repaired", {name: value})
-            yield Variant(system, "schedule repaired", {}, TRAINING_REPAIRS[system])
-            yield Variant(system, "model repaired", REPAIRS[system])
-        yield Variant(system, "repaired", REPAIRS[system], TRAINING_REPAIRS[system])
+            yield Variant(system, "schedule repaired", {}, RECIPES[system].training_repairs)
+            yield Variant(system, "model repaired", RECIPES[system].repairs)
+        yield Variant(system, "repaired", RECIPES[system].repairs, RECIPES[system].training_repairs)
 
 
 def main(folder: Path, updates: int) -> None:
@@ -160,7 +160,7 @@ def _draw(todo: list[Variant]) -> None:
 
     figure = Figure(figsize=(11, 6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    colors = {system: f"C{i}" for i, system in enumerate(AS_PUBLISHED)}
+    colors = {system: f"C{i}" for i, system in enumerate(SYSTEMS)}
     for variant in todo:
         found = validations(read_metrics(variant.run))
         curve = list(found), [v["loss"] for v in found.values()]

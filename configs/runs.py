@@ -2,17 +2,15 @@
 
 from importlib import import_module
 
-from .published import AS_PUBLISHED, recipe
+from ..published.registry import SYSTEMS, recipe
 from .run import RunConfig
 from .validation import ConfigError
 
 _OWN = ("multi30k_de_en", "multi30k_en_de", "scan")
-_PUBLISHED = {
-    f"published/{name}{variant}": (name, not variant) for name in AS_PUBLISHED for variant in ("", ":repaired")
-}
+_PUBLISHED = {f"published/{name}{variant}": (name, not variant) for name in SYSTEMS for variant in ("", ":repaired")}
 RUNS = (*_OWN, *_PUBLISHED)
 # The same in few words.
-RUN_NAMES = f"{', '.join(_OWN)}, published/NAME or published/NAME:repaired of {', '.join(AS_PUBLISHED)}"
+RUN_NAMES = f"{', '.join(_OWN)}, published/NAME or published/NAME:repaired of {', '.join(SYSTEMS)}"
 
 
 def run_preset(name: str) -> RunConfig:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+from .registry import PRESETS, PUBLISHED
 from .validation import ConfigError, check_field_types
 
 SCHEMA_VERSION = 1
@@ -168,11 +169,7 @@ class TransformerConfig:
         Raises:
             ConfigError: no such preset, or a wrong value.
         """
-        from .presets import PRESETS  # presets are made of this class
-
-        if name not in PRESETS:
-            raise ConfigError(f"preset={name!r}: there is no such preset; choose one of {', '.join(PRESETS)}")
-        return PRESETS[name].replace(**changes)
+        return PRESETS.find("preset", name).replace(**changes)
 
     @classmethod
     def published(cls, name: str, *, as_published: bool, **changes: Any) -> "TransformerConfig":
@@ -181,11 +178,8 @@ class TransformerConfig:
         Raises:
             ConfigError: no such system, or a wrong value.
         """
-        from .published import AS_PUBLISHED, REPAIRS  # they are made of this class
-
-        if name not in AS_PUBLISHED:
-            raise ConfigError(f"published={name!r}: there is no such system; choose one of {', '.join(AS_PUBLISHED)}")
-        return AS_PUBLISHED[name].replace(**({} if as_published else REPAIRS[name]) | changes)
+        recipe = PUBLISHED.find("published", name)
+        return recipe.model.replace(**{**({} if as_published else recipe.repairs), **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the schema version."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from .registry import PUBLISHED
 from .schema import TransformerConfig
 from .validation import ConfigError, check_field_types
 
@@ -69,11 +70,8 @@ class TrainingConfig:
         Raises:
             ConfigError: no such system, or a wrong value.
         """
-        from .published import TRAINING, TRAINING_REPAIRS  # they are made of this class
-
-        if name not in TRAINING:
-            raise ConfigError(f"published={name!r}: there is no such system; choose one of {', '.join(TRAINING)}")
-        return replace(TRAINING[name], **({} if as_published else TRAINING_REPAIRS[name]) | changes)
+        recipe = PUBLISHED.find("published", name)
+        return replace(recipe.training, **{**({} if as_published else recipe.training_repairs), **changes})
 
 
 def _check_ranges(config: TrainingConfig) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..configs.registry import PUBLISHED_LAYOUTS
 from ..configs.schema import TransformerConfig
 from ..configs.validation import ConfigError
 from .checkpoint import Checkpoint
-from .layouts import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
 from .layouts.published import PublishedLayout
 from .port import flax_specs, port_rules
 from .rules import ConversionError, Rule, target_specs, translate
@@ -35,20 +35,18 @@ _RULES: dict[str, Callable[[TransformerConfig, bool], list[Rule]]] = {
     "twinax": lambda config, trained_only: port_rules(flax_specs(config, trained_only)),
     "torch_nn": _torch_nn_rules,
 }
-PUBLISHED: dict[str, PublishedLayout] = {
-    "lucky_glass": lucky_glass.LAYOUT,
-    "jadore801120": jadore801120.LAYOUT,
-    "leftover": leftover.LAYOUT,
-    "d2l_note": d2l_note.LAYOUT,
-    "annotated_transformer": annotated_transformer.LAYOUT,
-}
-FILE_LAYOUTS = (*_RULES, *PUBLISHED)
+PUBLISHED: Mapping[str, PublishedLayout] = PUBLISHED_LAYOUTS
+
+
+def file_layouts() -> tuple[str, ...]:
+    """Every layout of a file, by name."""
+    return (*_RULES, *PUBLISHED)
 
 
 def is_file_layout(layout: str) -> bool:
     """Whether it is the name of one, prefixes or not. Raises: ConversionError where the prefixes are wrong."""
     name, _ = _parse(layout)
-    return name in FILE_LAYOUTS
+    return name in _RULES or name in PUBLISHED
 
 
 def is_published(layout: str) -> bool:
@@ -102,6 +100,12 @@ def describe_assumed(name: str, checkpoint: Checkpoint) -> str:
         f"{name}: assumed {', '.join(checkpoint.assumed)}, because the file does not state it; "
         f"to set it: twinax convert ORIGINAL NEW --config {checkpoint.system}:{settings}"
     )
+
+
+def stated_settings(settings: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The config fields that the settings beside a published system's state dict state."""
+    layouts = (layout for layout in PUBLISHED.values() if any(re.fullmatch(layout.mark, name) for name in arrays))
+    return next((layout.stated(settings, arrays) for layout in layouts), {})
 
 
 def published_config(

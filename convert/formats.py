@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..configs.schema import TransformerConfig
 from .checkpoint import Checkpoint
-from .file_layouts import FILE_LAYOUTS, is_file_layout
+from .file_layouts import file_layouts, is_file_layout
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
 from .rules import ConversionError
 from .single_file import SUFFIXES, has_suffix, read_file, write_file
@@ -50,5 +50,5 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
     elif layout in LAYOUTS:
         write_hugging_face(checkpoint, place, layout)
     else:
-        known = ", ".join((*FILE_LAYOUTS, *LAYOUTS))
+        known = ", ".join((*file_layouts(), *LAYOUTS))
         raise ConversionError(f"layout={layout!r}: there is no such layout; known are {known}")

@@ -20,9 +20,16 @@ from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from .arrays import to_torch_tensor
 from .checkpoint import MOMENTS, Checkpoint, Training
-from .file_layouts import from_named, is_file_layout, is_published, layout_of, published_config, to_named
+from .file_layouts import (
+    from_named,
+    is_file_layout,
+    is_published,
+    layout_of,
+    published_config,
+    stated_settings,
+    to_named,
+)
 from .files import read_safetensors, read_torch, to_arrays
-from .layouts import jadore801120
 from .new_files import new_file
 from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .rules import ConversionError
@@ -194,7 +201,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
     if wrapper is None:
         return {"model": _unwrapped(to_arrays(found, path))}
     arrays = _unwrapped(to_arrays(found[wrapper], path))
-    stated = jadore801120.stated(found.get("settings"), arrays)
+    stated = stated_settings(found.get("settings"), arrays)
     skipped = tuple(str(name) for name in found if name != wrapper and not (name == "settings" and stated))
     return {"model": arrays, "stated": stated, "skipped": skipped}
 

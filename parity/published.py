@@ -3,184 +3,44 @@
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ..convert.arrays import from_torch
+from ..configs.schema import TransformerConfig
+from ..convert.arrays import from_torch, to_torch_tensor
 from ..convert.checkpoint import Checkpoint
-from ..convert.file_layouts import PUBLISHED, from_named, published_config
+from ..convert.file_layouts import from_named, published_config, to_named
+from ..convert.layouts.published import IDS
 from ..convert.port import flax_specs
-from ..torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
+from ..published.registry import LAYOUTS, ORACLES, SYSTEMS
 from .coverage import coverage
 from .functions import GRADIENTS, Batch, Outputs, random_batch
 from .harness import Report
 from .ladder import compare_with_oracle, run_twins
 
-SYSTEMS = tuple(PUBLISHED)
 PAD, SIZE, D_FF, HEADS, LAYERS, LENGTH = 1, 13, 20, 4, 2, 7  # of small models
 D_MODEL = 12
 
-# Where our activations are in theirs: `<` is what goes into a module, `>` what comes out. Layers are *, heads #.
-_PLACES: dict[str, tuple[str, dict[str, str], str, dict[str, str], dict[str, str]]] = {
-    "lucky_glass": (
-        "encoder.layers.*.",
-        {
-            "self_attention.weights": "attention.attentions.#.weights<",
-            "self_attention.output": "attention.dropout<",
-            "self_attention_residual.output": "attention>",
-            "feed_forward.output": "feed_forward.dropout<",
-            "feed_forward_residual.output": "feed_forward>",
-        },
-        "decoder.layers.*.",
-        {
-            "self_attention.weights": "masked_attention.attentions.#.weights<",
-            "self_attention.output": "masked_attention.dropout<",
-            "self_attention_residual.output": "masked_attention>",
-            "cross_attention.weights": "attention.attentions.#.weights<",
-            "cross_attention.output": "attention.dropout<",
-            "cross_attention_residual.output": "attention>",
-            "feed_forward.output": "feed_forward.dropout<",
-            "feed_forward_residual.output": "feed_forward>",
-        },
-        {"encoder.output": "encoder>", "decoder.output": "decoder>"},
-    ),
-    "jadore801120": (
-        "encoder.layer_stack.*.",
-        {
-            "self_attention.weights": "slf_attn.attention_dropout<",
-            "self_attention.output": "slf_attn.dropout<",
-            "self_attention_residual.output": "slf_attn>",
-            "feed_forward.output": "pos_ffn.dropout<",
-            "feed_forward_residual.output": "pos_ffn>",
-        },
-        "decoder.layer_stack.*.",
-        {
-            "self_attention.weights": "slf_attn.attention_dropout<",
-            "self_attention.output": "slf_attn.dropout<",
-            "self_attention_residual.output": "slf_attn>",
-            "cross_attention.weights": "enc_attn.attention_dropout<",
-            "cross_attention.output": "enc_attn.dropout<",
-            "cross_attention_residual.output": "enc_attn>",
-            "feed_forward.output": "pos_ffn.dropout<",
-            "feed_forward_residual.output": "pos_ffn>",
-        },
-        {
-            "src_input.output": "encoder.layer_norm>",
-            "tgt_input.output": "decoder.layer_norm>",
-            "encoder.output": "encoder>",
-            "decoder.output": "decoder>",
-        },
-    ),
-    "leftover": (
-        "encoder.encoder_blocks.*.",
-        {
-            "self_attention.weights": "multi_head_attention.dropout<",
-            "self_attention.output": "multi_head_attention>",
-            "self_attention_residual.output": "layer_norm1>",
-            "feed_forward.output": "ffn>",
-            "feed_forward_residual.output": "layer_norm2>",
-        },
-        "decoder.decoder_layers.*.",
-        {
-            "self_attention.weights": "multi_head_attention1.dropout<",
-            "self_attention.output": "multi_head_attention1>",
-            "self_attention_residual.output": "layer_norm1>",
-            "cross_attention.weights": "cross_attention.dropout<",
-            "cross_attention.output": "cross_attention>",
-            "cross_attention_residual.output": "layer_norm2>",
-            "feed_forward.output": "ffn>",
-            "feed_forward_residual.output": "layer_norm3>",
-        },
-        {
-            "src_input.output": "encoder.pos_embedding>",
-            "tgt_input.output": "decoder.pos_embedding>",
-            "encoder.output": "encoder>",
-            "decoder.output": "decoder>",
-        },
-    ),
-    "d2l_note": (
-        "encoder.blocks.block_*.",
-        {
-            "self_attention.weights": "attention.dropout<",
-            "self_attention.output": "attention>",
-            "self_attention_residual.output": "addnorm1>",
-            "feed_forward.output": "ffn>",
-            "feed_forward_residual.output": "addnorm2>",
-        },
-        "decoder.blocks.block_*.",
-        {
-            "self_attention.weights": "attention1.dropout<",
-            "self_attention.output": "attention1>",
-            "self_attention_residual.output": "addnorm1>",
-            "cross_attention.weights": "attention2.dropout<",
-            "cross_attention.output": "attention2>",
-            "cross_attention_residual.output": "addnorm2>",
-            "feed_forward.output": "ffn>",
-            "feed_forward_residual.output": "addnorm3>",
-        },
-        {
-            "src_input.output": "encoder.positions>",
-            "tgt_input.output": "decoder.positions>",
-            "encoder.output": "encoder>",
-            "decoder.output": "decoder.f<",
-        },
-    ),
-    "annotated_transformer": (
-        "encoder.layers.*.",
-        {
-            "self_attention.weights": "self_attn.dropout<",
-            "self_attention.output": "self_attn>",
-            "self_attention_residual.output": "sublayer.0>",
-            "feed_forward.output": "feed_forward>",
-            "feed_forward_residual.output": "sublayer.1>",
-        },
-        "decoder.layers.*.",
-        {
-            "self_attention.weights": "self_attn.dropout<",
-            "self_attention.output": "self_attn>",
-            "self_attention_residual.output": "sublayer.0>",
-            "cross_attention.weights": "src_attn.dropout<",
-            "cross_attention.output": "src_attn>",
-            "cross_attention_residual.output": "sublayer.1>",
-            "feed_forward.output": "feed_forward>",
-            "feed_forward_residual.output": "sublayer.2>",
-        },
-        {
-            "src_input.output": "src_embed>",
-            "tgt_input.output": "tgt_embed>",
-            "encoder.output": "encoder>",
-            "decoder.output": "decoder>",
-        },
-    ),
-}
+
+def small_config(
+    name: str, as_published: bool, length: int = LENGTH, layers: int = LAYERS, **settings: Any
+) -> TransformerConfig:
+    """A system's config at a small size; `settings`: more fields."""
+    sizes = {"src_vocab_size": SIZE, "tgt_vocab_size": SIZE, "d_model": D_MODEL, "d_ff": D_FF, "num_heads": HEADS}
+    sizes |= {"num_encoder_layers": layers, "num_decoder_layers": layers, "pad_id": PAD}
+    sizes |= ORACLES[name].small(length) | settings
+    return TransformerConfig.published(name, as_published=as_published, **sizes)
 
 
-def random_model(
-    name: str, as_published: bool, dropout: float = 0.0, length: int = LENGTH, layers: int = LAYERS, **settings: Any
-) -> nn.Module:
-    """A small model in float64; every parameter that trains is moved, so that none is 0 or 1."""
+def random_model(name: str, as_published: bool, dropout: float = 0.0, **sizes: Any) -> nn.Module:
+    """A small model in float64, of `small_config`; every parameter that trains is moved, so that none is 0 or 1."""
     torch.manual_seed(3)
-    sizes: dict[str, Any] = {"d_model": D_MODEL, "dropout": dropout, "as_published": as_published}
-    if name == "lucky_glass":
-        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": layers}
-        model: nn.Module = lucky_glass.Transformer(SIZE, SIZE, **sizes)
-    elif name == "jadore801120":
-        sizes |= {"d_k": 5, "d_v": 3, "d_inner": D_FF, "n_head": 8, "n_layers": layers} | settings
-        model = jadore801120.Transformer(SIZE, SIZE, PAD, PAD, **sizes)
-    elif name == "leftover":
-        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": layers, "seq_len": length}
-        model = leftover.Transformer(SIZE, SIZE, **sizes)
-    elif name == "d2l_note":
-        sizes |= {"d_ff": D_FF, "heads": HEADS, "layers": layers, "seq_len": length}
-        model = d2l_note.Transformer(SIZE, SIZE, **sizes)
-    else:
-        sizes |= {"d_ff": D_FF, "h": HEADS, "layers": layers}
-        model = annotated_transformer.Transformer(SIZE, SIZE, **sizes)
-    model.double()
+    model = ORACLES[name].build(small_config(name, as_published, **sizes), as_published, dropout).double()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -188,25 +48,13 @@ def random_model(
     return model
 
 
-def call(model: nn.Module, src: Tensor, tgt: Tensor, pad: int = PAD) -> Tensor:
-    """(B, T, V), as each system is called."""
-    if isinstance(model, jadore801120.Transformer):
-        return model(src, tgt).unflatten(0, tgt.shape)
-    if isinstance(model, leftover.Transformer):
-        return model(src, tgt, *leftover.make_masks(src, tgt, pad, model.projection.as_published))
-    if isinstance(model, d2l_note.Transformer):
-        return model(src, tgt, (src == pad)[:, None, :])[0]
-    if isinstance(model, annotated_transformer.Transformer):
-        return model.generator(model(src, tgt, *annotated_transformer.make_masks(src, tgt, pad)))
-    return model(src, tgt)
-
-
 def variant_of(name: str, as_published: bool, length: int = LENGTH) -> str:
     """What a random model's config is called, with what its tensors do not say."""
-    said = [] if as_published else ["repaired"]
-    said += [f"num_heads={HEADS}"] if name in ("leftover", "d2l_note", "annotated_transformer") else []
-    said += [f"max_length={length}"] if name == "d2l_note" else []
-    return f"{name}:{','.join(said)}"
+    config = small_config(name, as_published, length)
+    standard = TransformerConfig.published(name, as_published=as_published)
+    open_fields = (field for field in LAYOUTS[name].undetermined(config) if field not in IDS)
+    settings = [f"{f}={getattr(config, f)}" for f in open_fields if getattr(config, f) != getattr(standard, f)]
+    return f"{name}:{','.join([*([] if as_published else ['repaired']), *settings])}"
 
 
 def checkpoint_of(name: str, model: nn.Module, as_published: bool, length: int = LENGTH) -> Checkpoint:
@@ -227,9 +75,9 @@ def oracle_of(name: str, model: nn.Module, checkpoint: Checkpoint) -> Callable[[
         found: dict[str, list[Tensor]] = {}
         with ExitStack() as hooks:
             for path, module in model.named_modules():
-                for ours, side in _found_in(name, path):
+                for ours, side in _activations_at(name, path):
                     hooks.enter_context(_hook(module, side, found.setdefault(ours, [])))
-            logits = call(model, src, tgt, config.pad_id)
+            logits = ORACLES[name].call(model, src, tgt, config.pad_id)
         # the heads of lucky_glass are modules of their own
         heads = {
             path: torch.stack(values, 1) if values[0].dim() == 3 and path.endswith("weights") else values[0]
@@ -256,17 +104,56 @@ def compare_published(name: str, as_published: bool, *, training: bool = False, 
     return compare_with_oracle(run_twins(config, checkpoint.arrays, batch), oracle(batch), batch, config.pad_id)
 
 
-def _found_in(name: str, path: str) -> list[tuple[str, str]]:
-    """(our activation, side) of every one that is at a module of theirs."""
-    encoder, of_encoder, decoder, of_decoder, whole = _PLACES[name]
-    named = {f"encoder.layers.*.{ours}": encoder + theirs for ours, theirs in of_encoder.items()}
-    named |= {f"decoder.layers.*.{ours}": decoder + theirs for ours, theirs in of_decoder.items()} | whole
+class NamedOracle(NamedTuple):
+    """A system's own module of a checkpoint's weights."""
+
+    name: str
+    function: Callable[[Batch], Outputs]
+
+
+def find_oracle(checkpoint: Checkpoint) -> NamedOracle | None:
+    """The system whose config it has, if there is one and its module takes sentences of any length."""
+    for name in SYSTEMS:
+        as_published = LAYOUTS[name].variant(name, checkpoint.config)
+        if as_published is not None and _takes(name, checkpoint.config, as_published):
+            wide = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
+            arrays = {key: array.astype("float64") for key, array in checkpoint.arrays.items()}
+            checkpoint = replace(checkpoint, config=wide, arrays=arrays, unused={})
+            return NamedOracle(name, oracle_of(name, _module(name, checkpoint, as_published), checkpoint))
+    return None
+
+
+def _takes(name: str, config: TransformerConfig, as_published: bool) -> bool:
+    """Whether the module has such a model, and takes sentences of any length."""
+    oracle = ORACLES[name]
+    same_depth = config.num_encoder_layers == config.num_decoder_layers
+    return same_depth and oracle.accepts(config, as_published) and oracle.lengths_are_free(as_published)
+
+
+def _module(name: str, checkpoint: Checkpoint, as_published: bool) -> nn.Module:
+    """The system's module with the checkpoint's weights, in float64, in evaluation mode."""
+    module = ORACLES[name].build(checkpoint.config, as_published, 0.0).double().eval()
+    state: dict[str, Any] = module.state_dict()  # with what nothing reads
+    named = to_named(checkpoint.arrays, checkpoint.config, name)
+    state |= {key: to_torch_tensor(array) for key, array in named.items()}
+    for path, owner in module.named_modules():  # tables of other lengths than the module's
+        for key in owner._buffers:
+            owner.register_buffer(key, torch.empty_like(state[f"{path}.{key}"]))
+        for key, parameter in owner._parameters.items():
+            if parameter is not None and not parameter.requires_grad:
+                table = torch.empty_like(state[f"{path}.{key}"])
+                owner.register_parameter(key, nn.Parameter(table, requires_grad=False))
+    module.load_state_dict(state)
+    return module
+
+
+def _activations_at(name: str, path: str) -> list[tuple[str, str]]:
+    """(our activation, side) of every one that is at a module of the system."""
     found = []
-    for ours, theirs in named.items():
-        pattern = re.escape(theirs[:-1]).replace(r"\*", r"(?P<layer>\d+)").replace(r"\#", r"\d+")
+    for ours, place in ORACLES[name].activations.items():
+        pattern = re.escape(place[:-1]).replace(r"\*", r"(?P<layer>\d+)").replace(r"\#", r"\d+")
         if match := re.fullmatch(pattern, path):
-            layer = match.groupdict().get("layer", "")
-            found.append((ours.replace("*", layer), theirs[-1]))
+            found.append((ours.replace("*", match.groupdict().get("layer", "")), place[-1]))
     return found
 
 

@@ -5,25 +5,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import flax_transformer, torch_reference
 from ..configs.decoding import Decoded, DecodingConfig
-from ..configs.published import as_decoded
 from ..configs.schema import TransformerConfig
 from ..configs.validation import ConfigError
-from ..torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover
+from ..published.registry import ORACLES, RECIPES, as_decoded
 from .decoding import ROUNDING
-from .published import PAD, SIZE, call, checkpoint_of, random_model
+from .published import PAD, SIZE, checkpoint_of, random_model
 
 BOS, EOS, LONGEST, SENTENCES = 2, 3, 8, 40
-_SPREAD = {"jadore801120": 0.0}  # all of a beam end only where tokens are not far apart
-_HEADS = {
-    "lucky_glass": "linear.bias",
-    "leftover": "projection.proj.bias",
-    "d2l_note": "decoder.f.bias",
-    "annotated_transformer": "generator.proj.bias",
-}
 
 
 @dataclass(frozen=True)
@@ -48,11 +40,15 @@ def search(name: str, as_published: bool, sentences: int = SENTENCES) -> Searche
     checkpoint = checkpoint_of(name, model, as_published, LONGEST)
     config = checkpoint.config.replace(bos_id=BOS, eos_id=EOS, decoder_start_id=BOS)
     config, how = _how(name, config, as_published)
-    src = _sources(sentences, fixed=name == "d2l_note" and as_published)
+    src = _sources(sentences, fixed=not ORACLES[name].lengths_are_free(as_published))
     published, theirs = "none", []
-    if name != "lucky_glass":
+    if (decode := ORACLES[name].decode) is not None:
+        assert how.max_length is not None
         try:
-            theirs = [_decode(model, torch.from_numpy(row[row != PAD])[None], how) for row in src]
+            theirs = [
+                _cut(decode(model, torch.from_numpy(row[row != PAD])[None], PAD, BOS, EOS, how.max_length))
+                for row in src
+            ]
             published = "ran"
         except RuntimeError as error:
             published = str(error).splitlines()[0]
@@ -80,7 +76,7 @@ def _found(search: Callable[[], Decoded]) -> Decoded | None:
 
 def _how(name: str, config: TransformerConfig, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:
     """The model as it is decoded, and the search; ours where none was published."""
-    if name == "lucky_glass":
+    if RECIPES[name].decoding is None:
         return config, DecodingConfig(beam_size=5, max_length=LONGEST)
     config, how = as_decoded(name, config, as_published=as_published)
     assert how.max_length is not None
@@ -93,16 +89,11 @@ def _model(name: str, as_published: bool) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2 and parameter.requires_grad:
-                parameter.add_(_SPREAD.get(name, 0.4) * torch.randn_like(parameter))
+                parameter.add_(ORACLES[name].spread * torch.randn_like(parameter))
         src, tgt = torch.randint(4, SIZE, (2, SENTENCES, LONGEST))
-        logits = call(model, src, tgt)
+        logits = ORACLES[name].call(model, src, tgt, PAD)
         more = (logits.amax(-1) - logits[..., EOS]).quantile(0.5)
-        if isinstance(model, jadore801120.Transformer):  # its head has no bias, so the last norm's
-            row = model.trg_word_prj.weight[EOS]
-            last = model.decoder.layer_stack[-1].get_submodule("pos_ffn.layer_norm")
-            last.get_parameter("bias").add_(more / model.logit_scale * row / row.square().sum())
-        else:
-            model.get_parameter(_HEADS[name])[EOS] += more
+        ORACLES[name].raise_logit(model, EOS, more)
     return model
 
 
@@ -114,23 +105,6 @@ def _sources(sentences: int, fixed: bool) -> np.ndarray:
     return np.where(np.arange(LONGEST) < lengths, src, PAD)
 
 
-def _decode(model: nn.Module, src: Tensor, how: DecodingConfig) -> list[int]:
-    """What the system's own decoding makes of one sentence; without the start, up to the end.
-
-    leftover's limit is the length of its positions, and includes the start token. The limits of the others are chosen
-    here: jadore801120's and annotated_transformer's include it too, d2l_note's does not.
-    """
-    assert how.max_length is not None
-    longest = how.max_length + 1
-    keep = torch.ones(1, 1, src.shape[1], dtype=torch.bool)
-    if isinstance(model, jadore801120.Transformer):
-        found = jadore801120.translate_sentence(model, src, BOS, EOS, max_seq_len=longest)[1:]
-    elif isinstance(model, leftover.Transformer):
-        positions = model.get_buffer("decoder.pos_embedding.pe").shape[1]
-        found = leftover.greedy_decode(model, src, PAD, BOS, EOS, positions)[1:]
-    elif isinstance(model, d2l_note.Transformer):
-        found = d2l_note.predict(model, src, ~keep, BOS, EOS, how.max_length)
-    else:
-        assert isinstance(model, annotated_transformer.Transformer)
-        found = annotated_transformer.greedy_decode(model, src, keep, longest, BOS)[0, 1:].tolist()
-    return found[: found.index(EOS)] if EOS in found else found
+def _cut(tokens: list[int]) -> list[int]:
+    """Up to the end."""
+    return tokens[: tokens.index(EOS)] if EOS in tokens else tokens

@@ -13,10 +13,13 @@ from twinax.audit import AuditError, assert_healthy, audit, audit_config
 from twinax.audit.subject import make_subject
 from twinax.audit.toy_transformer import Attention, Plain, mean_loss, step_by_step
 from twinax.configs import TransformerConfig
-from twinax.configs.published import BREAKS, REPAIRS, TRAINING_REPAIRS
 from twinax.configs.training import TrainingConfig
 from twinax.parity import published
-from twinax.torch_reference.published import annotated_transformer, jadore801120, leftover, lucky_glass
+from twinax.published.annotated_transformer import module as annotated_transformer
+from twinax.published.jadore801120 import module as jadore801120
+from twinax.published.leftover import module as leftover
+from twinax.published.lucky_glass import module as lucky_glass
+from twinax.published.registry import RECIPES
 
 SIZES = {"vocab_size": Plain.VOCABULARY, "pad_id": Plain.PAD, "max_length": Plain.LONGEST}
 SMALL = {"d_model": 16, "d_ff": 12, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
@@ -85,8 +88,8 @@ def test_a_published_system_as_published(name):
     found = audit_config(published_config(name, True), name=name, training=training, cache=False)
     assert questions(found) == FOUND[name], str(found)
     named = {mistake.setting.partition("=")[0] for mistake in found.mistakes}
-    assert named == set(BREAKS[name])
-    assert set(BREAKS[name]) <= {*REPAIRS[name], *TRAINING_REPAIRS[name]}
+    assert named == set(RECIPES[name].breaks)
+    assert set(RECIPES[name].breaks) <= {*RECIPES[name].repairs, *RECIPES[name].training_repairs}
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -17,14 +17,14 @@ from twinax.parity.functions import random_arrays, random_batch
 from twinax.parity.published import (
     LENGTH,
     SYSTEMS,
-    call,
     checkpoint_of,
     compare_published,
+    find_oracle,
     oracle_of,
     random_model,
     variant_of,
 )
-from twinax.parity.published_oracle import find_oracle
+from twinax.published.registry import ORACLES
 
 VARIANTS = [(name, as_published) for name in SYSTEMS for as_published in (True, False)]
 
@@ -53,7 +53,7 @@ def masks_of(name, model, src, tgt):
         for path, module in model.named_modules():
             if "Attention" in type(module).__name__:
                 hooks.callback(module.register_forward_pre_hook(hook(path)).remove)
-        call(model, src, tgt)
+        ORACLES[name].call(model, src, tgt, PAD)
     first = {
         stack: [m for path, m in told.items() if path.startswith(stack) and "0" in path] for stack in ("enc", "dec")
     }
@@ -84,7 +84,7 @@ def test_d2l_note_in_training(as_published):
         assert report.ok, f"{framework}: {report}"
 
 
-UNTIED = {"trg_emb_prj_weight_sharing": False, "emb_src_trg_weight_sharing": False}
+UNTIED = {"tied_output": False, "shared_embeddings": False}
 
 
 @pytest.mark.parametrize("as_published", [True, False])
@@ -99,7 +99,7 @@ def test_a_state_dict_comes_back_bit_for_bit(name, as_published, dtype, tmp_path
     check_round_trip(random_model(name, as_published).to(dtype), name, as_published, tmp_path)
 
 
-@pytest.mark.parametrize("settings", [UNTIED, {"emb_src_trg_weight_sharing": False}])
+@pytest.mark.parametrize("settings", [UNTIED, {"shared_embeddings": False}])
 def test_other_ties_come_back_bit_for_bit(settings, tmp_path):
     check_round_trip(random_model("jadore801120", True, **settings), "jadore801120", True, tmp_path)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HOUSE = ("audit", "configs", "convert", "flax_transformer", "parity", "torch_reference", "train")
+HOUSE = ("audit", "configs", "convert", "flax_transformer", "parity", "published", "torch_reference", "train")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

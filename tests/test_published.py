@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,14 +11,21 @@ from jaxtyping import TypeCheckError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
-from twinax import TransformerConfig, flax_transformer, torch_reference
-from twinax.configs import ConfigError
-from twinax.configs.decoding import DecodingConfig, plan
-from twinax.configs.published import as_decoded
-from twinax.parity.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS, checkpoint_of
-from twinax.parity.published import call as logits
+from twinax import TransformerConfig, flax_transformer
+from twinax.parity.published import D_MODEL, HEADS, LAYERS, LENGTH, PAD, SIZE, SYSTEMS
 from twinax.parity.published import random_model as build
-from twinax.torch_reference.published import annotated_transformer, d2l_note, jadore801120, leftover, lucky_glass
+from twinax.published.annotated_transformer import module as annotated_transformer
+from twinax.published.d2l_note import module as d2l_note
+from twinax.published.jadore801120 import module as jadore801120
+from twinax.published.leftover import module as leftover
+from twinax.published.lucky_glass import module as lucky_glass
+from twinax.published.registry import ORACLES
+
+
+def logits(model, src, tgt):
+    """As its system is called."""
+    name = type(model).__module__.split(".")[-2]
+    return ORACLES[name].call(model, src, tgt, PAD)
 
 
 @pytest.fixture
@@ -218,9 +224,9 @@ def test_jadore801120_scales(as_published, tokens):
     """Tied, logits are divided by sqrt(D) or embeddings multiplied; untied, as published neither."""
     tied = build("jadore801120", as_published)
     assert (tied.logit_scale, tied.encoder.scale) == (D_MODEL**-0.5, 1)
-    embedded = build("jadore801120", as_published, scale_emb_or_prj="emb")
+    embedded = build("jadore801120", as_published, embedding_scale="sqrt_d_model", logit_scale="none")
     assert (embedded.logit_scale, embedded.decoder.scale) == (1, D_MODEL**0.5)
-    untied = build("jadore801120", as_published, trg_emb_prj_weight_sharing=False, emb_src_trg_weight_sharing=False)
+    untied = build("jadore801120", as_published, tied_output=False, shared_embeddings=False)
     assert (untied.logit_scale, untied.encoder.scale) == (1, 1 if as_published else D_MODEL**0.5)
     assert untied.trg_word_prj.weight is not untied.decoder.trg_word_emb.weight
     assert build("jadore801120", as_published, d_k=2, d_v=5)(*tokens).shape == (2 * LENGTH, SIZE)
@@ -370,30 +376,3 @@ def test_a_tokenizer_more(command, with_words, tmp_path):
     status, _, err = command("convert", tmp_path / "ours.pt", tmp_path / "x.pt", "--tokenizer", tmp_path / "tgt.txt")
     assert (status, err.count("\n")) == (2, 1)
     assert "the checkpoint has source_tokenizer/tokenizer.json" in err
-
-
-def test_leftover_counts_the_start_token():
-    """Its limit of 350 tokens includes the start: a sentence that never ends has 349."""
-    config = TransformerConfig.published("leftover", as_published=False)
-    assert as_decoded("leftover", config, as_published=False)[1].max_length == 349
-    model = build("leftover", as_published=False, length=14).eval()
-    with torch.no_grad():
-        model.get_parameter("projection.proj.bias")[3] -= 100  # the end
-    checkpoint = checkpoint_of("leftover", model, as_published=False, length=14)
-    config, how = as_decoded("leftover", checkpoint.config, as_published=False)
-    src = torch.tensor([[5, 6, 7]])
-    published = leftover.greedy_decode(model, src, 1, 2, 3, 14)[1:]
-    decoded = torch_reference.generate(replace(checkpoint, config=config).to_torch().eval(), src, how)
-    assert decoded.sentences()[0][0] == published
-    assert len(published) == 13
-
-
-def test_systems_without_a_search():
-    config = TransformerConfig.published("lucky_glass", as_published=False)
-    with pytest.raises(ConfigError, match=r"'lucky_glass': has no decoding of its own; choose one of jadore801120"):
-        as_decoded("lucky_glass", config, as_published=False)
-    leftovers = TransformerConfig.published("leftover", as_published=True)
-    with pytest.raises(ConfigError, match=r"cross_mask='encoder': needs as many target as source tokens"):
-        plan(*as_decoded("leftover", leftovers, as_published=True))
-    with pytest.raises(ConfigError, match=r"allow_padding=True: decoder_mask='causal_padding_and_query' hides"):
-        plan(leftovers.replace(cross_mask="source"), DecodingConfig(allow_padding=True))

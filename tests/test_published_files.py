@@ -10,7 +10,11 @@ import torch
 from twinax import convert
 from twinax.convert.file_layouts import describe_assumed
 from twinax.parity.published import SYSTEMS, random_model
-from twinax.torch_reference.published import annotated_transformer, jadore801120, lucky_glass
+from twinax.published.annotated_transformer import module as annotated_transformer
+from twinax.published.d2l_note import module as d2l_note
+from twinax.published.jadore801120 import module as jadore801120
+from twinax.published.leftover import module as leftover
+from twinax.published.lucky_glass import module as lucky_glass
 from twinax.train import portable
 
 IDS = ("pad_id=1", "bos_id=2", "eos_id=3")
@@ -33,10 +37,7 @@ def save(name, path, *, as_published=True, width=16):
     elif name == "lucky_glass":
         model = lucky_glass.Transformer(13, 13, heads=4, **sizes)
     else:
-        from twinax.parity import published
-
-        module = getattr(published, name)
-        model = module.Transformer(13, 13, heads=4, seq_len=10, **sizes)
+        model = {"leftover": leftover, "d2l_note": d2l_note}[name].Transformer(13, 13, heads=4, seq_len=10, **sizes)
     torch.save(model.float().state_dict(), path)
     return path
 
@@ -233,7 +234,7 @@ def test_float64_weights_compute_in_float64(tmp_path):
 
 def test_a_scale_that_the_repaired_model_cannot_have_settles_nothing_else(tmp_path):
     """Untied, the published code scales nothing; stating that is no request for the repaired model."""
-    untied = {"trg_emb_prj_weight_sharing": False, "emb_src_trg_weight_sharing": False}
+    untied = {"tied_output": False, "shared_embeddings": False}
     torch.save(random_model("jadore801120", True, **untied).state_dict(), tmp_path / "theirs.pt")
     checkpoint = convert.load(tmp_path / "theirs.pt", "jadore801120:embedding_scale=none")
     assert checkpoint.assumed == ("num_heads=8", *IDS)

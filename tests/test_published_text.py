@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import twinax
 from twinax.configs.data import TokenizerConfig
-from twinax.configs.published import AS_PUBLISHED, TOKENIZER
 from twinax.parity.published import SIZE, SYSTEMS, random_model
+from twinax.published.registry import RECIPES
 from twinax.train.pretrained import load_for_model
 from twinax.train.tokenization import train_tokenizer, train_tokenizers
 
@@ -63,10 +63,10 @@ ORACLES = {"leftover": of_leftover, "d2l_note": of_the_book}
 
 def vocabulary(name):
     """Special tokens in the system's order, then every token of the words and of whitespace."""
-    rule, lower = ORACLES.get(name, of_spacy), TOKENIZER[name].lowercase
+    rule, lower = ORACLES.get(name, of_spacy), RECIPES[name].tokenizer.lowercase
     tokens = {token for word in WORDS[:-3] for language in ("de", "en") for token in rule(word, language)}
     tokens = sorted({token.lower() if lower else token for token in tokens} | {" ", "  ", "!", "?"})
-    return [*TOKENIZER[name].special_tokens, *tokens]
+    return [*RECIPES[name].tokenizer.special_tokens, *tokens]
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
@@ -77,8 +77,8 @@ def loaded(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(name) / "words.txt"
     path.write_text("\n".join(words) + "\n")
     sizes = {"src_vocab_size": len(words), "tgt_vocab_size": len(words)}
-    model = AS_PUBLISHED[name].replace(**sizes)
-    return name, words, [load_for_model(str(path), model, TOKENIZER[name], side) for side in (0, 1)]
+    model = RECIPES[name].model.replace(**sizes)
+    return name, words, [load_for_model(str(path), model, RECIPES[name].tokenizer, side) for side in (0, 1)]
 
 
 @given(text=TEXT)
@@ -86,7 +86,7 @@ def test_ids_are_the_published_ones(loaded, text):
     name, words, tokenizers = loaded
     text = text.replace("\t", " ") if name == "d2l_note" else text  # where a tab stands between the columns
     ids = {word: i for i, word in enumerate(words)}
-    config = TOKENIZER[name]
+    config = RECIPES[name].tokenizer
     for language, tokenizer in zip(("de", "en"), tokenizers, strict=True):
         tokens = ORACLES.get(name, of_spacy)(text, language) if text.strip() else []
         tokens = [token.lower() if config.lowercase else token for token in tokens]
@@ -100,13 +100,13 @@ def test_a_token_of_whitespace_has_a_place(loaded):
     """spaCy makes one of the second space; without it every later id is one place early."""
     name, words, (tokenizer, _) = loaded
     tokens = [words[i] for i in tokenizer.encode(["Mann  Ein"])[0]]
-    cased = [token.lower() if TOKENIZER[name].lowercase else token for token in ("Mann", "Ein")]
+    cased = [token.lower() if RECIPES[name].tokenizer.lowercase else token for token in ("Mann", "Ein")]
     assert tokens == (cased if name in ORACLES else [cased[0], " ", cased[1]])
 
 
 @pytest.mark.parametrize("name", ["lucky_glass", "leftover"])
 def test_the_command_gives_a_vocabulary_its_pretokenization(name, command, tmp_path):
-    special = TOKENIZER[name].special_tokens
+    special = RECIPES[name].tokenizer.special_tokens
     words = {"lucky_glass": ["z.B.", "Hund"], "leftover": ["z", "Hund"]}[name]
     (tmp_path / "words.txt").write_text("\n".join([*special, *words, *"abcdefg"]) + "\n")
     assert len(special) + 9 == SIZE
@@ -121,7 +121,9 @@ def test_the_command_gives_a_vocabulary_its_pretokenization(name, command, tmp_p
 
 
 def test_other_languages_can_be_said(command, tmp_path):
-    (tmp_path / "words.txt").write_text("\n".join([*TOKENIZER["lucky_glass"].special_tokens, "do", "n't", *"abcdefg"]))
+    (tmp_path / "words.txt").write_text(
+        "\n".join([*RECIPES["lucky_glass"].tokenizer.special_tokens, "do", "n't", *"abcdefg"])
+    )
     torch.save(random_model("lucky_glass", as_published=False).float().state_dict(), tmp_path / "theirs.pt")
     arguments = ("convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--config", "lucky_glass:repaired")
     status, _, err = command(*arguments, "--languages", "en", "de")
@@ -144,7 +146,7 @@ def test_training_counts_tokens_of_whitespace():
 
 
 def test_punctuation_of_the_book():
-    config = replace(TOKENIZER["d2l_note"], vocab_size=60, min_frequency=1)
+    config = replace(RECIPES["d2l_note"].tokenizer, vocab_size=60, min_frequency=1)
     tokenizer = train_tokenizer(config, ["Salut, ça va?! (3.5)"])
     shown = tokenizer.show(tokenizer.encode(["Salut, ça va?! (3.5)"])[0])
     assert shown == ["salut", ",", "ça", "va", "?", "!", "(3", ".5)"]

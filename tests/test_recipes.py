@@ -1,14 +1,20 @@
-"""The trainings of the published systems, shrunk: from a corpus in its hub's layout to translated text."""
+"""The recipes of the published systems: trainings, shrunk, from a corpus in its hub's layout to text, and decoding."""
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from twinax import TransformerConfig, torch_reference
 from twinax.configs import ConfigError
-from twinax.configs.published import AS_PUBLISHED, recipe
+from twinax.configs.decoding import plan
 from twinax.configs.runs import RUNS, run_preset
+from twinax.parity.published import checkpoint_of, random_model
+from twinax.published.leftover.module import greedy_decode
+from twinax.published.registry import SYSTEMS, as_decoded, recipe
 
 VARIANTS = [name for name in RUNS if name.startswith("published/")]
 WORDS = {"der": "the", "Hund": "dog", "Haus": "house", "sieht": "sees", "ein": "a", "z.B.": "e.g.", "kleiner": "small"}
@@ -51,7 +57,7 @@ def shrunk(name):
     return (name, *SMALL, *heads, "--out", "run")
 
 
-@pytest.mark.parametrize("system", AS_PUBLISHED)
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_from_text_to_text(system, hub, command):
     code, _, err = command("train", *shrunk(f"published/{system}"))
     assert code == 0, err
@@ -169,3 +175,30 @@ def test_there_is_no_such_recipe():
         recipe("lucky", as_published=True)
     with pytest.raises(ConfigError, match="published/lucky: there is no such run; known are multi30k_de_en"):
         run_preset("published/lucky")
+
+
+def test_leftover_counts_the_start_token():
+    """Its limit of 350 tokens includes the start: a sentence that never ends has 349."""
+    config = TransformerConfig.published("leftover", as_published=False)
+    assert as_decoded("leftover", config, as_published=False)[1].max_length == 349
+    model = random_model("leftover", as_published=False, length=14).eval()
+    with torch.no_grad():
+        model.get_parameter("projection.proj.bias")[3] -= 100  # the end
+    checkpoint = checkpoint_of("leftover", model, as_published=False, length=14)
+    config, how = as_decoded("leftover", checkpoint.config, as_published=False)
+    src = torch.tensor([[5, 6, 7]])
+    published = greedy_decode(model, src, 1, 2, 3, 14)[1:]
+    decoded = torch_reference.generate(replace(checkpoint, config=config).to_torch().eval(), src, how)
+    assert decoded.sentences()[0][0] == published
+    assert len(published) == 13
+
+
+def test_systems_without_a_search():
+    config = TransformerConfig.published("lucky_glass", as_published=False)
+    with pytest.raises(ConfigError, match=r"'lucky_glass': has no decoding of its own; choose one of jadore801120"):
+        as_decoded("lucky_glass", config, as_published=False)
+    leftovers = TransformerConfig.published("leftover", as_published=True)
+    with pytest.raises(ConfigError, match=r"cross_mask='encoder': needs as many target as source tokens"):
+        plan(*as_decoded("leftover", leftovers, as_published=True))
+    with pytest.raises(ConfigError, match=r"allow_padding=True: decoder_mask='causal_padding_and_query' hides"):
+        plan(leftovers.replace(cross_mask="source"), DecodingConfig(allow_padding=True))

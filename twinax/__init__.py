@@ -6,9 +6,18 @@ Sub-packages load when they are first used: `import twinax` brings in neither ja
 import importlib
 from typing import Any
 
+from .configs import registry
+
 __version__ = "0.1.0"
 
-_SUBPACKAGES = ("audit", "configs", "convert", "flax_transformer", "parity", "torch_reference", "train")
+_SUBPACKAGES = (
+    *("audit", "configs", "convert", "flax_transformer", "parity", "published", "torch_reference"),
+    "train",
+)
+# What the configs and `convert` find by name, and import when it is asked for.
+registry.PRESETS.register("twinax.configs.presets:PRESETS")
+registry.PUBLISHED.register("twinax.published.registry:RECIPES")
+registry.PUBLISHED_LAYOUTS.register("twinax.published.registry:LAYOUTS")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,9 +10,9 @@ from rich.console import Console
 from twinax.audit import AuditError, audit_config
 from twinax.configs import TransformerConfig
 from twinax.configs.presets import PRESETS
-from twinax.configs.published import AS_PUBLISHED
 from twinax.configs.training import TrainingConfig
 from twinax.convert.files import read_json
+from twinax.published.registry import SYSTEMS
 from twinax.train.portable import read
 from twinax.train.progress import counted
 
@@ -63,7 +63,7 @@ def _find(model: str) -> _Model:
     name, _, variant = model.partition(":")
     if model in PRESETS:
         return _Model(TransformerConfig.preset(model))
-    if name in AS_PUBLISHED and variant in ("", REPAIRED):
+    if name in SYSTEMS and variant in ("", REPAIRED):
         as_published = not variant
         config = TransformerConfig.published(name, as_published=as_published)
         return _Model(config, TrainingConfig.published(name, as_published=as_published))

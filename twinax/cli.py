@@ -96,7 +96,7 @@ def audit(
     if seed < 0:
         raise UsageError(f"--seed {seed}: must be at least 0")
     presets = import_module("twinax.configs.presets").PRESETS
-    systems = import_module("twinax.configs.published").AS_PUBLISHED
+    systems = import_module("twinax.published.registry").SYSTEMS
     known = {*presets, *systems, *(f"{name}:repaired" for name in systems)}
     if model not in known and not exists(model):
         hint = "".join(f"; did you mean {near}?" for near in get_close_matches(model, known, 1))

@@ -15,17 +15,17 @@ from rich.table import Column, Table
 
 from twinax.configs import TransformerConfig
 from twinax.configs.data import TokenizerConfig
-from twinax.configs.published import TOKENIZER
 from twinax.configs.validation import ConfigError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.checkpoint import MOMENTS
-from twinax.convert.file_layouts import FILE_LAYOUTS, PUBLISHED, is_file_layout, is_published, system_of
+from twinax.convert.file_layouts import PUBLISHED, file_layouts, is_file_layout, is_published, system_of
 from twinax.convert.files import read_json
 from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.new_files import check_new
 from twinax.convert.port import flax_specs
 from twinax.convert.rules import ConversionError
 from twinax.convert.single_file import Parts, read_parts
+from twinax.published.registry import RECIPES
 from twinax.train import portable
 from twinax.train.checkpoints import CheckpointError, is_run_or_checkpoint
 from twinax.train.corpus import DataError
@@ -58,7 +58,7 @@ def convert_checkpoint(
 ) -> int:
     """Writes `dst`, reads it again and prints what came back. Exit status: 1 where a weight did not."""
     if layout not in LAYOUTS and not is_file_layout(layout):
-        raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*FILE_LAYOUTS, *LAYOUTS))}")
+        raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*file_layouts(), *LAYOUTS))}")
     check_new(dst)
     model, other = (None, None) if config is None else _config(config)
     checkpoint = portable.read(src, model)
@@ -225,7 +225,7 @@ def _tokenizer_files(
         raise UsageError(
             f"--languages {' '.join(languages)}: is for a vocabulary (.txt); {paths[0]} brings its own rules"
         )
-    how = TOKENIZER[system] if system else TokenizerConfig()
+    how = RECIPES[system].tokenizer if system else TokenizerConfig()
     if languages:
         how = replace(how, kind="word", languages=tuple(languages), split="whitespace")
     # One vocabulary that both sides share is two tokenizers where spaCy splits each by its own rules.

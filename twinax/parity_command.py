@@ -16,7 +16,7 @@ from twinax.configs.decoding import DecodingConfig
 from twinax.configs.presets import PRESETS
 from twinax.convert.port import flax_specs
 from twinax.parity.functions import Batch
-from twinax.parity.published_oracle import find_oracle
+from twinax.parity.published import find_oracle
 from twinax.parity.report import as_document, show_ladder
 from twinax.parity.sentences import draw_from
 from twinax.parity.transformers_oracle import load_model, load_oracle

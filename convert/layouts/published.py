@@ -49,6 +49,8 @@ class PublishedLayout:
     tables: Callable[[TransformerConfig], Arrays] = lambda config: {}  # ours that such a file lacks
     free: tuple[str, ...] = ()  # config fields that its own settings choose
     refusal: Callable[[TransformerConfig, bool], str | None] = lambda config, as_published: None  # of these together
+    # (settings beside the state dict in a file of its training, arrays) -> the config fields that they state
+    stated: Callable[[Any, Named], dict[str, Any]] = lambda settings, arrays: {}
     # config fields that the arrays of such a model do not determine
     undetermined: Callable[[TransformerConfig], tuple[str, ...]] = lambda config: ("num_heads", *IDS)
 

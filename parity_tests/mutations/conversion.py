@@ -82,21 +82,21 @@ CONVERSION = (
     ),
     Mutation(
         "heads of lucky_glass in the wrong order",
-        "convert.layouts.lucky_glass._heads",
+        "published.lucky_glass.layout._heads",
         "np.split(arrays[0], number, axis=1)",
         "np.split(arrays[0], number, axis=1)[::-1]",
         ("parity_tests/test_published.py::test_a_state_dict_comes_back_bit_for_bit[lucky_glass-False-dtype0]",),
     ),
     Mutation(
         "queries and keys of annotated_transformer exchanged",
-        "convert.layouts.annotated_transformer",
+        "published.annotated_transformer.layout",
         '("linears.0", "linears.1", "linears.2", "linears.3")',
         '("linears.1", "linears.0", "linears.2", "linears.3")',
         ("parity_tests/test_published.py::test_both_twins_are_the_published_model[annotated_transformer-False]",),
     ),
     Mutation(
         "gains and shifts of leftover exchanged",
-        "convert.layouts.leftover",
+        "published.leftover.layout",
         'gain="gamma", shift="beta"',
         'gain="beta", shift="gamma"',
         ("parity_tests/test_published.py::test_both_twins_are_the_published_model[leftover-False]",),
@@ -208,7 +208,7 @@ CONVERSION = (
     ),
     Mutation(
         "the scale in jadore801120's settings is not read",
-        "convert.layouts.jadore801120.stated",
+        "published.jadore801120.layout._stated",
         'if tied and scaled in ("prj", "emb", "none"):',
         "if tied and not scaled:",
         _FILES,

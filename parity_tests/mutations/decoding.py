@@ -187,14 +187,14 @@ DECODING = (
     ),
     Mutation(
         "leftover's limit does not count the start",
-        "configs.published.leftover",
+        "published.leftover.recipe",
         "START_TOKENS_COUNTED = 1",
         "START_TOKENS_COUNTED = 0",
-        ("tests/test_published.py::test_leftover_counts_the_start_token",),
+        ("tests/test_recipes.py::test_leftover_counts_the_start_token",),
     ),
     Mutation(
         "jadore801120 decodes with the scale that it leaves out",
-        "configs.published.jadore801120",
+        "published.jadore801120.recipe",
         'DECODED_WRONGLY: dict[str, Any] = {"logit_scale": "none"}',
         "DECODED_WRONGLY: dict[str, Any] = {}",
         ("parity_tests/test_published.py::test_decoding[jadore801120-True]",),

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 
 from ...configs.schema import TransformerConfig
-from ..rules import TRANSPOSE, ConversionError, Rule
-from .published import IDS, Named, PublishedLayout, attention, count, embedding, linear, norm, table
+from ...convert.layouts.published import IDS, Named, PublishedLayout, attention, count, embedding, linear, norm, table
+from ...convert.rules import TRANSPOSE, ConversionError, Rule
 
 _SRC, _TGT, _OUTPUT = "encoder.src_word_emb.weight", "decoder.trg_word_emb.weight", "trg_word_prj.weight"
 
 _SCALES = ("embedding_scale", "logit_scale")
 
 
-def stated(settings: Any, arrays: Named) -> dict[str, Any]:
+def _stated(settings: Any, arrays: Named) -> dict[str, Any]:
     """The config fields that the settings in a checkpoint of its training state, an argparse.Namespace."""
     heads, scaled = getattr(settings, "n_head", None), getattr(settings, "scale_emb_or_prj", None)
     pads = {getattr(settings, f"{side}_pad_idx", None) for side in ("src", "trg")}
@@ -110,6 +110,7 @@ LAYOUT = PublishedLayout(
     mark=r"encoder\.src_word_emb\.weight",
     free=("shared_embeddings", "tied_output", "embedding_scale", "logit_scale"),
     refusal=_refusal,
+    stated=_stated,
     # untied, neither embeddings nor logits have a choice of scale
     undetermined=lambda config: ("num_heads", *(_SCALES if config.tied_output else ()), *IDS),
 )

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from ..data import BatchConfig, CorpusConfig, TokenizerConfig
-from ..decoding import DecodingConfig
-from ..run import LoopConfig, RunConfig
-from ..schema import TransformerConfig
-from ..training import TrainingConfig
+from ...configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from ...configs.decoding import DecodingConfig
+from ...configs.run import LoopConfig, RunConfig
+from ...configs.schema import TransformerConfig
+from ...configs.training import TrainingConfig
+from ..recipe import Recipe
 
-AS_PUBLISHED = TransformerConfig(
+_MODEL = TransformerConfig(
     src_vocab_size=30_000,
     tgt_vocab_size=30_000,
     num_encoder_layers=8,
@@ -31,7 +32,7 @@ AS_PUBLISHED = TransformerConfig(
     decoder_start_id=2,
 )
 
-REPAIRS: dict[str, Any] = {
+_REPAIRS: dict[str, Any] = {
     "output_activation": "none",
     "mask_value": "exact",
     "encoder_mask": "source",
@@ -39,7 +40,8 @@ REPAIRS: dict[str, Any] = {
     "cross_mask": "source",
 }
 
-TRAINING = TrainingConfig(
+# That a resumed training begins another cosine is its loop's mistake, not one of the config.
+_TRAINING = TrainingConfig(
     label_smoothing=0.05,
     beta2=0.999,
     clip_norm=1.0,
@@ -50,10 +52,8 @@ TRAINING = TrainingConfig(
     first_update=0,
 )
 
-TRAINING_REPAIRS: dict[str, Any] = {}  # that a resumed training begins another cosine is its loop's mistake
 
-# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
-BREAKS: dict[str, str] = {
+_BREAKS: dict[str, str] = {
     "output_activation": "the output: cross entropy takes a softmax of a softmax and stays within a nat of log V",
     "mask_value": "every attention: masked scores become -1e-9, which hides neither padding nor the future",
     "encoder_mask": "the encoder: padding as a query sees nothing, and then attends to every key alike",
@@ -61,7 +61,7 @@ BREAKS: dict[str, str] = {
     "cross_mask": "cross-attention: it gets the encoder's square mask, so that both sides must have one length",
 }
 
-TOKENIZER = TokenizerConfig(
+_TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
     special_order=("unk", "pad", "bos", "eos"),
@@ -76,14 +76,14 @@ TOKENIZER = TokenizerConfig(
     source_bos=True,
 )
 
-DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
+_DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
 
 # As published it raises at its second step; so does this, before the first.
-DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
-START_TOKENS_COUNTED = 1  # its longest length, that of the positions, includes the start token
+_DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
+_START_TOKENS_COUNTED = 1  # its longest length, that of the positions, includes the start token
 
 
-def recipe(as_published: bool) -> RunConfig:
+def _run(as_published: bool) -> RunConfig:
     """opus_books, English to Italian, 100 epochs; batches of as many tokens as 32 sentences have.
 
     As published what is validated on is trained on too. A tenth that comes last stands for one that was drawn.
@@ -97,9 +97,22 @@ def recipe(as_published: bool) -> RunConfig:
             src_column="en",
             tgt_column="it",
         ),
-        tokenizer=TOKENIZER,
+        tokenizer=_TOKENIZER,
         batches=BatchConfig(tokens=1024),
         model=TransformerConfig.published("leftover", as_published=as_published),
         training=TrainingConfig.published("leftover", as_published=as_published),
         loop=LoopConfig(epochs=100, translations=0 if as_published else 200),  # as published it cannot translate
     )
+
+
+RECIPE = Recipe(
+    model=_MODEL,
+    repairs=_REPAIRS,
+    breaks=_BREAKS,
+    training=_TRAINING,
+    tokenizer=_TOKENIZER,
+    run=_run,
+    decoding=_DECODING,
+    decoded_as=_DECODED_AS,
+    start_tokens_counted=_START_TOKENS_COUNTED,
+)

@@ -3,8 +3,8 @@
 from typing import Any
 
 from ...configs.schema import TransformerConfig
-from ..rules import Rule
-from .published import LayerNames, Named, PublishedLayout, count, embedding, linear, norm, table
+from ...convert.layouts.published import LayerNames, Named, PublishedLayout, count, embedding, linear, norm, table
+from ...convert.rules import Rule
 
 _LAYER = LayerNames(
     ("linears.0", "linears.1", "linears.2", "linears.3"),

@@ -6,13 +6,14 @@ That its dropout of attention weights does not follow its setting is none of the
 from dataclasses import replace
 from typing import Any
 
-from ..data import BatchConfig, CorpusConfig, TokenizerConfig
-from ..decoding import DecodingConfig
-from ..run import LoopConfig, RunConfig
-from ..schema import TransformerConfig
-from ..training import TrainingConfig
+from ...configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from ...configs.decoding import DecodingConfig
+from ...configs.run import LoopConfig, RunConfig
+from ...configs.schema import TransformerConfig
+from ...configs.training import TrainingConfig
+from ..recipe import Recipe
 
-AS_PUBLISHED = TransformerConfig(
+_MODEL = TransformerConfig(
     src_vocab_size=10_000,
     tgt_vocab_size=10_000,
     head_dim=64,
@@ -42,13 +43,13 @@ AS_PUBLISHED = TransformerConfig(
     decoder_start_id=2,
 )
 
-REPAIRS: dict[str, Any] = {
+_REPAIRS: dict[str, Any] = {
     "embedding_norm": "none",
     "max_length": 512,
     "embedding_init": "xavier_uniform_padding_idx",
 }
 
-TRAINING = TrainingConfig(
+_TRAINING = TrainingConfig(
     label_smoothing=0.1,
     smoothing="others",
     schedule="noam",
@@ -56,16 +57,14 @@ TRAINING = TrainingConfig(
     reduction="sum",
 )
 
-TRAINING_REPAIRS: dict[str, Any] = {}
 
-# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
-BREAKS: dict[str, str] = {
+_BREAKS: dict[str, str] = {
     "embedding_norm": "both inputs: one more norm behind the positions",
     "max_length": "both inputs: longer sentences than 200 tokens fail",
     "embedding_init": "the embedding: Xavier's pass refills the row of padding, which trains through the tied output",
 }
 
-TOKENIZER = TokenizerConfig(
+_TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
     languages=("de", "en"),  # pre-tokenized by spaCy
@@ -77,10 +76,10 @@ TOKENIZER = TokenizerConfig(
     source_bos=True,
 )
 
-DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
-DECODED_WRONGLY: dict[str, Any] = {"logit_scale": "none"}
+_DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
+_DECODED_WRONGLY: dict[str, Any] = {"logit_scale": "none"}
 
-DECODING: DecodingConfig | None = DecodingConfig(
+_DECODING: DecodingConfig | None = DecodingConfig(
     beam_size=5,
     length_penalty="power_with_start",
     length_exponent=0.7,
@@ -91,16 +90,29 @@ DECODING: DecodingConfig | None = DecodingConfig(
 )
 
 
-def recipe(as_published: bool) -> RunConfig:
+def _run(as_published: bool) -> RunConfig:
     """Multi30k with the flags of its README: one vocabulary, 128,000 updates of warm-up, 400 epochs.
 
     Batches have as many tokens as 256 sentences.
     """
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
-        tokenizer=replace(TOKENIZER, joint=True, vocab_size=30_000),
+        tokenizer=replace(_TOKENIZER, joint=True, vocab_size=30_000),
         batches=BatchConfig(tokens=4096, max_src_length=102, max_tgt_length=101),
         model=TransformerConfig.published("jadore801120", as_published=as_published),
         training=replace(TrainingConfig.published("jadore801120", as_published=as_published), warmup_updates=128_000),
         loop=LoopConfig(epochs=400),
     )
+
+
+RECIPE = Recipe(
+    model=_MODEL,
+    repairs=_REPAIRS,
+    breaks=_BREAKS,
+    training=_TRAINING,
+    tokenizer=_TOKENIZER,
+    run=_run,
+    decoding=_DECODING,
+    decoded_as=_DECODED_AS,
+    decoded_wrongly=_DECODED_WRONGLY,
+)

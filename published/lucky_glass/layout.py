@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from ...configs.schema import TransformerConfig
-from ..rules import Rule, Transform
-from .published import IDS, Named, PublishedLayout, count, embedding, linear, one_table
+from ...convert.layouts.published import IDS, Named, PublishedLayout, count, embedding, linear, one_table
+from ...convert.rules import Rule, Transform
 
 
 def _heads(number: int) -> Transform:

@@ -6,13 +6,14 @@ Sizes, dropout and ids, which it leaves out, are the book's.
 from dataclasses import replace
 from typing import Any
 
-from ..data import BatchConfig, CorpusConfig, TokenizerConfig
-from ..decoding import DecodingConfig
-from ..run import LoopConfig, RunConfig
-from ..schema import TransformerConfig
-from ..training import TrainingConfig
+from ...configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from ...configs.decoding import DecodingConfig
+from ...configs.run import LoopConfig, RunConfig
+from ...configs.schema import TransformerConfig
+from ...configs.training import TrainingConfig
+from ..recipe import Recipe
 
-AS_PUBLISHED = TransformerConfig(
+_MODEL = TransformerConfig(
     src_vocab_size=10_000,
     tgt_vocab_size=10_000,
     d_model=256,
@@ -38,10 +39,10 @@ AS_PUBLISHED = TransformerConfig(
     decoder_start_id=2,
 )
 
-REPAIRS: dict[str, Any] = {"decoder_mask": "causal"}
+_REPAIRS: dict[str, Any] = {"decoder_mask": "causal"}
 
 # Open there; the book's.
-TRAINING = TrainingConfig(
+_TRAINING = TrainingConfig(
     beta2=0.999,
     eps=1e-8,
     clip_norm=1.0,
@@ -50,15 +51,13 @@ TRAINING = TrainingConfig(
     warmup_updates=0,
 )
 
-TRAINING_REPAIRS: dict[str, Any] = {}
 
-# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
-BREAKS: dict[str, str] = {
+_BREAKS: dict[str, str] = {
     "decoder_mask": "the decoder: causal in training alone, so that validation sees the answer",
 }
 
 # Open there; the book's.
-TOKENIZER = TokenizerConfig(
+_TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
     special_order=("unk", "pad", "bos", "eos"),
@@ -70,22 +69,32 @@ TOKENIZER = TokenizerConfig(
     normalization="none",
 )
 
-DECODED_AS: dict[str, Any] = {}
 
 # Open there; the book's loop. As published its first step raises.
-DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
+_DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
 
 
-def recipe(as_published: bool) -> RunConfig:
+def _run(as_published: bool) -> RunConfig:
     """Open there, but for the model: Multi30k here, with the book's batches of 128 sentences and 30 epochs.
 
     The book's sentences have 10 tokens at most; these have 64.
     """
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
-        tokenizer=replace(TOKENIZER, vocab_size=30_000),
+        tokenizer=replace(_TOKENIZER, vocab_size=30_000),
         batches=BatchConfig(tokens=2048),
         model=TransformerConfig.published("d2l_note", as_published=as_published, max_length=64),
         training=TrainingConfig.published("d2l_note", as_published=as_published),
         loop=LoopConfig(epochs=30),
     )
+
+
+RECIPE = Recipe(
+    model=_MODEL,
+    repairs=_REPAIRS,
+    breaks=_BREAKS,
+    training=_TRAINING,
+    tokenizer=_TOKENIZER,
+    run=_run,
+    decoding=_DECODING,
+)

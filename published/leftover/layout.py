@@ -9,8 +9,8 @@ from collections.abc import Collection
 from typing import Any
 
 from ...configs.schema import TransformerConfig
-from ..rules import Rule
-from .published import LayerNames, Named, PublishedLayout, count, embedding, linear, table
+from ...convert.layouts.published import LayerNames, Named, PublishedLayout, count, embedding, linear, table
+from ...convert.rules import Rule
 
 _LAYER = LayerNames(("w_q", "w_k", "w_v", "w_o"), True, "ffn.fc1", "ffn.fc2", "layer_norm#", gain="gamma", shift="beta")
 

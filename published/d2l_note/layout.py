@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from ...configs.schema import TransformerConfig
-from ..rules import Rule
-from .published import IDS, LayerNames, Named, PublishedLayout, count, embedding, linear
+from ...convert.layouts.published import IDS, LayerNames, Named, PublishedLayout, count, embedding, linear
+from ...convert.rules import Rule
 
 _LAYER = LayerNames(("W_q", "W_k", "W_v", "W_o"), False, "ffn.s.0", "ffn.s.2", "addnorm#.ln")
 
@@ -37,7 +37,7 @@ def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
 
 def _tables(config: TransformerConfig) -> dict[str, np.ndarray]:
     """By PyTorch in float32, as there: another library's sines differ in the last digit."""
-    from ...torch_reference.published.d2l_note import position_table
+    from .module import position_table
 
     values = position_table(config.table_length, config.d_model).numpy().astype(config.param_dtype)
     return {f"{side}_input.positions.table": values for side in ("src", "tgt")}

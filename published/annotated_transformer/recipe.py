@@ -7,13 +7,14 @@ is none of the config, which has a rate for each site.
 from dataclasses import replace
 from typing import Any
 
-from ..data import BatchConfig, CorpusConfig, TokenizerConfig
-from ..decoding import DecodingConfig
-from ..run import LoopConfig, RunConfig
-from ..schema import TransformerConfig
-from ..training import TrainingConfig
+from ...configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from ...configs.decoding import DecodingConfig
+from ...configs.run import LoopConfig, RunConfig
+from ...configs.schema import TransformerConfig
+from ...configs.training import TrainingConfig
+from ..recipe import Recipe
 
-AS_PUBLISHED = TransformerConfig(
+_MODEL = TransformerConfig(
     src_vocab_size=10_000,
     tgt_vocab_size=10_000,
     max_length=5000,
@@ -34,9 +35,8 @@ AS_PUBLISHED = TransformerConfig(
     decoder_start_id=0,
 )
 
-REPAIRS: dict[str, Any] = {}
 
-TRAINING = TrainingConfig(
+_TRAINING = TrainingConfig(
     label_smoothing=0.1,
     smoothing="others_but_padding",
     schedule="noam_per_part",
@@ -46,15 +46,14 @@ TRAINING = TrainingConfig(
     reduction="parts",
 )
 
-TRAINING_REPAIRS: dict[str, Any] = {"schedule": "noam", "first_update": 1, "reduction": "tokens"}
+_TRAINING_REPAIRS: dict[str, Any] = {"schedule": "noam", "first_update": 1, "reduction": "tokens"}
 
-# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
-BREAKS: dict[str, str] = {
+_BREAKS: dict[str, str] = {
     "reduction": "the step: gradients of the parts are summed, and updates come after parts 1, 11, 21",
     "schedule": "the schedule: it counts parts of a batch, so that warm-up is ten times shorter in updates",
 }
 
-TOKENIZER = TokenizerConfig(
+_TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
     languages=("de", "en"),  # pre-tokenized by spaCy
@@ -65,19 +64,32 @@ TOKENIZER = TokenizerConfig(
     source_bos=True,
 )
 
-DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
+_DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
 
 # There it goes on past the end, to a fixed length.
-DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
+_DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
 
 
-def recipe(as_published: bool) -> RunConfig:
+def _run(as_published: bool) -> RunConfig:
     """Multi30k, eight epochs; an update is of ten parts, each with as many tokens as 32 sentences have."""
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
-        tokenizer=replace(TOKENIZER, vocab_size=30_000),
+        tokenizer=replace(_TOKENIZER, vocab_size=30_000),
         batches=BatchConfig(tokens=5120, max_src_length=72, max_tgt_length=72),
         model=TransformerConfig.published("annotated_transformer", as_published=as_published),
         training=TrainingConfig.published("annotated_transformer", as_published=as_published),
         loop=LoopConfig(epochs=8),
     )
+
+
+RECIPE = Recipe(
+    model=_MODEL,
+    repairs={},
+    breaks=_BREAKS,
+    training=_TRAINING,
+    training_repairs=_TRAINING_REPAIRS,
+    tokenizer=_TOKENIZER,
+    run=_run,
+    decoding=_DECODING,
+    decoded_as=_DECODED_AS,
+)

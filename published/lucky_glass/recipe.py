@@ -3,13 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-from ..data import BatchConfig, CorpusConfig, TokenizerConfig
-from ..decoding import DecodingConfig
-from ..run import LoopConfig, RunConfig
-from ..schema import TransformerConfig
-from ..training import TrainingConfig
+from ...configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from ...configs.decoding import DecodingConfig
+from ...configs.run import LoopConfig, RunConfig
+from ...configs.schema import TransformerConfig
+from ...configs.training import TrainingConfig
+from ..recipe import Recipe
 
-AS_PUBLISHED = TransformerConfig(
+_MODEL = TransformerConfig(
     src_vocab_size=10_000,
     tgt_vocab_size=10_000,
     d_ff=512,
@@ -34,13 +35,13 @@ AS_PUBLISHED = TransformerConfig(
     decoder_start_id=2,
 )
 
-REPAIRS: dict[str, Any] = {
+_REPAIRS: dict[str, Any] = {
     "norm": "layer_norm",
     "positions": "sinusoidal_interleaved",
     "cross_attention_residual": "add",
 }
 
-TRAINING = TrainingConfig(
+_TRAINING = TrainingConfig(
     beta2=0.98,
     schedule="step",  # the rate falls to 1e-13 in ten epochs
     learning_rate=1e-4,
@@ -49,17 +50,16 @@ TRAINING = TrainingConfig(
     first_update=0,
 )
 
-TRAINING_REPAIRS: dict[str, Any] = {"schedule": "constant", "step_updates": None}
+_TRAINING_REPAIRS: dict[str, Any] = {"schedule": "constant", "step_updates": None}
 
-# Where each mistake is, and what it breaks; a field of the repairs that is not here belongs to another of them.
-BREAKS: dict[str, str] = {
+_BREAKS: dict[str, str] = {
     "norm": "every norm: over positions and features together, so that later tokens and padding change outputs",
     "positions": "both inputs: initialisation overwrites the table with noise, and the formula beneath is wrong too",
     "cross_attention_residual": "every decoder layer: cross-attention is thrown away, so that the source is never seen",
     "schedule": "the schedule: the rate falls by ten each epoch, to 1e-13, so that the loss stops",
 }
 
-TOKENIZER = TokenizerConfig(
+_TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
     languages=("de", "en"),  # pre-tokenized by spaCy
@@ -70,18 +70,29 @@ TOKENIZER = TokenizerConfig(
     source_bos=True,
 )
 
-DECODED_AS: dict[str, Any] = {}
 
-DECODING: DecodingConfig | None = None  # none was published
+_DECODING: DecodingConfig | None = None  # none was published
 
 
-def recipe(as_published: bool) -> RunConfig:
+def _run(as_published: bool) -> RunConfig:
     """Multi30k, ten epochs; batches of as many tokens as 128 sentences have, in shuffled order."""
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
-        tokenizer=replace(TOKENIZER, vocab_size=30_000),
+        tokenizer=replace(_TOKENIZER, vocab_size=30_000),
         batches=BatchConfig(tokens=2048),
         model=TransformerConfig.published("lucky_glass", as_published=as_published),
         training=replace(TrainingConfig.published("lucky_glass", as_published=as_published), step_updates=None),
         loop=LoopConfig(epochs=10),
     )
+
+
+RECIPE = Recipe(
+    model=_MODEL,
+    repairs=_REPAIRS,
+    breaks=_BREAKS,
+    training=_TRAINING,
+    training_repairs=_TRAINING_REPAIRS,
+    tokenizer=_TOKENIZER,
+    run=_run,
+    decoding=_DECODING,
+)

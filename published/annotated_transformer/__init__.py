@@ -1,0 +1,1 @@
+"""annotated_transformer: harvardnlp's Annotated Transformer."""

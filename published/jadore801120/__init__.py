@@ -1,0 +1,1 @@
+"""jadore801120: attention-is-all-you-need-pytorch, with its class's defaults."""

@@ -1,0 +1,68 @@
+"""The published systems by name, and each one's parts, imported when they are asked for."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from ..configs.decoding import DecodingConfig
+from ..configs.run import RunConfig
+from ..configs.schema import TransformerConfig
+from ..configs.validation import ConfigError
+from .recipe import Recipe
+
+if TYPE_CHECKING:
+    from ..convert.layouts.published import PublishedLayout
+    from .oracle import Oracle
+    from .training import PublishedTraining
+
+SYSTEMS = tuple(module.name for module in iter_modules([str(Path(__file__).parent)]) if module.ispkg)
+
+
+class _Part(Mapping[str, Any]):
+    """One part of every system: what its folder's module `name` has as `NAME`."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getitem__(self, system: str) -> Any:
+        if system not in SYSTEMS:
+            raise KeyError(system)
+        return getattr(import_module(f".{system}.{self._name}", __package__), self._name.upper())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SYSTEMS)
+
+    def __len__(self) -> int:
+        return len(SYSTEMS)
+
+
+RECIPES: Mapping[str, Recipe] = _Part("recipe")
+LAYOUTS: "Mapping[str, PublishedLayout]" = _Part("layout")
+ORACLES: "Mapping[str, Oracle]" = _Part("oracle")
+TRAININGS: "Mapping[str, PublishedTraining]" = _Part("training")
+
+
+def recipe(name: str, *, as_published: bool) -> RunConfig:
+    """A system's whole training: its data, tokens, model, optimiser, schedule and length.
+
+    Raises:
+        ConfigError: there is no such system.
+    """
+    if name not in SYSTEMS:
+        raise ConfigError(f"published={name!r}: there is no such system; choose one of {', '.join(SYSTEMS)}")
+    return RECIPES[name].run(as_published)
+
+
+def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:
+    """(a system's model as its own decoding computes it, that decoding).
+
+    Raises:
+        ConfigError: there is no such system, it has published no decoding, or no such model.
+    """
+    decoded = RECIPES[name].as_decoded(model, as_published=as_published) if name in SYSTEMS else None
+    if decoded is None:
+        known = ", ".join(known for known, other in RECIPES.items() if other.decoding is not None)
+        raise ConfigError(f"published={name!r}: has no decoding of its own; choose one of {known}")
+    return decoded

@@ -76,7 +76,7 @@ demo: install
 
 # The page of every setting, from the configs themselves.
 settings: install
-	$(BIN)/python -m twinax.configs.reference docs/settings.md
+	$(BIN)/python -m benchmarks.settings_page docs/settings.md
 
 # Twenty kills of a training at random moments; prints its counts. About four minutes.
 kill-test: install

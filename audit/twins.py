@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import convert, flax_transformer, torch_reference
-from ..configs.decoding import DecodingConfig, plan, without_cache
+from ..configs.decoding import DecodingConfig
 from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
 from ..configs.validation import ConfigError
 from ..convert.file_layouts import PUBLISHED
+from ..formulas.decoding import plan, without_cache
 from ..parity.functions import random_arrays
 from ..published.registry import RECIPES
 from .audit_report import Answer, Mistake

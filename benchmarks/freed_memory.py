@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from twinax.configs.runs import run_preset
 from twinax.flax_transformer.model import Transformer
+from twinax.presets.runs import run_preset
 from twinax.train.freed_memory import keep_freed_memory
 from twinax.train.step import Batch, init_state, make_train_step
 

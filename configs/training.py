@@ -1,7 +1,6 @@
 """How a model is trained: loss, optimiser, schedule, step. Both frameworks read it."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -113,15 +112,3 @@ def check_trainable(model: TransformerConfig) -> None:
             "param_dtype='float16': squares of gradients do not fit into it; train with param_dtype='float32' and "
             "compute_dtype='bfloat16'"
         )
-
-
-def describe_refusal(update: int, tokens: int, loss: float, nonfinite: Sequence[str]) -> str:
-    """Why an update changed nothing, in one line; `nonfinite` names the parameters whose gradient's norm is."""
-    if not tokens:
-        return f"update {update}: the batch has no token but padding; nothing was changed"
-    if nonfinite:
-        more = f" and {len(nonfinite) - 1} more" if len(nonfinite) > 1 else ""
-        what = f"the norm of the gradient of {nonfinite[0]}{more}"
-    else:
-        what = "the norm of all gradients" if math.isfinite(loss) else "the loss"
-    return f"update {update}: {what} is not finite (loss {loss}); nothing was changed"

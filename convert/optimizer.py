@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from ..configs.run import RunConfig
-from ..configs.schedules import learning_rate
 from ..flax_transformer.reach import without_gradient
+from ..formulas.schedules import learning_rate
 from .arrays import to_jax_arrays
 from .checkpoint import MOMENTS, Training
 from .port import flax_specs, port_rules, to_params, to_state_dict

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..configs.decoding import Steps
+from ..formulas.decoding import Steps
 
 
 class Search(NamedTuple):

@@ -18,8 +18,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from ..configs.decoding import Decoded, DecodingConfig, check_sources, collect, plan, without_cache
+from ..configs.decoding import DecodingConfig
 from ..configs.schema import TransformerConfig
+from ..formulas.decoding import Decoded, check_sources, collect, plan, without_cache
 from .attention import CROSS_MASKS, KeysValues
 from .beam import Search, advance, start
 from .inputs import check_inputs

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from ..configs.position_tables import POSITION_TABLES
 from ..configs.schema import TransformerConfig
+from ..formulas.position_tables import POSITION_TABLES
 from .dropout import Dropout, DropoutKey
 from .initializers import EMBEDDING_INITS, LINEAR_INITS
 from .module import Buffer, at_least_float32, record

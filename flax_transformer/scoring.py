@@ -13,8 +13,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from ..configs.decoding import AttentionMaps, Scored, counted, decoder_inputs, map_names, without_cache
 from ..configs.schema import TransformerConfig
+from ..formulas.decoding import AttentionMaps, Scored, counted, decoder_inputs, map_names, without_cache
 from .decode import checked_sources, lengthen
 from .inputs import check_inputs
 from .model import Transformer

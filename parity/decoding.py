@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from .. import convert, flax_transformer, torch_reference
-from ..configs.decoding import LENGTH_PENALTIES, Decoded, DecodingConfig, collect
+from ..configs.decoding import DecodingConfig
 from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import Checkpoint
 from ..convert.hugging_face import family
+from ..formulas.decoding import LENGTH_PENALTIES, Decoded, collect
 from ..torch_reference import beam
 
 # Of the sum of a sentence's log-probabilities, in nats: what rounding may do to it. transformers casts the logits to

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from .. import convert, flax_transformer, torch_reference
-from ..configs.position_tables import POSITION_TABLES
 from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
 from ..convert.port import flax_specs
+from ..formulas.position_tables import POSITION_TABLES
 from ..torch_reference import losses as torch_losses
 from ..train import losses
 

@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .. import convert, flax_transformer, torch_reference
-from ..configs.decoding import DecodingConfig, without_cache
+from ..configs.decoding import DecodingConfig
 from ..configs.schema import TransformerConfig
 from ..flax_transformer import decode, scoring
+from ..formulas.decoding import without_cache
 from .functions import Batch
 
 NARROW = ("bfloat16", "float16")

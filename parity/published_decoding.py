@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from .. import flax_transformer, torch_reference
-from ..configs.decoding import Decoded, DecodingConfig
+from ..configs.decoding import DecodingConfig
 from ..configs.schema import TransformerConfig
 from ..configs.validation import ConfigError
+from ..formulas.decoding import Decoded
 from ..published.registry import ORACLES, RECIPES, as_decoded
 from .decoding import ROUNDING
 from .published import PAD, SIZE, checkpoint_of, random_model

@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
-from twinax.configs.decoding import DecodingConfig, plan
+from twinax.configs.decoding import DecodingConfig
+from twinax.formulas.decoding import plan
 from twinax.parity.decoding import ROUNDING, compare_decoded, transformers_generate
 from twinax.parity.functions import random_arrays
 

@@ -48,14 +48,16 @@ def test_a_mutation_that_does_not_apply_is_refused(package, place, old, message)
 def test_what_its_checks_do_not_see_survives(package, monkeypatch):
     """And the source is as it was. One that breaks the import is no proof that a check works."""
     checks = ("tests/test_positions.py::test_tables_are_float64",)
-    place, old = "configs.position_tables.sinusoidal_half", "np.sin(angles), np.cos("
-    path = package / "configs" / "position_tables.py"
+    place, old = "formulas.position_tables.sinusoidal_half", "np.sin(angles), np.cos("
+    path = package / "formulas" / "position_tables.py"
     before = path.read_bytes()
     assert run(Mutation("x", place, old, "np.cos(angles), np.sin(", checks), package).caught_by is None
     narrow = Mutation("x", place, "axis=1)", "axis=1).astype(np.float32)", checks)
     assert run(narrow, package).caught_by == checks[0]
     monkeypatch.setattr(planting, "check", lambda *arguments: (2, "ImportError"))
-    broken = run(Mutation("x", "configs.position_tables", "import numpy as np", "import numpy_ as np", checks), package)
+    broken = run(
+        Mutation("x", "formulas.position_tables", "import numpy as np", "import numpy_ as np", checks), package
+    )
     assert broken.caught_by is None
     assert "its checks do not run" in str(broken)
     assert path.read_bytes() == before

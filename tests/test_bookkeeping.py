@@ -11,9 +11,9 @@ from rich.console import Console
 
 from twinax import TransformerConfig, convert, flax_transformer
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
-from twinax.configs.decoding import Decoded
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
+from twinax.formulas.decoding import Decoded
 from twinax.train import evaluate
 from twinax.train.checkpoints import read_checkpoint
 from twinax.train.loop import train

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from twinax import TransformerConfig, flax_transformer, torch_reference
 from twinax.configs import SCHEMA_VERSION, ConfigError, schema
-from twinax.configs.position_tables import POSITION_TABLES
-from twinax.configs.presets import PRESETS
+from twinax.formulas.position_tables import POSITION_TABLES
+from twinax.presets.models import PRESETS
 
 SMALL = {"src_vocab_size": 11, "tgt_vocab_size": 13}
 HINTS = get_type_hints(TransformerConfig)

@@ -13,7 +13,8 @@ import torch
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.attention_plot import attention_blocks, attention_plot
 from twinax.configs import ConfigError
-from twinax.configs.decoding import LENGTH_PENALTIES, DecodingConfig, LengthPenalty, plan, without_cache
+from twinax.configs.decoding import DecodingConfig, LengthPenalty
+from twinax.formulas.decoding import LENGTH_PENALTIES, plan, without_cache
 from twinax.parity.functions import random_arrays
 
 CONFIG = TransformerConfig.preset(

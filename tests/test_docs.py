@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import settings_page
 from twinax import TransformerConfig
-from twinax.configs import reference
 from twinax.configs.training import TrainingConfig
 
 ROOT = Path(__file__).parents[1]
@@ -32,9 +32,9 @@ def test_python_blocks_run(page, tmp_path):
 
 def test_the_page_of_settings_is_what_the_configs_say():
     """`make settings` writes it."""
-    assert (ROOT / "docs" / "settings.md").read_text() == reference.page()
+    assert (ROOT / "docs" / "settings.md").read_text() == settings_page.page()
     for kind in (TransformerConfig, TrainingConfig):
-        assert [setting.name for setting in reference.settings_of(kind)] == [f.name for f in fields(kind)]
+        assert [setting.name for setting in settings_page.settings_of(kind)] == [f.name for f in fields(kind)]
 
 
 def test_the_readmes_say_the_same():

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HOUSE = ("audit", "configs", "convert", "flax_transformer", "parity", "published", "torch_reference", "train")
+HOUSE = (
+    *("audit", "configs", "convert", "flax_transformer", "formulas", "parity", "presets", "published"),
+    *("torch_reference", "train"),
+)
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinax.configs import ConfigError
-from twinax.configs.label_smoothing import SMOOTHINGS
 from twinax.configs.training import TrainingConfig
+from twinax.formulas.label_smoothing import SMOOTHINGS
 from twinax.torch_reference import losses as torch_losses
 from twinax.train import losses
 

@@ -15,11 +15,11 @@ from twinax import TransformerConfig
 from twinax.configs import ConfigError
 from twinax.configs.data import CorpusConfig
 from twinax.configs.run import RunConfig
-from twinax.configs.schedules import SCHEDULES, learning_rate
 from twinax.configs.training import TrainingConfig
 from twinax.convert.checkpoint import Checkpoint, Training
 from twinax.convert.optimizer import to_torch_optimizer
 from twinax.convert.port import flax_specs
+from twinax.formulas.schedules import SCHEDULES, learning_rate
 from twinax.parity.functions import random_arrays
 from twinax.train import optimizers
 

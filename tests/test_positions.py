@@ -10,7 +10,7 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositio
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
 from twinax import flax_transformer, torch_reference
-from twinax.configs.position_tables import POSITION_TABLES
+from twinax.formulas.position_tables import POSITION_TABLES
 
 
 @pytest.mark.parametrize("d_model", [5, 8, 64])

@@ -229,7 +229,7 @@ def test_jadore801120_scales(as_published, tokens):
     untied = build("jadore801120", as_published, tied_output=False, shared_embeddings=False)
     assert (untied.logit_scale, untied.encoder.scale) == (1, 1 if as_published else D_MODEL**0.5)
     assert untied.trg_word_prj.weight is not untied.decoder.trg_word_emb.weight
-    assert build("jadore801120", as_published, d_k=2, d_v=5)(*tokens).shape == (2 * LENGTH, SIZE)
+    assert build("jadore801120", as_published, head_dim=2, v_head_dim=5)(*tokens).shape == (2 * LENGTH, SIZE)
 
 
 def test_leftover_softmax_before_the_loss(tokens):

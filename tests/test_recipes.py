@@ -10,9 +10,9 @@ import torch
 
 from twinax import TransformerConfig, torch_reference
 from twinax.configs import ConfigError
-from twinax.configs.decoding import plan
-from twinax.configs.runs import RUNS, run_preset
+from twinax.formulas.decoding import plan
 from twinax.parity.published import checkpoint_of, random_model
+from twinax.presets.runs import RUNS, run_preset
 from twinax.published.leftover.module import greedy_decode
 from twinax.published.registry import SYSTEMS, as_decoded, recipe
 

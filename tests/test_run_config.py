@@ -8,8 +8,8 @@ from twinax.configs import ConfigError, TransformerConfig
 from twinax.configs import run as run_module
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig, differences
-from twinax.configs.runs import RUNS, run_preset
 from twinax.configs.training import TrainingConfig
+from twinax.presets.runs import RUNS, run_preset
 
 CORPUS = CorpusConfig(src="a", tgt="b")
 

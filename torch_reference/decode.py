@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..configs.decoding import Decoded, DecodingConfig, check_sources, collect, plan
+from ..configs.decoding import DecodingConfig
+from ..formulas.decoding import Decoded, check_sources, collect, plan
 from .beam import advance, start
 from .inputs import check_inputs
 from .model import Transformer

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from ..configs.position_tables import POSITION_TABLES
 from ..configs.schema import TransformerConfig
+from ..formulas.position_tables import POSITION_TABLES
 from .dropout import Dropout, DropoutKey
 from .initializers import BIAS_INITS, EMBEDDING_INITS, LINEAR_INITS
 from .module import at_least_float32, dtype_of, record

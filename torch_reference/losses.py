@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..configs.label_smoothing import SMOOTHINGS
 from ..configs.training import TrainingConfig
+from ..formulas.label_smoothing import SMOOTHINGS
 from .module import at_least_float32
 
 
@@ -21,7 +21,7 @@ def cross_entropy(
 
     Raises:
         ValueError: the labels are not integers of the logits' batch and length, or not in the vocabulary.
-    Source: Szegedy et al. 2016, section 7; `configs.label_smoothing`.
+    Source: Szegedy et al. 2016, section 7; `formulas.label_smoothing`.
     """
     if labels.shape != logits.shape[:-1] or labels.is_floating_point():
         raise ValueError(

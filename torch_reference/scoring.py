@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..configs.decoding import AttentionMaps, Scored, check_sources, counted, decoder_inputs, map_names
+from ..formulas.decoding import AttentionMaps, Scored, check_sources, counted, decoder_inputs, map_names
 from .inputs import check_inputs
 from .model import Transformer
 from .module import activations, at_least_float32

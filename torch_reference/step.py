@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..configs.schedules import learning_rate
-from ..configs.training import REDUCTIONS, TrainingConfig, describe_refusal
+from ..configs.training import REDUCTIONS, TrainingConfig
+from ..formulas.refused_updates import describe_refusal
+from ..formulas.schedules import learning_rate
 from .dropout import DropoutKey
 from .losses import cross_entropy
 from .model import Transformer

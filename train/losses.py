@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ..configs.label_smoothing import SMOOTHINGS, Target
 from ..configs.training import TrainingConfig
 from ..flax_transformer.module import at_least_float32
+from ..formulas.label_smoothing import SMOOTHINGS, Target
 
 
 def cross_entropy(
@@ -26,7 +26,7 @@ def cross_entropy(
 
     Raises:
         ValueError: the labels are not integers of the logits' batch and length.
-    Source: Szegedy et al. 2016, section 7; `configs.label_smoothing`.
+    Source: Szegedy et al. 2016, section 7; `formulas.label_smoothing`.
     """
     if labels.shape != logits.shape[:-1] or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(

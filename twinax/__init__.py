@@ -11,11 +11,11 @@ from .configs import registry
 __version__ = "0.1.0"
 
 _SUBPACKAGES = (
-    *("audit", "configs", "convert", "flax_transformer", "parity", "published", "torch_reference"),
-    "train",
+    *("audit", "configs", "convert", "flax_transformer", "formulas", "parity", "presets", "published"),
+    *("torch_reference", "train"),
 )
 # What the configs and `convert` find by name, and import when it is asked for.
-registry.PRESETS.register("twinax.configs.presets:PRESETS")
+registry.PRESETS.register("twinax.presets.models:PRESETS")
 registry.PUBLISHED.register("twinax.published.registry:RECIPES")
 registry.PUBLISHED_LAYOUTS.register("twinax.published.registry:LAYOUTS")
 

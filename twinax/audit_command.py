@@ -9,9 +9,9 @@ from rich.console import Console
 
 from twinax.audit import AuditError, audit_config
 from twinax.configs import TransformerConfig
-from twinax.configs.presets import PRESETS
 from twinax.configs.training import TrainingConfig
 from twinax.convert.files import read_json
+from twinax.presets.models import PRESETS
 from twinax.published.registry import SYSTEMS
 from twinax.train.portable import read
 from twinax.train.progress import counted

@@ -53,7 +53,7 @@ def parity(
     """
     if seed < 0:
         raise UsageError(f"--seed {seed}: must be at least 0")
-    presets = import_module("twinax.configs.presets").PRESETS
+    presets = import_module("twinax.presets.models").PRESETS
     if model not in presets and not exists(model):
         hint = "".join(f"; did you mean {near}?" for near in get_close_matches(model, presets, 1))
         raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
@@ -95,7 +95,7 @@ def audit(
     """
     if seed < 0:
         raise UsageError(f"--seed {seed}: must be at least 0")
-    presets = import_module("twinax.configs.presets").PRESETS
+    presets = import_module("twinax.presets.models").PRESETS
     systems = import_module("twinax.published.registry").SYSTEMS
     known = {*presets, *systems, *(f"{name}:repaired" for name in systems)}
     if model not in known and not exists(model):

@@ -13,7 +13,6 @@ import numpy as np
 
 from twinax.configs import TransformerConfig
 from twinax.configs.decoding import DecodingConfig
-from twinax.configs.presets import PRESETS
 from twinax.convert.port import flax_specs
 from twinax.parity.functions import Batch
 from twinax.parity.published import find_oracle
@@ -21,6 +20,7 @@ from twinax.parity.report import as_document, show_ladder
 from twinax.parity.sentences import draw_from
 from twinax.parity.transformers_oracle import load_model, load_oracle
 from twinax.parity.translations import show_translations
+from twinax.presets.models import PRESETS
 from twinax.train.corpus import read_lines
 from twinax.train.translator import Translator, load
 

@@ -12,8 +12,8 @@ import tyro
 
 from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.run import RunConfig, differences
-from twinax.configs.runs import RUN_NAMES, RUNS, run_preset
 from twinax.configs.validation import ConfigError
+from twinax.presets.runs import RUN_NAMES, RUNS, run_preset
 from twinax.train.words import has_spacy
 
 from . import train_help

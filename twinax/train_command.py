@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from twinax.configs.runs import RUN_NAMES
+from twinax.presets.runs import RUN_NAMES
 
 from .run_arguments import parse
 from .usage import one_line_errors

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ...configs.position_tables import POSITION_TABLES
 from ...configs.schema import TransformerConfig
 from ...configs.validation import ConfigError
+from ...formulas.position_tables import POSITION_TABLES
 from ..port import LEAVES, flax_specs
 from ..rules import ConversionError, Rule, Transform, target_specs, translate
 from .hugging_face_settings import (

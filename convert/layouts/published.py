@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ...configs.position_tables import POSITION_TABLES
 from ...configs.schema import TransformerConfig
+from ...formulas.position_tables import POSITION_TABLES
 from ..port import flax_specs
 from ..rules import IDENTITY, TRANSPOSE, ConversionError, Rule, Transform, target_specs, translate
 from .hugging_face import canonical

@@ -196,21 +196,21 @@ MODEL = (
     # both twins, or a formula that they share
     Mutation(
         "positions: frequencies grow",
-        "configs.position_tables.sinusoidal_interleaved",
+        "formulas.position_tables.sinusoidal_interleaved",
         "** (-2 *",
         "** (2 *",
         _POSITIONS,
     ),
     Mutation(
         "positions: cosines first",
-        "configs.position_tables.sinusoidal_half",
+        "formulas.position_tables.sinusoidal_half",
         "[np.sin(angles), np.cos(angles[:, : d_model // 2])]",
         "[np.cos(angles), np.sin(angles[:, : d_model // 2])]",
         _POSITIONS,
     ),
     Mutation(
         "positions of tensor2tensor by D / 2",
-        "configs.position_tables.sinusoidal_half_t2t",
+        "formulas.position_tables.sinusoidal_half_t2t",
         "(half - 1)",
         "half",
         _POSITIONS,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn import functional
 
-from ...configs.label_smoothing import SMOOTHINGS
+from ...formulas.label_smoothing import SMOOTHINGS
 from ...torch_reference.step import Batch
 from ..training import PublishedTraining, Run
 

@@ -7,10 +7,10 @@ tasks_test_… for `twinax evaluate --dataset`. Exact match of the three, greedy
 14 to 18 minutes on one core of an Intel Xeon: docs/results.md.
 """
 
-from .data import BatchConfig, CorpusConfig, TokenizerConfig
-from .run import LoopConfig, RunConfig
-from .schema import TransformerConfig
-from .training import TrainingConfig
+from ..configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from ..configs.run import LoopConfig, RunConfig
+from ..configs.schema import TransformerConfig
+from ..configs.training import TrainingConfig
 
 
 def config() -> RunConfig:

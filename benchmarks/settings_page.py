@@ -1,4 +1,4 @@
-"""The page of every setting, from the configs themselves: `python -m twinax.configs.reference docs/settings.md`.
+"""The page of every setting, from the configs themselves: `python -m benchmarks.settings_page docs/settings.md`.
 
 A field's comment is its description, and a comment on a line of its own begins a group.
 """
@@ -13,11 +13,11 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from .data import BatchConfig, CorpusConfig, TokenizerConfig
-from .decoding import DecodingConfig
-from .run import LoopConfig
-from .schema import TransformerConfig
-from .training import TrainingConfig
+from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.decoding import DecodingConfig
+from twinax.configs.run import LoopConfig
+from twinax.configs.schema import TransformerConfig
+from twinax.configs.training import TrainingConfig
 
 # section of the page -> (its config, the flags it has)
 _SECTIONS: dict[str, tuple[type, str]] = {
@@ -109,5 +109,5 @@ def _values(hint: Any) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m twinax.configs.reference PAGE")
+        sys.exit("usage: python -m benchmarks.settings_page PAGE")
     Path(sys.argv[1]).write_text(page(), encoding="utf-8")

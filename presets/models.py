@@ -1,6 +1,6 @@
 """Ready-made model sizes: `TransformerConfig.preset("base")`."""
 
-from .schema import TransformerConfig
+from ..configs.schema import TransformerConfig
 
 _BASE = TransformerConfig(
     src_vocab_size=37_000,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .validation import ConfigError
+from ..configs.validation import ConfigError
 
 
 class Target(NamedTuple):

@@ -8,10 +8,10 @@ BLEU 41.5 without case on test_2016 (13a, beam 5); 86 minutes on one core of an 
 docs/results.md.
 """
 
-from .data import BatchConfig, CorpusConfig, TokenizerConfig
-from .run import LoopConfig, RunConfig
-from .schema import TransformerConfig
-from .training import TrainingConfig
+from ..configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from ..configs.run import LoopConfig, RunConfig
+from ..configs.schema import TransformerConfig
+from ..configs.training import TrainingConfig
 
 
 def config() -> RunConfig:

@@ -2,9 +2,9 @@
 
 from importlib import import_module
 
+from ..configs.run import RunConfig
+from ..configs.validation import ConfigError
 from ..published.registry import SYSTEMS, recipe
-from .run import RunConfig
-from .validation import ConfigError
 
 _OWN = ("multi30k_de_en", "multi30k_en_de", "scan")
 _PUBLISHED = {f"published/{name}{variant}": (name, not variant) for name in SYSTEMS for variant in ("", ":repaired")}

@@ -9,8 +9,8 @@ of an AMD EPYC, beside other work: docs/results.md.
 
 from dataclasses import replace
 
+from ..configs.run import RunConfig
 from . import multi30k_de_en
-from .run import RunConfig
 
 
 def config() -> RunConfig:

@@ -39,7 +39,7 @@ audit: install
 	$(BIN)/python -m benchmarks.audit_defects docs/audit.md
 	$(BIN)/python -m benchmarks.audit_transformers docs/audit.md
 
-# Mistakes planted in the source, one at a time; writes what caught each into the page. Long; not timed as a whole.
+# Mistakes planted in the source, one at a time; writes what caught each into the page. About 35 minutes.
 mutations: install
 	$(BIN)/python -m benchmarks.mutations docs/mutations.md
 

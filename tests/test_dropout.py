@@ -253,6 +253,18 @@ def test_a_dropped_layer_is_gone_around(side):
     assert torch.equal(found[f"{side}.output"], found[f"{side}.layers.1.feed_forward_residual.output"])
 
 
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_layers_are_dropped_at_the_rate(framework):
+    """The input comes out as often as the rate says, and the same input of the whole batch."""
+    package, array = (flax_dropout, jnp.asarray) if framework == "flax" else (torch_dropout, torch.tensor)
+    drop = package.LayerDrop(0.2)
+    drop.site = 3
+    before, after = array(np.zeros((2, 1, 1))), array(np.ones((2, 1, 1)))
+    outputs = [np.asarray(drop(before, after, package.DropoutKey(1, n, array([4, 5])))).ravel() for n in range(200)]
+    assert all(output[0] == output[1] for output in outputs)
+    assert 0.7 < np.mean(outputs) < 0.9  # 3.5 standard deviations
+
+
 def test_train_without_a_key_warns_once():
     """`train()` alone leaves dropout off, which users of torch.nn expect it to switch on."""
     tokens, key = torch.tensor([[4, 5, 6, 1]]), torch_dropout.DropoutKey(7, 0, torch.arange(1))

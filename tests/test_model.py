@@ -168,13 +168,22 @@ def test_a_constant_row_has_finite_gradients(framework):
     assert np.isfinite(np.asarray(gradient)).all()
 
 
-def test_norms_against_torch_s_own():
-    x = torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    layers = torch_reference.layers
-    assert torch.allclose(layers.layer_norm(x, 1e-3), torch.nn.functional.layer_norm(x, (7,), eps=1e-3), atol=1e-14)
-    assert torch.allclose(layers.rms_norm(x, 1e-3), torch.nn.functional.rms_norm(x, (7,), eps=1e-3), atol=1e-14)
-    flax_norm = flax_transformer.layers.sample_std_norm(jnp.asarray(x), 1e-3)
-    assert np.allclose(np.asarray(flax_norm), layers.sample_std_norm(x, 1e-3), atol=1e-14)
+# ours -> PyTorch's own, at epsilon 1e-3
+NORMS = {
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (7,), eps=1e-3),
+    "rms_norm": lambda x: torch.nn.functional.rms_norm(x, (7,), eps=1e-3),
+    "sample_std_norm": lambda x: (x - x.mean(-1, keepdim=True)) / (torch.std(x, -1, keepdim=True) + 1e-3),
+    "layer_norm_over_length": lambda x: torch.nn.functional.layer_norm(x, (3, 7), eps=1e-3),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_against_torch_s_own(norm):
+    """Small values, so that epsilon shows."""
+    x = 0.1 * torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.2
+    ours = torch_reference.layers.NORMS[norm](x, 1e-3), flax_transformer.layers.NORMS[norm](jnp.asarray(x), 1e-3)
+    for normalised in ours:
+        assert np.allclose(np.asarray(normalised), NORMS[norm](x), atol=1e-14)
 
 
 @pytest.mark.parametrize("framework", ["flax", "torch"])
@@ -218,15 +227,26 @@ def test_gradients_of_frequent_tokens_survive_bfloat16(framework):
     assert (gradient[5] == 4096).all()
 
 
-def test_frozen_padding_is_torch_s_padding_idx():
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_frozen_padding_is_torch_s_padding_idx(framework):
     config = CONFIG.replace(embedding_padding="frozen", embedding_scale="none")
-    ours = torch_reference.layers.Embedding(config, 9)
-    theirs = torch.nn.Embedding.from_pretrained(ours.weight.detach().clone(), freeze=False, padding_idx=0)
+    weight = torch.randn(9, 32, generator=torch.Generator().manual_seed(1))
     cotangent = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(0))
-    for table in (ours, theirs):
+    theirs = torch.nn.Embedding.from_pretrained(weight.clone(), freeze=False, padding_idx=0)
+    (theirs(torch.tensor(SRC)) * cotangent).sum().backward()
+    if framework == "torch":
+        table = torch_reference.layers.Embedding(config, 9)
+        table.weight.data = weight.clone()
         (table(torch.tensor(SRC)) * cotangent).sum().backward()
-    assert torch.equal(ours.weight.grad, theirs.weight.grad)
-    assert (ours.weight.grad[0] == 0).all()
+        gradient = table.weight.grad.numpy()
+    else:
+        graphdef, state = nnx.split(flax_transformer.layers.Embedding(config, 9, rngs=nnx.Rngs(0)))
+        state["embedding"].set_value(jnp.asarray(weight))
+        gradients = jax.grad(lambda s: (nnx.merge(graphdef, s)(jnp.asarray(SRC)) * jnp.asarray(cotangent)).sum())(state)
+        gradient = np.asarray(gradients["embedding"].get_value())
+    assert np.allclose(gradient, theirs.weight.grad, rtol=1e-6)
+    assert (gradient[0] == 0).all()
+    assert (np.asarray(SRC) == 0).any()
 
 
 def test_narrow_token_types_inside_jit(twins):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from .. import convert, flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig
+from ..configs.errors import ConfigError
 from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
-from ..configs.validation import ConfigError
 from ..convert.file_layouts import PUBLISHED
 from ..formulas.decoding import plan, without_cache
 from ..parity.functions import random_arrays

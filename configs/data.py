@@ -3,7 +3,8 @@
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from .validation import ConfigError, check_field_types
+from .errors import ConfigError
+from .validation import check_field_types
 
 _FILES = (".tsv", ".csv", ".json", ".jsonl", ".parquet", ".txt")
 

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from .validation import ConfigError, check_field_types
+from .errors import ConfigError
+from .validation import check_field_types
 
 LengthPenalty = Literal["power", "power_with_start", "gnmt"]
 Ended = Literal["leave", "stay"]

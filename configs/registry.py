@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from .validation import ConfigError
+from .errors import ConfigError
 
 
 class Registry(Mapping[str, Any]):
@@ -49,3 +49,4 @@ class Registry(Mapping[str, Any]):
 PRESETS = Registry("preset")  # of models
 PUBLISHED = Registry("system")  # recipes of published systems
 PUBLISHED_LAYOUTS = Registry("system")  # and the layouts of their state dicts
+CHECKPOINT_FORMATS = Registry("format")  # of a training's own checkpoints, beside those that `convert` has

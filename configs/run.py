@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from .data import BatchConfig, CorpusConfig, TokenizerConfig
+from .errors import ConfigError
 from .schema import TransformerConfig
 from .training import TrainingConfig
-from .validation import ConfigError, check_field_types
+from .validation import check_field_types
 
 # Of a run's JSON object, each from one version to the next: the first from 1 to 2. It holds the model's too.
 MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()

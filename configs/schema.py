@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+from .errors import ConfigError
 from .registry import PRESETS, PUBLISHED
-from .validation import ConfigError, check_field_types
+from .validation import check_field_types
 
 SCHEMA_VERSION = 1
 

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from .errors import ConfigError
 from .registry import PUBLISHED
 from .schema import TransformerConfig
-from .validation import ConfigError, check_field_types
+from .validation import check_field_types
 
 Smoothing = Literal["all", "others", "others_but_padding"]
 Optimizer = Literal["adam", "adamw"]

@@ -4,9 +4,7 @@ import types
 from dataclasses import fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-
-class ConfigError(ValueError):
-    """A config field has a value that it may not have."""
+from .errors import ConfigError
 
 
 def check_field_types(config: Any) -> None:

@@ -1,11 +1,11 @@
 """Weights between the two frameworks, and between layouts."""
 
+from ..configs.errors import ConversionError
 from .checkpoint import Checkpoint, checksum
 from .formats import load, save
 from .hugging_face import family
 from .optimizer import to_optax_state, to_optimizer_state
 from .port import to_flax, to_params, to_state_dict, to_torch
-from .rules import ConversionError
 
 __all__ = [
     "Checkpoint",

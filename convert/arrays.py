@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .rules import ConversionError
+from ..configs.errors import ConversionError
 
 if TYPE_CHECKING:
     import torch

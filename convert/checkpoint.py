@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..configs.errors import ConversionError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from .arrays import to_jax_arrays
 from .port import to_params, to_state_dict
-from .rules import ConversionError
 
 if TYPE_CHECKING:
     from .. import torch_reference

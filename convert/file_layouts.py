@@ -4,20 +4,22 @@ system. A layout is a name, and where first parts of names are others, those: `l
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from ..configs.errors import ConfigError, ConversionError
 from ..configs.registry import PUBLISHED_LAYOUTS
 from ..configs.schema import TransformerConfig
-from ..configs.validation import ConfigError
 from .checkpoint import Checkpoint
 from .layouts.published import PublishedLayout
-from .port import flax_specs, port_rules
-from .rules import ConversionError, Rule, target_specs, translate
+from .port import flax_specs, port_of, port_rules
+from .rules import Rule, Translation, translate
 
 Arrays = dict[str, np.ndarray]
+_OWN = ("twinax", "torch_nn")
 TORCH_NN = "transformer."  # the name that most people give to their `torch.nn.Transformer`
 
 
@@ -30,23 +32,26 @@ def _torch_nn_rules(config: TransformerConfig, trained_only: bool) -> list[Rule]
     return [*stacks, *port_rules({name: None for name in flax_specs(config, trained_only) if name not in theirs})]
 
 
-# layout -> (config, of trained arrays alone) -> the rules from our names to the file's
-_RULES: dict[str, Callable[[TransformerConfig, bool], list[Rule]]] = {
-    "twinax": lambda config, trained_only: port_rules(flax_specs(config, trained_only)),
-    "torch_nn": _torch_nn_rules,
-}
+@lru_cache(maxsize=16)
+def _translation(name: str, config: TransformerConfig, trained_only: bool) -> Translation:
+    """Between our names and those of layout twinax or torch_nn; `trained_only`: of trained arrays alone."""
+    if name == "twinax":
+        return port_of(config, trained_only)
+    return Translation.of(_torch_nn_rules(config, trained_only), flax_specs(config, trained_only))
+
+
 PUBLISHED: Mapping[str, PublishedLayout] = PUBLISHED_LAYOUTS
 
 
 def file_layouts() -> tuple[str, ...]:
     """Every layout of a file, by name."""
-    return (*_RULES, *PUBLISHED)
+    return (*_OWN, *PUBLISHED)
 
 
 def is_file_layout(layout: str) -> bool:
     """Whether it is the name of one, prefixes or not. Raises: ConversionError where the prefixes are wrong."""
     name, _ = _parse(layout)
-    return name in _RULES or name in PUBLISHED
+    return name in _OWN or name in PUBLISHED
 
 
 def is_published(layout: str) -> bool:
@@ -71,8 +76,9 @@ def to_named(
         ConversionError: the layout has no such model, or lists all arrays that do not fit the config.
     """
     name, prefixes = _parse(layout)
-    if name in _RULES:
-        return translate(_RULES[name](config, trained_only), arrays, flax_specs(config, trained_only))
+    if name in _OWN:
+        translation = _translation(name, config, trained_only)
+        return translate(translation.rules, arrays, translation.specs)
     theirs = PUBLISHED[name].write(name, arrays, config) | PUBLISHED[name].split(unused or {})[1]
     return _rename(theirs, prefixes)
 
@@ -84,8 +90,8 @@ def from_named(
     name, prefixes = _parse(layout)
     if name in PUBLISHED:
         return PUBLISHED[name].read(_rename(named, {there: part for part, there in prefixes.items()}), config)
-    rules, specs = _RULES[name](config, trained_only), flax_specs(config, trained_only)
-    return translate([rule.inverse for rule in rules], named, target_specs(rules, specs)), {}
+    translation = _translation(name, config, trained_only)
+    return translate(translation.inverses, named, translation.target_specs), {}
 
 
 def system_of(config: TransformerConfig) -> str | None:

@@ -12,8 +12,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from ..configs.errors import ConversionError
 from .arrays import from_torch
-from .rules import ConversionError
 
 WEIGHTS = "model.safetensors"
 _INDEX = ".index.json"

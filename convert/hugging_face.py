@@ -5,14 +5,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..configs.errors import ConversionError
 from ..configs.schema import TransformerConfig
+from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import read_json, read_weights
 from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
 from .layouts.hugging_face_settings import ALIASES, DECODING
-from .new_files import write_directory
 from .obstacles import obstacle
-from .rules import ConversionError
 
 LAYOUTS = (
     "marian",

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..configs.errors import ConversionError
 from ..configs.run import RunConfig
 from ..flax_transformer.reach import without_gradient
 from ..formulas.schedules import learning_rate
 from .arrays import to_jax_arrays
 from .checkpoint import MOMENTS, Training
 from .port import flax_specs, port_rules, to_params, to_state_dict
-from .rules import ConversionError
 
 _ENTRY = ("step", *MOMENTS)
 

@@ -5,6 +5,7 @@ The models mirror each other, so a parameter's path is the same in both and only
 
 from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import Buffer, join_path, named_arrays
 from .arrays import from_torch, to_jax_arrays, to_torch_tensor
-from .rules import IDENTITY, TRANSPOSE, Rule, Spec, Transform, target_specs, translate
+from .rules import IDENTITY, TRANSPOSE, Rule, Spec, Transform, Translation, translate
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +63,9 @@ def to_state_dict(
     Raises:
         ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong number type.
     """
-    specs = flax_specs(config, trained_only)
+    port = port_of(config, trained_only)
     arrays = {name: np.asarray(a) for name, a in _by_name(params).items()}
-    translated = translate(port_rules(specs), arrays, specs)
+    translated = translate(port.rules, arrays, port.specs)
     return {name: to_torch_tensor(a) for name, a in translated.items()}
 
 
@@ -76,10 +77,9 @@ def to_params(
     Raises:
         ConversionError: lists all tensors that are missing, unknown, of a wrong shape or of a wrong number type.
     """
-    specs = flax_specs(config, trained_only)
+    port = port_of(config, trained_only)
     arrays = {name: from_torch(tensor) for name, tensor in state_dict.items()}
-    rules = port_rules(specs)
-    return translate([rule.inverse for rule in rules], arrays, target_specs(rules, specs))
+    return translate(port.inverses, arrays, port.target_specs)
 
 
 def port_rules(names: Mapping[str, Any]) -> list[Rule]:
@@ -92,10 +92,18 @@ def port_rules(names: Mapping[str, Any]) -> list[Rule]:
     return rules
 
 
-def flax_specs(config: TransformerConfig, trained_only: bool = False) -> dict[str, Spec]:
-    """Shape and number type of every array of the Flax model, by name."""
+@lru_cache(maxsize=16)
+def port_of(config: TransformerConfig, trained_only: bool = False) -> Translation:
+    """The rules between both models of a config, with the specs of either side."""
+    specs = flax_specs(config, trained_only)
+    return Translation.of(port_rules(specs), specs)
+
+
+@lru_cache(maxsize=16)
+def flax_specs(config: TransformerConfig, trained_only: bool = False) -> Mapping[str, Spec]:
+    """Shape and dtype of every array of the Flax model, by name."""
     shapes = _flax_shapes(config.replace(param_dtype="float32", compute_dtype="float32"), trained_only)
-    return {name: Spec(shape, config.param_dtype) for name, shape in shapes.items()}
+    return MappingProxyType({name: Spec(shape, config.param_dtype) for name, shape in shapes.items()})
 
 
 @lru_cache(maxsize=64)

@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..configs.errors import ConversionError
+
 Arrays = Sequence[np.ndarray]
 _SHOWN = 30  # of what is wrong
-
-
-class ConversionError(ValueError):
-    """Arrays or settings that do not fit the model; the message lists every one, of very many the first."""
 
 
 class Spec(NamedTuple):
@@ -86,6 +84,20 @@ def target_specs(rules: Iterable[Rule], specs: Mapping[str, Spec]) -> dict[str, 
         for name, array in zip(rule.target, rule.transform.forward(empty), strict=True):
             targets[name] = Spec(array.shape, specs[rule.source[0]].dtype)
     return targets
+
+
+class Translation(NamedTuple):
+    """Rules in both directions, and what the arrays of either side must be."""
+
+    rules: Sequence[Rule]
+    specs: Mapping[str, Spec]
+    inverses: Sequence[Rule]
+    target_specs: Mapping[str, Spec]
+
+    @classmethod
+    def of(cls, rules: Sequence[Rule], specs: Mapping[str, Spec]) -> "Translation":
+        """From the rules and the specs of their source."""
+        return cls(rules, specs, [rule.inverse for rule in rules], target_specs(rules, specs))
 
 
 def _spec(array: np.ndarray) -> Spec:

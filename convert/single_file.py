@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 
+from ..configs.errors import ConversionError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from .arrays import to_torch_tensor
+from .atomic_io import new_file
 from .checkpoint import MOMENTS, Checkpoint, Training
 from .file_layouts import (
     from_named,
@@ -30,9 +32,7 @@ from .file_layouts import (
     to_named,
 )
 from .files import read_safetensors, read_torch, to_arrays
-from .new_files import new_file
 from .optimizer import from_torch_optimizer, to_torch_optimizer
-from .rules import ConversionError
 
 SUFFIXES = (".pt", ".pth", ".safetensors")  # in any case
 _VERSION = 1

@@ -5,8 +5,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from ..configs.errors import ConfigError
 from ..configs.schema import TransformerConfig
-from ..configs.validation import ConfigError
 from .dropout import DropoutKey
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..configs.decoding import DecodingConfig, Ended
+from ..configs.errors import ConfigError
 from ..configs.schema import TransformerConfig
-from ..configs.validation import ConfigError
 
 
 class Decoded(NamedTuple):

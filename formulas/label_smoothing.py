@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..configs.validation import ConfigError
+from ..configs.errors import ConfigError
 
 
 class Target(NamedTuple):

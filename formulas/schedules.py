@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..configs.errors import ConfigError
 from ..configs.training import TrainingConfig
-from ..configs.validation import ConfigError
 
 
 def warm_up(n: Any, config: TrainingConfig, numbers: Any) -> Any:

@@ -9,8 +9,8 @@ from torch import nn
 
 from .. import flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig
+from ..configs.errors import ConfigError
 from ..configs.schema import TransformerConfig
-from ..configs.validation import ConfigError
 from ..formulas.decoding import Decoded
 from ..published.registry import ORACLES, RECIPES, as_decoded
 from .decoding import ROUNDING

@@ -2,8 +2,8 @@
 
 from importlib import import_module
 
+from ..configs.errors import ConfigError
 from ..configs.run import RunConfig
-from ..configs.validation import ConfigError
 from ..published.registry import SYSTEMS, recipe
 
 _OWN = ("multi30k_de_en", "multi30k_en_de", "scan")

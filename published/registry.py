@@ -7,9 +7,9 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from ..configs.decoding import DecodingConfig
+from ..configs.errors import ConfigError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
-from ..configs.validation import ConfigError
 from .recipe import Recipe
 
 if TYPE_CHECKING:

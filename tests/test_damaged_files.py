@@ -9,9 +9,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from twinax import convert
 from twinax.convert import Checkpoint
 from twinax.parity.functions import random_arrays
-from twinax.train import portable
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 
@@ -21,7 +21,7 @@ def whole(tmp_path_factory):
     """The stored checkpoint in both kinds of file."""
     folder = tmp_path_factory.mktemp("whole")
     for name in ("x.pt", "x.safetensors"):
-        portable.write(portable.read(STORED), folder / name)
+        convert.save(convert.load(STORED), folder / name)
     return folder
 
 
@@ -109,8 +109,8 @@ def here(whole, tmp_path, monkeypatch):
     model = torch.load("x.pt", weights_only=True)["model"]
     edit_torch("part.pt", model={n: t for n, t in model.items() if n != "output.bias"})
     edit_torch("adam.pt", optimizer={"state": {}, "param_groups": [{"params": [0]}]})
-    config = portable.read(STORED).config.replace(d_ff=8)
-    portable.write(Checkpoint(config, random_arrays(config, 0)), Path("small.pt"))
+    config = convert.load(STORED).config.replace(d_ff=8)
+    convert.save(Checkpoint(config, random_arrays(config, 0)), Path("small.pt"))
     torch.save(model, "bare.pt")
     torch.save({}, "none.pt")
     whole = torch.load("x.pt", weights_only=True)
@@ -121,7 +121,7 @@ def here(whole, tmp_path, monkeypatch):
     torch.save(whole | {"files": {"../evil": b"x"}}, "evil.pt")
     torch.save(whole | {"source": {"layout": "bart", "documents": {"../evil": {}}}}, "page.pt")
     safetensors.torch.save_file(model, "deep.safetensors", metadata={"twinax": "[" * 100_000})
-    portable.write(replace(portable.read(STORED), training=None), Path("weights"))
+    convert.save(replace(convert.load(STORED), training=None), Path("weights"))
     config_file = Path("weights/run/model.json")
     Path("config.json").write_text(config_file.read_text())
     config_file.write_text(config_file.read_text().replace('"d_ff": 16', '"d_ff": 8'))

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.errors import DataError
 from twinax.configs.run import RunConfig
 from twinax.train.buckets import Bucket, choose_buckets
-from twinax.train.corpus import DataError
 from twinax.train.dataset import Batches, Sides, encode_pairs, pad_rows
 from twinax.train.prepare import Tokenizers, prepare, with_tokenizers
 from twinax.train.tokenization import train_tokenizer

@@ -9,11 +9,11 @@ import torch
 
 from twinax import convert
 from twinax.configs.data import TokenizerConfig
+from twinax.configs.errors import DataError
 from twinax.parity.conversion import random_model
 from twinax.parity.coverage import Coverage
 from twinax.parity.harness import Report
 from twinax.parity.ladder import Ladder
-from twinax.train.corpus import DataError
 from twinax.train.prepare import Tokenizers
 from twinax.train.pretrained import load_for_model
 from twinax.train.translator import load

@@ -20,14 +20,13 @@ from transformers import PreTrainedTokenizerFast
 
 from twinax import TransformerConfig, convert, flax_transformer
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.errors import CheckpointError, DataError, RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.train import loop, portable
-from twinax.train.checkpoints import CheckpointError, folder_of, read_checkpoint, read_run
-from twinax.train.corpus import DataError
+from twinax.train import loop
+from twinax.train.checkpoints import folder_of, read_checkpoint, read_run
 from twinax.train.loop import train
 from twinax.train.metrics import read_metrics
-from twinax.train.run_directory import RunError
 
 MODEL = TransformerConfig.preset(
     "small", d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, max_length=16
@@ -206,10 +205,10 @@ def test_a_run_goes_on_from_what_was_a_file_of_pytorch(finished, tmp_path):
     again = shutil.copytree(directory, tmp_path / "r")
     shutil.rmtree(again / "averaged")
     shutil.rmtree(again / "checkpoints" / "8")
-    portable.write(portable.read(again / "checkpoints" / "4"), tmp_path / "a.pt")
-    portable.write(portable.read(tmp_path / "a.pt"), tmp_path / "a.safetensors")
+    convert.save(convert.load(again / "checkpoints" / "4"), tmp_path / "a.pt")
+    convert.save(convert.load(tmp_path / "a.pt"), tmp_path / "a.safetensors")
     shutil.rmtree(again / "checkpoints" / "4")
-    portable.write(portable.read(tmp_path / "a.safetensors"), again / "checkpoints" / "4")
+    convert.save(convert.load(tmp_path / "a.safetensors"), again / "checkpoints" / "4")
     assert train(run, again, QUIET).update == 8
     assert_equal(arrays(again / "checkpoints" / "8"), arrays(directory / "checkpoints" / "8"))
 

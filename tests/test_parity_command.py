@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twinax import TransformerConfig
+from twinax import TransformerConfig, convert
 from twinax.convert import Checkpoint
 from twinax.parity import ladder
 from twinax.parity.decoding import random_family
 from twinax.parity.functions import random_arrays
 from twinax.parity.sentences import draw_from
 from twinax.parity.translations import show_translations
-from twinax.train import portable
 from twinax.train.translator import load
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
@@ -28,14 +27,14 @@ def here(tmp_path, monkeypatch):
     Path("src").write_text("\n".join([*LETTERS, "", LETTERS[0]]) + "\n")
     Path("tgt").write_text("\n".join([*LETTERS, "", LETTERS[0]]).upper() + "\n")
     Path("few").write_text("a b\nc\n")  # in float64 alone, which is quick
-    portable.write(portable.read(STORED), Path("same.pt"))
+    convert.save(convert.load(STORED), Path("same.pt"))
 
 
 def test_two_forms_of_a_checkpoint_are_equal_on_text(command, here):
     config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)
-    checkpoint = Checkpoint(config, random_arrays(config, 0), files=portable.read(STORED).files)
-    portable.write(checkpoint, Path("a.pt"))
-    portable.write(checkpoint, Path("b"))
+    checkpoint = Checkpoint(config, random_arrays(config, 0), files=convert.load(STORED).files)
+    convert.save(checkpoint, Path("a.pt"))
+    convert.save(checkpoint, Path("b"))
     code, out, _ = command("parity", "a.pt", "b", "--src", "src", "--tgt", "tgt", "--json", "p.json")
     found = json.loads(Path("p.json").read_text())
     assert (code, found["equal"], found["differences"]) == (0, True, {}), out
@@ -45,10 +44,10 @@ def test_two_forms_of_a_checkpoint_are_equal_on_text(command, here):
 
 
 def test_a_weight_that_differs_is_found(command, here):
-    checkpoint = portable.read(STORED)
+    checkpoint = convert.load(STORED)
     name = "decoder.layers.0.feed_forward.inner_proj.kernel"
     other = {name: np.nextafter(checkpoint.arrays[name], np.float32(9))}
-    portable.write(replace(checkpoint, arrays={**checkpoint.arrays, **other}, training=None), Path("other.safetensors"))
+    convert.save(replace(checkpoint, arrays={**checkpoint.arrays, **other}, training=None), Path("other.safetensors"))
     code, out, _ = command("parity", "same.pt", "other.safetensors", "--src", "few", "--json", "p.json")
     found = json.loads(Path("p.json").read_text())
     assert (code, found["equal"]) == (1, False)
@@ -58,9 +57,9 @@ def test_a_weight_that_differs_is_found(command, here):
 
 
 def test_other_settings_of_equal_shapes_are_found(command, here):
-    checkpoint = portable.read(STORED)
+    checkpoint = convert.load(STORED)
     config = checkpoint.config.replace(activation="gelu")
-    portable.write(Checkpoint(config, checkpoint.arrays), Path("gelu.pt"))
+    convert.save(Checkpoint(config, checkpoint.arrays), Path("gelu.pt"))
     code, out, _ = command("parity", "same.pt", "gelu.pt", "--src", "few")
     assert (code, "DIFFERENT" in out) == (1, True)
     assert "begins at encoder.layers.0.feed_forward" in out
@@ -75,7 +74,7 @@ def test_few_sentences_decide_in_float64_alone(command, here):
 
 
 def test_batches_of_sentences():
-    config = portable.read(STORED).config.replace(max_length=20)
+    config = convert.load(STORED).config.replace(max_length=20)
     sources = [[5 + i % 9] * (1 + i % 25) + [2] for i in range(30)]
     targets = [[6, *s[:-1]] for s in sources]
     draw = draw_from([*sources, sources[0]], [*targets, targets[0]], config)
@@ -109,7 +108,7 @@ def test_translations_are_compared_token_for_token(command, here):
 
 
 def test_translations_that_differ_are_named_by_their_line(here, capsys):
-    checkpoint = portable.read(STORED)
+    checkpoint = convert.load(STORED)
     swapped = checkpoint.arrays["src_embedding.embedding"].copy()
     a, b = load(STORED).tokenizers.tgt.encode(["A B"])[0]
     swapped[[a, b]] = swapped[[b, a]]
@@ -127,7 +126,7 @@ def test_translations_that_differ_are_named_by_their_line(here, capsys):
 def test_translations_of_a_directory_have_transformers_for_a_third(command, here):
     """Of a random Marian, with the tokenizer of another model: its ids are ids."""
     random_family("Marian", Path("marian"))
-    for name, content in portable.read(STORED).files.items():
+    for name, content in convert.load(STORED).files.items():
         Path("marian", Path(name).name).write_bytes(content)
     code, out, _ = command("parity", "marian", "--src", "few", "--translations", "--json", "p.json")
     found = json.loads(Path("p.json").read_text())

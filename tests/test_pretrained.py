@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from twinax.configs import ConfigError
 from twinax.configs.data import TokenizerConfig
-from twinax.train.corpus import DataError
+from twinax.configs.errors import DataError
 from twinax.train.pretrained import load_tokenizer
 from twinax.train.tokenization import train_tokenizer
 

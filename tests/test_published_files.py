@@ -15,7 +15,6 @@ from twinax.published.d2l_note import module as d2l_note
 from twinax.published.jadore801120 import module as jadore801120
 from twinax.published.leftover import module as leftover
 from twinax.published.lucky_glass import module as lucky_glass
-from twinax.train import portable
 
 IDS = ("pad_id=1", "bos_id=2", "eos_id=3")
 OPEN = {  # what the tensors leave open, by the description of each system's state dict
@@ -48,8 +47,8 @@ def test_what_a_file_leaves_open_is_named(name, tmp_path):
     checkpoint = convert.load(save(name, tmp_path / "theirs.pt"))
     assert checkpoint.assumed == OPEN[name]
     for form in ("ours.pt", "ours.safetensors", "ours"):
-        portable.write(checkpoint, tmp_path / form)
-        assert portable.read(tmp_path / form).assumed == OPEN[name]
+        convert.save(checkpoint, tmp_path / form)
+        assert convert.load(tmp_path / form).assumed == OPEN[name]
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -7,8 +7,8 @@ import types
 import pytest
 
 from twinax.configs.data import CorpusConfig
+from twinax.configs.errors import DataError
 from twinax.configs.run import LoopConfig, RunConfig
-from twinax.train.corpus import DataError
 from twinax.train.metrics import MetricsLog
 from twinax.train.swanlab_log import SwanLabLog
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from twinax.configs import ConfigError
 from twinax.configs.data import ROLES, TokenizerConfig
-from twinax.train.corpus import DataError
+from twinax.configs.errors import DataError
 from twinax.train.pretrained import load_tokenizer
 from twinax.train.tokenization import FILE, SETTINGS, Tokenizer, train_tokenizer, train_tokenizers
 

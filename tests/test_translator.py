@@ -11,9 +11,8 @@ from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
 
 import twinax
 from twinax.configs.decoding import DecodingConfig
+from twinax.configs.errors import CheckpointError, DataError
 from twinax.flax_transformer.decode import generate
-from twinax.train.checkpoints import CheckpointError
-from twinax.train.corpus import DataError
 from twinax.train.scores import corpus_scores
 
 MODEL = Path(__file__).parent / "checkpoints" / "v1"

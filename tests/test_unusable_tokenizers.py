@@ -9,7 +9,7 @@ import pytest
 import twinax
 from twinax import convert, torch_reference
 from twinax.configs.data import TokenizerConfig
-from twinax.train.corpus import DataError
+from twinax.configs.errors import DataError
 from twinax.train.prepare import Tokenizers
 from twinax.train.pretrained import load_for_model
 

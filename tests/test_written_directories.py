@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from twinax import convert, torch_reference
-from twinax.convert import new_files
+from twinax.convert import atomic_io as new_files
 from twinax.convert.checkpoint import Checkpoint
 from twinax.convert.hugging_face import family
 from twinax.convert.layouts.hugging_face_settings import DEFAULTS

@@ -19,10 +19,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
+from ..configs.errors import CheckpointError, ConfigError, DataError
 from ..configs.run import RunConfig
-from ..configs.validation import ConfigError
 from ..flax_transformer.model import Transformer
-from .corpus import DataError
 from .metrics import best_update, read_metrics, validations
 from .prepare import Tokenizers
 from .step import TrainState, init_state
@@ -31,10 +30,6 @@ CONFIG = "config.json"
 CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
 WEIGHTS = "weights"  # in a checkpoint of weights alone, which no run writes, where others have `state`
 _DELETED = "deleted"  # a checkpoint is renamed into it before its files go, so that none is listed in part
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the text says which and why."""
 
 
 class _FilesHandler(ocp.CheckpointHandler):

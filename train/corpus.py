@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.data import CorpusConfig
+from ..configs.errors import DataError
 
 Pairs = Iterator[tuple[str, str]]
 
 # What `datasets` reads from single files, by their ending.
 _BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-
-
-class DataError(ValueError):
-    """Data cannot be used; the text says which file, where in it, and what to do."""
 
 
 def read_pairs(config: CorpusConfig) -> Pairs:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..configs.errors import DataError
 from .buckets import Bucket, Plan, count_batches, plan_epoch
-from .corpus import DataError
 from .tokenization import Tokenizer
 
 _CHUNK = 10_000  # pairs that are encoded at once

@@ -8,13 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..configs.data import TokenizerConfig
+from ..configs.errors import CheckpointError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..convert.file_layouts import describe_assumed
+from ..convert.formats import load, load_config
 from ..convert.port import flax_specs
 from ..flax_transformer.model import Transformer
-from .checkpoints import CONFIG, CheckpointError, folder_of, is_run_or_checkpoint, read_run
-from .portable import read, read_config
+from .checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run
 from .prepare import FROM_TOKENIZERS, Tokenizers
 from .tokenization import FILE
 
@@ -62,7 +63,7 @@ def read_initial(run: RunConfig) -> Initial | None:
 
 
 def _read(path: Path, run: RunConfig) -> Initial:
-    checkpoint = read(_existing(path))
+    checkpoint = load(_existing(path))
     tokenizers = Tokenizers.of_files(checkpoint.files, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:
         raise CheckpointError(f"{path}: has no {FILE}; name its tokenizer by the setting load of tokenizer")
@@ -79,7 +80,7 @@ def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:
     if is_run_or_checkpoint(path) and (folder_of(path) / "run" / CONFIG).is_file():
         run = read_run(folder_of(path) / "run")
         return run.model, run.tokenizer
-    return read_config(_existing(path)), TokenizerConfig()
+    return load_config(_existing(path)), TokenizerConfig()
 
 
 def _existing(path: Path) -> Path:

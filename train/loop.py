@@ -20,11 +20,12 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rich.console import Console
 
+from ..configs.errors import CheckpointError, RunError
 from ..configs.run import RunConfig
 from ..configs.training import check_trainable
 from ..flax_transformer.model import Transformer
 from .buckets import Bucket
-from .checkpoints import AVERAGED, CHECKPOINTS, CheckpointError, Checkpoints, average
+from .checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, average
 from .compilation_cache import use_compilation_cache
 from .dataset import Padded
 from .evaluate import Validation
@@ -33,7 +34,7 @@ from .initial import Initial, read_initial
 from .metrics import PLOT, MetricsLog, best_update, plot_losses
 from .prepare import Prepared
 from .progress import TrainingProgress
-from .run_directory import RunError, locked, prepare_in
+from .run_directory import locked, prepare_in
 from .signals import StopSignals
 from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
 from .swanlab_log import SwanLabLog, check_swanlab

@@ -13,18 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from ..configs.errors import CheckpointError, DataError, RunError
 from ..configs.run import RunConfig, differences
 from .buckets import Bucket
-from .checkpoints import CONFIG, CheckpointError, read_run
-from .corpus import DataError
+from .checkpoints import CONFIG, read_run
 from .initial import Initial
 from .prepare import Prepared, Tokenizers, prepare
 
 _DATA, _LOCK = "data.json", "lock"
-
-
-class RunError(ValueError):
-    """A run cannot begin or go on in its directory; the text says why and what to do."""
 
 
 @contextmanager

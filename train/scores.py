@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .corpus import DataError
+from ..configs.errors import DataError
 
 
 class Score(NamedTuple):

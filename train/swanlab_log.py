@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .corpus import DataError
+from ..configs.errors import DataError
 
 _ID = "swanlab_id"  # file of a run directory: a run that goes on goes on with its experiment
 

@@ -13,7 +13,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as FastTokenizer
 
 from ..configs.data import ROLES, TokenizerConfig
-from .corpus import DataError
+from ..configs.errors import DataError
 from .words import check_language, split_words
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"

@@ -12,15 +12,14 @@ import numpy as np
 
 from ..configs.data import TokenizerConfig
 from ..configs.decoding import DecodingConfig
+from ..configs.errors import CheckpointError, DataError
 from ..convert.checkpoint import Checkpoint
+from ..convert.formats import load as load_checkpoint
 from ..convert.hugging_face import family
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
-from .checkpoints import CheckpointError
-from .corpus import DataError
-from .portable import read
 from .prepare import Tokenizers
 from .tokenization import FILE, Tokenizer
 
@@ -263,7 +262,7 @@ def load(path: str | PathLike[str]) -> Translator:
     Raises:
         CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
     """
-    return Translator(read(Path(path)), str(path))
+    return Translator(load_checkpoint(path), str(path))
 
 
 def _pad(sentences: Sequence[list[int]], pad_id: int) -> np.ndarray:

@@ -10,10 +10,10 @@ from rich.console import Console
 from twinax.audit import AuditError, audit_config
 from twinax.configs import TransformerConfig
 from twinax.configs.training import TrainingConfig
+from twinax.convert import load
 from twinax.convert.files import read_json
 from twinax.presets.models import PRESETS
 from twinax.published.registry import SYSTEMS
-from twinax.train.portable import read
 from twinax.train.progress import counted
 
 from .usage import UsageError, check_folder, report_assumed
@@ -70,7 +70,7 @@ def _find(model: str) -> _Model:
     if Path(model).is_file() and Path(model).suffix == ".json":
         values = read_json(Path(model))
         return _Model(TransformerConfig.from_dict(values.get("model", values)))  # a run's has the model's in it
-    checkpoint = read(Path(model))
+    checkpoint = load(model)
     report_assumed(model, checkpoint)
     training = checkpoint.training.run.training if checkpoint.training is not None else None
     return _Model(checkpoint.config, training, checkpoint.arrays)

@@ -13,22 +13,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from twinax import convert
 from twinax.configs import TransformerConfig
 from twinax.configs.data import TokenizerConfig
-from twinax.configs.validation import ConfigError
+from twinax.configs.errors import CheckpointError, ConfigError, ConversionError, DataError
 from twinax.convert import Checkpoint, checksum
+from twinax.convert.atomic_io import check_new
 from twinax.convert.checkpoint import MOMENTS
 from twinax.convert.file_layouts import PUBLISHED, file_layouts, is_file_layout, is_published, system_of
 from twinax.convert.files import read_json
+from twinax.convert.formats import describe
 from twinax.convert.hugging_face import LAYOUTS
-from twinax.convert.new_files import check_new
 from twinax.convert.port import flax_specs
-from twinax.convert.rules import ConversionError
 from twinax.convert.single_file import Parts, read_parts
 from twinax.published.registry import RECIPES
-from twinax.train import portable
-from twinax.train.checkpoints import CheckpointError, is_run_or_checkpoint
-from twinax.train.corpus import DataError
+from twinax.train.checkpoints import is_run_or_checkpoint
 from twinax.train.prepare import Tokenizers, check_fits
 from twinax.train.pretrained import load_for_model
 from twinax.train.tokenization import FILE
@@ -61,7 +60,7 @@ def convert_checkpoint(
         raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*file_layouts(), *LAYOUTS))}")
     check_new(dst)
     model, other = (None, None) if config is None else _config(config)
-    checkpoint = portable.read(src, model)
+    checkpoint = convert.load(src, model)
     if other is not None:  # its config, and with it what was assumed of that
         checkpoint = replace(checkpoint, assumed=other.assumed)
     checkpoint, given = replace(checkpoint, files=checkpoint.files or (other.files if other else {})), {}
@@ -73,11 +72,11 @@ def convert_checkpoint(
         raise UsageError(f"--languages {' '.join(languages)}: needs --tokenizer, the vocabularies of both sides")
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
-    portable.write(checkpoint, dst, layout)
-    back = portable.read(dst)
+    convert.save(checkpoint, dst, layout=layout)
+    back = convert.load(dst)
     table = Table("", "", show_header=False, title=escape(f"{src} → {dst}"), title_justify="left")
-    table.add_row("read", escape(portable.form_of(src)))
-    table.add_row("written", f"{portable.form_of(dst)}, layout {layout}")
+    table.add_row("read", escape(describe(src)))
+    table.add_row("written", f"{describe(dst)}, layout {layout}")
     ours, theirs = (replace(side, training=None).tensors for side in (checkpoint, back))
     different = sorted(name for name in {*ours, *theirs} if _bytes(ours.get(name)) != _bytes(theirs.get(name)))
     computes = layout in LAYOUTS or (layout in PUBLISHED and PUBLISHED[layout].tables(checkpoint.config))
@@ -112,11 +111,11 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
         layout, (checkpoint, holds) = parts.layout, _known(parts)
         arrays = parts.found["model"] if checkpoint is None else checkpoint.tensors
     else:
-        checkpoint, holds = portable.read(path), None
+        checkpoint, holds = convert.load(path), None
         layout, arrays = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout, checkpoint.tensors
     if checkpoint is not None:
         report_assumed(str(path), checkpoint)
-    found: dict[str, Any] = {"form": portable.form_of(path), "layout": layout}
+    found: dict[str, Any] = {"form": describe(path), "layout": layout}
     found |= ({"holds": holds} if holds else {}) | (_describe(checkpoint) if checkpoint else {})
     found["arrays"] = dict(Counter(str(array.dtype) for array in arrays.values()))
     wanted = arrays if tensors or json_file else {}
@@ -193,7 +192,7 @@ def _config(path: str) -> tuple[TransformerConfig | str, Checkpoint | None]:
     if path.partition(":")[0] in PUBLISHED:
         return path, None
     if Path(path).suffix != ".json":
-        checkpoint = portable.read(Path(path))
+        checkpoint = convert.load(Path(path))
         return checkpoint.config, checkpoint
     if not Path(path).is_file():
         raise UsageError(f"--config {path}: there is no such file")

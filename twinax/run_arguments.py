@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import tyro
 
 from twinax.configs.data import CorpusConfig, TokenizerConfig
+from twinax.configs.errors import ConfigError
 from twinax.configs.run import RunConfig, differences
-from twinax.configs.validation import ConfigError
 from twinax.presets.runs import RUN_NAMES, RUNS, run_preset
 from twinax.train.words import has_spacy
 
@@ -85,7 +85,8 @@ def _value(given: Sequence[str], flag: str) -> str | None:
 def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> RunConfig | None:
     """What the flags change: the run of that name or directory; None: the defaults."""
     if directory is not None:
-        from twinax.train.checkpoints import CheckpointError, read_run
+        from twinax.configs.errors import CheckpointError
+        from twinax.train.checkpoints import read_run
 
         try:
             base = read_run(directory)

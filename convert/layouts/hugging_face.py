@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ...configs.errors import ConfigError, ConversionError
 from ...configs.schema import TransformerConfig
-from ...configs.validation import ConfigError
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import LEAVES, flax_specs
-from ..rules import ConversionError, Rule, Transform, target_specs, translate
+from ..rules import Rule, Transform, target_specs, translate
 from .hugging_face_settings import (
     ALIASES,
     CONSTANTS,

@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
+from ...configs.errors import ConversionError
 from ...configs.schema import TransformerConfig
-from ..rules import ConversionError
 from .hugging_face import FINAL_NORMS, LAYERS, Family
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ...configs.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import flax_specs
-from ..rules import IDENTITY, TRANSPOSE, ConversionError, Rule, Transform, target_specs, translate
+from ..rules import IDENTITY, TRANSPOSE, Rule, Transform, target_specs, translate
 from .hugging_face import canonical
 
 Named = Mapping[str, np.ndarray]

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ...configs.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ..arrays import from_torch, to_torch_tensor
 from ..port import flax_specs
-from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, ConversionError, Rule, Spec, Transform, target_specs, translate
+from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, Rule, Spec, Transform, target_specs, translate
 from .hugging_face import canonical
 
 _QKV = ("q_proj", "k_proj", "v_proj")

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from ...configs.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...convert.layouts.published import IDS, Named, PublishedLayout, attention, count, embedding, linear, norm, table
-from ...convert.rules import TRANSPOSE, ConversionError, Rule
+from ...convert.rules import TRANSPOSE, Rule
 
 _SRC, _TGT, _OUTPUT = "encoder.src_word_emb.weight", "decoder.trg_word_emb.weight", "trg_word_prj.weight"
 

@@ -23,13 +23,13 @@ from twinax import TransformerConfig, convert
 from twinax.configs.data import CorpusConfig
 from twinax.configs.run import RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.convert import Checkpoint, new_files
+from twinax.convert import Checkpoint
+from twinax.convert import atomic_io as new_files
 from twinax.convert.checkpoint import Training
 from twinax.convert.port import flax_specs
 from twinax.parity.conversion import VARIANTS, changes, random_model
 from twinax.parity.functions import random_arrays
 from twinax.torch_reference.optimizers import make_optimizer
-from twinax.train import portable
 from twinax.train.checkpoints import read_checkpoint
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
@@ -85,8 +85,8 @@ def test_any_way_through_the_forms_gives_the_same_bytes(
     first = Checkpoint(config, random_arrays(config, seed), files=kept, training=training)
     found = first
     for i, form in enumerate(forms):
-        portable.write(found, folder / f"{i}{form}")
-        found = portable.read(folder / f"{i}{form}")
+        convert.save(found, folder / f"{i}{form}")
+        found = convert.load(folder / f"{i}{form}")
     assert same(found, first)
     assert (found.config, found.files) == (first.config, first.files)
     if training is not None:
@@ -103,9 +103,9 @@ def test_a_hugging_face_directory_comes_back_through_every_form(name, tmp_path):
     (tmp_path / "hf" / "notes.txt").write_text("not ours")
     place = tmp_path / "hf"
     for form in FORMS:
-        portable.write(portable.read(place), tmp_path / form)
+        convert.save(convert.load(place), tmp_path / form)
         place = tmp_path / form
-    portable.write(portable.read(place), tmp_path / "back", layout)
+    convert.save(convert.load(place), tmp_path / "back", layout=layout)
     assert changes(tmp_path / "hf", tmp_path / "back") == []
     assert (tmp_path / "back" / "source.spm").read_bytes() == b"\x00\xff"
     assert not (tmp_path / "back" / "notes.txt").exists()
@@ -116,9 +116,9 @@ def stored(tmp_path_factory):
     """The stored checkpoint in every form."""
     folder = tmp_path_factory.mktemp("stored")
     for form in FORMS:
-        portable.write(portable.read(STORED), folder / form)
-    portable.write(portable.read(STORED), folder / "nn.pt", "torch_nn")
-    portable.write(portable.read(STORED), folder / "nn.safetensors", "torch_nn")
+        convert.save(convert.load(STORED), folder / form)
+    convert.save(convert.load(STORED), folder / "nn.pt", layout="torch_nn")
+    convert.save(convert.load(STORED), folder / "nn.safetensors", layout="torch_nn")
     return folder
 
 
@@ -151,7 +151,7 @@ def test_pytorch_reads_the_torch_file_alone(stored):
 def test_safetensors_reads_the_other_file_alone(stored):
     tensors = safetensors.torch.load_file(stored / "x.safetensors")
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
-    model = twinax.torch_reference.Transformer(portable.read(STORED).config)
+    model = twinax.torch_reference.Transformer(convert.load(STORED).config)
     model.load_state_dict(weights)
     assert len(tensors) - len(weights) == 2 * len(list(model.parameters()))
 
@@ -159,7 +159,7 @@ def test_safetensors_reads_the_other_file_alone(stored):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 def test_torch_nn_transformer_reads_its_part(stored):
     """And computes the same: its encoder of ours, with our embeddings."""
-    checkpoint = portable.read(STORED)
+    checkpoint = convert.load(STORED)
     config, twin = checkpoint.config, checkpoint.to_torch().eval()
     sizes = (config.num_encoder_layers, config.num_decoder_layers, config.d_ff)
     module = nn.Transformer(config.d_model, config.num_heads, *sizes, norm_first=True, batch_first=True).eval()
@@ -176,7 +176,7 @@ def test_torch_nn_transformer_reads_its_part(stored):
 
 def test_bare_tensors_need_a_config(command, stored, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = portable.read(STORED).to_torch()
+    model = convert.load(STORED).to_torch()
     torch.save(model.state_dict(), "bare.pt")
     torch.save({"epoch": 3, "model_state_dict": model.state_dict()}, "wrapped.pth")
     nn_tensors = safetensors.torch.load_file(stored / "nn.safetensors")
@@ -187,8 +187,8 @@ def test_bare_tensors_need_a_config(command, stored, tmp_path, monkeypatch):
     Path("config.json").write_text(model.config.to_json())
     for name, config in (("bare.pt", "config.json"), ("wrapped.pth", STORED), ("bare.safetensors", stored / "x")):
         assert command("convert", name, f"{name}.pt", "--config", config)[0] == 0
-        assert portable.read(Path(f"{name}.pt")).config == model.config
-        np.testing.assert_equal(dict(portable.read(Path(f"{name}.pt")).arrays), dict(portable.read(STORED).arrays))
+        assert convert.load(Path(f"{name}.pt")).config == model.config
+        np.testing.assert_equal(dict(convert.load(Path(f"{name}.pt")).arrays), dict(convert.load(STORED).arrays))
     code, out, _ = command("inspect", "bare.safetensors")
     assert (code, "torch_nn" in out, "bare tensors, no config" in out) == (0, True, True)
 
@@ -201,19 +201,19 @@ def test_convert_says_what_it_did(command, tmp_path):
     assert "adam after 600 updates: came back equal to the bit" in text
     code, out, _ = command("convert", tmp_path / "a.pt", tmp_path / "b", "--weights-only")
     assert (code, "left out" in out) == (0, False)
-    assert portable.read(tmp_path / "b").training is None
+    assert convert.load(tmp_path / "b").training is None
     code, out, _ = command("convert", STORED, tmp_path / "c.pt", "--layout", "torch_nn")
     assert (code, "left out, with the run and its 600 updates" in " ".join(out.split())) == (0, True)
 
 
 def test_convert_sees_what_came_back_different(command, tmp_path, monkeypatch):
-    right = portable.write
+    right = convert.save
 
     def wrong(checkpoint, path, layout):
         arrays = {name: a.T if name.endswith("q_proj.kernel") else a for name, a in checkpoint.arrays.items()}
         right(replace(checkpoint, arrays=arrays), path, layout)
 
-    monkeypatch.setattr(portable, "write", wrong)
+    monkeypatch.setattr(convert, "save", wrong)
     code, out, _ = command("convert", STORED, tmp_path / "a.pt")
     assert (code, "came back DIFFERENT, as decoder.layers.0.cross_attention.q_proj.kernel" in _flat(out)) == (1, True)
 
@@ -254,7 +254,7 @@ cli.main()
 
 
 def test_nothing_is_replaced_by_one_who_comes_second(tmp_path, monkeypatch):
-    checkpoint, sync = portable.read(STORED), new_files._sync
+    checkpoint, sync = convert.load(STORED), new_files._sync
 
     def other(path):
         (tmp_path / "x.pt").write_text("theirs")
@@ -262,14 +262,14 @@ def test_nothing_is_replaced_by_one_who_comes_second(tmp_path, monkeypatch):
 
     monkeypatch.setattr(new_files, "_sync", other)
     with pytest.raises(convert.ConversionError, match=r"x\.pt: exists; give another name"):
-        portable.write(checkpoint, tmp_path / "x.pt")
+        convert.save(checkpoint, tmp_path / "x.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]
     assert (tmp_path / "x.pt").read_text() == "theirs"
 
 
 def test_what_pytorch_trained_on_comes_back(stored, tmp_path):
     found = torch.load(stored / "x.pt", weights_only=True)
-    checkpoint = portable.read(stored / "x.pt")
+    checkpoint = convert.load(stored / "x.pt")
     model, run = checkpoint.to_torch(), checkpoint.training.run
     optimizer = make_optimizer(model, run.training)
     optimizer.load_state_dict(found["optimizer"])
@@ -279,7 +279,7 @@ def test_what_pytorch_trained_on_comes_back(stored, tmp_path):
     torch.save(
         found | {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "update": 601}, tmp_path / "x.pt"
     )
-    portable.write(portable.read(tmp_path / "x.pt"), tmp_path / "x")
+    convert.save(convert.load(tmp_path / "x.pt"), tmp_path / "x")
     back = read_checkpoint(tmp_path / "x")
     assert (int(back.state.update), back.run) == (601, run)
     expected = convert.to_optimizer_state(back.state.optimizer, model, with_rate(make_optimizer(model, run.training)))
@@ -289,18 +289,18 @@ def test_what_pytorch_trained_on_comes_back(stored, tmp_path):
 def test_averaged_weights_have_no_optimizer(command, tmp_path):
     """It is the last update's, whose weights are others. A run may have nothing else."""
     shutil.copytree(STORED, tmp_path / "run" / "averaged" / "600")
-    assert portable.read(tmp_path / "run").training is None
+    assert convert.load(tmp_path / "run").training is None
     code, out, _ = command("convert", tmp_path / "run", tmp_path / "x.pt")
     assert (code, "run, of which averaged/600" in _flat(out), "optimiser none" in _flat(out)) == (0, True, True)
-    assert portable.read(tmp_path / "run" / "averaged" / "600").training is None
+    assert convert.load(tmp_path / "run" / "averaged" / "600").training is None
 
 
 def test_float64_needs_no_switch(tmp_path):
     """Bytes are moved in it, whether or not JAX computes in it."""
     config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1, param_dtype="float64")
     config = config.replace(compute_dtype="float64")
-    files = portable.read(STORED).files
-    portable.write(
+    files = convert.load(STORED).files
+    convert.save(
         Checkpoint(config, random_arrays(config, 0), files=files, training=training_of(config, 0)), tmp_path / "a"
     )
     code = """
@@ -318,27 +318,27 @@ for words in (["convert", "a", "b.pt"], ["convert", "b.pt", "c"], ["inspect", "c
     assert re.findall(r"^\d$", done.stdout, flags=re.MULTILINE) == ["0", "0", "0", "2"]
     assert "or set JAX_ENABLE_X64=1" in done.stderr
     assert "Traceback" not in done.stderr
-    assert same(portable.read(tmp_path / "a"), portable.read(tmp_path / "c"))
+    assert same(convert.load(tmp_path / "a"), convert.load(tmp_path / "c"))
 
 
 def test_names_in_large_letters_are_files(tmp_path):
-    checkpoint = portable.read(STORED)
+    checkpoint = convert.load(STORED)
     for name in ("X.PT", "X.SafeTensors"):
-        portable.write(checkpoint, tmp_path / name)
+        convert.save(checkpoint, tmp_path / name)
         assert (tmp_path / name).is_file()
-        assert same(portable.read(tmp_path / name), checkpoint)
+        assert same(convert.load(tmp_path / name), checkpoint)
 
 
 def test_a_directory_of_theirs_may_have_any_folder(directories, tmp_path):
     shutil.copytree(directories / "Marian", tmp_path / "m")
     (tmp_path / "m" / "weights").mkdir()
-    assert portable.form_of(tmp_path / "m") == "Hugging Face directory"
-    assert portable.read(tmp_path / "m").layout == "marian"
+    assert convert.formats.describe(tmp_path / "m") == "Hugging Face directory"
+    assert convert.load(tmp_path / "m").layout == "marian"
 
 
 def test_a_torch_script_is_refused_without_running(tmp_path, recwarn):
     torch.jit.script(nn.Linear(2, 2)).save(tmp_path / "script.pt")
     recwarn.clear()
     with pytest.raises(convert.ConversionError, match=r"script\.pt: holds more than tensors; none of its code was run"):
-        portable.read(tmp_path / "script.pt")
+        convert.load(tmp_path / "script.pt")
     assert not recwarn

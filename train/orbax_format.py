@@ -1,4 +1,4 @@
-"""Checkpoints of every form as one thing: our runs and checkpoints, which orbax writes, and what `convert` knows."""
+"""Our runs and checkpoints, which orbax writes, as a format of `convert`."""
 
 import json
 from pathlib import Path
@@ -10,30 +10,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 from safetensors.numpy import save_file
 
-from .. import convert
+from ..configs.errors import CheckpointError, ConfigError, ConversionError
 from ..configs.schema import TransformerConfig
-from ..configs.validation import ConfigError
-from ..convert import Checkpoint
 from ..convert.arrays import to_jax_arrays
-from ..convert.checkpoint import FOLDERS, TOKENIZER_FILES, Training
-from ..convert.file_layouts import is_file_layout
+from ..convert.atomic_io import new_directory, write_files
+from ..convert.checkpoint import FOLDERS, TOKENIZER_FILES, Checkpoint, Training
 from ..convert.files import read_json, read_safetensors
-from ..convert.new_files import new_directory, write_files
+from ..convert.formats import Format
 from ..convert.optimizer import find_adam, put_adam
 from ..convert.port import flax_specs
 from ..convert.rules import translate
-from ..convert.single_file import SUFFIXES, has_suffix, is_safetensors
 from ..flax_transformer.reach import without_gradient
-from .checkpoints import (
-    AVERAGED,
-    CONFIG,
-    WEIGHTS,
-    CheckpointError,
-    folder_of,
-    is_run_or_checkpoint,
-    read_run,
-    read_state,
-)
+from .checkpoints import AVERAGED, CONFIG, WEIGHTS, folder_of, is_run_or_checkpoint, read_run, read_state
 from .optimizers import make_optimizer
 from .step import TrainState
 
@@ -41,61 +29,28 @@ _MODEL = "model.json"  # of a checkpoint of weights alone, where others have the
 _SOURCE, _UNUSED = "source.json", "unused.safetensors"  # of what was a Hugging Face directory
 
 
-def read(path: Path, config: TransformerConfig | str | None = None) -> Checkpoint:
-    """The checkpoint at a path: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
-
-    `config` is that of a file which has none; a published system's name, as `convert.load` takes it.
-
-    Raises:
-        CheckpointError, ConversionError: there is no checkpoint, or it cannot be read.
-    """
-    if config is not None and path.is_dir():
-        raise convert.ConversionError(f"{path}: has a config of its own; leave the other one away")
-    if path.is_dir() and not is_run_or_checkpoint(path) and not (path / CONFIG).is_file():
-        within = next((p for p in sorted(path.iterdir()) if is_run_or_checkpoint(p)), None)
-        hint = f"; there is a run in {within}" if within else ""
-        raise CheckpointError(f"{path}: is neither a run, nor a checkpoint, nor a Hugging Face directory{hint}")
-    if not is_run_or_checkpoint(path):
-        return convert.load(path, config)
+def read(path: Path) -> Checkpoint:
+    """The checkpoint of a run, or of its own folder. Raises: CheckpointError where it cannot be read."""
     folder = folder_of(path)
     try:
         with jax.enable_x64(True):  # which moves float64 as it is
             return _read_weights(folder) if (folder / WEIGHTS).is_dir() else _read_training(folder)
-    except convert.ConversionError as error:
+    except ConversionError as error:
         raise CheckpointError(f"{folder}: {error}") from None
 
 
-def read_config(path: Path) -> TransformerConfig:
-    """The config of a checkpoint. Raises: CheckpointError, ConversionError, as `read`."""
-    if is_run_or_checkpoint(path):
-        folder = folder_of(path)
-        return _model_config(folder) if (folder / WEIGHTS).is_dir() else read_run(folder / "run").model
-    return read(path).config
+def _read_config(path: Path) -> TransformerConfig:
+    folder = folder_of(path)
+    return _model_config(folder) if (folder / WEIGHTS).is_dir() else read_run(folder / "run").model
 
 
-def form_of(path: Path) -> str:
-    """What stands at a path that `read` reads, in words."""
-    if is_run_or_checkpoint(path):
-        folder = folder_of(path)
-        kind = "checkpoint of weights" if (folder / WEIGHTS).is_dir() else "checkpoint of a training"
-        return kind if folder == path else f"run, of which {folder.relative_to(path)}"
-    if path.is_dir():
-        return "Hugging Face directory"
-    return "safetensors file" if is_safetensors(path) else "PyTorch file"
+def _describe(path: Path) -> str:
+    folder = folder_of(path)
+    kind = "checkpoint of weights" if (folder / WEIGHTS).is_dir() else "checkpoint of a training"
+    return kind if folder == path else f"run, of which {folder.relative_to(path)}"
 
 
-def write(checkpoint: Checkpoint, path: Path, layout: str = "twinax") -> None:
-    """Writes what `read` reads: where the layout is ours and the path is no file's, a checkpoint as a run has them.
-
-    Raises:
-        ConversionError: the layout has no such model, something is there already, or the disk refuses.
-    """
-    if not is_file_layout(layout) or has_suffix(path):
-        convert.save(checkpoint, path, layout=layout)
-        return
-    if layout != "twinax" or path.suffix[1:].isalpha():
-        what = f"a file of layout {layout}" if layout != "twinax" else "a file, and a directory's name has no ending,"
-        raise convert.ConversionError(f"{path}: {what} needs a name that ends in {', '.join(SUFFIXES)}")
+def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     with new_directory(path) as folder, jax.enable_x64(True):  # which moves float64 as it is
         source: dict[str, Any] = {"layout": checkpoint.layout}
         source |= {"system": checkpoint.system, "assumed": checkpoint.assumed}
@@ -184,3 +139,15 @@ def _train_state(checkpoint: Checkpoint, training: Training) -> TrainState:
 
 def _to_numpy(arrays: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in arrays.items()}
+
+
+FORMATS = {
+    "run": Format(
+        recognises=is_run_or_checkpoint,
+        describe=_describe,
+        read=read,
+        read_config=_read_config,
+        accepts=lambda path, layout: layout == "twinax" and not path.suffix[1:].isalpha(),
+        write=_write,
+    )
+}

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from ..configs.errors import ConversionError
 from .files import WEIGHTS
-from .rules import ConversionError
 
 
 def write_directory(

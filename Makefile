@@ -53,7 +53,7 @@ benchmark-dropout: install
 
 # What keeping freed memory gains in a train step on a CPU. About six minutes.
 benchmark-memory: install
-	$(BIN)/python -m benchmarks.freed_memory
+	$(BIN)/python -m benchmarks.malloc
 
 # Multi30k both ways, with seeds, fine-tuned, scored and proven, into docs/results.md: make multi30k DATA=FOLDER. Hours.
 multi30k: install

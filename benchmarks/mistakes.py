@@ -18,7 +18,7 @@ from benchmarks.pages import marks, write_between, write_table
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.published.registry import RECIPES, SYSTEMS, recipe
-from twinax.train.metrics import read_metrics, validations
+from twinax.train.tracking.metrics import read_metrics, validations
 
 PAGE, OUT, PICTURE = Path("docs/published_systems.md"), Path("runs/mistakes"), "mistakes.png"
 TOKENS, UPDATES, POINTS, WARM_UP, PEAK = 1024, 2000, 10, 400, 1e-3
@@ -144,7 +144,7 @@ def measure(variant: Variant, folder: Path, updates: int) -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    from twinax.train.corpus import read_lines
+    from twinax.train.data.corpus import read_lines
 
     return list(read_lines(str(path)))
 

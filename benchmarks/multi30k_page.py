@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 import twinax
 from benchmarks.pages import write_between, write_table
 from twinax.attention_plot import attention_plot
-from twinax.train.corpus import read_lines
-from twinax.train.metrics import best_update, read_metrics, validations
+from twinax.train.data.corpus import read_lines
+from twinax.train.tracking.metrics import best_update, read_metrics, validations
 
 PAGE = Path("docs/results.md")
 PARTS = ("multi30k", "multi30k-signatures", "multi30k-proof", "multi30k-translations", "multi30k-pictures")

@@ -86,6 +86,16 @@ def new_file(path: Path) -> Iterator[Path]:
         _sync(path.resolve().parent)
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Puts a text in place of a file, as a whole and on the disk."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
 def check_new(path: Path) -> None:
     """Raises: ConversionError where something is there that would be overwritten."""
     try:

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 
 from ..configs import registry
-from ..configs.errors import CheckpointError, ConversionError
+from ..configs.errors import ConversionError
 from ..configs.schema import TransformerConfig
 from .checkpoint import CONFIG, Checkpoint
 from .file_layouts import file_layouts, is_file_layout
@@ -122,7 +122,7 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
 
 
 def _format_of(path: Path) -> Format:
-    """Raises: CheckpointError, ConversionError where nothing that `load` reads stands at the path."""
+    """Raises: ConversionError where nothing that `load` reads stands at the path."""
     found = next((form for form in formats() if form.recognises(path)), None)
     if found is not None:
         return found
@@ -130,5 +130,5 @@ def _format_of(path: Path) -> Format:
         raise ConversionError(f"{path}: there is no such file or directory")
     runs = registry.CHECKPOINT_FORMATS.values()
     within = next((p for p in sorted(path.iterdir()) if any(form.recognises(p) for form in runs)), None)
-    hint = f"; there is a run in {within}" if within else ""
-    raise CheckpointError(f"{path}: is neither a run, nor a checkpoint, nor a Hugging Face directory{hint}")
+    hint = f"there is a run in {within}" if within else f"it has no {CONFIG}"
+    raise ConversionError(f"{path}: is neither a run, nor a checkpoint, nor a Hugging Face directory; {hint}")

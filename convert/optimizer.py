@@ -14,7 +14,7 @@ import optax
 
 from ..configs.errors import ConversionError
 from ..configs.run import RunConfig
-from ..flax_transformer.reach import without_gradient
+from ..flax_transformer.unused_parameters import without_gradient
 from ..formulas.schedules import learning_rate
 from .arrays import to_jax_arrays
 from .checkpoint import MOMENTS, Training

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..train.progress import counted
+from ..train.tracking.progress import counted
 from .ladder import POOLED, RATIO_BOUND, Ladder, climb
 
 

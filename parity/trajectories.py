@@ -17,7 +17,7 @@ import torch
 from .. import convert, flax_transformer
 from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
-from ..flax_transformer.reach import without_gradient
+from ..flax_transformer.unused_parameters import without_gradient
 from ..torch_reference import step as torch_step
 from ..torch_reference.model import Transformer
 from ..torch_reference.optimizers import make_optimizer

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from .. import flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig
-from ..train.progress import counted
+from ..train.tracking.progress import counted
 from .decoding import ROUNDING, compare_decoded, transformers_generate
 
 BEAM_SIZES = (1, 5)

@@ -12,6 +12,8 @@ import transformers
 from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeExperts
 from transformers.models.prophetnet.modeling_prophetnet import ProphetNetNgramSelfAttention
 
+from benchmarks import audit_transformers
+from parity_tests import transformers_audit
 from parity_tests.transformers_audit import EXPLAINED, complaints, small_model
 from twinax.audit import audit, hugging_face
 from twinax.audit.audit_report import Answer, Audit

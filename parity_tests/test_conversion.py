@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.conversion_matrix import as_cells
 from benchmarks.pages import write_table
 from twinax import convert
 from twinax.convert.hugging_face import LAYOUTS, family
@@ -133,7 +134,7 @@ def test_row_shows_what_changed():
     assert row.ok
     changed = dataclasses.replace(row, changed=("by way of flax: ties",))
     assert not changed.ok
-    assert conversion.as_cells(changed)[-1] == "by way of flax: ties"
+    assert as_cells(changed)[-1] == "by way of flax: ties"
 
 
 def test_the_table_goes_between_its_marks(tmp_path):

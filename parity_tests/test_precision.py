@@ -15,7 +15,7 @@ from twinax.parity.functions import random_arrays, random_batch
 from twinax.parity.precision import narrow_in_jax, narrow_in_torch, narrow_operations, rounded_between
 from twinax.torch_reference import losses as torch_losses
 from twinax.train import losses
-from twinax.train.checkpoints import average
+from twinax.train.checkpointing.checkpoints import average
 
 
 def every_value_once() -> list[TransformerConfig]:

@@ -16,6 +16,7 @@ from twinax.parity import published_decoding, published_training
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.parity.published import (
     LENGTH,
+    PAD,
     SYSTEMS,
     checkpoint_of,
     compare_published,
@@ -224,7 +225,7 @@ def test_what_is_refused(tmp_path):
     torch.save(state, tmp_path / "theirs.pt")
     with pytest.raises(convert.ConversionError, match=r"the tensors are in layout jadore801120"):
         convert.load(tmp_path / "theirs.pt", "leftover")
-    with pytest.raises(convert.ConversionError, match=r"is none of lucky_glass, jadore801120"):
+    with pytest.raises(convert.ConversionError, match=r"is none of annotated_transformer, d2l_note"):
         convert.load(tmp_path / "theirs.pt", "jadore801120:better")
     torch.save({k: t for k, t in state.items() if "w_qs" not in k}, tmp_path / "half.pt")
     with pytest.raises(convert.ConversionError, match=r"half.pt: is no whole state dict of jadore801120: .*w_qs"):

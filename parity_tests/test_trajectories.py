@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from twinax import convert, torch_reference
-from twinax.flax_transformer.reach import without_gradient
+from twinax.flax_transformer.unused_parameters import without_gradient
 from twinax.parity import trajectories
 from twinax.parity.trajectories import InFlax, InPyTorch
 from twinax.torch_reference.optimizers import make_optimizer

@@ -15,10 +15,10 @@ from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.formulas.decoding import Decoded
 from twinax.train import evaluate
-from twinax.train.checkpoints import read_checkpoint
+from twinax.train.checkpointing.checkpoints import read_checkpoint
+from twinax.train.data.prepare import prepare
 from twinax.train.loop import train
-from twinax.train.metrics import read_metrics
-from twinax.train.prepare import prepare
+from twinax.train.tracking.metrics import read_metrics
 
 QUIET = Console(quiet=True)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinax.train.buckets import Bucket, choose_buckets, plan_epoch, square_buckets
+from twinax.train.data.buckets import Bucket, choose_buckets, plan_epoch, square_buckets
 
 
 def sentences(pairs, seed=0):

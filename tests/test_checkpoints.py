@@ -246,7 +246,7 @@ def half(arrays):
 
 WRONG = {
     "no directory": (lambda d: [p.unlink() for p in d.iterdir()] and d.rmdir(), "there is no such file or directory"),
-    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
+    "no config": (lambda d: (d / "config.json").unlink(), "nor a Hugging Face directory; it has no config.json"),
     "config is no JSON": (lambda d: truncate(d / "config.json"), "config.json: cannot be read as JSON"),
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: is a JSON list, not an object"),
     "unknown family": (

@@ -8,7 +8,7 @@ import pytest
 from twinax.configs import ConfigError
 from twinax.configs.data import CorpusConfig
 from twinax.configs.errors import DataError
-from twinax.train.corpus import read_pairs
+from twinax.train.data.corpus import read_pairs
 
 PAIRS = [("ein Haus", "a house"), ("", "nothing"), ("zwei\u2028Häuser \x0b", "two houses"), ('"so', "so")]
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.errors import DataError
 from twinax.configs.run import RunConfig
-from twinax.train.buckets import Bucket, choose_buckets
-from twinax.train.dataset import Batches, Sides, encode_pairs, pad_rows
-from twinax.train.prepare import Tokenizers, prepare, with_tokenizers
-from twinax.train.tokenization import train_tokenizer
+from twinax.train.data.buckets import Bucket, choose_buckets
+from twinax.train.data.dataset import Batches, Sides, encode_pairs, pad_rows
+from twinax.train.data.prepare import Tokenizers, prepare, with_tokenizers
+from twinax.train.data.tokenization import train_tokenizer
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g"]
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="word", vocab_size=50), [" ".join(WORDS)])

@@ -14,8 +14,8 @@ from twinax.parity.conversion import random_model
 from twinax.parity.coverage import Coverage
 from twinax.parity.harness import Report
 from twinax.parity.ladder import Ladder
-from twinax.train.prepare import Tokenizers
-from twinax.train.pretrained import load_for_model
+from twinax.train.data.prepare import Tokenizers
+from twinax.train.data.pretrained import load_for_model
 from twinax.train.translator import load
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"

@@ -30,7 +30,7 @@ from twinax.convert.port import flax_specs
 from twinax.parity.conversion import VARIANTS, changes, random_model
 from twinax.parity.functions import random_arrays
 from twinax.torch_reference.optimizers import make_optimizer
-from twinax.train.checkpoints import read_checkpoint
+from twinax.train.checkpointing.checkpoints import read_checkpoint
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 FORMS = ("x.pt", "x.safetensors", "x")
@@ -209,9 +209,9 @@ def test_convert_says_what_it_did(command, tmp_path):
 def test_convert_sees_what_came_back_different(command, tmp_path, monkeypatch):
     right = convert.save
 
-    def wrong(checkpoint, path, layout):
+    def wrong(checkpoint, path, *, layout):
         arrays = {name: a.T if name.endswith("q_proj.kernel") else a for name, a in checkpoint.arrays.items()}
-        right(replace(checkpoint, arrays=arrays), path, layout)
+        right(replace(checkpoint, arrays=arrays), path, layout=layout)
 
     monkeypatch.setattr(convert, "save", wrong)
     code, out, _ = command("convert", STORED, tmp_path / "a.pt")

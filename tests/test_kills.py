@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twinax.train.checkpoints import read_checkpoint
+from twinax.train.checkpointing.checkpoints import read_checkpoint
 
 # Every update is saved, so that most moments are in a save, and the one before is deleted.
 SETTINGS = (

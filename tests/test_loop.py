@@ -24,9 +24,9 @@ from twinax.configs.errors import CheckpointError, DataError, RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.train import loop
-from twinax.train.checkpoints import folder_of, read_checkpoint, read_run
+from twinax.train.checkpointing.checkpoints import folder_of, read_checkpoint, read_run
 from twinax.train.loop import train
-from twinax.train.metrics import read_metrics
+from twinax.train.tracking.metrics import read_metrics
 
 MODEL = TransformerConfig.preset(
     "small", d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, max_length=16
@@ -178,14 +178,14 @@ def test_a_finished_run_stays_as_it_is_and_goes_on_where_more_is_asked(finished,
 
 
 def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, capsys, finished):
-    original = loop._Run._step
+    original = loop._Loop._step
 
     def step(self, padded):
         if self.update == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, padded)
 
-    monkeypatch.setattr(loop._Run, "_step", step)
+    monkeypatch.setattr(loop._Loop, "_step", step)
     run, handler = run_of(corpus), signal.getsignal(signal.SIGTERM)
     outcome = train(run, tmp_path / "r")
     assert (outcome.update, outcome.stopped_by) == (5, signal.SIGTERM)

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from twinax.configs import ConfigError
 from twinax.configs.data import TokenizerConfig
 from twinax.configs.errors import DataError
-from twinax.train.pretrained import load_tokenizer
-from twinax.train.tokenization import train_tokenizer
+from twinax.train.data.pretrained import load_tokenizer
+from twinax.train.data.tokenization import train_tokenizer
 
 NOUNS, VERBS = ("Haus", "Hund", "Mädchen", "Baum", "See"), ("schläft", "läuft", "steht am Ufer", "ist größer")
 TEXTS = [

@@ -14,8 +14,8 @@ import twinax
 from twinax.configs.data import TokenizerConfig
 from twinax.parity.published import SIZE, SYSTEMS, random_model
 from twinax.published.registry import RECIPES
-from twinax.train.pretrained import load_for_model
-from twinax.train.tokenization import train_tokenizer, train_tokenizers
+from twinax.train.data.pretrained import load_for_model
+from twinax.train.data.tokenization import train_tokenizer, train_tokenizers
 
 # Two spaces give a token of whitespace, which has an id of its own in these vocabularies.
 WORDS = [

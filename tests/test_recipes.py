@@ -10,6 +10,7 @@ import torch
 
 from twinax import TransformerConfig, torch_reference
 from twinax.configs import ConfigError
+from twinax.configs.decoding import DecodingConfig
 from twinax.formulas.decoding import plan
 from twinax.parity.published import checkpoint_of, random_model
 from twinax.presets.runs import RUNS, run_preset
@@ -151,9 +152,9 @@ def test_without_spacy(hub, command, monkeypatch):
     """It says so, and cuts otherwise; what was trained with spaCy's words is refused."""
     code, _, err = command("train", *shrunk("published/lucky_glass"))
     assert (code, "spaCy is not installed" in err) == (0, False)
-    monkeypatch.setattr("twinax.train.words.has_spacy", lambda: False)
+    monkeypatch.setattr("twinax.train.data.spacy_pretokenizer.has_spacy", lambda: False)
     monkeypatch.setattr("twinax.run_arguments.has_spacy", lambda: False)
-    from twinax.train import words
+    from twinax.train.data import spacy_pretokenizer as words
 
     words._tokenizer.cache_clear()
     code, out, err = command("train", "published/lucky_glass", "--print-config")
@@ -171,7 +172,7 @@ def test_without_spacy(hub, command, monkeypatch):
 
 
 def test_there_is_no_such_recipe():
-    with pytest.raises(ConfigError, match=r"published='lucky': there is no such system; choose one of lucky_glass"):
+    with pytest.raises(ConfigError, match="published='lucky': there is no such system; choose one of annotated"):
         recipe("lucky", as_published=True)
     with pytest.raises(ConfigError, match="published/lucky: there is no such run; known are multi30k_de_en"):
         run_preset("published/lucky")
@@ -195,7 +196,7 @@ def test_leftover_counts_the_start_token():
 
 def test_systems_without_a_search():
     config = TransformerConfig.published("lucky_glass", as_published=False)
-    with pytest.raises(ConfigError, match=r"'lucky_glass': has no decoding of its own; choose one of jadore801120"):
+    with pytest.raises(ConfigError, match="'lucky_glass': has no decoding of its own; choose one of annotated"):
         as_decoded("lucky_glass", config, as_published=False)
     leftovers = TransformerConfig.published("leftover", as_published=True)
     with pytest.raises(ConfigError, match=r"cross_mask='encoder': needs as many target as source tokens"):

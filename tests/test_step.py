@@ -14,7 +14,7 @@ import torch
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.configs import ConfigError
 from twinax.configs.training import TrainingConfig
-from twinax.flax_transformer.reach import without_gradient
+from twinax.flax_transformer.unused_parameters import without_gradient
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.torch_reference import optimizers as torch_optimizers
 from twinax.torch_reference import step as torch_step

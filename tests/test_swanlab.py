@@ -9,8 +9,8 @@ import pytest
 from twinax.configs.data import CorpusConfig
 from twinax.configs.errors import DataError
 from twinax.configs.run import LoopConfig, RunConfig
-from twinax.train.metrics import MetricsLog
-from twinax.train.swanlab_log import SwanLabLog
+from twinax.train.tracking.metrics import MetricsLog
+from twinax.train.tracking.swanlab_tracker import SwanLabTracker
 
 SETTINGS = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), loop=LoopConfig(swanlab="project")).to_dict()
 
@@ -39,24 +39,25 @@ class StandIn(types.ModuleType):
 @pytest.fixture
 def swanlab(monkeypatch):
     found = StandIn()
-    monkeypatch.setattr("twinax.train.swanlab_log.import_module", {"swanlab": found}.__getitem__)
+    monkeypatch.setattr("twinax.train.tracking.swanlab_tracker.import_module", {"swanlab": found}.__getitem__)
     return found
 
 
 def test_it_gets_what_tensorboard_gets(swanlab, tmp_path):
-    log = MetricsLog(tmp_path, 0, SwanLabLog("project", tmp_path, SETTINGS))
+    log = MetricsLog(tmp_path, 0)
+    log.add(SwanLabTracker("project", tmp_path, SETTINGS))
     log.write({"update": 1, "epoch": 0, "loss": 2.5})
     log.write({"update": 1, "validation": {"loss": 2.25, "samples": [["a", "b", "c"]]}})
     log.write({"update": 1, "averaged": [1], "validation": {"loss": 2.0}})
     log.close()
     assert swanlab.logged == [(1, {"training/epoch": 0, "training/loss": 2.5}), (1, {"validation/loss": 2.25})]
     assert swanlab.finished == 1
-    SwanLabLog("project", tmp_path, SETTINGS)
+    SwanLabTracker("project", tmp_path, SETTINGS)
     first, second = swanlab.begun
     assert first == second
     assert (first[:3], first[4]) == (("project", tmp_path.name, str(tmp_path / "swanlab")), "allow")
     (tmp_path / "other").mkdir()
-    SwanLabLog("project", tmp_path / "other", SETTINGS)
+    SwanLabTracker("project", tmp_path / "other", SETTINGS)
     assert swanlab.begun[2][3] != first[3]
 
 
@@ -64,8 +65,8 @@ def test_what_is_wrong_is_said(swanlab, tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match=r"swanlab='refused': SwanLab does not begin: api key not configured; log in, or"
     ):
-        SwanLabLog("refused", tmp_path, SETTINGS)
+        SwanLabTracker("refused", tmp_path, SETTINGS)
     monkeypatch.undo()
     monkeypatch.setitem(__import__("sys").modules, "swanlab", None)
     with pytest.raises(DataError, match=r"SwanLab is not installed: pip install 'twinax\[swanlab\]'"):
-        SwanLabLog("project", tmp_path, SETTINGS)
+        SwanLabTracker("project", tmp_path, SETTINGS)

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from twinax.configs import ConfigError
 from twinax.configs.data import ROLES, TokenizerConfig
 from twinax.configs.errors import DataError
-from twinax.train.pretrained import load_tokenizer
-from twinax.train.tokenization import FILE, SETTINGS, Tokenizer, train_tokenizer, train_tokenizers
+from twinax.train.data.pretrained import load_tokenizer
+from twinax.train.data.tokenization import FILE, SETTINGS, Tokenizer, train_tokenizer, train_tokenizers
 
 TEXTS = [
     "Ein kleines Haus steht am See, und der Hund schläft.",

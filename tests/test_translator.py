@@ -136,7 +136,7 @@ def test_a_bar_on_the_terminal_takes_nothing_from_the_output(command, monkeypatc
 
 def test_long_files_come_window_by_window_and_the_log_says_how_far(command, monkeypatch, files):
     monkeypatch.setattr("twinax.text_commands._WINDOW", 2)
-    monkeypatch.setattr("twinax.train.progress._QUIET", -1.0)
+    monkeypatch.setattr("twinax.train.tracking.progress._QUIET", -1.0)
     Path("src").write_text("\n\n" + Path("src").read_text())
     code, out, err = command("translate", MODEL, "src", "--attention", "a.png")
     assert (code, out) == (0, "\n\n" + "".join(text + "\n" for text in LARGE))

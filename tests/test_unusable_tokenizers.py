@@ -10,8 +10,8 @@ import twinax
 from twinax import convert, torch_reference
 from twinax.configs.data import TokenizerConfig
 from twinax.configs.errors import DataError
-from twinax.train.prepare import Tokenizers
-from twinax.train.pretrained import load_for_model
+from twinax.train.data.prepare import Tokenizers
+from twinax.train.data.pretrained import load_for_model
 
 # The ids of BART's special tokens, and as many words as the small random BART has tokens: 31.
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(27))]

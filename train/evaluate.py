@@ -11,10 +11,10 @@ from ..configs.decoding import DecodingConfig
 from ..configs.training import TrainingConfig
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
-from .buckets import plan_epoch
-from .dataset import pad_rows
+from .data.buckets import plan_epoch
+from .data.dataset import pad_rows
+from .data.prepare import Prepared, buckets_of
 from .losses import cross_entropy
-from .prepare import Prepared, buckets_of
 from .step import Arrays
 
 _SHAPES = 4  # of batches for the loss: few, for each is compiled

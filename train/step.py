@@ -18,7 +18,7 @@ from ..configs.training import REDUCTIONS, TrainingConfig, check_trainable
 from ..flax_transformer.dropout import DropoutKey
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import Buffer, at_least_float32, named_arrays
-from ..flax_transformer.reach import without_gradient
+from ..flax_transformer.unused_parameters import without_gradient
 from ..formulas.refused_updates import describe_refusal
 from ..formulas.schedules import learning_rate
 from .losses import cross_entropy

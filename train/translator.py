@@ -20,8 +20,8 @@ from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
-from .prepare import Tokenizers
-from .tokenization import FILE, Tokenizer
+from .data.prepare import Tokenizers
+from .data.tokenization import FILE, Tokenizer
 
 if TYPE_CHECKING:
     from .. import torch_reference

@@ -18,7 +18,7 @@ _SUBPACKAGES = (
 registry.PRESETS.register("twinax.presets.models:PRESETS")
 registry.PUBLISHED.register("twinax.published.registry:RECIPES")
 registry.PUBLISHED_LAYOUTS.register("twinax.published.registry:LAYOUTS")
-registry.CHECKPOINT_FORMATS.register("twinax.train.orbax_format:FORMATS")
+registry.CHECKPOINT_FORMATS.register("twinax.train.checkpointing.orbax_format:FORMATS")
 
 
 def __getattr__(name: str) -> Any:

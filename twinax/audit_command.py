@@ -14,7 +14,7 @@ from twinax.convert import load
 from twinax.convert.files import read_json
 from twinax.presets.models import PRESETS
 from twinax.published.registry import SYSTEMS
-from twinax.train.progress import counted
+from twinax.train.tracking.progress import counted
 
 from .usage import UsageError, check_folder, report_assumed
 

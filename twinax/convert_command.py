@@ -27,10 +27,10 @@ from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.port import flax_specs
 from twinax.convert.single_file import Parts, read_parts
 from twinax.published.registry import RECIPES
-from twinax.train.checkpoints import is_run_or_checkpoint
-from twinax.train.prepare import Tokenizers, check_fits
-from twinax.train.pretrained import load_for_model
-from twinax.train.tokenization import FILE
+from twinax.train.checkpointing.checkpoints import is_run_or_checkpoint
+from twinax.train.data.prepare import Tokenizers, check_fits
+from twinax.train.data.pretrained import load_for_model
+from twinax.train.data.tokenization import FILE
 from twinax.train.translator import Translator
 
 from .usage import UsageError, check_folder, report_assumed

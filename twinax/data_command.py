@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
-from twinax.train.initial import read_initial
-from twinax.train.prepare import prepare
-from twinax.train.report import corpus_tables, plot_lengths
-from twinax.train.run_directory import has_begun, prepare_again
+from twinax.train.checkpointing.run_directory import has_begun, prepare_again
+from twinax.train.data.prepare import prepare
+from twinax.train.data.report import corpus_tables, plot_lengths
+from twinax.train.warm_start import read_initial
 
 from .run_arguments import Arguments, parse
 from .usage import check_picture, one_line_errors

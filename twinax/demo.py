@@ -15,8 +15,8 @@ from twinax.configs.decoding import DecodingConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.parity.report import show_ladder
+from twinax.train.checkpointing.run_directory import has_begun
 from twinax.train.loop import train
-from twinax.train.run_directory import has_begun
 from twinax.train.scores import corpus_scores
 from twinax.train.translator import Translator, load
 

@@ -21,7 +21,7 @@ from twinax.parity.sentences import draw_from
 from twinax.parity.transformers_oracle import load_model, load_oracle
 from twinax.parity.translations import show_translations
 from twinax.presets.models import PRESETS
-from twinax.train.corpus import read_lines
+from twinax.train.data.corpus import read_lines
 from twinax.train.translator import Translator, load
 
 from .text_commands import decoding_in

@@ -14,7 +14,7 @@ from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.errors import ConfigError
 from twinax.configs.run import RunConfig, differences
 from twinax.presets.runs import RUN_NAMES, RUNS, run_preset
-from twinax.train.words import has_spacy
+from twinax.train.data.spacy_pretokenizer import has_spacy
 
 from . import train_help
 from .usage import UsageError, one_line_errors
@@ -86,7 +86,7 @@ def _base(name: str | None, directory: Path | None, given: Sequence[str]) -> Run
     """What the flags change: the run of that name or directory; None: the defaults."""
     if directory is not None:
         from twinax.configs.errors import CheckpointError
-        from twinax.train.checkpoints import read_run
+        from twinax.train.checkpointing.checkpoints import read_run
 
         try:
             base = read_run(directory)
@@ -137,7 +137,7 @@ def _with_length(base: RunConfig, given: Sequence[str]) -> RunConfig:
 
 def _settings_of(path: str) -> Any:
     """The model's and the tokenizers' settings of trained weights, so that flags change these and not others."""
-    from twinax.train.initial import settings_of
+    from twinax.train.warm_start import settings_of
 
     with one_line_errors():
         return settings_of(Path(path))

@@ -82,7 +82,7 @@ def translate(
                 show([line], number)
         else:
             lines = list(_read(source))
-            with import_module("twinax.train.progress").counted() as counted:
+            with import_module("twinax.train.tracking.progress").counted() as counted:
                 for start in range(0, len(lines), _WINDOW):
                     window = lines[start : start + _WINDOW]
                     show(window, start + 1, lambda done, before=start: counted("lines", before + done, len(lines)))
@@ -149,7 +149,7 @@ def evaluate(
         translator = decoding_in(_load(checkpoint), forced_bos)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         cut = translator.too_long(sources)
-        with import_module("twinax.train.progress").counted() as counted:
+        with import_module("twinax.train.tracking.progress").counted() as counted:
             found = translator.hypotheses(
                 sources, decoding, framework, lambda done: counted("sentences", done, len(pairs))
             )
@@ -220,7 +220,7 @@ def decoding_in(translator: Any, forced_bos: str | None) -> Any:
 
 
 def _read(path: str | None) -> Iterator[str]:
-    corpus = import_module("twinax.train.corpus")
+    corpus = import_module("twinax.train.data.corpus")
     return corpus.read_lines(path) if path is not None else corpus.decode_lines(sys.stdin.buffer, "standard input")
 
 
@@ -230,7 +230,7 @@ def _pairs(*, split: str | None = None, **where: Any) -> Iterator[tuple[str, str
     if split is None and name is not None and not data.is_file(name):
         split = "test"
     config = data.CorpusConfig(**where, **({} if split is None else {"split": split}))
-    return import_module("twinax.train.corpus").read_pairs(config)
+    return import_module("twinax.train.data.corpus").read_pairs(config)
 
 
 def _typed() -> Iterator[str]:

@@ -160,7 +160,7 @@ TRAINING = (
     ),
     Mutation(
         "first weights of one seed",
-        "train.loop._Run._first_state",
+        "train.loop._Loop._first_state",
         "nnx.Rngs(self.run.training.seed)",
         "nnx.Rngs(0)",
         _BOOKS,
@@ -188,21 +188,21 @@ TRAINING = (
     ),
     Mutation(
         "averages in the parameters' own dtype",
-        "train.checkpoints.average",
+        "train.checkpointing.checkpoints.average",
         "(np.asarray(a, np.float64) for a in arrays)",
         "(np.asarray(a) for a in arrays)",
         _PRECISION,
     ),
     Mutation(
         "the average is a sum",
-        "train.checkpoints.average",
+        "train.checkpointing.checkpoints.average",
         "(total / len(arrays))",
         "(total / 1)",
         _PRECISION,
     ),
     Mutation(
         "the worst checkpoint counts as the best",
-        "train.metrics.best_update",
+        "train.tracking.metrics.best_update",
         "min(",
         "max(",
         ("tests/test_loop.py::test_of_a_run_the_averaged_then_the_best_then_the_last_checkpoint_counts",),

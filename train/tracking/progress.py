@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 _RECENT = 20  # updates over which speed is measured
+_WIDTH = 120  # characters of a sample that are shown
 _QUIET = 30.0  # seconds between lines where there is no terminal to draw a bar on
 
 
@@ -85,6 +86,22 @@ class TrainingProgress:
         if self._bar.disable and now - self._said > _QUIET:
             self._said = now
             self.say(f"update {update:,} of {self._total:,} · {what}")
+
+    def compiled(self, shape: tuple[int, ...], seconds: Mapping[tuple[int, ...], float], shapes: int) -> None:
+        """A shape is ready; `seconds` that each one took so far, of `shapes` in all."""
+        rows, src, tgt = shape
+        self.say(f"shape {len(seconds)} of {shapes}, {rows}×({src}+{tgt}), ready in {seconds[shape]:.1f} s")
+        self.pause(compiling=(shapes - len(seconds)) * sum(seconds.values()) / len(seconds))
+
+    def validated(self, what: str, found: Mapping[str, Any], seconds: float) -> None:
+        """What validation measured, and some translations."""
+        bleu = f", BLEU {found['bleu']:.2f}" if "bleu" in found else ""
+        self.say(
+            f"{what}: validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}{bleu} ({seconds:.1f} s)"
+        )
+        for src, reference, text in found.get("samples", [])[:2]:
+            for line in (f"    {src}", f"    is   {reference}", f"    here {text}"):
+                self.say(line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…")
 
     def pause(self, compiling: float | None = None) -> None:
         """Where something is no update: its time does not count as speed. `compiling`: seconds of it still to come."""

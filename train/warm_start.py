@@ -15,9 +15,9 @@ from ..convert.file_layouts import describe_assumed
 from ..convert.formats import load, load_config
 from ..convert.port import flax_specs
 from ..flax_transformer.model import Transformer
-from .checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run
-from .prepare import FROM_TOKENIZERS, Tokenizers
-from .tokenization import FILE
+from .checkpointing.checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run
+from .data.prepare import FROM_TOKENIZERS, Tokenizers
+from .data.tokenization import FILE
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a train step costs on a CPU where freed memory is kept, over what it costs where it is not.
 
-`python -m benchmarks.freed_memory [RUN]`. Both in a process each, by turns; printed are the ratios of target tokens a
+`python -m benchmarks.malloc [RUN]`. Both in a process each, by turns; printed are the ratios of target tokens a
 second of the rounds, median, smallest and largest. On a machine that does other work too, only these mean something.
 """
 
@@ -16,7 +16,7 @@ from flax import nnx
 
 from twinax.flax_transformer.model import Transformer
 from twinax.presets.runs import run_preset
-from twinax.train.freed_memory import keep_freed_memory
+from twinax.train.malloc import keep_freed_memory
 from twinax.train.step import Batch, init_state, make_train_step
 
 ROUNDS, STEPS, TOKENS, VOCABULARY, LENGTH = 7, 20, 4096, 3000, 20

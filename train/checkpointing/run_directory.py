@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ..configs.errors import CheckpointError, DataError, RunError
-from ..configs.run import RunConfig, differences
-from .buckets import Bucket
+from ...configs.errors import CheckpointError, DataError, RunError
+from ...configs.run import RunConfig, differences
+from ...convert.atomic_io import replace_file
+from ..data.buckets import Bucket
+from ..data.prepare import Prepared, Tokenizers, prepare
+from ..warm_start import Initial
 from .checkpoints import CONFIG, read_run
-from .initial import Initial
-from .prepare import Prepared, Tokenizers, prepare
 
 _DATA, _LOCK = "data.json", "lock"
 
@@ -75,8 +76,8 @@ def prepare_in(directory: Path, run: RunConfig, initial: Initial | None, say: Ca
         tokenizers = initial.tokenizers if initial is not None and not run.tokenizer.load else None
         prepared = prepare(run, tokenizers, sizes=initial and initial.config, say=say)
         prepared.tokenizers.save(directory)
-        _write(directory / _DATA, _describe(prepared))
-    _write(directory / CONFIG, prepared.run.to_json())  # last: with it, all is there
+        replace_file(directory / _DATA, _describe(prepared))
+    replace_file(directory / CONFIG, prepared.run.to_json())  # last: with it, all is there
     return prepared
 
 
@@ -152,13 +153,3 @@ def _describe(prepared: Prepared) -> str:
     counts = {name: found._asdict() for name, found in prepared.counts.items()}
     shapes = [list(bucket) for bucket in prepared.buckets]
     return json.dumps({"shapes": shapes, "ids": _fingerprint(prepared), "counts": counts}, indent=2) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    """Puts a file in place as a whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -19,12 +19,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from ..configs.errors import CheckpointError, ConfigError, DataError
-from ..configs.run import RunConfig
-from ..flax_transformer.model import Transformer
-from .metrics import best_update, read_metrics, validations
-from .prepare import Tokenizers
-from .step import TrainState, init_state
+from ...configs.errors import CheckpointError, ConfigError, DataError
+from ...configs.run import RunConfig
+from ...flax_transformer.model import Transformer
+from ..data.prepare import Tokenizers
+from ..partitioning import on_one_device
+from ..step import TrainState, init_state
+from ..tracking.metrics import best_update, read_metrics, validations
 
 CONFIG = "config.json"
 CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
@@ -207,9 +208,7 @@ def _numbers(folder: Path) -> list[int]:
 
 def _abstract_state(run: RunConfig) -> TrainState:
     """Shapes and number types of a run's state, on one device."""
-    state = jax.eval_shape(lambda: init_state(Transformer(run.model, rngs=nnx.Rngs(0)), run.training))
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), state)
+    return on_one_device(jax.eval_shape(lambda: init_state(Transformer(run.model, rngs=nnx.Rngs(0)), run.training)))
 
 
 def _restore(folder: Path, like: TrainState) -> TrainState:

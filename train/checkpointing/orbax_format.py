@@ -10,20 +10,20 @@ import numpy as np
 import orbax.checkpoint as ocp
 from safetensors.numpy import save_file
 
-from ..configs.errors import CheckpointError, ConfigError, ConversionError
-from ..configs.schema import TransformerConfig
-from ..convert.arrays import to_jax_arrays
-from ..convert.atomic_io import new_directory, write_files
-from ..convert.checkpoint import FOLDERS, TOKENIZER_FILES, Checkpoint, Training
-from ..convert.files import read_json, read_safetensors
-from ..convert.formats import Format
-from ..convert.optimizer import find_adam, put_adam
-from ..convert.port import flax_specs
-from ..convert.rules import translate
-from ..flax_transformer.reach import without_gradient
+from ...configs.errors import CheckpointError, ConfigError, ConversionError
+from ...configs.schema import TransformerConfig
+from ...convert.arrays import to_jax_arrays
+from ...convert.atomic_io import new_directory, write_files
+from ...convert.checkpoint import FOLDERS, TOKENIZER_FILES, Checkpoint, Training
+from ...convert.files import read_json, read_safetensors
+from ...convert.formats import Format
+from ...convert.optimizer import find_adam, put_adam
+from ...convert.port import flax_specs
+from ...convert.rules import translate
+from ...flax_transformer.unused_parameters import without_gradient
+from ..optimizers import make_optimizer
+from ..step import TrainState
 from .checkpoints import AVERAGED, CONFIG, WEIGHTS, folder_of, is_run_or_checkpoint, read_run, read_state
-from .optimizers import make_optimizer
-from .step import TrainState
 
 _MODEL = "model.json"  # of a checkpoint of weights alone, where others have their run's config
 _SOURCE, _UNUSED = "source.json", "unused.safetensors"  # of what was a Hugging Face directory

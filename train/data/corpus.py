@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..configs.data import CorpusConfig
-from ..configs.errors import DataError
+from ...configs.data import CorpusConfig
+from ...configs.errors import DataError
 
 Pairs = Iterator[tuple[str, str]]
 

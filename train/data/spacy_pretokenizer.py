@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from ..configs.errors import DataError
+from ...configs.errors import DataError
 
 
 def has_spacy() -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from ..configs.data import ROLES, TokenizerConfig
-from ..configs.errors import DataError
-from ..configs.schema import TransformerConfig
+from ...configs.data import ROLES, TokenizerConfig
+from ...configs.errors import DataError
+from ...configs.schema import TransformerConfig
 from .corpus import read_lines
 from .tokenization import FILE, LANGUAGE, SETTINGS, Tokenizer, prepare_text, read_fast
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..configs.errors import DataError
+from ...configs.errors import DataError
 from .buckets import Bucket, Plan, count_batches, plan_epoch
 from .tokenization import Tokenizer
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..configs.data import TokenizerConfig
-from ..configs.errors import DataError
-from ..configs.run import RunConfig
-from ..configs.schema import TransformerConfig
-from ..convert.atomic_io import write_files
+from ...configs.data import TokenizerConfig
+from ...configs.errors import DataError
+from ...configs.run import RunConfig
+from ...configs.schema import TransformerConfig
+from ...convert.atomic_io import write_files
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
 from .corpus import read_pairs
 from .dataset import Batches, Counts, Encoded, Sides, encode_pairs

@@ -12,9 +12,9 @@ from typing import Any
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as FastTokenizer
 
-from ..configs.data import ROLES, TokenizerConfig
-from ..configs.errors import DataError
-from .words import check_language, split_words
+from ...configs.data import ROLES, TokenizerConfig
+from ...configs.errors import DataError
+from .spacy_pretokenizer import check_language, split_words
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 LANGUAGE = "spacy_language"  # in SETTINGS

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ..configs.errors import DataError
+from ...configs.errors import DataError
 
 _ID = "swanlab_id"  # file of a run directory: a run that goes on goes on with its experiment
 
@@ -22,7 +22,7 @@ def check_swanlab(project: str) -> None:
         raise DataError(f"swanlab={project!r}: SwanLab is not installed: pip install 'twinax[swanlab]'") from None
 
 
-class SwanLabLog:
+class SwanLabTracker:
     """An experiment of a project.
 
     Raises:
@@ -49,9 +49,12 @@ class SwanLabLog:
                 f"swanlab={project!r}: SwanLab does not begin: {said}; log in, or set SWANLAB_MODE=offline"
             ) from None
 
-    def write(self, update: int, numbers: Mapping[str, float]) -> None:
+    def log(self, update: int, numbers: Mapping[str, float]) -> None:
         """Adds the numbers of an update."""
         self._swanlab.log(dict(numbers), step=update)
+
+    def flush(self) -> None:
+        """SwanLab sends by itself."""
 
     def close(self) -> None:
         """Ends the experiment."""

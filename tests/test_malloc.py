@@ -4,7 +4,7 @@ import platform
 import subprocess
 import sys
 
-from twinax.train.freed_memory import keep_freed_memory
+from twinax.train.malloc import keep_freed_memory
 
 _CODE = """
 import resource, statistics

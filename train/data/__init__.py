@@ -1,0 +1,1 @@
+"""From text to batches: corpora, tokenizers, shapes of batches, and their order."""

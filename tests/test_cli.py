@@ -143,7 +143,7 @@ def test_a_directory_that_transformers_refuses(directory, tmp_path):
     [
         ("nowhere/model", "nowhere/model: is neither a preset (tiny, small, base, big) nor a checkpoint"),
         ("smal", "smal: is neither a preset (tiny, small, base, big) nor a checkpoint; did you mean small?"),
-        (".", ".: is neither a run, nor a checkpoint, nor a Hugging Face directory"),
+        (".", ".: is neither a run, nor a checkpoint, nor a Hugging Face directory; it has no config.json"),
         ("x" * 300, f"{'x' * 300}: is neither a preset (tiny, small, base, big) nor a checkpoint"),
     ],
 )

@@ -16,8 +16,6 @@ WithoutGradient = Literal["skip", "decay"]
 ClipRule = Literal["torch", "optax"]
 Schedule = Literal["constant", "noam", "inverse_sqrt", "cosine", "step", "noam_per_part"]
 Reduction = Literal["tokens", "sum", "parts"]
-# (whether the gradient of a part is divided by its tokens, whether the sum of all parts is by all tokens)
-REDUCTIONS: dict[str, tuple[bool, bool]] = {"tokens": (False, True), "sum": (False, False), "parts": (True, False)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,12 +126,12 @@ class Embedding(nnx.Module):
         return (at_least_float32(rows) * scale).astype(config.compute_dtype)
 
 
-def count_all(tokens: Int[Array, "B L"], pad_id: int, table_length: int) -> Int[Array, "1 L"]:
+def count_all(tokens: Int[Array, "B L"], pad_id: int) -> Int[Array, "1 L"]:
     """Position of a token: how many tokens stand before it, padding included."""
     return jnp.arange(tokens.shape[1])[None]
 
 
-def count_non_padding(tokens: Int[Array, "B L"], pad_id: int, table_length: int) -> Int[Array, "B L"]:
+def count_non_padding(tokens: Int[Array, "B L"], pad_id: int) -> Int[Array, "B L"]:
     """Position of a token: how many tokens but padding stand before it; padding has none, -1.
 
     Source: fairseq `make_positions`, as M2M100 has it.
@@ -145,7 +145,7 @@ POSITION_COUNTINGS: dict[str, Callable[..., Array]] = {"all": count_all, "non_pa
 
 def count_positions(config: TransformerConfig, tokens: Int[Array, "B L"]) -> Int[Array, "... L"]:
     """The positions of tokens, from 0; -1 where a token has none."""
-    return POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id, config.table_length)
+    return POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id)
 
 
 class Positions(nnx.Module):

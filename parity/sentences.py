@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from ..configs.schema import TransformerConfig
+from ..formulas.padding import pad, round_up
 from .functions import Batch
 from .ladder import TEXT_SENTENCES
 
@@ -29,17 +28,10 @@ def draw_from(
         if len(chosen) < (sentences if number else 1):
             return None
         sides = [s for s, _ in chosen], [(start, *t) for _, t in chosen], [(*t, config.eos_id) for _, t in chosen]
-        longest = [max(map(len, side)) for side in sides]
+        longest = [round_up(max(map(len, side)), _STEP, config.max_length) for side in sides]
         if config.cross_mask == "encoder":  # which needs both sides of one length
             longest = [max(longest)] * 3
-        src, tgt, labels = (_pad(side, length, config) for side, length in zip(sides, longest, strict=True))
+        src, tgt, labels = (pad(side, config.pad_id, length) for side, length in zip(sides, longest, strict=True))
         return Batch(src, tgt, labels)
 
     return draw
-
-
-def _pad(sentences: Sequence[Sequence[int]], longest: int, config: TransformerConfig) -> np.ndarray:
-    padded = np.full((len(sentences), min(-(-longest // _STEP) * _STEP, config.max_length)), config.pad_id)
-    for row, ids in zip(padded, sentences, strict=True):
-        row[: len(ids)] = ids
-    return padded

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from .. import flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig
+from ..formulas.padding import pad
 from ..train.tracking.progress import counted
 from .decoding import ROUNDING, compare_decoded, transformers_generate
 
@@ -47,9 +47,7 @@ def compare_translations(
     for start in range(0, len(order), _BLOCK):
         lines = order[start : start + _BLOCK]
         filled = [*lines, *[lines[-1]] * (_BLOCK - len(lines))]  # of one size, for each is compiled
-        src = np.full((_BLOCK, max(len(sources[line]) for line in lines)), config.pad_id)
-        for row, line in zip(src, filled, strict=True):
-            row[: len(sources[line])] = sources[line]
+        src = pad([sources[line] for line in filled], config.pad_id)
         expected = torch_reference.generate(pytorch, torch.from_numpy(src), how)
         searches = {"Flax": flax_transformer.generate(flax, src, how)}
         if theirs is not None:

@@ -131,12 +131,12 @@ class Embedding(nn.Module):
         return (at_least_float32(rows) * scale).to(dtype_of(config.compute_dtype))
 
 
-def count_all(tokens: Int[Tensor, "B L"], pad_id: int, table_length: int) -> Int[Tensor, "1 L"]:
+def count_all(tokens: Int[Tensor, "B L"], pad_id: int) -> Int[Tensor, "1 L"]:
     """Position of a token: how many tokens stand before it, padding included."""
     return torch.arange(tokens.shape[1], device=tokens.device)[None]
 
 
-def count_non_padding(tokens: Int[Tensor, "B L"], pad_id: int, table_length: int) -> Int[Tensor, "B L"]:
+def count_non_padding(tokens: Int[Tensor, "B L"], pad_id: int) -> Int[Tensor, "B L"]:
     """Position of a token: how many tokens but padding stand before it; padding has none, -1.
 
     Source: fairseq `make_positions`, as M2M100 has it.
@@ -150,7 +150,7 @@ POSITION_COUNTINGS: dict[str, Callable[..., Tensor]] = {"all": count_all, "non_p
 
 def count_positions(config: TransformerConfig, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "... L"]:
     """The positions of tokens, from 0; -1 where a token has none."""
-    return POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id, config.table_length)
+    return POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id)
 
 
 class Positions(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..configs.training import REDUCTIONS, TrainingConfig
+from ..configs.training import TrainingConfig
 from ..formulas.refused_updates import describe_refusal
 from ..formulas.schedules import learning_rate
 from .dropout import DropoutKey
@@ -59,12 +59,11 @@ def train_step(
         raise ValueError(f"accumulation={parts}: does not divide the batch of {sentences} sentences")
     optimizer.zero_grad(set_to_none=True)
     total, tokens = 0.0, 0
-    by_part, by_all = REDUCTIONS[config.reduction]
     for part in (Batch(*(tensor[i::parts] for tensor in batch)) for i in range(parts)):
         key = DropoutKey(config.seed, update, part.rows)
         logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)
         loss, number = cross_entropy(logits, part.labels, model.config.pad_id, config)
-        (loss / max(int(number), 1) if by_part else loss).backward()  # adds to what is there
+        (loss / max(int(number), 1) if config.reduction == "parts" else loss).backward()  # adds to what is there
         total, tokens = total + loss.item(), tokens + int(number)
 
     parameters = list(model.parameters())
@@ -73,7 +72,7 @@ def train_step(
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     gradients = [p.grad for p in parameters if p.grad is not None]
     for gradient in gradients:
-        gradient.div_(max(tokens, 1) if by_all else 1)
+        gradient.div_(max(tokens, 1) if config.reduction == "tokens" else 1)
     squares = {n: at_least_float32(p.grad).square().sum() for n, p in model.named_parameters() if p.grad is not None}
     norm = torch.stack(list(squares.values())).sum().sqrt()
     rate = float(learning_rate(update, config, model.config.d_model, np))

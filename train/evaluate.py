@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..configs.decoding import DecodingConfig
 from ..configs.training import TrainingConfig
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
+from ..formulas.padding import pad
 from .data.buckets import plan_epoch
 from .data.dataset import pad_rows
 from .data.prepare import Prepared, buckets_of
@@ -66,10 +66,8 @@ class Validation:
         # Untrained models do not end; half as much again as the longest reference is enough to see that.
         decoding = DecodingConfig(max_length=min(run.model.max_length, longest * 3 // 2))
         size = min(_BLOCK, len(rows))
-        src = np.full((-(-len(rows) // size) * size, max(map(len, sources))), run.model.pad_id, np.int32)
-        for i in range(len(src)):
-            ids = sources[min(i, len(rows) - 1)]
-            src[i, : len(ids)] = ids
+        filled = [*sources, *[sources[-1]] * (-len(rows) % size)]
+        src = pad(filled, run.model.pad_id)
         blocks = [generate(model, src[i : i + size], decoding).sentences() for i in range(0, len(src), size)]
         best = [hypotheses[0] if hypotheses else [] for block in blocks for hypotheses in block][: len(rows)]
         texts = tokenizers.tgt.decode(best)

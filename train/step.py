@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from ..configs.schema import TransformerConfig
-from ..configs.training import REDUCTIONS, TrainingConfig, check_trainable
+from ..configs.training import TrainingConfig, check_trainable
 from ..flax_transformer.dropout import DropoutKey
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import Buffer, at_least_float32, named_arrays
@@ -85,7 +85,7 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         total, tokens, gradients = _accumulate(state, batch, model_config, config)
-        gradients = _per_token(gradients, tokens) if REDUCTIONS[config.reduction][1] else gradients
+        gradients = _per_token(gradients, tokens) if config.reduction == "tokens" else gradients
         squares = {name: jnp.square(at_least_float32(g)).sum() for name, g in sorted(gradients.items())}
         norm = jnp.sqrt(sum(squares.values(), start=jnp.zeros(())))
         rate = learning_rate(state.update, config, model_config.d_model, jnp)
@@ -120,7 +120,7 @@ def _accumulate(
 
     def compute(part: Batch) -> tuple[Array, Array, Arrays]:
         (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, part)
-        return total, tokens, _per_token(gradients, tokens) if REDUCTIONS[config.reduction][0] else gradients
+        return total, tokens, _per_token(gradients, tokens) if config.reduction == "parts" else gradients
 
     sentences, parts = len(batch.labels), config.accumulation
     for name, array in batch._asdict().items():

@@ -20,6 +20,7 @@ from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
+from ..formulas.padding import pad, round_up
 from .data.prepare import Tokenizers
 from .data.tokenization import FILE, Tokenizer
 
@@ -195,7 +196,7 @@ class Translator:
         found = [0.0] * len(src)
         order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
         for rows, padded in self._blocks(src, order):
-            wanted = _pad([tgt[i] for i in _filled(rows, len(padded))], self.config.pad_id)
+            wanted = pad([tgt[i] for i in _filled(rows, len(padded))], self.config.pad_id)
             for i, value in zip(rows, self._score(framework)(padded, wanted).totals, strict=False):
                 found[i] = float(value)
         return found
@@ -235,11 +236,10 @@ class Translator:
         size = min(_BLOCK, 1 << max(len(order) - 1, 0).bit_length())
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            yield rows, _pad([ids[i] for i in _filled(rows, size)], self.config.pad_id)
+            yield rows, pad([ids[i] for i in _filled(rows, size)], self.config.pad_id)
 
     def _lengthened(self, src: np.ndarray) -> np.ndarray:
-        width = min(-(-src.shape[1] // _MULTIPLE) * _MULTIPLE, self.config.max_length)
-        return np.pad(src, ((0, 0), (0, width - src.shape[1])), constant_values=self.config.pad_id)
+        return pad(src, self.config.pad_id, round_up(src.shape[1], _MULTIPLE, self.config.max_length))
 
     def _generate(self, framework: Framework) -> Callable[..., Any]:
         if framework == "flax":
@@ -263,13 +263,6 @@ def load(path: str | PathLike[str]) -> Translator:
         CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
     """
     return Translator(load_checkpoint(path), str(path))
-
-
-def _pad(sentences: Sequence[list[int]], pad_id: int) -> np.ndarray:
-    padded = np.full((len(sentences), max(map(len, sentences))), pad_id, np.int32)
-    for row, ids in zip(padded, sentences, strict=True):
-        row[: len(ids)] = ids
-    return padded
 
 
 def _filled(rows: Sequence[int], size: int) -> list[int]:

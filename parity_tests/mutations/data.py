@@ -47,8 +47,8 @@ DATA = (
     Mutation(
         "labels are not shifted",
         "train.data.dataset.pad_rows",
-        "b[:-1], b[1:]",
-        "b[:-1], b[:-1]",
+        "ids[1:] for ids",
+        "ids[:-1] for ids",
         _DATASET,
     ),
     Mutation(

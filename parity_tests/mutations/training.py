@@ -63,7 +63,7 @@ TRAINING = (
     Mutation(
         "gradients are means of the parts",
         "train.step._accumulate",
-        "_per_token(gradients, tokens) if REDUCTIONS[config.reduction][0] else gradients",
+        '_per_token(gradients, tokens) if config.reduction == "parts" else gradients',
         "_per_token(gradients, tokens)",
         _STEP,
     ),

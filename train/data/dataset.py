@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...configs.errors import DataError
+from ...formulas.padding import Ids, pad
 from .buckets import Bucket, Plan, count_batches, plan_epoch
 from .tokenization import Tokenizer
 
@@ -120,10 +121,11 @@ class Padded(NamedTuple):
 
 def pad_rows(encoded: Encoded, rows: Sequence[int] | np.ndarray, bucket: Bucket, pad_id: int) -> Padded:
     """The pairs of the given numbers in a batch of the bucket's shape."""
-    src = np.full((bucket.sentences, bucket.src_length), pad_id, np.int32)
-    tgt, labels = np.full((2, bucket.sentences, bucket.tgt_length), pad_id, np.int32)
-    for i, (a, b) in enumerate(zip(encoded.sources(rows), encoded.targets(rows), strict=True)):
-        src[i, : len(a)], tgt[i, : len(b) - 1], labels[i, : len(b) - 1] = a, b[:-1], b[1:]
+    empty: list[Ids] = [[]] * (bucket.sentences - len(rows))
+    targets = encoded.targets(rows)
+    src = pad([*encoded.sources(rows), *empty], pad_id, bucket.src_length)
+    tgt = pad([*(ids[:-1] for ids in targets), *empty], pad_id, bucket.tgt_length)
+    labels = pad([*(ids[1:] for ids in targets), *empty], pad_id, bucket.tgt_length)
     return Padded(src, tgt, labels)
 
 

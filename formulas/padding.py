@@ -1,0 +1,21 @@
+"""Ragged sentences as one array."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Ids = Sequence[int] | np.ndarray
+
+
+def pad(sentences: Sequence[Ids] | np.ndarray, pad_id: int, width: int | None = None) -> np.ndarray:
+    """(B, L) int32 ids of B sentences, padded at the end; L is `width`, or the longest sentence's length."""
+    width = max(map(len, sentences)) if width is None else width
+    padded = np.full((len(sentences), width), pad_id, np.int32)
+    for row, ids in zip(padded, sentences, strict=True):
+        row[: len(ids)] = ids
+    return padded
+
+
+def round_up(length: int, multiple: int, longest: int) -> int:
+    """The next multiple of a length, at most `longest`: every length that is computed is compiled."""
+    return min(-(-length // multiple) * multiple, longest)

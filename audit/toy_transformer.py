@@ -48,7 +48,7 @@ class Layer(nn.Module):
         return x + self.dropout(self.feed_forward(self.norms[-1](x)))
 
 
-class Plain(nn.Module):
+class ToyTransformer(nn.Module):
     """The model: ids (B, S) and (B, T) to logits (B, T, V)."""
 
     VOCABULARY, PAD, DROPOUT, LONGEST = 23, 0, 0.1, 16
@@ -99,12 +99,12 @@ class Plain(nn.Module):
 
 
 def step_by_step(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-    """Logits (B, T, V) of a `Plain`, each from the tokens up to it."""
-    assert isinstance(module, Plain)
+    """Logits (B, T, V) of a `ToyTransformer`, each from the tokens up to it."""
+    assert isinstance(module, ToyTransformer)
     memory, cross = module.encode(src), module.cross_mask(src)
     return torch.cat([module.decode(tgt[:, : t + 1], memory, cross)[:, -1:] for t in range(tgt.shape[1])], 1)
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy in nats a token, without padding."""
-    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=Plain.PAD)
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=ToyTransformer.PAD)

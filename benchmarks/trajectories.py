@@ -1,6 +1,6 @@
 """Whole trainings in both frameworks, as a table and a picture.
 
-`python -m benchmarks.trajectories PAGE` runs every course, writes the table into the page and draws the curves beside
+`python -m benchmarks.trajectories PAGE` runs every case, writes the table into the page and draws the curves beside
 it.
 """
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.pages import marks, write_table
-from twinax.parity.trajectories import LOSS_BOUND, Course, Outcome, courses, measure
+from twinax.parity.trajectories import LOSS_BOUND, Outcome, TrajectoryCase, measure, trajectory_cases
 
 
 def draw(outcomes: list[Outcome], picture: Path) -> None:
@@ -42,7 +42,7 @@ def draw(outcomes: list[Outcome], picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
-HEADER = ("course", "loss", "relay", "parameters", "resumed", "float32", "verdict")
+HEADER = ("case", "loss", "relay", "parameters", "resumed", "float32", "verdict")
 
 
 def as_cells(o: Outcome) -> tuple[str, ...]:
@@ -52,18 +52,18 @@ def as_cells(o: Outcome) -> tuple[str, ...]:
     return (o.name, *numbers, "same bits" if o.resumed else "NO", ratios, "equal" if o.ok else "DIFFERENT")
 
 
-def _alone(course: Course) -> Outcome:
+def _alone(case: TrajectoryCase) -> Outcome:
     torch.set_num_threads(1)
-    return measure(course)
+    return measure(case)
 
 
 def main(page: Path) -> int:
-    """Runs all courses, as many at once as there are cores; a table and a picture for the page. 0 where all hold."""
+    """Runs all cases, as many at once as there are cores; a table and a picture for the page. 0 where all hold."""
     marks(page, "trajectories")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = pool.map(_alone, all_courses := list(courses()))
-        progress = {"total": len(all_courses), "console": Console(stderr=True), "transient": True}
-        outcomes = list(track(found, "courses", **progress))
+        found = pool.map(_alone, all_cases := list(trajectory_cases()))
+        progress = {"total": len(all_cases), "console": Console(stderr=True), "transient": True}
+        outcomes = list(track(found, "trainings", **progress))
     write_table(page, "trajectories", HEADER, [as_cells(outcome) for outcome in outcomes])
     draw(outcomes, page.parent / "trajectories.png")
     return 0 if all(outcome.ok for outcome in outcomes) else 1

@@ -25,7 +25,7 @@ from .attention import CROSS_MASKS, KeysValues
 from .beam import Search, advance, start
 from .inputs import check_inputs
 from .layers import count_positions
-from .model import Remember, Transformer
+from .model import Transformer, UpdateCache
 from .module import at_least_float32, named_arrays
 
 # The first length of the cache; each next one is twice as long. So are the lengths to which sources are padded.
@@ -112,11 +112,11 @@ def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[
             ancestors = ancestors.at[:, :, time].set(places)
             self_mask = (ancestors[..., None] == places).reshape(len(keep), 1, beam_size, room * beam_size)
 
-            def remember(layer: int, new: KeysValues) -> KeysValues:
+            def update_cache(layer: int, new: KeysValues) -> KeysValues:
                 layers[layer] = jax.tree.map(lambda old, now: old.at[:, time].set(now), layers[layer], new)
                 return jax.tree.map(lambda a: a.reshape(len(keep), room * beam_size, *a.shape[3:]), layers[layer])
 
-            log_probs = _next(model, search, memory, self_mask, cross_mask, remember)
+            log_probs = _next(model, search, memory, self_mask, cross_mask, update_cache)
             search, parents = advance(search, log_probs, steps, model_config.eos_id)
             return search, Past(layers, jnp.take_along_axis(ancestors, parents[..., None], axis=1))
 
@@ -134,7 +134,7 @@ def _next(
     memory: list[KeysValues],
     self_mask: Bool[Array, "B 1 K L"],
     cross_mask: Bool[Array, "B 1 K S"],
-    remember: Remember,
+    update_cache: UpdateCache,
 ) -> Float[Array, "B K V"]:
     """Log-probabilities of what follows each hypothesis, all of which have one length."""
     config, time = model.config, search.length
@@ -143,7 +143,7 @@ def _next(
     positions = jnp.broadcast_to(counted, batch * beam_size).reshape(batch, beam_size)
     first = jnp.broadcast_to(time == 0, beam_size)
     tokens = search.tokens[:, :, time]
-    logits = model.next_logits(tokens, positions, first, memory, self_mask, cross_mask, remember=remember)
+    logits = model.next_logits(tokens, positions, first, memory, self_mask, cross_mask, update_cache=update_cache)
     return jax.nn.log_softmax(at_least_float32(logits))
 
 

@@ -42,7 +42,7 @@ class EncoderLayer(nnx.Module):
 
 # (number of the layer, keys and values of the positions computed now) -> what their self-attention looks at. Decoding
 # puts them into a cache and looks at all of it; whoever computes all positions at once looks at them alone.
-Remember = Callable[[int, KeysValues], KeysValues]
+UpdateCache = Callable[[int, KeysValues], KeysValues]
 
 
 class DecoderLayer(nnx.Module):
@@ -65,10 +65,10 @@ class DecoderLayer(nnx.Module):
         self_mask: Bool[Array, "B 1 T L"],
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
-        remember: Callable[[KeysValues], KeysValues] = lambda new: new,
+        update_cache: Callable[[KeysValues], KeysValues] = lambda new: new,
     ) -> Float[Array, "B T D"]:
         def attend_to_self(y: Array) -> Array:
-            keys_values = remember(self.self_attention.keys_values(y))
+            keys_values = update_cache(self.self_attention.keys_values(y))
             return self.self_attention.attend(y, keys_values, self_mask, dropout_key)
 
         y = self.self_attention_residual(x, attend_to_self, dropout_key)
@@ -111,10 +111,10 @@ class Decoder(nnx.Module):
         self_mask: Bool[Array, "B 1 T L"],
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
-        remember: Remember = lambda layer, new: new,
+        update_cache: UpdateCache = lambda layer, new: new,
     ) -> Float[Array, "B T D"]:
         for i, layer in enumerate(self.layers):
-            x = layer(x, memory[i], self_mask, cross_mask, dropout_key, partial(remember, i))
+            x = layer(x, memory[i], self_mask, cross_mask, dropout_key, partial(update_cache, i))
         if self.final_norm is not None:
             x = self.final_norm(x)
         record(self, "output", x)
@@ -271,13 +271,13 @@ class Transformer(nnx.Module):
         self_mask: Bool[Array, "B 1 T L"],
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
-        remember: Remember = lambda layer, new: new,
+        update_cache: UpdateCache = lambda layer, new: new,
     ) -> Float[Array, "B T V"]:
         """Logits of tokens at given positions, unchecked; `first` is True where a token starts its sentence."""
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
         x = DECODER_STARTS[self.config.decoder_start](embedding(tgt_tokens), first)
         x = self.tgt_input(x, positions, dropout_key)
-        x = self.decoder(x, memory, self_mask, cross_mask, dropout_key, remember)
+        x = self.decoder(x, memory, self_mask, cross_mask, dropout_key, update_cache)
         logits = self.output(x, embedding.embedding[...])
         record(self, "logits", logits)
         return logits

@@ -145,7 +145,7 @@ def comparable(outputs: Outputs, expected: Outputs, batch: Batch, pad_id: int) -
     return {path: outputs[path][rows] if path.endswith(".weights") else outputs[path] for path in expected}
 
 
-def climb(
+def run_ladder(
     config: TransformerConfig,
     seed: int = 0,
     progress: Callable[[str, int, int], None] = lambda *_: None,

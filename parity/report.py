@@ -8,14 +8,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..train.tracking.progress import counted
-from .ladder import POOLED, RATIO_BOUND, Ladder, climb
+from .ladder import POOLED, RATIO_BOUND, Ladder, run_ladder
 
 
 def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> Ladder:
-    """Climbs the ladder, `climb(*args, **kwargs)`, with a progress bar, and prints it."""
+    """Climbs the ladder, `run_ladder(*args, **kwargs)`, with a progress bar, and prints it."""
     console = Console()
     with counted() as progress:
-        ladder = climb(*args, progress=progress, reproduce=title, **kwargs)
+        ladder = run_ladder(*args, progress=progress, reproduce=title, **kwargs)
     console.print(_table(title, ladder, oracle_name))
     console.print(_caption(ladder, oracle_name), style="dim")
     for name, report in {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}.items():

@@ -34,7 +34,7 @@ TWICE_ROUNDED = 2**0.5
 
 
 @dataclass(frozen=True)
-class Course:
+class TrajectoryCase:
     """A model and a way to train it, in float64."""
 
     model: TransformerConfig
@@ -48,12 +48,12 @@ class Course:
             [*parts, f"in {self.training.accumulation} parts"] if self.training.accumulation > 1 else parts
         )
 
-    def narrow(self) -> "Course":
+    def narrow(self) -> "TrajectoryCase":
         """The same in float32."""
         return replace(self, model=self.model.replace(param_dtype="float32", compute_dtype="float32"))
 
 
-def courses() -> Iterator[Course]:
+def trajectory_cases() -> Iterator[TrajectoryCase]:
     """Half of the 16 combinations, in which any three choices meet."""
     model = TransformerConfig.preset(
         "tiny", attention_dropout=0.1, ffn_dropout=0.1, param_dtype="float64", compute_dtype="float64"
@@ -70,12 +70,12 @@ def courses() -> Iterator[Course]:
         placement = (
             {"norm_placement": "pre", "final_norm": True} if pre else {"norm_placement": "post", "final_norm": False}
         )
-        yield Course(model.replace(**placement), TrainingConfig(**changed))
+        yield TrajectoryCase(model.replace(**placement), TrainingConfig(**changed))
 
 
-def batch(course: Course, update: int) -> Batch:
+def batch(case: TrajectoryCase, update: int) -> Batch:
     """Random sentences and their reversals, ragged; as numpy arrays."""
-    rng, config = np.random.default_rng(update), course.model
+    rng, config = np.random.default_rng(update), case.model
     src: Any = rng.integers(3, 60, (SENTENCES, LENGTH))
     lengths = rng.integers(2, LENGTH + 1, SENTENCES)
     keep = np.arange(LENGTH) < lengths[:, None]
@@ -88,22 +88,22 @@ def batch(course: Course, update: int) -> Batch:
 
 
 @lru_cache
-def _step(course: Course) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    return make_train_step(course.model, course.training)
+def _step(case: TrajectoryCase) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    return make_train_step(case.model, case.training)
 
 
 class InFlax:
-    """A training in Flax that is somewhere on its course."""
+    """A training in Flax, at any update."""
 
-    def __init__(self, course: Course, state: TrainState | None = None):
-        self.course, self.run = course, _step(course)
+    def __init__(self, case: TrajectoryCase, state: TrainState | None = None):
+        self.case, self.run = case, _step(case)
         self.state = self.new() if state is None else state
 
     def new(self) -> TrainState:
         """The start, the same for both frameworks."""
-        arrays = {name: jnp.asarray(a) for name, a in random_arrays(self.course.model, 0).items()}
-        model = flax_transformer.Transformer.from_arrays(self.course.model, arrays)
-        return init_state(model, self.course.training)
+        arrays = {name: jnp.asarray(a) for name, a in random_arrays(self.case.model, 0).items()}
+        model = flax_transformer.Transformer.from_arrays(self.case.model, arrays)
+        return init_state(model, self.case.training)
 
     def update(self, number: int) -> float:
         """Loss of one update, in nats a token."""
@@ -111,7 +111,7 @@ class InFlax:
 
     def step(self, number: int) -> tuple[float, ...]:
         """(loss, tokens, gradient norm, learning rate, applied, update) of one update."""
-        self.state, metrics = self.run(self.state, batch(self.course, number))
+        self.state, metrics = self.run(self.state, batch(self.case, number))
         return tuple(map(float, metrics[:-1]))
 
     def saved(self) -> bytes:
@@ -130,12 +130,12 @@ class InFlax:
 class InPyTorch:
     """The same in PyTorch, taken over from a state in Flax."""
 
-    def __init__(self, course: Course, state: TrainState):
-        self.course, self.taken_over = course, jax.tree.map(jnp.copy, state)  # a step gives its state away
+    def __init__(self, case: TrajectoryCase, state: TrainState):
+        self.case, self.taken_over = case, jax.tree.map(jnp.copy, state)  # a step gives its state away
         arrays = {**state.buffers, **state.params}
-        self.model = Transformer.from_state_dict(course.model, convert.to_state_dict(arrays, course.model))
-        self.optimizer = make_optimizer(self.model, course.training)
-        unreached = without_gradient(course.model)
+        self.model = Transformer.from_state_dict(case.model, convert.to_state_dict(arrays, case.model))
+        self.optimizer = make_optimizer(self.model, case.training)
+        unreached = without_gradient(case.model)
         self.optimizer.load_state_dict(
             convert.to_optimizer_state(state.optimizer, self.model, self.optimizer, unreached)
         )
@@ -146,8 +146,8 @@ class InPyTorch:
 
     def step(self, number: int) -> tuple[float, ...]:
         """(loss, tokens, gradient norm, learning rate, applied, update) of one update."""
-        tensors = torch_step.Batch(*(torch.from_numpy(np.asarray(a)) for a in batch(self.course, number)))
-        metrics = torch_step.train_step(self.model, self.optimizer, self.course.training, number, tensors)
+        tensors = torch_step.Batch(*(torch.from_numpy(np.asarray(a)) for a in batch(self.case, number)))
+        metrics = torch_step.train_step(self.model, self.optimizer, self.case.training, number, tensors)
         return tuple(map(float, metrics[:-1]))
 
     def saved(self) -> bytes:
@@ -164,12 +164,12 @@ class InPyTorch:
 
     def params(self) -> dict[str, np.ndarray]:
         """Parameters by Flax name."""
-        params = convert.to_params(self.model.state_dict(), self.course.model)
+        params = convert.to_params(self.model.state_dict(), self.case.model)
         return {name: a for name, a in params.items() if not name.endswith(".positions.table")}
 
     def to_flax(self, number: int) -> TrainState:
         """The state in Flax before update `number`."""
-        unreached = without_gradient(self.course.model)
+        unreached = without_gradient(self.case.model)
         moments = convert.to_optax_state(self.optimizer, self.model, self.taken_over.optimizer, unreached)
         params = {name: jnp.asarray(a) for name, a in self.params().items()}
         update = jnp.asarray(number, jnp.int32)
@@ -178,7 +178,7 @@ class InPyTorch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a course showed; losses are (update, framework), in nats a token."""
+    """What a case showed; losses are (update, framework), in nats a token."""
 
     name: str
     losses: np.ndarray
@@ -204,15 +204,15 @@ class Outcome:
         return near and ratios and self.resumed
 
 
-def measure(course: Course, updates: int = UPDATES) -> Outcome:
-    """Runs a course in both frameworks and all that is compared on the way."""
+def measure(case: TrajectoryCase, updates: int = UPDATES) -> Outcome:
+    """Trains a case in both frameworks and measures every comparison."""
     with jax.enable_x64(True):
-        flax = InFlax(course)
-        src_tokens, tgt_tokens, labels = (np.asarray(a) for a in batch(course, 0)[:3])
+        flax = InFlax(case)
+        src_tokens, tgt_tokens, labels = (np.asarray(a) for a in batch(case, 0)[:3])
         inputs = FunctionBatch(src_tokens, tgt_tokens, labels)
-        coverage(inputs, flax.params(), course.model.pad_id).check()
-        pytorch = InPyTorch(course, flax.state)
-        third, half, files, losses, errors = 3 * updates // 12, updates // 2, {}, [], _Errors(course)
+        coverage(inputs, flax.params(), case.model.pad_id).check()
+        pytorch = InPyTorch(case, flax.state)
+        third, half, files, losses, errors = 3 * updates // 12, updates // 2, {}, [], _Errors(case)
         for number in range(updates):
             if number in (third, half):
                 files[number] = flax.saved(), pytorch.saved()
@@ -225,11 +225,11 @@ def measure(course: Course, updates: int = UPDATES) -> Outcome:
 
         resumed = all(resumes(*pair, range(half, updates)) for pair in zip((flax, pytorch), files[half], strict=True))
         relay = _relay(flax, files[third][0], third)
-    narrow = _free_run(course.narrow(), updates)
+    narrow = _free_run(case.narrow(), updates)
     difference_of_relay = float(np.abs(relay - np.array(losses)[third : third + len(relay), 0]).max())
-    rounding = TWICE_ROUNDED if course.training.optimizer == "adamw" and course.training.weight_decay else 1.0
+    rounding = TWICE_ROUNDED if case.training.optimizer == "adamw" and case.training.weight_decay else 1.0
     return Outcome(
-        course.name,
+        case.name,
         np.array(losses),
         narrow,
         float(difference),
@@ -253,30 +253,30 @@ def resumes(side: InFlax | InPyTorch, saved: bytes, updates: Iterable[int]) -> b
 def _relay(flax: InFlax, saved: bytes, updates: int) -> np.ndarray:
     """Losses of `updates` updates in PyTorch and as many in Flax after it, from what Flax saved after as many."""
     flax.load(saved)
-    pytorch = InPyTorch(flax.course, flax.state)
+    pytorch = InPyTorch(flax.case, flax.state)
     losses = [pytorch.update(number) for number in range(updates, 2 * updates)]
     flax.state = pytorch.to_flax(2 * updates)
     return np.array(losses + [flax.update(number) for number in range(2 * updates, 3 * updates)])
 
 
-def _free_run(course: Course, updates: int) -> np.ndarray:
+def _free_run(case: TrajectoryCase, updates: int) -> np.ndarray:
     with jax.enable_x64(False):
-        flax = InFlax(course)
-        pytorch = InPyTorch(course, flax.state)
+        flax = InFlax(case)
+        pytorch = InPyTorch(case, flax.state)
         return np.array([(flax.update(number), pytorch.update(number)) for number in range(updates)])
 
 
 class _Errors:
     """Squared errors of single float32 updates of both frameworks, each from the same state, against float64."""
 
-    def __init__(self, course: Course):
-        self.narrow = course.narrow()
+    def __init__(self, case: TrajectoryCase):
+        self.narrow = case.narrow()
         self.sums = {"parameters": np.zeros(2), "moments": np.zeros(2)}
 
     def add(self, flax: InFlax, number: int) -> None:
         state = jax.tree.map(lambda a: _cast(a, np.float64, np.float32), flax.state)
         wide = jax.tree.map(lambda a: jnp.asarray(_cast(a, np.float32, np.float64)), state)
-        exact, _ = flax.run(wide, batch(flax.course, number))
+        exact, _ = flax.run(wide, batch(flax.case, number))
         with jax.enable_x64(False):
             state = jax.tree.map(jnp.asarray, state)
             pytorch = InPyTorch(self.narrow, state)

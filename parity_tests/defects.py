@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twinax.audit.audit_report import Audit
 from twinax.audit.run import audit
-from twinax.audit.toy_transformer import Attention, Layer, Plain, mean_loss, step_by_step
+from twinax.audit.toy_transformer import Attention, Layer, ToyTransformer, mean_loss, step_by_step
 
 CAUSAL, CAUSAL_TRAINING = "Is it causal, in evaluation?", "Is it causal, in training?"
 PAST = "Does each target position see itself and what is before it?"
@@ -36,17 +36,17 @@ class Defect(NamedTuple):
 
     name: str
     question: str  # that finds it
-    plant: Callable[[Plain], Any] = lambda model: None  # changes a healthy model
+    plant: Callable[[ToyTransformer], Any] = lambda model: None  # changes a healthy model
     arguments: Mapping[str, Any] = MappingProxyType({})  # of `audit`, where the mistake is not in the model
 
 
-def _methods(**methods: Callable[..., Any]) -> Callable[[Plain], None]:
+def _methods(**methods: Callable[..., Any]) -> Callable[[ToyTransformer], None]:
     """Other methods, which a copy of the model has too."""
-    return lambda model: setattr(model, "__class__", type("Planted", (Plain,), methods))
+    return lambda model: setattr(model, "__class__", type("Planted", (ToyTransformer,), methods))
 
 
-def _every(kind: type[nn.Module], change: Callable[[Any], Any]) -> Callable[[Plain], None]:
-    def plant(model: Plain) -> None:
+def _every(kind: type[nn.Module], change: Callable[[Any], Any]) -> Callable[[ToyTransformer], None]:
+    def plant(model: ToyTransformer) -> None:
         for part in model.modules():
             if isinstance(part, kind):
                 change(part)
@@ -57,36 +57,36 @@ def _every(kind: type[nn.Module], change: Callable[[Any], Any]) -> Callable[[Pla
 def _mask(build: Callable[[Tensor], Tensor], when: Callable[[bool], bool] = lambda training: True) -> Any:
     """Another mask of targets, made of ones (T, T), in training or evaluation or both."""
 
-    def target_mask(self: Plain, tgt: Tensor) -> Tensor:
+    def target_mask(self: ToyTransformer, tgt: Tensor) -> Tensor:
         ones = torch.ones(tgt.shape[1], tgt.shape[1])
-        return build(ones).bool()[None, None] if when(self.training) else Plain.target_mask(self, tgt)
+        return build(ones).bool()[None, None] if when(self.training) else ToyTransformer.target_mask(self, tgt)
 
     return _methods(target_mask=target_mask)
 
 
-def _seen(self: Plain, src: Tensor) -> Tensor:
+def _seen(self: ToyTransformer, src: Tensor) -> Tensor:
     return torch.ones_like(src).bool()[:, None, None]
 
 
-def _square(self: Plain, src: Tensor) -> Tensor:
+def _square(self: ToyTransformer, src: Tensor) -> Tensor:
     keep = src != self.PAD
     return (keep[:, None, None] & keep[:, None, :, None]) | torch.eye(src.shape[1]).bool()
 
 
-def _cut_source(self: Plain, src: Tensor) -> Tensor:
-    return Plain.encode(self, src[:, 1:])
+def _cut_source(self: ToyTransformer, src: Tensor) -> Tensor:
+    return ToyTransformer.encode(self, src[:, 1:])
 
 
-def _cut_mask(self: Plain, src: Tensor) -> Tensor:
-    return Plain.cross_mask(self, src[:, 1:])
+def _cut_mask(self: ToyTransformer, src: Tensor) -> Tensor:
+    return ToyTransformer.cross_mask(self, src[:, 1:])
 
 
-def _encoded(change: Callable[[Tensor], Tensor]) -> Callable[[Plain], None]:
-    return _methods(encode=lambda self, src: change(Plain.encode(self, src)))
+def _encoded(change: Callable[[Tensor], Tensor]) -> Callable[[ToyTransformer], None]:
+    return _methods(encode=lambda self, src: change(ToyTransformer.encode(self, src)))
 
 
-def _outputs(change: Callable[[Tensor], Tensor]) -> Callable[[Plain], None]:
-    return _methods(forward=lambda self, src, tgt: change(Plain.forward(self, src, tgt)))
+def _outputs(change: Callable[[Tensor], Tensor]) -> Callable[[ToyTransformer], None]:
+    return _methods(forward=lambda self, src, tgt: change(ToyTransformer.forward(self, src, tgt)))
 
 
 class _Head(nn.Module):
@@ -101,7 +101,7 @@ class _Head(nn.Module):
         return self.head(self.before(self, x))
 
 
-def _head(before: Callable[[Any, Tensor], Tensor]) -> Callable[[Plain], None]:
+def _head(before: Callable[[Any, Tensor], Tensor]) -> Callable[[ToyTransformer], None]:
     return lambda model: setattr(model, "head", _Head(model.head, before))
 
 
@@ -129,7 +129,7 @@ class _BatchNorm(nn.BatchNorm1d):
         return super().forward(input.transpose(1, 2)).transpose(1, 2)
 
 
-def _norm(build: Callable[[int], nn.Module]) -> Callable[[Plain], None]:
+def _norm(build: Callable[[int], nn.Module]) -> Callable[[ToyTransformer], None]:
     """Another first norm of the decoder."""
     return lambda model: model.decoder[0].norms.__setitem__(0, build(model.positions.embedding_dim))  # pyright: ignore
 
@@ -158,7 +158,7 @@ class _Detached(nn.Embedding):
         return nn.functional.embedding(input, self.weight.detach())
 
 
-def _by_row(self: Plain, src: Tensor) -> Tensor:
+def _by_row(self: ToyTransformer, src: Tensor) -> Tensor:
     """What a table for (length, batch) does to (batch, length)."""
     x = self.src_embedding(src) + self.positions.weight[: len(src), None]
     for layer in self.encoder:
@@ -166,24 +166,24 @@ def _by_row(self: Plain, src: Tensor) -> Tensor:
     return x
 
 
-def _in_a_list(model: Plain) -> None:
+def _in_a_list(model: ToyTransformer) -> None:
     layers = list(model.encoder)
     del model.encoder
     model.__dict__["encoder"] = layers
 
 
-def _unmasked_in_training(self: Plain, src: Tensor) -> Tensor:
-    return Plain.source_mask(self, src) | self.training
+def _unmasked_in_training(self: ToyTransformer, src: Tensor) -> Tensor:
+    return ToyTransformer.source_mask(self, src) | self.training
 
 
-def _layer_off_for_good(self: Plain, src: Tensor) -> Tensor:
+def _layer_off_for_good(self: ToyTransformer, src: Tensor) -> Tensor:
     if src.shape[1] < 7:
         self.encoder = self.encoder[:1]
-    return Plain.encode(self, src)
+    return ToyTransformer.encode(self, src)
 
 
-def _written_into(self: Plain, src: Tensor, tgt: Tensor) -> Tensor:
-    found = Plain.forward(self, src, tgt)
+def _written_into(self: ToyTransformer, src: Tensor, tgt: Tensor) -> Tensor:
+    found = ToyTransformer.forward(self, src, tgt)
     tgt[:, -1] = self.PAD
     return found
 
@@ -197,21 +197,21 @@ class _Uncounted(_Head):
 def _at_position_0(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
     """Decoding that gives every token the first position."""
     model = copy.deepcopy(module)
-    assert isinstance(model, Plain)
+    assert isinstance(model, ToyTransformer)
     _methods(places=lambda self, tokens: torch.zeros(tokens.shape[1], dtype=torch.long))(model)
     return step_by_step(model, src, tgt)
 
 
 def _forgetful(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
     """Decoding whose cache holds the last two positions."""
-    assert isinstance(module, Plain)
+    assert isinstance(module, ToyTransformer)
     memory, cross = module.encode(src), module.cross_mask(src)
     steps = (module.decode(tgt[:, max(0, t - 1) : t + 1], memory, cross) for t in range(tgt.shape[1]))
     return torch.cat([step[:, -1:] for step in steps], 1)
 
 
 def _with_padding(logits: Tensor, labels: Tensor) -> Tensor:
-    padding = (labels == Plain.PAD).double().mean()
+    padding = (labels == ToyTransformer.PAD).double().mean()
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()) * (1 + padding)
 
 
@@ -226,7 +226,11 @@ DEFECTS = (
     Defect("causal mask upside down", CAUSAL, _mask(torch.triu)),
     Defect("causal mask in training alone", CAUSAL, _mask(torch.ones_like, lambda training: not training)),
     Defect("causal mask in evaluation alone", CAUSAL_TRAINING, _mask(torch.ones_like, lambda training: training)),
-    Defect("targets not shifted", CAUSAL, _methods(forward=lambda self, s, t: Plain.forward(self, s, t.roll(-1, 1)))),
+    Defect(
+        "targets not shifted",
+        CAUSAL,
+        _methods(forward=lambda self, s, t: ToyTransformer.forward(self, s, t.roll(-1, 1))),
+    ),
     Defect("masked scores become -1e-9", WEIGHTS, _every(Attention, lambda part: setattr(part, "fill", -1e-9))),
     Defect("masked scores become -5", WEIGHTS, _every(Attention, lambda part: setattr(part, "fill", -5.0))),
     Defect("softmax over queries", WEIGHTS, _every(Attention, _is_now(_AcrossQueries))),
@@ -237,7 +241,11 @@ DEFECTS = (
     Defect("the first source token is cut off", SOURCE, _methods(encode=_cut_source, cross_mask=_cut_mask)),
     Defect("no padding mask in cross-attention", PADDING, _methods(cross_mask=_seen)),
     Defect("no padding mask in the encoder", PADDING, _methods(source_mask=_seen)),
-    Defect("positions counted from the end", PADDING, _methods(places=lambda self, t: Plain.places(self, t).flip(0))),
+    Defect(
+        "positions counted from the end",
+        PADDING,
+        _methods(places=lambda self, t: ToyTransformer.places(self, t).flip(0)),
+    ),
     Defect("norm over positions and features", CAUSAL, _norm(lambda width: _NormOver(1, 2))),
     Defect("norm over the batch", APART, _norm(lambda width: _NormOver(0))),
     Defect("batch norm", APART_TRAINING, _norm(_BatchNorm)),
@@ -280,9 +288,15 @@ def examine(defect: Defect | None, seed: int = 0, **arguments: Any) -> Audit:
     """The audit of the healthy model, or of one with the mistake; `arguments`: more of `audit`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Plain()
-    given: dict[str, Any] = {"cached": step_by_step, "loss": mean_loss, "dropout": Plain.DROPOUT} | arguments
+        model = ToyTransformer()
+    given: dict[str, Any] = {"cached": step_by_step, "loss": mean_loss, "dropout": ToyTransformer.DROPOUT} | arguments
     if defect is not None:
         defect.plant(model)
         given |= defect.arguments
-    return audit(model, vocab_size=Plain.VOCABULARY, pad_id=Plain.PAD, max_length=Plain.LONGEST, **given)
+    return audit(
+        model,
+        vocab_size=ToyTransformer.VOCABULARY,
+        pad_id=ToyTransformer.PAD,
+        max_length=ToyTransformer.LONGEST,
+        **given,
+    )

@@ -11,7 +11,7 @@ from torch import nn
 from parity_tests.defects import DEFECTS, examine
 from twinax.audit import AuditError, assert_healthy, audit, audit_config
 from twinax.audit.subject import make_subject
-from twinax.audit.toy_transformer import Attention, Plain, mean_loss, step_by_step
+from twinax.audit.toy_transformer import Attention, ToyTransformer, mean_loss, step_by_step
 from twinax.configs import TransformerConfig
 from twinax.configs.training import TrainingConfig
 from twinax.published.annotated_transformer import module as annotated_transformer
@@ -20,7 +20,7 @@ from twinax.published.leftover import module as leftover
 from twinax.published.lucky_glass import module as lucky_glass
 from twinax.published.registry import ORACLES, RECIPES
 
-SIZES = {"vocab_size": Plain.VOCABULARY, "pad_id": Plain.PAD, "max_length": Plain.LONGEST}
+SIZES = {"vocab_size": ToyTransformer.VOCABULARY, "pad_id": ToyTransformer.PAD, "max_length": ToyTransformer.LONGEST}
 SMALL = {"d_model": 16, "d_ff": 12, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
 CAUSAL, CAUSAL_TRAINING = "Is it causal, in evaluation?", "Is it causal, in training?"
 APART, APART_TRAINING = (f"Are the sentences of a batch independent, in {mode}?" for mode in ("evaluation", "training"))
@@ -50,10 +50,10 @@ def questions(found):
 
 
 def test_nothing_in_a_healthy_model():
-    module = Plain()
+    module = ToyTransformer()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     state = torch.get_rng_state()
-    assert_healthy(module, **SIZES, cached=step_by_step, loss=mean_loss, dropout=Plain.DROPOUT)
+    assert_healthy(module, **SIZES, cached=step_by_step, loss=mean_loss, dropout=ToyTransformer.DROPOUT)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert module.training
@@ -62,7 +62,7 @@ def test_nothing_in_a_healthy_model():
 @pytest.mark.parametrize("length", [7, 8, 9, 12])
 def test_a_short_model_is_asked_with_two_lengths(length):
     """Five and five are both within 8 positions; that is no sign that a module wants them equal."""
-    assert not make_subject(Plain(), None, (23, 23), 0, max_length=length).one_length
+    assert not make_subject(ToyTransformer(), None, (23, 23), 0, max_length=length).one_length
 
 
 def test_every_answer_of_a_healthy_model_is_measured():
@@ -195,29 +195,29 @@ def test_what_cannot_be_audited():
         audit(nn.Linear(3, 3))
     with pytest.raises(AuditError, match="Linear: cannot be called with sources and targets: TypeError"):
         audit(nn.Linear(3, 3), vocab_size=9, pad_id=0)
-    with pytest.raises(AuditError, match=r"Plain: returns \(2, 23\) and should return .* \(2, 7, 23\)"):
-        audit(Plain(), **SIZES, forward=lambda m, src, tgt: m(src, tgt)[:, -1])
+    with pytest.raises(AuditError, match=r"ToyTransformer: returns \(2, 23\) and should return .* \(2, 7, 23\)"):
+        audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: m(src, tgt)[:, -1])
     with pytest.raises(AuditError, match="an audit needs at least 7 positions"):
-        audit(Plain(), vocab_size=23, pad_id=0, max_length=6)
-    outer = Plain()
+        audit(ToyTransformer(), vocab_size=23, pad_id=0, max_length=6)
+    outer = ToyTransformer()
     with pytest.raises(AuditError, match="`forward` must call the module that it is given"):
-        audit(Plain(), **SIZES, forward=lambda m, src, tgt: outer(src, tgt))
-    with pytest.raises(AuditError, match=r"Plain: returns \(7, 23\)"):
-        audit(Plain(), **SIZES, forward=lambda m, src, tgt: m(src, tgt).squeeze())
-    module = Plain()
+        audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: outer(src, tgt))
+    with pytest.raises(AuditError, match=r"ToyTransformer: returns \(7, 23\)"):
+        audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: m(src, tgt).squeeze())
+    module = ToyTransformer()
     module.hook = (_ for _ in ())
-    with pytest.raises(AuditError, match="Plain: cannot be copied: TypeError"):
+    with pytest.raises(AuditError, match="ToyTransformer: cannot be copied: TypeError"):
         audit(module, **SIZES)
 
 
 def test_what_raises_is_not_healthy():
-    found = audit(Plain(), **SIZES, forward=lambda m, src, tgt: m(src, tgt) if len(src) != 3 else 1 / 0)
+    found = audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: m(src, tgt) if len(src) != 3 else 1 / 0)
     assert not found.ok
     assert "it raises ZeroDivisionError" in str(found)
 
 
 def test_nan_everywhere_gets_one_answer_that_names_where_it_begins():
-    module = Plain()
+    module = ToyTransformer()
     with torch.no_grad():
         module.decoder[1].norms[1].weight[3] = torch.nan
     (answer,) = audit(module, **SIZES).answers
@@ -228,7 +228,7 @@ def test_nan_everywhere_gets_one_answer_that_names_where_it_begins():
 
 
 def test_a_computation_between_parts_that_gives_nan_is_named_by_the_part_around_it():
-    module = Plain()
+    module = ToyTransformer()
     module.encoder[1].itself.normalise = lambda scores: (scores * torch.inf).softmax(-1)
     (answer,) = audit(module, **SIZES).answers
     assert answer.where == "encoder.1.itself"
@@ -280,7 +280,7 @@ def test_a_planted_mistake_is_found_in_float32(defect):
     assert defect.question in questions(found), str(found)
 
 
-class Healthy(Plain):
+class Healthy(ToyTransformer):
     """Settings in an object, dropout in place, words that are forbidden, a last state, draws of Python in training."""
 
     def __init__(self):
@@ -304,14 +304,14 @@ def test_what_is_unusual_and_no_mistake():
     with torch.inference_mode():
         assert_healthy(module, **SIZES)
     assert random.getstate() == state
-    short = Plain()
+    short = ToyTransformer()
     short.positions = nn.Embedding(10, 12)
     assert_healthy(short, vocab_size=23, pad_id=0)
     nll = nn.functional.nll_loss
-    assert_healthy(Plain(), **SIZES, loss=lambda z, y: nll(z.flatten(0, 1), y.flatten(), ignore_index=0))
+    assert_healthy(ToyTransformer(), **SIZES, loss=lambda z, y: nll(z.flatten(0, 1), y.flatten(), ignore_index=0))
 
 
-class Routed(Plain):
+class Routed(ToyTransformer):
     """As a mixture of experts: dropout over some tokens alone, a weight that few tokens use, noise in training."""
 
     def __init__(self, routed_id):
@@ -329,7 +329,7 @@ class Routed(Plain):
 
 
 def test_a_mixture_of_experts_is_healthy():
-    first_batch = make_subject(Plain(), None, (23, 23), 0, max_length=16).tokens(1, 2)
+    first_batch = make_subject(ToyTransformer(), None, (23, 23), 0, max_length=16).tokens(1, 2)
     routed_id = next(i for i in range(1, 23) if i not in first_batch)
     assert_healthy(Routed(routed_id), **SIZES)
 
@@ -339,7 +339,7 @@ def test_an_empty_source_that_overflows_in_float64_alone_is_healthy():
         fill = torch.finfo(scores.dtype).min
         return scores.masked_fill(scores < -1e29, fill).softmax(-1, dtype=torch.float32).to(scores.dtype)
 
-    module = Plain()
+    module = ToyTransformer()
     for part in module.modules():
         if isinstance(part, Attention):
             part.normalise = normalise

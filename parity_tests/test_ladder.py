@@ -17,7 +17,7 @@ from twinax.parity.harness import compare_arrays
 @pytest.mark.parametrize("seed", [0, 1])
 def test_preset(preset, seed):
     """The command's own test climbs the ladder of `tiny` each time."""
-    found = ladder.climb(TransformerConfig.preset(preset), seed)
+    found = ladder.run_ladder(TransformerConfig.preset(preset), seed)
     found.report.check()
     assert [rung for rung in found.rungs if not rung.ok] == []
     assert [rung.name for rung in found.rungs] == list(ladder.RUNGS)
@@ -47,7 +47,7 @@ def test_narrow_types_see_a_wrong_epsilon(monkeypatch):
         "layer_norm": lambda x, eps: layers.layer_norm(x, eps / 10 if x.dtype.itemsize == 4 else eps),
     }
     monkeypatch.setattr(layers, "NORMS", wrong)
-    found = ladder.climb(config)
+    found = ladder.run_ladder(config)
     worse = {rung.name: rung.float32_ratio for rung in found.rungs if not rung.ok}
     assert worse.keys() >= {"sublayers", "encoder", "logits"}
     assert worse["logits"] < 1 / 3  # Flax' error over PyTorch's, which is the larger one
@@ -59,7 +59,7 @@ def test_too_few_inputs_prove_nothing(monkeypatch):
     """Where no draw counts, no rung holds: a column without numbers must not read as equal."""
     monkeypatch.setattr(ladder, "MOST_DRAWS", 2)
     monkeypatch.setattr(ladder, "rounding_crosses_relu", lambda *_: True)
-    found = ladder.climb(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1))
+    found = ladder.run_ladder(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1))
     assert not any(rung.ok for rung in found.rungs)
     assert found.report.ok
 
@@ -80,5 +80,5 @@ def test_key_bias_gradient_is_zero_in_both():
 def test_climbing_does_not_switch_float64_on_or_off():
     assert float64_is_on()
     with jax.enable_x64(False):
-        ladder.climb(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)).report.check()
+        ladder.run_ladder(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)).report.check()
         assert not float64_is_on()

@@ -66,7 +66,7 @@ def test_the_ladder_refuses_inputs_without_padding(monkeypatch):
 
     monkeypatch.setattr(ladder, "random_batch", full)
     with pytest.raises(AssertionError, match=r"no padding in targets; sources of one length; targets of one length$"):
-        ladder.climb(CONFIG)
+        ladder.run_ladder(CONFIG)
     monkeypatch.setattr(published, "random_batch", full)
     with jax.enable_x64(True), pytest.raises(AssertionError, match="no padding in sources"):
         published.compare_published("annotated_transformer", True)

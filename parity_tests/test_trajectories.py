@@ -15,7 +15,7 @@ from twinax.parity import trajectories
 from twinax.parity.trajectories import InFlax, InPyTorch
 from twinax.torch_reference.optimizers import make_optimizer
 
-COURSES = {course.name: course for course in trajectories.courses()}
+CASES = {case.name: case for case in trajectories.trajectory_cases()}
 # one with everything: decay, accumulation, post-norm, cosine
 SHORT = ("adam, noam, pre-norm", "adamw, cosine, post-norm, in 3 parts")
 
@@ -23,20 +23,20 @@ SHORT = ("adam, noam, pre-norm", "adamw, cosine, post-norm, in 3 parts")
 def test_any_three_choices_meet():
     choices = [
         (c.training.optimizer, c.training.schedule, c.model.norm_placement, c.training.accumulation)
-        for c in COURSES.values()
+        for c in CASES.values()
     ]
     assert len(choices) == 8
     for left_out in range(4):
         assert len({tuple(v for i, v in enumerate(choice) if i != left_out) for choice in choices}) == 8
 
 
-def small(course):
-    return replace(course, model=course.model.replace(num_encoder_layers=1, num_decoder_layers=1))
+def small(case):
+    return replace(case, model=case.model.replace(num_encoder_layers=1, num_decoder_layers=1))
 
 
 @pytest.mark.parametrize("name", SHORT)
 def test_course(name):
-    outcome = trajectories.measure(small(COURSES[name]), updates=40)
+    outcome = trajectories.measure(small(CASES[name]), updates=40)
     assert outcome.loss <= trajectories.LOSS_BOUND
     assert outcome.relay <= trajectories.LOSS_BOUND
     assert outcome.parameters <= trajectories.PARAMETER_BOUND
@@ -47,15 +47,15 @@ def test_course(name):
 
 
 @pytest.fixture(scope="module")
-def course():
-    return small(COURSES["adamw, noam, post-norm"])
+def case():
+    return small(CASES["adamw, noam, post-norm"])
 
 
 @pytest.fixture(scope="module")
-def trained(course):
+def trained(case):
     """(Flax, PyTorch) after three updates."""
-    flax = InFlax(course)
-    pytorch = InPyTorch(course, flax.state)
+    flax = InFlax(case)
+    pytorch = InPyTorch(case, flax.state)
     for number in range(3):
         flax.update(number)
         pytorch.update(number)
@@ -63,8 +63,8 @@ def trained(course):
 
 
 @pytest.mark.parametrize("framework", ["Flax", "PyTorch"])
-def test_a_resume_that_drops_a_moment_is_seen(framework, course, monkeypatch):
-    side = InFlax(course) if framework == "Flax" else InPyTorch(course, InFlax(course).state)
+def test_a_resume_that_drops_a_moment_is_seen(framework, case, monkeypatch):
+    side = InFlax(case) if framework == "Flax" else InPyTorch(case, InFlax(case).state)
     side.update(0)
     saved, right = side.saved(), type(side).load
     side.update(1)
@@ -85,9 +85,9 @@ def test_a_resume_that_drops_a_moment_is_seen(framework, course, monkeypatch):
     assert not trajectories.resumes(side, saved, [1])
 
 
-def test_moments_are_the_other_framework_s(course, trained):
+def test_moments_are_the_other_framework_s(case, trained):
     flax, pytorch = trained
-    ported = InPyTorch(course, flax.state).optimizer.state_dict()
+    ported = InPyTorch(case, flax.state).optimizer.state_dict()
     own = pytorch.optimizer.state_dict()
     assert ported["param_groups"][0]["params"] == own["param_groups"][0]["params"]
     assert ported["state"].keys() == own["state"].keys()
@@ -98,32 +98,32 @@ def test_moments_are_the_other_framework_s(course, trained):
             assert (ported["state"][index][key] - value).abs().max() < 1e-14, key
 
 
-def test_there_and_back_is_identical(course, trained):
+def test_there_and_back_is_identical(case, trained):
     flax, _ = trained
-    back = InPyTorch(course, flax.state).to_flax(3)
+    back = InPyTorch(case, flax.state).to_flax(3)
     for one, other in zip(jax.tree.leaves(flax.state), jax.tree.leaves(back), strict=True):
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)
 
 
-def test_before_the_first_update_torch_has_no_entries(course):
-    flax = InFlax(course)
-    pytorch = InPyTorch(course, flax.state)
+def test_before_the_first_update_torch_has_no_entries(case):
+    flax = InFlax(case)
+    pytorch = InPyTorch(case, flax.state)
     assert pytorch.optimizer.state_dict()["state"] == {}
     assert pytorch.to_flax(0).optimizer[0].count == 0
 
 
-def test_parameters_that_the_loss_does_not_reach_have_no_entry(course):
-    course = replace(course, model=course.model.replace(cross_attention_residual="query_only"))
-    flax = InFlax(course)
-    pytorch = InPyTorch(course, flax.state)
+def test_parameters_that_the_loss_does_not_reach_have_no_entry(case):
+    case = replace(case, model=case.model.replace(cross_attention_residual="query_only"))
+    flax = InFlax(case)
+    pytorch = InPyTorch(case, flax.state)
     for number in range(4):
         assert abs(flax.update(number) - pytorch.update(number)) < 1e-9
-    unreached = without_gradient(course.model)
+    unreached = without_gradient(case.model)
     own = pytorch.optimizer.state_dict()["state"]
     assert len(own) == len(flax.state.params) - len(unreached)
-    assert InPyTorch(course, flax.state).optimizer.state_dict()["state"].keys() == own.keys()
-    start = InFlax(course).params()
+    assert InPyTorch(case, flax.state).optimizer.state_dict()["state"].keys() == own.keys()
+    start = InFlax(case).params()
     for name in unreached:  # neither moved nor decayed, in both
         assert np.array_equal(flax.params()[name], start[name])
         assert np.array_equal(pytorch.params()[name], start[name])
@@ -149,25 +149,25 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_every_choice_is_the_same_in_both(name, course):
+def test_every_choice_is_the_same_in_both(name, case):
     """Everything that a step tells, and the parameters; one of them the loss does not reach."""
-    training = replace(course.training, **{"weight_decay": 0.5, "warmup_updates": 4, **CHOICES[name]})
-    course = replace(course, training=training, model=course.model.replace(cross_attention_residual="query_only"))
-    flax = InFlax(course)
-    pytorch = InPyTorch(course, flax.state)
+    training = replace(case.training, **{"weight_decay": 0.5, "warmup_updates": 4, **CHOICES[name]})
+    case = replace(case, training=training, model=case.model.replace(cross_attention_residual="query_only"))
+    flax = InFlax(case)
+    pytorch = InPyTorch(case, flax.state)
     for number in range(5):
         assert flax.step(number) == pytest.approx(pytorch.step(number), rel=1e-9)
-    start, ends = InFlax(course).params(), (flax.params(), pytorch.params())
+    start, ends = InFlax(case).params(), (flax.params(), pytorch.params())
     largest = max(np.abs(p).max() for p in ends[0].values())
     assert all(np.abs(ends[0][name] - p).max() <= 1e-9 * largest for name, p in ends[1].items())
     moved = {name for name, p in start.items() if not np.array_equal(p, ends[0][name])}
-    unreached = without_gradient(course.model)
+    unreached = without_gradient(case.model)
     assert unreached
     assert moved >= unreached if training.without_gradient == "decay" else not moved & unreached
 
 
-def test_different_numbers_of_updates_are_refused(course, trained):
-    pytorch = InPyTorch(course, trained[0].state)
+def test_different_numbers_of_updates_are_refused(case, trained):
+    pytorch = InPyTorch(case, trained[0].state)
     state = pytorch.optimizer.state_dict()
     state["state"][1]["step"] = torch.tensor(9.0)
     pytorch.optimizer.load_state_dict(state)
@@ -175,8 +175,8 @@ def test_different_numbers_of_updates_are_refused(course, trained):
         pytorch.to_flax(3)
 
 
-def test_a_missing_entry_is_refused(course, trained):
-    pytorch = InPyTorch(course, trained[0].state)
+def test_a_missing_entry_is_refused(case, trained):
+    pytorch = InPyTorch(case, trained[0].state)
     state = pytorch.optimizer.state_dict()
     del state["state"][0]
     pytorch.optimizer.load_state_dict(state)
@@ -186,12 +186,12 @@ def test_a_missing_entry_is_refused(course, trained):
         pytorch.to_flax(3)
 
 
-def test_what_is_not_adam_is_refused(course, trained):
+def test_what_is_not_adam_is_refused(case, trained):
     pytorch = trained[1]
     for state in (optax.sgd(0.1).init(trained[0].state.params), (trained[0].state.optimizer,) * 2):
         with pytest.raises(convert.ConversionError, match="states of Adam; one is needed"):
             convert.to_optimizer_state(state, pytorch.model, pytorch.optimizer)
-    other = make_optimizer(torch_reference.Transformer(course.model), course.training)
+    other = make_optimizer(torch_reference.Transformer(case.model), case.training)
     with pytest.raises(convert.ConversionError, match="not those of the model"):
         convert.to_optimizer_state(trained[0].state.optimizer, pytorch.model, other)
     nested = optax.scale_by_adam().init([jnp.ones(3)])
@@ -220,11 +220,11 @@ def test_other_optimizers_are_refused(trained):
             convert.to_optax_state(optimizer, pytorch.model, flax.state.optimizer)
 
 
-def test_lost_moments_are_seen(course, trained):
+def test_lost_moments_are_seen(case, trained):
     """A port that forgets the second moment leaves the curve at once."""
-    pytorch = InPyTorch(course, trained[0].state)
+    pytorch = InPyTorch(case, trained[0].state)
     for entry in pytorch.optimizer.state.values():
         entry["exp_avg_sq"] *= 1.0001
-    right = InPyTorch(course, trained[0].state)
+    right = InPyTorch(case, trained[0].state)
     losses = [(pytorch.update(number), right.update(number)) for number in (3, 4)]
     assert np.abs(np.subtract(*np.array(losses).T)).max() > trajectories.LOSS_BOUND

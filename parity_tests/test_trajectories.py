@@ -35,7 +35,7 @@ def small(case):
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_course(name):
+def test_case(name):
     outcome = trajectories.measure(small(CASES[name]), updates=40)
     assert outcome.loss <= trajectories.LOSS_BOUND
     assert outcome.relay <= trajectories.LOSS_BOUND

@@ -22,7 +22,7 @@ test-slow: install
 conversion-matrix: install
 	$(BIN)/python -m benchmarks.conversion_matrix docs/conversion.md
 
-# Trainings in both frameworks, update by update; writes the table and the picture. About five minutes.
+# Trainings in both frameworks, update by update; writes the table and the picture. About seven minutes.
 trajectories: install
 	$(BIN)/python -m benchmarks.trajectories docs/parity.md
 
@@ -30,7 +30,7 @@ trajectories: install
 decoding-matrix: install
 	$(BIN)/python -m benchmarks.decoding_matrix docs/decoding.md
 
-# The five published systems against the twins, all variants; writes the table into the page. A quarter of an hour.
+# The five published systems against the twins, all variants; writes the table into the page. Eight minutes.
 published: install
 	$(BIN)/python -m benchmarks.published_matrix docs/published_systems.md
 

@@ -1,0 +1,158 @@
+"""The structure of the source: which folder imports which, and what the two models mirror."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Imports lead from a later floor to an earlier one, or stay in their folder; folders of one floor know nothing of
+# each other.
+FLOORS = (
+    ("configs",),
+    ("formulas",),
+    ("flax_transformer", "torch_reference"),
+    ("convert",),
+    ("published",),
+    ("presets", "train"),
+    ("parity",),
+    ("audit",),
+    ("twinax",),
+)
+FLOOR = {folder: number for number, folders in enumerate(FLOORS) for folder in folders}
+
+
+def modules():
+    """Dotted name -> file of every module that is installed."""
+    for folder in FLOOR:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield (name if folder == "twinax" else f"twinax.{name}"), path
+
+
+MODULES = dict(modules())
+
+
+def imports(name):
+    """The modules of ours that a module imports anywhere, except for type checking."""
+    path = MODULES[name]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in list(ast.walk(tree)):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            found = {f"{source}.{alias.name}" for alias in node.names} & MODULES.keys()
+            yield from found or ({source} & MODULES.keys())
+        elif isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & MODULES.keys()
+
+
+GRAPH = {name: {target for target in imports(name) if target != name} for name in MODULES}
+
+
+def test_imports_form_no_circle():
+    graph, removed = {name: set(targets) for name, targets in GRAPH.items()}, True
+    while removed:
+        removed = [name for name, targets in graph.items() if not targets]
+        graph = {name: targets - set(removed) for name, targets in graph.items() if name not in removed}
+    assert sorted(graph) == []
+
+
+def folder_of(name):
+    return next((part for part in name.split(".")[1:2] if part in FLOOR), "twinax")
+
+
+@pytest.mark.parametrize("folder", FLOOR)
+def test_imports_lead_to_earlier_floors(folder):
+    for name in (name for name in MODULES if folder_of(name) == folder):
+        for target in GRAPH[name]:
+            reached = folder_of(target)
+            assert reached == folder or FLOOR[reached] < FLOOR[folder], f"{name} imports {target}"
+
+
+def test_recipes_and_presets_import_neither_framework():
+    """So that a training on a machine without torch can read them, and the command starts fast."""
+    names = [name for name in MODULES if name.endswith(".recipe") or folder_of(name) in ("configs", "presets")]
+    code = f"import sys; sys.modules |= {{'jax': None, 'torch': None}}\nfor n in {names}: __import__(n)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# file -> its mirror; a test of names, because the formulas are compared by running them
+MIRROR = {
+    **{
+        f"flax_transformer/{name}.py": f"torch_reference/{name}.py"
+        for name in (
+            *("attention", "beam", "decode", "dropout", "initializers"),
+            *("inputs", "layers", "model", "module", "scoring"),
+        )
+    },
+    **{f"train/{name}.py": f"torch_reference/{name}.py" for name in ("losses", "optimizers", "step")},
+}
+# What one side has by the nature of its framework: immutable state, a cache that is passed on, names of leaves.
+FLAX_ONLY = {
+    "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
+    | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values"},
+    "decode": {"Past", "Past.ancestors", "Past.layers", "SHORTEST", "checked_sources", "lengthen"},
+    "dropout": {"threefry_mask"},
+    "initializers": {"init"},
+    "inputs": {"check_number_types", "float64_is_on"},
+    "layers": {"Embedding.embedding", "Norm.scale", "linear"},
+    "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
+    | {"Transformer.from_arrays", "Transformer.next_logits"},
+    "module": {"Buffer", "join_path", "named_arrays"},
+    "optimizers": {"Params"},
+    "step": {"Arrays", "TrainState", "init_state", "make_train_step"}
+    | {f"TrainState.{field}" for field in ("buffers", "optimizer", "params", "position", "seed", "update")},
+}
+TORCH_ONLY = {
+    "beam": {"Search.margins", "Search.penalties"},
+    "initializers": {"BIAS_INITS"},
+    "layers": {"Embedding.weight", "Norm.weight", "Linear"}
+    | {f"Linear.{name}" for name in ("__init__", "bias", "compute_dtype", "forward", "weight")},
+    "model": {"Transformer.from_state_dict", "Transformer.train"},
+    "module": {"dtype_of"},
+    "optimizers": {"OPTIMIZERS"},
+    "step": {"train_step"},
+}
+
+
+def public_names(path):
+    """Classes, functions, tables, and of classes methods and attributes; `__call__` is torch's `forward`."""
+    found = set()
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        for inner in ast.walk(node) if isinstance(node, ast.ClassDef) else ():
+            if isinstance(inner, ast.FunctionDef):
+                found.add(f"{node.name}.{'forward' if inner.name == '__call__' else inner.name}")
+            elif isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
+                found.add(f"{node.name}.{inner.target.id}")
+            elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+                found |= {f"{node.name}.{inner.attr}"} if ast.unparse(inner.value) == "self" else set()
+    last = {name: name.rpartition(".")[2] for name in found}
+    return {name for name in found if not last[name].startswith("_") or last[name] == "__init__"}
+
+
+@pytest.mark.parametrize("path", MIRROR)
+def test_the_models_mirror_each_other(path):
+    """Whoever adds something to one side adds it to the other, or says here why not."""
+    flax, torch, name = public_names(path), public_names(MIRROR[path]), Path(path).stem
+    assert flax - torch == FLAX_ONLY.get(name, set())
+    assert torch - flax == TORCH_ONLY.get(name, set())
+
+
+def test_every_file_of_a_model_has_a_mirror():
+    mirrored = {*MIRROR, *MIRROR.values()}
+    alone = {"flax_transformer/unused_parameters.py"}  # which parameters a loss cannot reach: torch knows by itself
+    for folder in ("flax_transformer", "torch_reference"):
+        files = {f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.py")} - {f"{folder}/__init__.py"}
+        assert files - mirrored <= alone, files - mirrored

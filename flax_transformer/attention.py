@@ -26,7 +26,7 @@ class KeysValues(NamedTuple):
 
 
 class MultiHeadAttention(nnx.Module):
-    """concat_n(softmax(q_n · k_n / sqrt(H)) v_n) Wo, with q = x Wq, k = memory Wk, v = memory Wv.
+    """concat_n(softmax(q_n · k_n / sqrt(H) + bias_n) v_n) Wo, with q = x Wq, k = memory Wk, v = memory Wv.
 
     Source: Vaswani et al. 2017, section 3.2.
     """
@@ -47,8 +47,9 @@ class MultiHeadAttention(nnx.Module):
         memory: Float[Array, "B S D"],
         mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
+        bias: Float[Array, "#B #N T S"] | None = None,
     ) -> Float[Array, "B T D"]:
-        return self.attend(x, self.keys_values(memory), mask, dropout_key)
+        return self.attend(x, self.keys_values(memory), mask, dropout_key, bias)
 
     def keys_values(self, memory: Float[Array, "B S D"]) -> KeysValues:
         """Keys and values of what is attended to: decoding computes them once."""
@@ -64,12 +65,15 @@ class MultiHeadAttention(nnx.Module):
         keys_values: KeysValues,
         mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
+        bias: Float[Array, "#B #N T S"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """The attention of x to keys and values that are there already."""
+        """The attention of x to keys and values computed before; `bias` is added to the scores, before the mask."""
         k, v = keys_values
         q = self._split_heads(self.q_proj(x))
         record(self, "query", q)
         scores = SCORE_SCALINGS[self.config.score_scaling](q, k)
+        if bias is not None:
+            scores = scores + bias
         record(self, "scores", scores)
         weights = masked_softmax(scores, mask, self.config.mask_value)
         record(self, "weights", weights)

@@ -186,6 +186,34 @@ def test_norms_against_torch_s_own(norm):
         assert np.allclose(np.asarray(normalised), NORMS[norm](x), atol=1e-14)
 
 
+def test_a_bias_is_added_to_the_scores_before_the_mask():
+    """Against PyTorch's own attention, which takes both as one array of scores."""
+    config = TransformerConfig.preset("tiny", param_dtype="float64", compute_dtype="float64")
+    ours = torch_reference.attention.MultiHeadAttention(config, 3, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(1)
+    x, memory = (torch.randn(2, n, 32, dtype=torch.float64, generator=generator) for n in (3, 5))
+    mask, bias = (
+        torch.rand(2, 1, 3, 5, generator=generator) > 0.3,
+        torch.randn(1, 3, 3, 5, generator=generator).double(),
+    )
+    mask[..., 0] = True
+    q, k, v = (
+        ours._split_heads(p(y)).transpose(1, 2)
+        for p, y in zip((ours.q_proj, ours.k_proj, ours.v_proj), (x, memory, memory), strict=True)
+    )
+    scores = torch.where(mask, bias, -torch.inf)
+    heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=scores)
+    expected = ours.out_proj(heads.transpose(1, 2).flatten(2)).detach()
+    assert torch.allclose(ours(x, memory, mask, bias=bias), expected, atol=1e-13)
+    flax = flax_transformer.attention.MultiHeadAttention(config, 3, rngs=nnx.Rngs(0))
+    for name, module in ours.named_children():
+        if name.endswith("proj"):
+            getattr(flax, name).kernel.set_value(jnp.asarray(module.weight.detach().T))
+            getattr(flax, name).bias.set_value(jnp.asarray(module.bias.detach()))
+    found = flax(*(jnp.asarray(array) for array in (x, memory, mask)), bias=jnp.asarray(bias))
+    assert np.allclose(found, expected, atol=1e-13)
+
+
 @pytest.mark.parametrize("framework", ["flax", "torch"])
 def test_what_stands_around_the_layers(framework):
     """Embedding scale, position offset, tie, logit scale and output bias, against the formulas in numpy.

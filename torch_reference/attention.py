@@ -17,7 +17,7 @@ from .module import at_least_float32, record
 
 
 class MultiHeadAttention(nn.Module):
-    """concat_n(softmax(q_n · k_n / sqrt(H)) v_n) Wo, with q = x Wq, k = memory Wk, v = memory Wv.
+    """concat_n(softmax(q_n · k_n / sqrt(H) + bias_n) v_n) Wo, with q = x Wq, k = memory Wk, v = memory Wv.
 
     Source: Vaswani et al. 2017, section 3.2.
     """
@@ -39,6 +39,7 @@ class MultiHeadAttention(nn.Module):
         memory: Float[Tensor, "B S D"],
         mask: Bool[Tensor, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
+        bias: Float[Tensor, "#B #N T S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         q = self._split_heads(self.q_proj(x))
         k = self._split_heads(self.k_proj(memory))
@@ -46,6 +47,8 @@ class MultiHeadAttention(nn.Module):
         for name, heads in (("query", q), ("key", k), ("value", v)):
             record(self, name, heads)
         scores = SCORE_SCALINGS[self.config.score_scaling](q, k)
+        if bias is not None:
+            scores = scores + bias
         record(self, "scores", scores)
         weights = masked_softmax(scores, mask, self.config.mask_value)
         record(self, "weights", weights)

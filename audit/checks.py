@@ -260,7 +260,7 @@ def loss_is_right(subject: Subject, loss: Loss | None) -> Answer:
     labels, vocabulary = subject.tokens(1, 2), subject.vocabularies[1]
     uniform = math.log(vocabulary)
     certain = torch.nn.functional.one_hot(labels, vocabulary).float()
-    # Log-probabilities are logits too. A smoothed label wants no endless certainty.
+    # Log-probabilities are logits too. A smoothed label does not ask for infinite certainty.
     best = min(float(loss((certain * 2.0**n).log_softmax(-1), labels)) for n in range(8))
     padded, hidden = labels.clone(), min(PADDED, labels.shape[1] // 2)
     padded[:, labels.shape[1] - hidden :] = subject.pad_id

@@ -242,7 +242,7 @@ def _copy(module: nn.Module) -> nn.Module:
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference over what two tensors have in common, each cut to the other's sizes; nan is endless."""
+    """The largest difference where two tensors of different sizes overlap; NaN counts as infinite."""
     if a.ndim != b.ndim:
         return float("inf")
     common = tuple(slice(0, min(m, n)) for m, n in zip(a.shape, b.shape, strict=True))

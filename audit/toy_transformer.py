@@ -106,5 +106,5 @@ def step_by_step(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy in nats a token, without padding."""
+    """Cross entropy in nats per token, without padding."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=ToyTransformer.PAD)

@@ -30,7 +30,7 @@ def main(page: Path) -> int:
             rows.append(measure(name, *families[name], dtype, beam_size))
         for rule in track(WRONG_RULES, "rules", **progress):
             rules.append((rule, *(str(wrongly_decoded(*families[name], rule)) for name in FAMILIES)))
-    header = ("model", "number type", "beam", "Flax = PyTorch", "transformers = PyTorch", "sums, Flax to PyTorch")
+    header = ("model", "dtype", "beam", "Flax = PyTorch", "transformers = PyTorch", "sums, Flax to PyTorch")
     write_table(page, "decoding", header, [_cells(row) for row in rows])
     write_table(page, "rules", ("mistake in the rule", *FAMILIES), rules)
     return 0 if all(row.ok for row in rows) else 1

@@ -23,7 +23,7 @@ ROUNDS, STEPS, TOKENS, VOCABULARY, LENGTH = 7, 20, 4096, 3000, 20
 
 
 def measure(run: str, kept: bool) -> float:
-    """Target tokens a second, in this process; the first step is not counted."""
+    """Target tokens per second, in this process; the first step is not counted."""
     if kept and not keep_freed_memory():
         sys.exit("this system's C library is not glibc: nothing to measure")
     preset = run_preset(run)
@@ -56,7 +56,7 @@ def main(run: str) -> None:
             speeds.append(float(done.stdout))
     ratios = [kept / freed for freed, kept in zip(*found.values(), strict=True)]
     medians = " and ".join(f"{statistics.median(speeds):,.0f} {name}" for name, speeds in found.items())
-    print(f"{run}, {jax.devices()[0].device_kind}, {ROUNDS} rounds of {STEPS} steps; tokens a second: {medians}")
+    print(f"{run}, {jax.devices()[0].device_kind}, {ROUNDS} rounds of {STEPS} steps; tokens per second: {medians}")
     print(f"kept over freed: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 

@@ -169,7 +169,7 @@ def _draw(todo: list[Variant]) -> None:
             left.plot(*curve, style, color=colors[variant.system], label=f"{variant.system}, {variant.name}")
         if variant.system == ABLATED:
             right.plot(*curve, marker="o", ms=3, label=variant.name)
-    left.set(title="as published and repaired", ylabel="loss of validation in nats a token")
+    left.set(title="as published and repaired", ylabel="loss of validation in nats per token")
     right.set(title=f"{ABLATED}: repaired alone and together")
     for axes in (left, right):
         axes.set_xlabel("updates")

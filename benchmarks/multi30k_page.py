@@ -93,7 +93,9 @@ def plot(curves: Mapping[str, Mapping[int, Mapping[str, Any]]], path: Path) -> N
             label = name if name.endswith("tuned") else label
             color = f"C{kinds.index(kind)}"
             axes.plot(list(found), [v[metric] for v in found.values()], style, color=color, linewidth=1, label=label)
-        axes.set(xlabel="updates", ylabel="loss in nats a token" if metric == "loss" else "BLEU, greedy, 200 sentences")
+        axes.set(
+            xlabel="updates", ylabel="loss in nats per token" if metric == "loss" else "BLEU, greedy, 200 sentences"
+        )
         axes.grid(alpha=0.3)
         axes.locator_params(axis="x", nbins=5)
     lowest = min(v["loss"] for found in curves.values() for v in found.values())

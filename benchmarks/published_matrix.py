@@ -68,7 +68,7 @@ def _round_trip(name: str, as_published: bool, folder: Path) -> tuple[str, bool]
     back = torch.load(paths[2], weights_only=True)["model"]
     same = back.keys() == state.keys() and all(torch.equal(back[key], tensor) for key, tensor in state.items())
     unused = f", {len(checkpoint.unused)} of them for nothing" if checkpoint.unused else ""
-    return f"{len(state)} tensors{unused}: equal to the bit", same
+    return f"{len(state)} tensors{unused}: bit-identical", same
 
 
 def _trained(name: str, as_published: bool) -> tuple[str, bool]:

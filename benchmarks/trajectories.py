@@ -31,14 +31,14 @@ def draw(outcomes: list[Outcome], picture: Path) -> None:
         losses.plot(outcome.losses[:, 1], color=color, linewidth=0.8, linestyle="--")
         for axes, pairs in ((wide, outcome.losses), (narrow, outcome.narrow_losses)):
             axes.semilogy(np.maximum.accumulate(np.abs(np.subtract(*pairs.T))), color=color)
-    losses.set(title="loss in float64: Flax (wide) and PyTorch (dashed)", ylabel="nats a token")
+    losses.set(title="loss in float64: Flax (wide) and PyTorch (dashed)", ylabel="nats per token")
     losses.legend(fontsize=8, ncols=2)
     wide.axhline(LOSS_BOUND, color="black", linewidth=0.8, linestyle=":")
-    wide.set(title=f"worst difference so far in float64; {LOSS_BOUND:g} is allowed", ylabel="nats a token")
+    wide.set(title=f"worst difference so far in float64; {LOSS_BOUND:g} is allowed", ylabel="nats per token")
     narrow.set(
         title="worst difference so far in float32, free-running: it informs, nothing is decided by it", xlabel="update"
     )
-    narrow.set(ylabel="nats a token")
+    narrow.set(ylabel="nats per token")
     figure.savefig(picture, dpi=110)
 
 

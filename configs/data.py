@@ -17,7 +17,7 @@ class CorpusConfig:
         ConfigError: neither or both are given, or a column is missing.
     """
 
-    src: str | None = None  # text file, a sentence a line; .gz too
+    src: str | None = None  # text file, one sentence per line; .gz too
     tgt: str | None = None  # the same sentences in the other language
     dataset: str | None = None  # file (.tsv .csv .json .jsonl .parquet, or .txt as SCAN's), directory, or hub name
     subset: str | None = None  # of a hub name or a directory, as "de-en" of opus_books

@@ -20,7 +20,7 @@ Metric = Literal["loss", "bleu"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """How long a run goes, and how often it looks up. None of it changes what an update does.
+    """The length of a run and its validation interval. No field changes what an update computes.
 
     Raises:
         ConfigError: a field has a value that it may not have, or two contradict each other.

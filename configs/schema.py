@@ -113,7 +113,7 @@ class TransformerConfig:
     activation: Activation = "relu"
     ffn_bias: bool = True
 
-    # Dropout rates, one a site.
+    # Dropout rates, one per site.
     embedding_dropout: float = 0.1
     attention_dropout: float = 0.0  # on attention weights
     ffn_dropout: float = 0.0  # inside the feed-forward network, after the activation
@@ -134,7 +134,7 @@ class TransformerConfig:
     forced_bos_id: int | None = None  # decoding emits it first
     forced_eos_id: int | None = None  # decoding emits it at its longest length; None: eos_id
 
-    # Number types.
+    # Dtypes.
     param_dtype: DType = "float32"
     compute_dtype: DType = "float32"
 

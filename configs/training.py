@@ -105,7 +105,7 @@ def _check_schedule(config: TrainingConfig) -> None:
 
 
 def check_trainable(model: TransformerConfig) -> None:
-    """Raises: ConfigError where Adam cannot work on the model's number type."""
+    """Raises: ConfigError where Adam cannot work on the model's dtype."""
     if model.param_dtype == "float16":
         raise ConfigError(
             "param_dtype='float16': squares of gradients do not fit into it; train with param_dtype='float32' and "

@@ -113,7 +113,7 @@ def _check(what: str, held: Any, known: Collection[str], kind: type) -> None:
 
 
 def checksum(arrays: Arrays) -> str:
-    """SHA-256 of arrays by name: of names, number types, shapes and bytes, whatever their order and memory layout."""
+    """SHA-256 of arrays by name: of names, dtypes, shapes and bytes, whatever their order and memory layout."""
     found = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         found.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())

@@ -79,14 +79,14 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
     """(arrays by name, texts that stand beside them) of a file.
 
     Raises:
-        ConversionError: the file is damaged, or of a number type that numpy does not have.
+        ConversionError: the file is damaged, or of a dtype that numpy does not have.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             texts = file.metadata() or {}
         return safetensors.numpy.load_file(path), texts
     except AttributeError:  # numpy.float8_…, which is not there
-        raise ConversionError(f"{path}: holds tensors of a number type that numpy does not have") from None
+        raise ConversionError(f"{path}: holds tensors of a dtype that numpy does not have") from None
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ConversionError(f"{path}: not a whole safetensors file: {error}") from None
 

@@ -1,6 +1,6 @@
 """The state of Adam between optax and `torch.optim`: moments, number of updates, groups of parameters.
 
-Names, layouts and number types are those of the parameters' port. What `torch.optim` keeps besides, the groups with
+Names, layouts and dtypes are those of the parameters' port. What `torch.optim` keeps besides, the groups with
 their settings, comes from an optimiser of the same settings; so does the shape of optax's state.
 """
 

@@ -61,7 +61,7 @@ def to_state_dict(
     `trained_only`: the tree has trained parameters and no fixed tables, as gradients do.
 
     Raises:
-        ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong number type.
+        ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
     port = port_of(config, trained_only)
     arrays = {name: np.asarray(a) for name, a in _by_name(params).items()}
@@ -75,7 +75,7 @@ def to_params(
     """A PyTorch state dict as Flax parameters by name, for `Transformer.from_arrays`; `trained_only` as above.
 
     Raises:
-        ConversionError: lists all tensors that are missing, unknown, of a wrong shape or of a wrong number type.
+        ConversionError: lists all tensors that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
     port = port_of(config, trained_only)
     arrays = {name: from_torch(tensor) for name, tensor in state_dict.items()}

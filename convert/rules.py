@@ -57,7 +57,7 @@ def translate(rules: Iterable[Rule], arrays: Mapping[str, np.ndarray], specs: Ma
     """The target's arrays, by the rules; `specs` says what every array of the source must be.
 
     Raises:
-        ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong number type.
+        ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
     problems = [f"missing: {name}, {_text(spec)}" for name, spec in specs.items() if name not in arrays]
     problems += [f"not in the model: {name}, {_text(_spec(a))}" for name, a in arrays.items() if name not in specs]

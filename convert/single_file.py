@@ -119,7 +119,7 @@ class Parts(NamedTuple):
         """All of it. Raises: ConversionError where there is not one config, or the arrays are not the config's."""
         with self._named():
             if config is not None and not self.bare:
-                raise ConversionError("has a config of its own; leave the other one away")
+                raise ConversionError("has a config of its own; omit the other one")
             model, assumed = self.found["model"], ()
             if isinstance(config, str) or (config is None and self._published):
                 config, assumed = published_config(model, self.layout, config, self.found.get("stated", {}))

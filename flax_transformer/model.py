@@ -199,7 +199,7 @@ class Transformer(nnx.Module):
         """A model of these parameters and buffers by name, as `named_arrays` gives them; draws no random ones.
 
         Raises:
-            ValueError: names are missing or unknown. `convert` checks shapes and number types.
+            ValueError: names are missing or unknown. `convert` checks shapes and dtypes.
         """
         graphdef, state = nnx.split(nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0))))
         names = {join_path(path) for path, _ in nnx.to_flat_state(state)}

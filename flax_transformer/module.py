@@ -34,7 +34,7 @@ def activations(model: nnx.Module, *args: Any, **kwargs: Any) -> tuple[Any, dict
 def named_arrays(tree: nnx.Module | nnx.State, kind: Any = (nnx.Param, Buffer)) -> dict[str, Any]:
     """Parameters and buffers of a model or a state by name, sorted; `kind` chooses, as `nnx.Param`.
 
-    An abstract model, as `nnx.eval_shape` makes it, gives their shapes and number types.
+    An abstract model, as `nnx.eval_shape` makes it, gives their shapes and dtypes.
     """
     state = nnx.state(tree, kind) if isinstance(tree, nnx.Module) else nnx.filter_state(tree, kind)
     flat = {join_path(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}

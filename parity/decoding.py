@@ -93,7 +93,7 @@ def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarr
 
 
 # family -> settings. Tokens are far apart with weights so large, and where the end is likelier, by END in its logit,
-# sentences have many lengths: where all run to the longest, hardly any rule can be told from another.
+# sentences have many lengths: where all run to the longest, most rules cannot be distinguished.
 FAMILIES: dict[str, dict[str, Any]] = {
     "Marian": {
         "pad_token_id": 100,

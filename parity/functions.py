@@ -42,7 +42,7 @@ LOSS = TrainingConfig()  # cross entropy without smoothing, which every oracle h
 def flax_function(
     config: TransformerConfig, *, gradients: bool = True
 ) -> Callable[[Mapping[str, Any], Batch], Outputs]:
-    """f(arrays by Flax name, batch), compiled once a shape."""
+    """f(arrays by Flax name, batch), compiled once per shape."""
     trained = list(flax_specs(config, trained_only=True))
 
     def forward(arrays: Mapping[str, Any], batch: Batch) -> tuple[jax.Array, Outputs]:

@@ -210,7 +210,7 @@ def run_ladder(
 def _ratios(
     dtype: str, wide: Model, narrow: tuple[Model, Model], batches: Iterator[Batch], tell: Callable[[int], None]
 ) -> dict[str, float]:
-    """Flax's error over PyTorch's in a number type, a rung; `narrow` is PyTorch's model and Flax'.
+    """Flax's error over PyTorch's in a dtype, a rung; `narrow` is PyTorch's model and Flax'.
 
     None where there are fewer batches: the same sentences again would prove no more.
     """
@@ -266,14 +266,14 @@ def _draw(config: TransformerConfig, seed: int, number: int, batch: int) -> Batc
 
 
 def _as_type(model: Model, dtype: str) -> Model:
-    """The same model with parameters of a number type, computing in it."""
+    """The same model with parameters of a dtype, computing in it."""
     config, arrays = model
     config = config.replace(param_dtype=dtype, compute_dtype=dtype)
     return config, {name: a.astype(dtype) for name, a in arrays.items()}
 
 
 def _run_both(model: Model, flax: Model, dtype: str, batch: Batch, gradients: bool) -> tuple[Outputs, Outputs]:
-    """(Flax outputs, PyTorch outputs) of models with float32 parameters, computed in a narrow number type."""
+    """(Flax outputs, PyTorch outputs) of models with float32 parameters, computed in a narrow dtype."""
     (config, arrays), (flax_config, flax_arrays) = model, flax
     with jax.enable_x64(False):
         narrow = flax_function(flax_config.replace(compute_dtype=dtype), gradients=gradients)(flax_arrays, batch)

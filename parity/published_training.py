@@ -76,7 +76,7 @@ def training_config(name: str, as_published: bool) -> TrainingConfig:
 
 
 def batch(number: int, parts: int, as_published: bool, pad: int, size: int) -> Batch:
-    """Random sentences and their reversals, ragged. Part k is every so-manieth sentence from k on.
+    """Random sentences and their reversals, ragged. Part k is every n-th sentence from k on.
 
     As published, the first update of several parts comes after one of them: the others are padding alone.
     """
@@ -112,7 +112,7 @@ def published_losses(
 class Trained:
     """What a training showed."""
 
-    losses: np.ndarray  # (update; published, Flax, PyTorch), in nats a token
+    losses: np.ndarray  # (update; published, Flax, PyTorch), in nats per token
     parameters: float  # largest difference of a twin's at the end, of the largest parameter
     unmoved: int  # tensors of the published model that no update changed
 

@@ -106,7 +106,7 @@ class InFlax:
         return init_state(model, self.case.training)
 
     def update(self, number: int) -> float:
-        """Loss of one update, in nats a token."""
+        """Loss of one update, in nats per token."""
         return self.step(number)[0]
 
     def step(self, number: int) -> tuple[float, ...]:
@@ -141,7 +141,7 @@ class InPyTorch:
         )
 
     def update(self, number: int) -> float:
-        """Loss of one update, in nats a token."""
+        """Loss of one update, in nats per token."""
         return self.step(number)[0]
 
     def step(self, number: int) -> tuple[float, ...]:
@@ -178,13 +178,13 @@ class InPyTorch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case showed; losses are (update, framework), in nats a token."""
+    """What a case showed; losses are (update, framework), in nats per token."""
 
     name: str
     losses: np.ndarray
     narrow_losses: np.ndarray  # free-running in float32: they inform
     parameters: float  # largest difference at the end, of the largest parameter
-    resumed: bool  # saved and loaded halfway, the same bits, in both
+    resumed: bool  # saved and loaded halfway, bit-identical in both
     relay: float  # worst loss difference of Flax, then PyTorch, then Flax, a third each
     ratio: float  # of the float32 errors of single updates, parameters
     moment_ratio: float  # the same of Adam's first moment

@@ -22,13 +22,13 @@ Oracle = Callable[[Batch], Outputs]
 def load_oracle(directory: str | PathLike[str], checkpoint: Checkpoint) -> Oracle:
     """The directory's model, loaded by `transformers`, in float64; `checkpoint` is what `convert.load` made of it.
 
-    Loaded in its own number type, in which it computes its position tables, and widened then.
+    Loaded in its own dtype, in which it computes its position tables, and widened then.
     """
     return oracle_of(load_model(directory, checkpoint).double(), checkpoint)
 
 
 def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
-    """The directory's model, loaded by `transformers` in its own number type, in evaluation mode."""
+    """The directory's model, loaded by `transformers` in its own dtype, in evaluation mode."""
     import transformers
 
     assert checkpoint.layout is not None

@@ -31,7 +31,7 @@ CONFIGS = {
     "pre-norm, exact mask": SMALL,
     "post-norm, filled mask": SMALL.replace(norm_placement="post", mask_value=-1e9, score_scaling="query"),
 }
-SHAPES = [(2, 1, 1), (3, 5, 2), (2, 2, 7), (3, 8, 8)]  # (B, S, T): each compiles once a config
+SHAPES = [(2, 1, 1), (3, 5, 2), (2, 2, 7), (3, 8, 8)]  # (B, S, T): each compiles once per config
 LARGEST_SCORE = 1e3
 
 

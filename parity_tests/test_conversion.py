@@ -90,7 +90,7 @@ def test_a_mistake_in_a_family_is_seen(mistake, tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["M2M100", "Marian, untied", "BART"])
 def test_narrow_checkpoints_are_the_same_function(name, dtype, tmp_path):
-    """Tables that a file lacks are rounded to its number type, as `transformers` does."""
+    """Tables that a file lacks are rounded to its dtype, as `transformers` does."""
     conversion.random_model(name).to(dtype).save_pretrained(tmp_path)
     checkpoint = convert.load(tmp_path)
     config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")

@@ -273,7 +273,7 @@ WRONG = {
         lambda d: edit(d, num_hidden_layers=3),
         "num_hidden_layers=3: contradicts encoder_layers=2",
     ),
-    "number type": (
+    "dtype": (
         lambda d: edit(d, dtype="bfloat16"),
         "dtype='bfloat16': contradicts the weights, which are float32",
     ),
@@ -292,7 +292,7 @@ WRONG = {
     "code in a torch file": (code, "pytorch_model.bin: holds more than tensors, a "),
     "nested torch file": (no_state_dict, "pytorch_model.bin: is no state dict"),
     "empty torch file": (empty_torch_file, "pytorch_model.bin: not a whole PyTorch file: EOFError"),
-    "float8": (float8, "model.safetensors: holds tensors of a number type that numpy does not have"),
+    "float8": (float8, "model.safetensors: holds tensors of a dtype that numpy does not have"),
     "float8 in a torch file": (
         float8_in_torch,
         "final_logits_bias is torch.float8_e4m3fn on cpu, torch.strided, which",
@@ -314,7 +314,7 @@ WRONG = {
         lambda d: edit_weights(d, narrow),
         "wrong: model.encoder.layers.0.fc1.weight is float32[5, 12], must be float32[17, 12]",
     ),
-    "mixed number types": (
+    "mixed dtypes": (
         lambda d: edit_weights(d, half),
         "wrong: model.encoder.layers.0.fc1.weight is bfloat16[17, 12], must be float32[17, 12]",
     ),

@@ -197,8 +197,8 @@ def test_convert_says_what_it_did(command, tmp_path):
     code, out, _ = command("convert", STORED, tmp_path / "a.pt")
     text = " ".join(out.replace("│", " ").split())
     assert code == 0
-    assert "50 arrays, 1,844 numbers: all came back equal to the bit" in text
-    assert "adam after 600 updates: came back equal to the bit" in text
+    assert "50 arrays, 1,844 numbers: all came back bit-identical" in text
+    assert "adam after 600 updates: came back bit-identical" in text
     code, out, _ = command("convert", tmp_path / "a.pt", tmp_path / "b", "--weights-only")
     assert (code, "left out" in out) == (0, False)
     assert convert.load(tmp_path / "b").training is None

@@ -120,11 +120,11 @@ def kill_and_compare(folder: Path, kills: int, updates: int, seed: int) -> Count
     counts["batches lost"] = (expected - seen).total()  # by their contents
     counts["batches repeated"] = (seen - expected).total()
     assert (counts["batches lost"], counts["batches repeated"]) == (0, 0)
-    assert ours == theirs  # every loss, norm and rate, to the bit
+    assert ours == theirs  # every loss, norm and rate, bit-identical
     assert listed(folder / "killed") == listed(folder / "never")
     for name in (f"checkpoints/{updates}", f"averaged/{updates}"):
         left, right = (arrays_of(folder / run / name) for run in ("killed", "never"))
-        counts["arrays equal to the bit"] += len(left)
+        counts["arrays bit-identical"] += len(left)
         assert left.keys() == right.keys()
         for key, array in left.items():
             assert np.asarray(array).tobytes() == np.asarray(right[key]).tobytes(), key

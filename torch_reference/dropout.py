@@ -59,7 +59,7 @@ class Dropout(Site):
 
 
 class LayerDrop(Site):
-    """With probability `rate` the whole batch goes around a layer: its output is its input. No scaling.
+    """With probability `rate` a layer is skipped for the whole batch: its output is its input. No scaling.
 
     Source: Fan et al. 2020, "Reducing Transformer Depth on Demand", section 3.
     """

@@ -188,7 +188,7 @@ class Transformer(nn.Module):
     def from_state_dict(cls, config: TransformerConfig, state_dict: Mapping[str, Any]) -> "Transformer":
         """A model that holds these very tensors; draws no random ones.
 
-        `convert` checks names, shapes and number types first.
+        `convert` checks names, shapes and dtypes first.
         """
         with torch.device("meta"):
             model = cls(config)

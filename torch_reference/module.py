@@ -34,5 +34,5 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """torch's number type of a config's name for it."""
+    """torch's dtype of a config's name for it."""
     return getattr(torch, name)

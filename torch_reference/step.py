@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 class Metrics(NamedTuple):
     """What a step tells."""
 
-    loss: float  # nats a token
+    loss: float  # nats per token
     tokens: int  # labels that are not padding
     gradient_norm: float  # before clipping
     learning_rate: float

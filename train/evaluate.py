@@ -1,4 +1,4 @@
-"""How good parameters are on validation pairs: loss in nats a token, perplexity, BLEU, and some translations."""
+"""How good parameters are on validation pairs: loss in nats per token, perplexity, BLEU, and some translations."""
 
 import math
 from typing import Any
@@ -44,7 +44,7 @@ class Validation:
         return len({*self._plan.buckets})
 
     def measure(self, arrays: Arrays) -> dict[str, Any]:
-        """Loss (nats a token, without smoothing), perplexity; and BLEU and samples where the run translates."""
+        """Loss (nats per token, without smoothing), perplexity; and BLEU and samples where the run translates."""
         total, tokens = 0.0, 0
         for rows, number in zip(self._plan.batches, self._plan.buckets, strict=True):
             padded = pad_rows(self._prepared.valid, rows, self._buckets[number], self._prepared.run.model.pad_id)
@@ -63,7 +63,7 @@ class Validation:
         sources, references = valid.sources(rows), self._prepared.references[: len(rows)]
         model = Transformer.from_arrays(run.model, {name: jnp.asarray(a) for name, a in arrays.items()})
         longest = max(len(ids) for ids in valid.targets(rows))
-        # Untrained models do not end; half as much again as the longest reference is enough to see that.
+        # Untrained models never emit EOS; half as much again as the longest reference is enough to see that.
         decoding = DecodingConfig(max_length=min(run.model.max_length, longest * 3 // 2))
         size = min(_BLOCK, len(rows))
         filled = [*sources, *[sources[-1]] * (-len(rows) % size)]

@@ -1,4 +1,4 @@
-"""The loop around the step: batches in, checkpoints and metrics out; stopped at any moment, it goes on to the bit.
+"""The loop around the step: batches in, checkpoints and metrics out; after any interruption it resumes bit-exactly.
 
 What belongs to update n is done in this order: the step; its record; where one is due, a checkpoint; then validation.
 After a stop, what is missing behind the last checkpoint is done again, with the same result.

@@ -59,7 +59,7 @@ def _forward(
         expected += (target.padding - target.other) * z[..., pad_id]
     if target.other:
         expected += target.other * z.sum(-1)
-    # What waits for the gradient is the logits in their own number type, not the probabilities in float32.
+    # What waits for the gradient is the logits in their own dtype, not the probabilities in float32.
     return normaliser - expected - target.entropy, (logits, labels, largest, normaliser)
 
 

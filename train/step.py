@@ -44,13 +44,13 @@ class TrainState(NamedTuple):
     optimizer: optax.OptState
     update: Int[Array, ""]  # updates made
     seed: UInt[Array, ""]  # of dropout
-    position: Int[Array, "2"]  # in the data: epoch, batch; whoever reads the data moves it
+    position: Int[Array, "2"]  # in the data: epoch, batch; the data reader advances it
 
 
 class Metrics(NamedTuple):
     """What a step tells; arrays on the device, so that asking for them is what waits."""
 
-    loss: Float[Array, ""]  # nats a token
+    loss: Float[Array, ""]  # nats per token
     tokens: Int[Array, ""]  # labels that are not padding
     gradient_norm: Float[Array, ""]  # before clipping
     learning_rate: Float[Array, ""]
@@ -130,7 +130,7 @@ def _accumulate(
         raise ValueError(f"accumulation={parts}: does not divide the batch of {sentences} sentences")
     if parts == 1:
         return compute(batch)
-    # A part is every so-manieth sentence: where the batch is spread over devices, each has its share of every part.
+    # A part is every n-th sentence: where the batch is spread over devices, each has its share of every part.
     stacked = jax.tree.map(lambda a: a.reshape(sentences // parts, parts, *a.shape[1:]).swapaxes(0, 1), batch)
     zero = jnp.zeros((), jnp.promote_types(model_config.compute_dtype, jnp.float32))
     zeros = zero, jnp.zeros((), int), jax.tree.map(jnp.zeros_like, dict(state.params))

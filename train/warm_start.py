@@ -42,7 +42,7 @@ class Initial:
             )
 
     def model(self, config: TransformerConfig) -> Transformer:
-        """The model with these weights, in the number type that `config` has."""
+        """The model with these weights, in the dtype that `config` has."""
         return Transformer.from_arrays(
             config, {name: jnp.asarray(array, config.param_dtype) for name, array in self.arrays.items()}
         )

@@ -43,7 +43,7 @@ def parity(
         model: a preset (tiny, small, base, big), whose weights are random, or any checkpoint: run, Hugging Face
             directory, .pt, .safetensors. tiny takes half a minute; base and big take minutes and gigabytes.
         other: a second checkpoint.
-        src: text file, a sentence a line (.gz too), to compare on; none: random tokens.
+        src: text file, one sentence per line (.gz too), to compare on; none: random tokens.
         tgt: its translations; none: the model's own.
         translations: translate every sentence of --src in both frameworks too, greedily and with a beam of 5, and
             compare the tokens.
@@ -151,7 +151,7 @@ def inspect(
     tensors: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
-    """Print what is in a checkpoint: form, layout, config, counts, number types, ties, training, checksum.
+    """Print what is in a checkpoint: form, layout, config, counts, dtypes, ties, training, checksum.
 
     The checksum is of the weights by their Flax names: it is the same in every form and layout.
 
@@ -222,7 +222,7 @@ def main() -> None:
     except UsageError as error:
         print(f"twinax: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # whoever reads has enough; Python would say so once more at its end
+    except BrokenPipeError:  # the reader closed the pipe; Python would report it once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt:

@@ -85,7 +85,7 @@ def convert_checkpoint(
     if len(different) > len(rebuilt):
         said += f"[bold red]{len(different)} came back DIFFERENT, as {different[0]}[/]"
     else:
-        said += f"all came back equal to the bit, sha256 {checksum(checkpoint.arrays)[:16]}"
+        said += f"all came back bit-identical, sha256 {checksum(checkpoint.arrays)[:16]}"
         said += f", but for {', '.join(rebuilt)}, which {layout} computes anew" if rebuilt else ""
     table.add_row("weights", said)
     if checkpoint.unused:
@@ -133,7 +133,7 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     console = Console()
     console.print(table)
     if tensors:
-        listing = Table(Column("array", overflow="fold"), "shape", "number type", "sha256")
+        listing = Table(Column("array", overflow="fold"), "shape", "dtype", "sha256")
         for name, about in every.items():
             listing.add_row(escape(name), "×".join(map(str, about["shape"])), about["dtype"], about["sha256"][:16])
         console.print(listing)
@@ -276,7 +276,7 @@ def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str,
         return f"left out, with the run and its {ours.update:,} updates: there is no place for it", True
     same = all(checksum(getattr(ours, key)) == checksum(getattr(theirs, key)) for key in MOMENTS)
     same &= replace(theirs, exp_avg={}, exp_avg_sq={}) == replace(ours, exp_avg={}, exp_avg_sq={})
-    verdict = "came back equal to the bit" if same else "[bold red]came back DIFFERENT[/]"
+    verdict = "came back bit-identical" if same else "[bold red]came back DIFFERENT[/]"
     return f"{ours.run.training.optimizer} after {ours.count:,} updates: {verdict}", same
 
 

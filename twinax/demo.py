@@ -32,7 +32,7 @@ class Results(NamedTuple):
     stopped_by: int | None  # signal that ended the training; there are no results then
     exact: dict[str, float]  # share of sentences that are translated word for word, by set
     differing_tokens: int  # between the two frameworks
-    equal_arrays: tuple[int, int]  # that came back from PyTorch's file to the bit, and all
+    equal_arrays: tuple[int, int]  # bit-identical when they came back from PyTorch's file, and all
     ladder: bool
 
 
@@ -103,7 +103,7 @@ def demo(out: Path, updates: int, test: int) -> Results:
     for name, share in exact.items():
         table.add_row(name, f"{share:.1%} of {test} word for word, BLEU {bleu[name]:.2f}")
     table.add_row("Flax and PyTorch", f"{differing} of {tokens:,} tokens differ")
-    table.add_row("through PyTorch's file", f"{arrays[0]} of {arrays[1]} arrays equal to the bit, optimiser too")
+    table.add_row("through PyTorch's file", f"{arrays[0]} of {arrays[1]} arrays bit-identical, optimiser too")
     table.add_row("the ladder", "every rung equal" if ladder else "DIFFERENT, see above")
     table.add_row("all", f"{time.monotonic() - began:.0f} s")
     console.print(table)
@@ -144,7 +144,7 @@ def _show(translator: Translator, out: Path, console: Console) -> None:
 
 
 def _through_pytorch(translator: Translator, path: Path) -> tuple[int, int]:
-    """(arrays that are the same to the bit after PyTorch has saved and loaded them, all)."""
+    """(arrays that are bit-identical after PyTorch has saved and loaded them, all)."""
     path.unlink(missing_ok=True)  # of an earlier demo
     convert.save(translator.checkpoint, path)
     ours, back = translator.checkpoint.tensors, convert.load(path).tensors

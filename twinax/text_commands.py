@@ -46,7 +46,7 @@ def translate(
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
-        source: text file, a sentence a line (.gz too); none: standard input.
+        source: text file, one sentence per line (.gz too); none: standard input.
         beam_size: hypotheses that are kept in the search; 1 is greedy, the fastest.
         n_best: translations of a line; with more than one, each line begins with the number of its source and a tab.
         length_exponent: scores are sums of log-probabilities over length to this power.
@@ -77,7 +77,7 @@ def translate(
             drawn = drawn or _draw(translator, lines, found, attention)
 
         if source is None and sys.stdin.isatty():
-            print("a sentence a line; Ctrl-D ends", file=sys.stderr)
+            print("one sentence per line; Ctrl-D ends", file=sys.stderr)
             for number, line in enumerate(_typed(), 1):
                 show([line], number)
         else:
@@ -118,7 +118,7 @@ def evaluate(
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
-        src: text file, a sentence a line (.gz too).
+        src: text file, one sentence per line (.gz too).
         tgt: its reference translations.
         dataset: instead of both: file with two columns (.tsv .csv .json .jsonl .parquet, or .txt as SCAN's), directory,
             or hub name.
@@ -180,7 +180,7 @@ def score(
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors.
-        src: text file, a sentence a line (.gz too).
+        src: text file, one sentence per line (.gz too).
         tgt: its translations.
         framework: which twin computes.
     """

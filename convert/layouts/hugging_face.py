@@ -96,7 +96,7 @@ class Family:
     position_table: Callable[[TransformerConfig], np.ndarray] | None = None  # where it is not the formula's in float64
 
     def config(self, settings: Settings, dtype: str) -> TransformerConfig:
-        """Our config of their settings, where the weights are of this number type.
+        """Our config of their settings, where the weights are of this dtype.
 
         Raises:
             ConversionError: lists every setting that is not known, or whose value our model does not have.
@@ -209,7 +209,7 @@ class Family:
     def tables(self, config: TransformerConfig) -> Arrays:
         """The fixed position tables that `transformers` computes for this config, by our name.
 
-        It computes them in float32 whatever the model's number type; a float64 table would be another one.
+        It computes them in float32 whatever the model's dtype; a float64 table would be another one.
         """
         if config.positions not in POSITION_TABLES:
             return {}

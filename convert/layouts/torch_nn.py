@@ -128,7 +128,7 @@ def write_transformer(arrays: Mapping[str, np.ndarray], fields: dict[str, Any]) 
     """The state dict of the `torch.nn.Transformer` that `read_transformer` would read so.
 
     Raises:
-        ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong number type.
+        ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
     specs = _specs(fields, ("encoder.", "decoder."))
     translated = translate(transformer_rules(fields), arrays, specs)

@@ -82,7 +82,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, run: RunConfig, tokenizers: Tokenizers) -> None:
-        """Begins to write a checkpoint; the state may be given away at once. One that is there already stays."""
+        """Begins to write a checkpoint; the state may be donated at once. One that is there already stays."""
         update = int(state.update)
         if update in self.updates:
             return
@@ -207,7 +207,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _abstract_state(run: RunConfig) -> TrainState:
-    """Shapes and number types of a run's state, on one device."""
+    """Shapes and dtypes of a run's state, on one device."""
     return on_one_device(jax.eval_shape(lambda: init_state(Transformer(run.model, rngs=nnx.Rngs(0)), run.training)))
 
 

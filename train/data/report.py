@@ -53,7 +53,7 @@ def _shape_table(prepared: Prepared) -> Table:
     """The shapes of batches, and the padding of the first epoch."""
     plan = prepared.batches().plan(0)
     lengths = prepared.train.lengths
-    table = Table("rows", "source", "target", "batches an epoch", "padding", title="shapes", show_footer=True)
+    table = Table("rows", "source", "target", "batches per epoch", "padding", title="shapes", show_footer=True)
     full, used = 0, 0
     for number, bucket in enumerate(prepared.buckets):
         batches = [rows for rows, chosen in zip(plan.batches, plan.buckets, strict=True) if chosen == number]

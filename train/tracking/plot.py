@@ -36,7 +36,7 @@ def plot_losses(records: list[Record], path: Path) -> None:
     axes = figure.add_subplot()
     every = max(1, len(train) // 2000)
     axes.plot(*zip(*train[::every], strict=True), color="0.75", linewidth=0.8, label="training, with smoothing")
-    axes.set(xlabel="updates", ylabel="loss in nats a token")
+    axes.set(xlabel="updates", ylabel="loss in nats per token")
     if found:
         axes.plot(list(found), [v["loss"] for v in found.values()], color="C0", marker="o", ms=3, label="validation")
     bleu = {update: v["bleu"] for update, v in found.items() if "bleu" in v}

@@ -16,11 +16,18 @@ TWINAX = Path(sys.executable).parent / "twinax"
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 
 
-def twinax(*arguments):
-    return subprocess.run([TWINAX, *arguments], capture_output=True, text=True)
+@pytest.fixture
+def twinax(command):
+    """Calls the command in this process; `test_wrong_seed` starts the installed one."""
+
+    def call(*arguments):
+        status, out, err = command(*arguments)
+        return subprocess.CompletedProcess(arguments, status, out, err)
+
+    return call
 
 
-def test_parity_prints_the_ladder_and_exits_with_0():
+def test_parity_prints_the_ladder_and_exits_with_0(twinax):
     done = twinax("parity", "tiny", "--seed", "1")
     assert done.returncode == 0, done.stderr
     for rung in ("masks", "attention weights", "sublayers", "encoder", "decoder", "logits", "gradients"):
@@ -47,12 +54,12 @@ def test_parity_exits_with_1_where_the_twins_differ(monkeypatch, capsys):
 
 
 def test_wrong_seed():
-    done = twinax("parity", "tiny", "--seed", "-1")
+    done = subprocess.run([TWINAX, "parity", "tiny", "--seed", "-1"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "twinax: --seed -1: must be at least 0\n"
 
 
-def test_wrong_preset():
+def test_wrong_preset(twinax):
     done = twinax("parity", "huge")
     assert done.returncode == 2
     assert "huge" in done.stderr
@@ -60,7 +67,7 @@ def test_wrong_preset():
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["parity", "--help"]])
-def test_help_has_an_example(arguments):
+def test_help_has_an_example(arguments, twinax):
     done = twinax(*arguments)
     assert done.returncode == 0
     assert "Example: twinax parity tiny" in done.stdout
@@ -77,7 +84,7 @@ def directory(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_parity_of_a_directory_has_transformers_for_a_third(directory):
+def test_parity_of_a_directory_has_transformers_for_a_third(directory, twinax):
     done = twinax("parity", str(directory))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "┃ transformers ┃" in done.stdout
@@ -126,7 +133,7 @@ def test_parity_of_a_directory_without_transformers(command, directory, monkeypa
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_directory_that_transformers_refuses(directory, tmp_path):
+def test_a_directory_that_transformers_refuses(directory, tmp_path, twinax):
     for path in directory.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     settings = json.loads((tmp_path / "config.json").read_text())
@@ -147,7 +154,7 @@ def test_a_directory_that_transformers_refuses(directory, tmp_path):
         ("x" * 300, f"{'x' * 300}: is neither a preset (tiny, small, base, big) nor a checkpoint"),
     ],
 )
-def test_parity_of_what_is_no_model(model, line, tmp_path, monkeypatch):
+def test_parity_of_what_is_no_model(model, line, tmp_path, monkeypatch, twinax):
     monkeypatch.chdir(tmp_path)
     done = twinax("parity", model)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"twinax: {line}\n")

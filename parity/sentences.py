@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ..configs.schema import TransformerConfig
 from ..formulas.padding import pad, round_up
 from .functions import Batch
@@ -31,7 +33,9 @@ def draw_from(
         longest = [round_up(max(map(len, side)), _STEP, config.max_length) for side in sides]
         if config.cross_mask == "encoder":  # which needs both sides of one length
             longest = [max(longest)] * 3
-        src, tgt, labels = (pad(side, config.pad_id, length) for side, length in zip(sides, longest, strict=True))
+        src, tgt, labels = (
+            pad(side, config.pad_id, length, np.int64) for side, length in zip(sides, longest, strict=True)
+        )
         return Batch(src, tgt, labels)
 
     return draw

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +48,7 @@ def compare_translations(
     for start in range(0, len(order), _BLOCK):
         lines = order[start : start + _BLOCK]
         filled = [*lines, *[lines[-1]] * (_BLOCK - len(lines))]  # of one size, for each is compiled
-        src = pad([sources[line] for line in filled], config.pad_id)
+        src = pad([sources[line] for line in filled], config.pad_id, dtype=np.int64)
         expected = torch_reference.generate(pytorch, torch.from_numpy(src), how)
         searches = {"Flax": flax_transformer.generate(flax, src, how)}
         if theirs is not None:

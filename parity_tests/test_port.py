@@ -192,8 +192,11 @@ def test_each_rule_flipped_is_seen(leaf, config, monkeypatch):
     batch, arrays = random_batch(config, np.random.default_rng(0), 3, 5, 4), random_arrays(config, 0)
     reference = flax_function(config)(arrays, batch)
     name, transform = port.LEAVES[leaf]
-    monkeypatch.setitem(port.LEAVES, leaf, (name, IDENTITY if transform is TRANSPOSE else TRANSPOSE))
-    wrong = convert.to_state_dict(arrays, config)
+    with monkeypatch.context() as patch:
+        patch.setitem(port.LEAVES, leaf, (name, IDENTITY if transform is TRANSPOSE else TRANSPOSE))
+        port.port_of.cache_clear()  # the rules of a config are made once
+        wrong = convert.to_state_dict(arrays, config)
+    port.port_of.cache_clear()
     if config is OBLONG:
         with pytest.raises(RuntimeError, match="size mismatch"):
             torch_reference.Transformer.from_state_dict(config, wrong)

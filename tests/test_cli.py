@@ -84,7 +84,10 @@ def directory(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_parity_of_a_directory_has_transformers_for_a_third(directory, twinax):
+def test_parity_of_a_directory_has_transformers_for_a_third(directory, twinax, monkeypatch):
+    from twinax.parity import ladder
+
+    monkeypatch.setattr(ladder, "POOLED", 4)
     done = twinax("parity", str(directory))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "┃ transformers ┃" in done.stdout

@@ -125,7 +125,7 @@ MISTAKES = (
     TwinMistake(
         "positions off by one",
         "attention weights",
-        table=(layers.POSITION_COUNTINGS, "all", lambda tokens, pad_id, rows: torch.arange(tokens.shape[1])[None] + 1),
+        table=(layers.POSITION_COUNTINGS, "all", lambda tokens, pad_id: torch.arange(tokens.shape[1])[None] + 1),
     ),
     TwinMistake(
         "embedding not scaled by sqrt(d_model)",

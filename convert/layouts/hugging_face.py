@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,25 +54,20 @@ EMBEDDING_NORMS = {
 }
 FINAL_NORMS = {"encoder.final_norm": "model.encoder.layer_norm", "decoder.final_norm": "model.decoder.layer_norm"}
 
-# The three places of the embeddings, which are one tensor where they are tied, and the output layer's.
-_SHARED, _ENCODER, _DECODER, _OUTPUT = (
-    f"{module}.weight"
-    for module in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-)
+
+class Embeddings(NamedTuple):
+    """Names of the embeddings, one tensor where they are tied, and of the output layer."""
+
+    shared: str
+    encoder: str
+    decoder: str
+    output: str = "lm_head.weight"
+
+
 _BIAS = "final_logits_bias"  # (1, V)
 _AS_ROW = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][0]])
 # Fields that no such directory holds, or that change rounding alone: they need not come back as they were.
 NOT_WRITTEN = ("linear_init", "embedding_init", "score_scaling", "compute_dtype", "dropout_generator")
-
-# our fields -> the settings that they come from
-_THEIRS = {ours: theirs for theirs, ours in SETTINGS.items()} | {
-    "embedding_dropout": "dropout",
-    "shared_embeddings": "tie_word_embeddings",
-    "tied_output": "tie_word_embeddings",
-    "src_vocab_size": "vocab_size",
-    "tgt_vocab_size": "decoder_vocab_size",
-    "param_dtype": "dtype",
-}
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]
@@ -87,6 +82,9 @@ class Family:
     modules: Mapping[str, str]
     fixed: Callable[[Settings], dict[str, Any]]  # settings -> the config fields that the family decides
     defaults: Settings  # of settings that config.json leaves out, where they are not DEFAULTS
+    prefix: str = "model."  # of every name but those of the output layer
+    names: Mapping[str, str] = field(default_factory=lambda: SETTINGS)  # as SETTINGS
+    values: Mapping[str, tuple[str, dict[Any, str]]] = field(default_factory=lambda: VALUES)  # as VALUES
     constants: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # as CONSTANTS
     multilingual: bool = False  # decoding starts with the token of the target language, which a user chooses
     separate_embeddings: bool = False  # its settings say whether source and target share a table
@@ -94,6 +92,12 @@ class Family:
     kept: tuple[str, ...] = ()  # settings that its module does not read, beside KEPT
     ignored: tuple[str, ...] = ()  # arrays in files of old versions that nothing reads
     position_table: Callable[[TransformerConfig], np.ndarray] | None = None  # where it is not the formula's in float64
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The names of its embeddings."""
+        modules = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+        return Embeddings(*(f"{self.prefix}{module}.weight" for module in modules))
 
     def config(self, settings: Settings, dtype: str) -> TransformerConfig:
         """Our config of their settings, where the weights are of this dtype.
@@ -104,8 +108,8 @@ class Family:
         given = self._complete(settings)
         if problems := [*self._problems(settings, given, dtype)]:
             raise ConversionError(f"{self.model_type} settings that twinax refuses:\n  " + "\n  ".join(problems))
-        values = {ours: given[theirs] for theirs, ours in SETTINGS.items()}
-        values |= {ours: known[given[theirs]] for theirs, (ours, known) in VALUES.items()}
+        values = {ours: given[theirs] for theirs, ours in self.names.items()}
+        values |= {ours: known[given[theirs]] for theirs, (ours, known) in self.values.items()}
         values |= {"embedding_dropout": given["dropout"], "residual_dropout": given["dropout"]}
         tied, shared = given["tie_word_embeddings"], given["share_encoder_decoder_embeddings"]
         values |= {"tied_output": tied, "shared_embeddings": tied and shared, "embedding_padding": "frozen"}
@@ -116,7 +120,7 @@ class Family:
             return canonical(config.replace(**self.fixed(given)))
         except ConfigError as error:
             ours, equals, rest = str(error).partition("=")
-            raise ConversionError(f"{self.model_type} settings: {_THEIRS.get(ours, ours)}{equals}{rest}") from None
+            raise ConversionError(f"{self.model_type} settings: {self._setting_of(ours)}{equals}{rest}") from None
 
     def settings(self, config: TransformerConfig) -> dict[str, Any]:
         """Their settings of our config.
@@ -124,10 +128,10 @@ class Family:
         Raises:
             ConversionError: lists every field in which no model of this family is like ours.
         """
-        settings = {theirs: getattr(config, ours) for theirs, ours in SETTINGS.items()}
+        settings = {theirs: getattr(config, ours) for theirs, ours in self.names.items()}
         settings["decoder_attention_heads"] = config.decoder_num_heads or config.num_heads
         settings["decoder_ffn_dim"] = config.decoder_d_ff or config.d_ff
-        for theirs, (ours, known) in VALUES.items():
+        for theirs, (ours, known) in self.values.items():
             settings[theirs] = next(name for name, value in known.items() if value == getattr(config, ours))
         settings |= {"dropout": config.residual_dropout, "vocab_size": config.src_vocab_size}
         settings |= {"tie_word_embeddings": config.tied_output, "dtype": config.param_dtype}
@@ -150,11 +154,11 @@ class Family:
         Raises:
             ConversionError: lists the settings that are refused, or the arrays that do not fit them.
         """
-        arrays = {name: a for name, a in _with_prefix(arrays).items() if name not in self.ignored}
+        arrays = {name: a for name, a in self._with_prefix(arrays).items() if name not in self.ignored}
         config = self.config(settings, _dtype(arrays))
-        _check_layers(arrays, config)
+        self._check_layers(arrays, config)
         tables, rules = self.tables(config), self.rules(config)
-        _untie(arrays, _ties(config))
+        _untie(arrays, self._ties(config))
         unused = {name: arrays.pop(name) for name in self.unused(settings) if name in arrays}
         specs = target_specs(rules, flax_specs(config))
         for rule in rules:  # what `transformers` makes anew where a file leaves it out
@@ -182,14 +186,15 @@ class Family:
             elif ours not in named and not (same or as_formula):
                 raise ConversionError(f"{ours}: {self.model_type} computes its table and cannot hold another")
         for name in self.unused(settings):  # `transformers` wants it there, whatever it holds
-            theirs[name] = unused.get(name, theirs[_ENCODER])
+            theirs[name] = unused.get(name, theirs[self.embeddings.encoder])
         return theirs
 
     def rules(self, config: TransformerConfig) -> list[Rule]:
         """The rule of every array of ours that may stand in a file of this family."""
-        embeddings = {"src_embedding": _SHARED} if config.shared_embeddings else {"src_embedding": _ENCODER}
-        embeddings["tgt_embedding"] = _DECODER
-        modules = {**self.modules, **{ours: name.removesuffix(".weight") for ours, name in embeddings.items()}}
+        names = self.embeddings
+        tables = {"src_embedding": names.shared if config.shared_embeddings else names.encoder}
+        tables["tgt_embedding"] = names.decoder
+        modules = {**self.modules, **{ours: name.removesuffix(".weight") for ours, name in tables.items()}}
         rules = []
         for name in flax_specs(config):
             path, _, leaf = name.rpartition(".")
@@ -224,7 +229,36 @@ class Family:
     def unused(self, settings: Settings) -> tuple[str, ...]:
         """Their arrays that such a model has and no computation reads: the shared table of an untied one."""
         given = self._complete(settings)
-        return (_SHARED,) if given["share_encoder_decoder_embeddings"] and not given["tie_word_embeddings"] else ()
+        untied = given["share_encoder_decoder_embeddings"] and not given["tie_word_embeddings"]
+        return (self.embeddings.shared,) if untied else ()
+
+    def _check_layers(self, arrays: Arrays, config: TransformerConfig) -> None:
+        """Raises: ConversionError, before anything is built of so many layers, where the weights have others."""
+        for side, wanted in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
+            pattern = rf"{re.escape(self.prefix)}{side}\.layers\.(\d+)\."
+            found = {int(number[1]) for name in arrays if (number := re.match(pattern, name))}
+            if len(found) != wanted:
+                raise ConversionError(f"{side}_layers={wanted}: contradicts the weights, which have {len(found)}")
+
+    def _with_prefix(self, arrays: Arrays) -> Arrays:
+        """Files of the bare model, without its output layer, leave out the first part of every name."""
+        if any(name.startswith(self.prefix) for name in arrays):
+            return arrays
+        output = (self.embeddings.output, _BIAS)
+        return {name if name in output else f"{self.prefix}{name}": a for name, a in arrays.items()}
+
+    def _ties(self, config: TransformerConfig) -> tuple[str, ...]:
+        """Their names of what is one tensor, the one that is written first."""
+        if config.shared_embeddings:
+            return self.embeddings
+        return (self.embeddings.decoder, self.embeddings.output) if config.tied_output else ()
+
+    def _setting_of(self, field: str) -> str:
+        """The setting that a config field comes from."""
+        others = {"embedding_dropout": "dropout", "param_dtype": "dtype"}
+        others |= dict.fromkeys(("shared_embeddings", "tied_output"), "tie_word_embeddings")
+        others |= {"src_vocab_size": "vocab_size", "tgt_vocab_size": "decoder_vocab_size"}
+        return {ours: theirs for theirs, ours in self.names.items()}.get(field, others.get(field, field))
 
     def _default(self, name: str) -> Any:
         return self.defaults.get(name, DEFAULTS.get(name))
@@ -240,7 +274,7 @@ class Family:
 
     def _problems(self, settings: Settings, given: Settings, dtype: str) -> Iterator[str]:
         constants = {n: allowed for n, allowed in {**CONSTANTS, **self.constants}.items() if n not in self.kept}
-        known = {*SETTINGS, *VALUES, *OTHERS, *ALIASES, *constants, *KEPT, *self.kept}
+        known = {*self.names, *self.values, *OTHERS, *ALIASES, *constants, *KEPT, *self.kept}
         known |= {*SEPARATE_EMBEDDINGS} if self.separate_embeddings else set()
         for name in sorted(set(settings) - known):
             yield f"{name}={settings[name]!r}: twinax does not know what it does in {self.model_type}"
@@ -251,7 +285,7 @@ class Family:
         for name in sorted(set(settings) & set(ALIASES)):
             if not _equal(settings[name], given[ALIASES[name]]):
                 yield f"{name}={settings[name]!r}: contradicts {ALIASES[name]}={given[ALIASES[name]]!r}"
-        for name, (_, values) in VALUES.items():
+        for name, (_, values) in self.values.items():
             if not any(_equal(given[name], value) for value in values):
                 yield f"{name}={given[name]!r}: known are {', '.join(map(repr, values))}"
         if given["share_encoder_decoder_embeddings"] and given["decoder_vocab_size"] != given["vocab_size"]:
@@ -283,31 +317,8 @@ def _equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _check_layers(arrays: Arrays, config: TransformerConfig) -> None:
-    """Raises: ConversionError, before anything is built of so many layers, where the weights have others."""
-    for side, wanted in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
-        numbers = (re.match(rf"model\.{side}\.layers\.(\d+)\.", name) for name in arrays)
-        found = {int(number[1]) for number in numbers if number}
-        if len(found) != wanted:
-            raise ConversionError(f"{side}_layers={wanted}: contradicts the weights, which have {len(found)}")
-
-
-def _with_prefix(arrays: Arrays) -> Arrays:
-    """Files of the bare model, without its output layer, leave out the first part of every name."""
-    if any(name.startswith("model.") for name in arrays):
-        return arrays
-    return {name if name in (_OUTPUT, _BIAS) else f"model.{name}": a for name, a in arrays.items()}
-
-
 def _dtype(arrays: Arrays) -> str:
     return str(max(arrays.values(), key=lambda a: a.size).dtype)
-
-
-def _ties(config: TransformerConfig) -> tuple[str, ...]:
-    """Their names of what is one tensor, the one that is written first."""
-    if config.shared_embeddings:
-        return _SHARED, _ENCODER, _DECODER, _OUTPUT
-    return (_DECODER, _OUTPUT) if config.tied_output else ()
 
 
 def _untie(arrays: Arrays, names: tuple[str, ...]) -> None:

@@ -94,7 +94,7 @@ CONSTANTS: dict[str, tuple[Any, str]] = {
     "chunk_size_feed_forward": (0, "twinax does not cut the feed-forward network into chunks"),
     "pruned_heads": ({}, "twinax prunes no heads"),
     "do_blenderbot_90_layernorm": (False, "twinax adds positions before the norm of the embeddings"),
-    "use_bfloat16": (False, "dtype says what the dtype is"),
+    "use_bfloat16": (False, "dtype is the setting that counts"),
 }
 
 # Settings of decoding and book-keeping, which change nothing in what the model computes: kept and written back.

@@ -1,5 +1,6 @@
 """The step in JAX: pure, compiled once, the same whatever the parts and devices; and what it refuses."""
 
+import os
 import re
 import subprocess
 import sys
@@ -235,7 +236,8 @@ print(t.largest_difference(expected[1], found[1]), t.largest_difference(expected
 def test_eight_devices_are_one(request):
     """Each computes its sentences with its own part of the masks: equal to rounding, with dropout on, in two parts."""
     code = f"TESTS = {str(request.path.parent)!r}\n" + DEVICES
-    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     metrics, moments = map(float, done.stdout.split())

@@ -91,15 +91,15 @@ def test_a_short_demo(command, monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "POOLED", 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    code, out, _ = command("demo", "--updates", "250", "--test", "60")
+    code, out, _ = command("demo", "--updates", "150", "--test", "40")
     rows = {row[0].strip(): row[1].strip() for line in out.splitlines() if len(row := line.strip("│").split("│")) == 2}
     assert code == 0, out
     assert re.fullmatch(r"0 of [\d,]+ tokens differ", rows["Flax and PyTorch"])
     assert rows["the ladder"] == "every rung equal"
-    assert float(rows["unseen sentences"].split("%")[0]) > 20
+    assert float(rows["unseen sentences"].split("BLEU ")[1]) > 12  # 21 after so few updates; 0 where nothing is learnt
     assert {p.name for p in Path("runs/demo").iterdir()} == {"attention.png", "corpus", "model.pt", "run"}
     code, out, _ = command("translate", "runs/demo/model.pt", "runs/demo/corpus/valid.en", "--beam-size", "1")
-    assert (code, len(out.splitlines())) == (0, 60)
+    assert (code, len(out.splitlines())) == (0, 40)
     for page in PAGES:
         blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
         (block,) = (b for b in blocks if "runs/demo" in b)

@@ -80,8 +80,8 @@ def train(run: RunConfig, directory: Path, console: Console | None = None, track
         say(describe_shapes(prepared.buckets))
         if begins and (most := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
             say(
-                f"the rate rises for {warmup:,} updates, longer than the run: it never reaches what is asked for; "
-                f"with --training.warmup-updates {max(most // 10, 1)} it does"
+                f"warm-up is {warmup:,} updates and the run has {most:,}: the learning rate never reaches its peak; "
+                f"pass --training.warmup-updates {max(most // 10, 1)}"
             )
         say(f"compiled programs are kept in {cache}" if cache else "compiled programs are not kept")
         return _Loop(prepared, directory, initial, console, trackers).go()

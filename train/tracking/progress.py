@@ -100,7 +100,7 @@ class TrainingProgress:
             f"{what}: validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}{bleu} ({seconds:.1f} s)"
         )
         for src, reference, text in found.get("samples", [])[:2]:
-            for line in (f"    {src}", f"    is   {reference}", f"    here {text}"):
+            for line in (f"    source     {src}", f"    reference  {reference}", f"    prediction {text}"):
                 self.say(line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…")
 
     def pause(self, compiling: float | None = None) -> None:

@@ -42,9 +42,9 @@ def main(page: Path) -> int:
         try:
             report = audit(small_model(architecture))
         except Exception as error:  # a class that cannot be built small or called is a row too
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            rows.append((architecture.__name__, "", "", f"NOT AUDITED: {said}"))
-            problems.append(f"{architecture.__name__}: {said}")
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            rows.append((architecture.__name__, "", "", f"NOT AUDITED: {reason}"))
+            problems.append(f"{architecture.__name__}: {reason}")
             continue
         rows.append(_row(report))
         problems += complaints(report)

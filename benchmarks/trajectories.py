@@ -61,9 +61,9 @@ def main(page: Path) -> int:
     """Runs all cases, as many at once as there are cores; a table and a picture for the page. 0 where all hold."""
     marks(page, "trajectories")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = pool.map(_alone, all_cases := list(trajectory_cases()))
+        results = pool.map(_alone, all_cases := list(trajectory_cases()))
         progress = {"total": len(all_cases), "console": Console(stderr=True), "transient": True}
-        outcomes = list(track(found, "trainings", **progress))
+        outcomes = list(track(results, "trainings", **progress))
     write_table(page, "trajectories", HEADER, [as_cells(outcome) for outcome in outcomes])
     draw(outcomes, page.parent / "trajectories.png")
     return 0 if all(outcome.ok for outcome in outcomes) else 1

@@ -123,9 +123,9 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
 
 def _format_of(path: Path) -> Format:
     """Raises: ConversionError where nothing that `load` reads stands at the path."""
-    found = next((form for form in formats() if form.recognises(path)), None)
-    if found is not None:
-        return found
+    form = next((form for form in formats() if form.recognises(path)), None)
+    if form is not None:
+        return form
     if not path.is_dir():
         raise ConversionError(f"{path}: there is no such file or directory")
     runs = registry.CHECKPOINT_FORMATS.values()

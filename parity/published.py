@@ -72,16 +72,16 @@ def oracle_of(name: str, model: nn.Module, checkpoint: Checkpoint) -> Callable[[
 
     def run(batch: Batch) -> Outputs:
         src, tgt, labels = (torch.from_numpy(array) for array in (batch.src_tokens, batch.tgt_tokens, batch.labels))
-        found: dict[str, list[Tensor]] = {}
+        recorded: dict[str, list[Tensor]] = {}
         with ExitStack() as hooks:
             for path, module in model.named_modules():
                 for ours, side in _activations_at(name, path):
-                    hooks.enter_context(_hook(module, side, found.setdefault(ours, [])))
+                    hooks.enter_context(_hook(module, side, recorded.setdefault(ours, [])))
             logits = ORACLES[name].call(model, src, tgt, config.pad_id)
         # the heads of lucky_glass are modules of their own
         heads = {
             path: torch.stack(values, 1) if values[0].dim() == 3 and path.endswith("weights") else values[0]
-            for path, values in found.items()
+            for path, values in recorded.items()
         }
         losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=config.pad_id, reduction="sum")
         loss = losses / (labels != config.pad_id).sum().clamp(min=1)
@@ -149,12 +149,12 @@ def _module(name: str, checkpoint: Checkpoint, as_published: bool) -> nn.Module:
 
 def _activations_at(name: str, path: str) -> list[tuple[str, str]]:
     """(our activation, side) of every one that is at a module of the system."""
-    found = []
+    activations = []
     for ours, place in ORACLES[name].activations.items():
         pattern = re.escape(place[:-1]).replace(r"\*", r"(?P<layer>\d+)").replace(r"\#", r"\d+")
         if match := re.fullmatch(pattern, path):
-            found.append((ours.replace("*", match.groupdict().get("layer", "")), place[-1]))
-    return found
+            activations.append((ours.replace("*", match.groupdict().get("layer", "")), place[-1]))
+    return activations
 
 
 def _hook(module: nn.Module, side: str, values: list[Tensor]) -> Any:

@@ -36,9 +36,9 @@ def layer_activations(
     encoder: str, in_encoder: Pairs, decoder: str, in_decoder: Pairs, others: Pairs
 ) -> dict[str, str]:
     """Those of all layers, whose paths begin with `encoder` and `decoder`, and others."""
-    found = {f"encoder.layers.*.{ours}": encoder + theirs for ours, theirs in in_encoder.items()}
-    found |= {f"decoder.layers.*.{ours}": decoder + theirs for ours, theirs in in_decoder.items()}
-    return {**found, **others}
+    places = {f"encoder.layers.*.{ours}": encoder + theirs for ours, theirs in in_encoder.items()}
+    places |= {f"decoder.layers.*.{ours}": decoder + theirs for ours, theirs in in_decoder.items()}
+    return {**places, **others}
 
 
 def sizes_of(config: TransformerConfig, as_published: bool, dropout: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..configs.decoding import DecodingConfig
 from ..configs.errors import ConfigError
+from ..configs.registry import PUBLISHED
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from .recipe import Recipe
@@ -50,9 +51,7 @@ def recipe(name: str, *, as_published: bool) -> RunConfig:
     Raises:
         ConfigError: there is no such system.
     """
-    if name not in SYSTEMS:
-        raise ConfigError(f"published={name!r}: there is no such system; choose one of {', '.join(SYSTEMS)}")
-    return RECIPES[name].run(as_published)
+    return PUBLISHED.find("published", name).run(as_published)
 
 
 def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:

@@ -18,7 +18,7 @@ from twinax.train import evaluate
 from twinax.train.checkpointing.checkpoints import read_checkpoint
 from twinax.train.data.prepare import prepare
 from twinax.train.loop import train
-from twinax.train.tracking.metrics import read_metrics
+from twinax.train.tracking.metrics import read_metrics, validations
 
 QUIET = Console(quiet=True)
 
@@ -77,14 +77,41 @@ def test_shapes_follow_each_other_at_random(run):
         assert np.quantile(at_random, 0.005) <= changes <= np.quantile(at_random, 0.995)
 
 
+class Recorder:
+    """A tracker."""
+
+    def __init__(self):
+        self.logged, self.flushed, self.closed = [], 0, 0
+
+    def log(self, update, numbers):
+        self.logged.append((update, dict(numbers)))
+
+    def flush(self):
+        self.flushed += 1
+
+    def close(self):
+        self.closed += 1
+
+
 def test_the_loop_reads_the_order_of_its_seed(run, tmp_path):
-    """In metrics.jsonl, over the end of an epoch; and first weights are those of nnx.Rngs of the seed."""
+    """In metrics.jsonl, over the end of an epoch; and first weights are those of nnx.Rngs of the seed.
+
+    A tracker gets the numbers of these records.
+    """
     one_shape = replace(run, batches=BatchConfig(tokens=640, shapes=1), loop=LoopConfig(epochs=2, translations=0))
     checksums, weights = {}, {}
     for seed in (1, 2):
         seeded = replace(one_shape, training=replace(run.training, seed=seed))
-        train(seeded, tmp_path / str(seed), QUIET)
-        records = [record for record in read_metrics(tmp_path / str(seed)) if "checksum" in record]
+        tracker, whole = Recorder(), tmp_path / str(seed)
+        train(seeded, whole, QUIET, trackers=[tracker])
+        records = [record for record in read_metrics(whole) if "checksum" in record]
+        losses = [
+            (update, numbers["training/loss"]) for update, numbers in tracker.logged if "training/loss" in numbers
+        ]
+        assert losses == [(record["update"], record["loss"]) for record in records]
+        validated = {update: n["validation/loss"] for update, n in tracker.logged if "validation/loss" in n}
+        assert validated == {update: v["loss"] for update, v in validations(read_metrics(whole)).items()}
+        assert (tracker.closed, tracker.flushed > 1) == (1, True)
         checksums[seed] = [[r["checksum"] for r in records if r["epoch"] == epoch] for epoch in (0, 1)]
         saved = read_checkpoint(tmp_path / str(seed))
         weights[seed] = {name: np.asarray(array) for name, array in saved.state.params.items()}

@@ -93,13 +93,12 @@ class TrainingProgress:
         self.say(f"shape {len(seconds)} of {shapes}, {rows}×({src}+{tgt}), ready in {seconds[shape]:.1f} s")
         self.pause(compiling=(shapes - len(seconds)) * sum(seconds.values()) / len(seconds))
 
-    def validated(self, what: str, found: Mapping[str, Any], seconds: float) -> None:
-        """What validation measured, and some translations."""
-        bleu = f", BLEU {found['bleu']:.2f}" if "bleu" in found else ""
-        self.say(
-            f"{what}: validation loss {found['loss']:.4f}, perplexity {found['perplexity']:.2f}{bleu} ({seconds:.1f} s)"
-        )
-        for src, reference, text in found.get("samples", [])[:2]:
+    def validated(self, what: str, scores: Mapping[str, Any], seconds: float) -> None:
+        """What validation scores, and some translations."""
+        bleu = f", BLEU {scores['bleu']:.2f}" if "bleu" in scores else ""
+        loss = f"validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}{bleu}"
+        self.say(f"{what}: {loss} ({seconds:.1f} s)")
+        for src, reference, text in scores.get("samples", [])[:2]:
             for line in (f"    source     {src}", f"    reference  {reference}", f"    prediction {text}"):
                 self.say(line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…")
 

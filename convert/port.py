@@ -110,11 +110,10 @@ def flax_specs(config: TransformerConfig, trained_only: bool = False) -> Mapping
 def _flax_shapes(config: TransformerConfig, trained_only: bool) -> dict[str, tuple[int, ...]]:
     """Shapes by name, of a float32 model: float64 may be switched off.
 
-    Of one layer a side, which stands for all: building a deep model takes nnx the square of its depth.
+    Of one layer per side, which stands for all: tracing a deep model takes seconds.
     """
     layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
-    small = config.replace(num_encoder_layers=1, num_decoder_layers=1)
-    model = nnx.eval_shape(lambda: Transformer(small, rngs=nnx.Rngs(0)))
+    model = Transformer.abstract(config.replace(num_encoder_layers=1, num_decoder_layers=1))
     shapes = {}
     for name, array in named_arrays(model, nnx.Param if trained_only else (nnx.Param, Buffer)).items():
         side, first, rest = name.partition(".layers.0.")

@@ -5,7 +5,7 @@ Letters: B batch, S source length, T target length, D d_model, V vocabulary. Mas
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -201,12 +201,19 @@ class Transformer(nnx.Module):
         Raises:
             ValueError: names are missing or unknown. `convert` checks shapes and dtypes.
         """
-        graphdef, state = nnx.split(nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0))))
-        names = {join_path(path) for path, _ in nnx.to_flat_state(state)}
-        if wrong := sorted(names ^ set(arrays)):
+        check_number_types(config)
+        graphdef, variables = _structure(config)
+        if wrong := sorted(set(variables) ^ set(arrays)):
             raise ValueError(f"arrays: {len(wrong)} names are missing or not the model's: {', '.join(wrong)}")
-        flat = [(path, variable.replace(arrays[join_path(path)])) for path, variable in nnx.to_flat_state(state)]
+        flat = [(path, variable.replace(arrays[name])) for name, (path, variable) in variables.items()]
         return nnx.merge(graphdef, nnx.from_flat_state(flat))
+
+    @classmethod
+    def abstract(cls, config: TransformerConfig) -> "Transformer":
+        """A model of shapes and dtypes (`jax.ShapeDtypeStruct`) in place of arrays. Raises: ValueError, as the model."""
+        check_number_types(config)
+        graphdef, variables = _structure(config)
+        return nnx.merge(graphdef, nnx.from_flat_state(variables.values()))
 
     def __call__(
         self,
@@ -281,3 +288,16 @@ class Transformer(nnx.Module):
         logits = self.output(x, embedding.embedding[...])
         record(self, "logits", logits)
         return logits
+
+
+@lru_cache(maxsize=32)
+def _structure(config: TransformerConfig) -> tuple[Any, dict[str, tuple[tuple[Any, ...], nnx.Variable]]]:
+    """The graph definition of a model, and by name the path and the abstract value of each of its variables."""
+
+    def build() -> Transformer:
+        rngs, key = nnx.Rngs(0), jax.random.key(0)
+        rngs.params = lambda: key  # nnx counts each draw, and under a trace that takes the square of the model's depth
+        return Transformer(config, rngs=rngs)
+
+    graphdef, state = nnx.split(nnx.eval_shape(build))
+    return graphdef, {join_path(path): (path, variable) for path, variable in nnx.to_flat_state(state)}

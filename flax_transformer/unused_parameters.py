@@ -19,7 +19,7 @@ def without_gradient(config: TransformerConfig) -> frozenset[str]:
     Read from the computation itself: in the program of the gradient, theirs is made from constants alone.
     """
     config = config.replace(param_dtype="float32", compute_dtype="float32")
-    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    model = Transformer.abstract(config)
     params, buffers = named_arrays(model, nnx.Param), named_arrays(model, Buffer)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 

@@ -1,10 +1,71 @@
-"""What tests of the command share."""
+"""What the tests share: the command, processes of their own, directories of Hugging Face."""
 
+import json
+import os
 import shutil
+import subprocess
 import sys
 import warnings
+from typing import NamedTuple
 
 import pytest
+
+# JAX and PyTorch take seconds to import. Each job runs in a fork of this process, which has started neither.
+_FORKS = """
+import gc, json, os, sys, traceback
+import flax.nnx, jax, torch, transformers
+
+def run(job):
+    for descriptor, name in enumerate(job["streams"]):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), descriptor)
+    os.chdir(job["cwd"])
+    os.environ.update(job["environment"])
+    sys.argv, status = ["-c", *job["arguments"]], 0
+    try:
+        exec(compile(job["code"], "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as exit:
+        status = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+gc.freeze()
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        run(json.loads(line))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Finished(NamedTuple):
+    """What a process left."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """Runs Python code in a process of its own: (code, *arguments, cwd, environment) -> `Finished`."""
+    folder = tmp_path_factory.mktemp("forks")
+    server = subprocess.Popen([sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(code, *arguments, cwd=folder, **environment):
+        streams = [os.devnull, str(folder / "stdout"), str(folder / "stderr")]
+        for name in streams[1:]:
+            open(name, "w").close()
+        job = {"code": code, "arguments": [str(a) for a in arguments], "cwd": str(cwd), "streams": streams}
+        print(json.dumps({**job, "environment": environment}), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        return Finished(status, *((folder / name).read_text() for name in ("stdout", "stderr")))
+
+    yield run
+    server.communicate()
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """Compiled programs of a command are read by the next process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -31,15 +28,12 @@ finally:
 """
 
 
-def test_the_second_process_compiles_nothing(tmp_path):
+def test_the_second_process_compiles_nothing(tmp_path, forks):
     (tmp_path / "src").write_text("a b\n")
     arguments = ["translate", MODEL, tmp_path / "src", "--beam-size", "1", "--max-length", "3"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     printed, counts = [], []
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", COUNTED, *map(str, arguments)], capture_output=True, text=True, env=environment
-        )
+        done = forks(COUNTED, *arguments, XDG_CACHE_HOME=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
         counts.append(json.loads(done.stderr.splitlines()[-1]))

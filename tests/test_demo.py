@@ -1,8 +1,6 @@
 """The demo: its language, and a short form of the whole."""
 
 import re
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -85,7 +83,7 @@ def test_the_corpus_keeps_what_it_promises():
     assert all(set(re.findall(r"[\w']+", pair.english)) <= known for pair in corpus.unseen_pairs)
 
 
-def test_a_short_demo(command, monkeypatch, tmp_path):
+def test_a_short_demo(command, forks, monkeypatch, tmp_path):
     from twinax.parity import ladder
 
     monkeypatch.setattr(ladder, "POOLED", 4)
@@ -103,7 +101,7 @@ def test_a_short_demo(command, monkeypatch, tmp_path):
     for page in PAGES:
         blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
         (block,) = (b for b in blocks if "runs/demo" in b)
-        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
+        done = forks(block, cwd=tmp_path)
         assert (done.stdout.splitlines(), done.returncode) == (re.findall(r"# -> (.*)", block), 0), done.stderr
 
 

@@ -5,8 +5,6 @@ import os
 import re
 import resource
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -236,7 +234,7 @@ def test_inspect_gives_one_checksum_in_every_form(command, stored, tmp_path, mon
     assert len(sums) == 1
 
 
-def test_a_full_disk_leaves_nothing(tmp_path):
+def test_a_full_disk_leaves_nothing(tmp_path, forks):
     """In a process that may write 8 kB a file."""
     code = f"""
 import resource, sys
@@ -246,7 +244,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (8000, {resource.RLIM_INFINITY}))
 cli.main()
 """
     for form in ("x.pt", "x.safetensors"):
-        done = subprocess.run([sys.executable, "-c", code, tmp_path / form], capture_output=True, text=True)
+        done = forks(code, tmp_path / form)
         assert done.returncode == 2, done.stderr
         assert done.stderr.startswith(f"twinax: {tmp_path / form}: cannot be written: ")
         assert len(done.stderr.splitlines()) == 1
@@ -295,7 +293,7 @@ def test_averaged_weights_have_no_optimizer(command, tmp_path):
     assert convert.load(tmp_path / "run" / "averaged" / "600").training is None
 
 
-def test_float64_needs_no_switch(tmp_path):
+def test_float64_needs_no_switch(tmp_path, forks):
     """Bytes are moved in it, whether or not JAX computes in it."""
     config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1, param_dtype="float64")
     config = config.replace(compute_dtype="float64")
@@ -314,7 +312,7 @@ for words in (["convert", "a", "b.pt"], ["convert", "b.pt", "c"], ["inspect", "c
         print(ended.code)
 """
     (tmp_path / "t").write_text("a\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = forks(code, cwd=tmp_path)
     assert re.findall(r"^\d$", done.stdout, flags=re.MULTILINE) == ["0", "0", "0", "2"]
     assert "or set JAX_ENABLE_X64=1" in done.stderr
     assert "Traceback" not in done.stderr

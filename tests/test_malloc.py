@@ -1,8 +1,6 @@
 """Freed memory is kept: the kernel clears no pages anew from update to update."""
 
 import platform
-import subprocess
-import sys
 
 from twinax.train.malloc import keep_freed_memory
 
@@ -35,10 +33,10 @@ print(statistics.median(after - before for before, after in zip(faults[10:], fau
 """
 
 
-def test_updates_clear_no_pages(tmp_path):
+def test_updates_clear_no_pages(tmp_path, forks):
     if platform.libc_ver()[0] != "glibc":  # nothing to set, and nothing breaks
         assert not keep_freed_memory()
         return
-    done = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, cwd=tmp_path)
+    done = forks(_CODE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 100  # and thousands where memory goes back

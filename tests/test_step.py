@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import chex
 import jax
@@ -233,12 +231,11 @@ print(t.largest_difference(expected[1], found[1]), t.largest_difference(expected
 """
 
 
-def test_eight_devices_are_one(request):
+def test_eight_devices_are_one(request, forks):
     """Each computes its sentences with its own part of the masks: equal to rounding, with dropout on, in two parts."""
     code = f"TESTS = {str(request.path.parent)!r}\n" + DEVICES
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = forks(code, XLA_FLAGS=flags)
     assert done.returncode == 0, done.stderr
     metrics, moments = map(float, done.stdout.split())
     assert metrics < 1e-13

@@ -1,4 +1,4 @@
-"""What is wrong with a Transformer: an audit of any module, by measurements that need no second model."""
+"""Audits that find defects of any Transformer module by measurements, without a second model."""
 
 from .audit_report import Answer, Audit, Mistake
 from .run import assert_healthy, audit, audit_config

@@ -1,4 +1,4 @@
-"""What an audit says: an answer a question, with a number, the place and what it breaks."""
+"""The report of an audit: one answer per question, with a measurement, a location and the consequences."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -10,22 +10,22 @@ from rich.table import Column, Table
 
 @dataclass(frozen=True)
 class Answer:
-    """What was measured of one question."""
+    """The answer to one question."""
 
     ok: bool | None  # None: it could not be measured
     measured: str
-    where: str = ""  # the first part of the model where it happens
-    breaks: str = ""  # what that does to whoever uses the model
-    question: str = ""  # put in by `audit`
+    where: str = ""  # first part of the model with the defect
+    breaks: str = ""  # consequences of the defect
+    question: str = ""  # set by `audit`
 
 
 @dataclass(frozen=True)
 class Mistake:
     """A setting that is a known mistake."""
 
-    setting: str  # as field='value'
-    repaired: str  # the same, mended
-    breaks: str
+    setting: str  # such as field='value'
+    repaired: str  # the repaired setting
+    breaks: str  # consequences of the mistake
 
 
 @dataclass(frozen=True)
@@ -35,40 +35,40 @@ class Audit:
     name: str
     answers: tuple[Answer, ...]
     mistakes: tuple[Mistake, ...] = ()
-    dtype: str = "float64"  # in which everything was measured
-    dtype_reason: str = ""  # why that is not float64
+    dtype: str = "float64"  # dtype of the measurements
+    dtype_reason: str = ""  # reason why it is not float64
 
     @property
-    def found(self) -> tuple[Answer, ...]:
-        """The answers that are not as they should be."""
+    def findings(self) -> tuple[Answer, ...]:
+        """The answers that show a defect."""
         return tuple(answer for answer in self.answers if answer.ok is False)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found, neither measured nor by name."""
-        return not self.found and not self.mistakes
+        """Whether there are neither findings nor known mistakes."""
+        return not self.findings and not self.mistakes
 
     @property
     def dtype_line(self) -> str:
-        """Why another dtype than float64 was used; empty for float64."""
-        return f"judged in {self.dtype}: {self.dtype_reason}" if self.dtype_reason else ""
+        """The reason why the dtype is not float64, in one line; empty for float64."""
+        return f"audited in {self.dtype}: {self.dtype_reason}" if self.dtype_reason else ""
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {'nothing is wrong' if self.ok else f'{len(self.found)} of its answers are wrong'}"]
+        lines = [f"{self.name}: {'no defects' if self.ok else f'{len(self.findings)} checks fail'}"]
         lines += [f"  {self.dtype_line}"] if self.dtype_line else []
-        for answer in self.found:
-            place = f", first in {answer.where}" if answer.where else ""
-            lines.append(f"  {answer.question} No: {answer.measured}{place}. {answer.breaks}")
+        for answer in self.findings:
+            location = f", first in {answer.where}" if answer.where else ""
+            lines.append(f"  {answer.question} No: {answer.measured}{location}. {answer.breaks}")
         lines += [f"  {m.setting}: {m.breaks}; repaired by {m.repaired}" for m in self.mistakes]
         return "\n".join(lines)
 
     def document(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """The report as JSON values."""
         lists = {name: [asdict(value) for value in getattr(self, name)] for name in _LISTS}
         return {"name": self.name, "ok": self.ok, "dtype": self.dtype, "dtype_reason": self.dtype_reason, **lists}
 
     def tables(self) -> list[Table]:
-        """The same for a terminal."""
+        """The report as tables for a terminal."""
         names = ("question", "", "measured", *["first in"] * any(answer.where for answer in self.answers))
         answers = Table(*_columns(names), title=f"audit of {self.name}", title_justify="left")
         for answer in self.answers:

@@ -1,4 +1,4 @@
-"""An encoder-decoder of `transformers` as an audit calls it: its sizes, its forward pass and its cache."""
+"""Adapter for encoder-decoders of `transformers`: sizes, forward pass and cached forward pass."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from .subject import Forward
 
 _POSITIONS = ("max_position_embeddings", "max_encoder_position_embeddings", "max_decoder_position_embeddings")
-_SPECIAL = ("_token_id", "_token_index")  # how names of ids end that are no ordinary tokens
+_SPECIAL = ("_token_id", "_token_index")  # suffixes of settings that hold ids of special tokens
 
 
 class Sizes(NamedTuple):
-    """What an audit needs to know of a model; None where its config does not say."""
+    """The sizes of a model that an audit needs; None for those that its config does not state."""
 
     vocab_size: tuple[int, int] | None
     pad_id: int | None
@@ -22,15 +22,15 @@ class Sizes(NamedTuple):
 
 
 def sizes(module: nn.Module) -> Sizes | None:
-    """What a model's config says, or the configs of its two sides; None: it is no encoder-decoder of `transformers`."""
+    """The sizes in the config of an encoder-decoder of `transformers`; None for any other module."""
     config: Any = getattr(module, "config", None)
     if not getattr(config, "is_encoder_decoder", False) or not hasattr(config, "get_text_config"):
         return None
     encoder, decoder = (getattr(config, side, config).get_text_config() for side in ("encoder", "decoder"))
     source = _first((encoder,), ("src_vocab_size", "vocab_size"))
     target = _first((decoder,), ("tgt_vocab_size", "decoder_vocab_size", "vocab_size"))
-    named = [c.to_dict().items() for c in (config, encoder, decoder)]
-    ids = {i for items in named for name, v in items if name.endswith(_SPECIAL) for i in _integers(v)}
+    settings = [c.to_dict().items() for c in (config, encoder, decoder)]
+    ids = {i for items in settings for name, v in items if name.endswith(_SPECIAL) for i in _integers(v)}
     lengths = [v for c in (encoder, decoder) for name in _POSITIONS if (v := getattr(c, name, None)) is not None]
     return Sizes(
         vocab_size=None if source is None or target is None else (source, target),
@@ -46,12 +46,12 @@ def _first(configs: Iterable[Any], names: Iterable[str]) -> int | None:
 
 
 def _integers(value: Any) -> list[int]:
-    """A config has one id, or a list of them."""
+    """The ids in a setting, which is one id or a list."""
     return [i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)]
 
 
 def forward(pad_id: int) -> Forward:
-    """The logits of the whole target."""
+    """A function that returns the logits of a whole target."""
 
     def run(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
         return module(
@@ -62,7 +62,7 @@ def forward(pad_id: int) -> Forward:
 
 
 def cached(pad_id: int) -> Forward:
-    """The same logits, token by token with the model's cache."""
+    """A function that returns the same logits, computed token by token with the model's cache."""
 
     def run(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
         model: Any = module

@@ -1,4 +1,4 @@
-"""What happens inside a module during one forward pass: what its parts return, attention weights, random draws."""
+"""Recording of a module's forward pass: inputs and outputs of its parts, attention weights, random draws."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +15,7 @@ _SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 
 
 class Call(NamedTuple):
-    """One call of a part."""
+    """One call of a submodule."""
 
     path: str
     inputs: list[Tensor]
@@ -25,21 +25,21 @@ class Call(NamedTuple):
 class Softmax(NamedTuple):
     """One softmax over a tensor of at least two dimensions."""
 
-    path: str  # of the part that computed it
+    path: str  # submodule that computed it
     weights: Tensor
-    over: int  # dimension, from the end: -1 is the last
+    dim: int  # dimension counted from the end: -1 is the last
 
 
 class Draw(NamedTuple):
-    """One use of a generator of random numbers."""
+    """One use of a random number generator."""
 
     path: str
-    rate: float | None  # of dropout, where it is that
+    rate: float | None  # dropout rate; None for other draws
 
 
 @dataclass
-class Seen:
-    """What was recorded, in the order in which it ended."""
+class Recording:
+    """The records of a forward pass, in order of completion."""
 
     calls: list[Call] = field(default_factory=list)
     softmaxes: list[Softmax] = field(default_factory=list)
@@ -47,20 +47,23 @@ class Seen:
 
 
 @contextmanager
-def watch(module: nn.Module, *, operations: bool = True) -> Iterator[Seen]:
-    """Records what `module` does inside the `with`. Fused attention is taken apart, so that its weights are seen."""
-    seen, stack, given = Seen(), [""], []
+def record(module: nn.Module, *, operations: bool = True) -> Iterator[Recording]:
+    """Record the calls of `module` inside the `with`.
+
+    `operations`: also record softmaxes and random draws; fused attention is then disabled.
+    """
+    recording, stack, inputs = Recording(), [""], []
 
     def enter(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             stack.append(path)
-            given.append(_tensors((args, kwargs)))  # now: some work in place
+            inputs.append(_tensors((args, kwargs)))  # copied before the call, because some modules work in place
 
         return hook
 
     def leave(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            seen.calls.append(Call(path, given.pop(), _tensors(output)))
+            recording.calls.append(Call(path, inputs.pop(), _tensors(output)))
             stack.pop()
 
         return hook
@@ -73,37 +76,37 @@ def watch(module: nn.Module, *, operations: bool = True) -> Iterator[Seen]:
             undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
             undo.enter_context(sdpa_kernel(SDPBackend.MATH))
-            undo.enter_context(_Operations(seen, stack))
-        yield seen
+            undo.enter_context(_Operations(recording, stack))
+        yield recording
 
 
 class _Operations(TorchDispatchMode):
-    """Sees every operation below the modules."""
+    """Records softmaxes and random draws among the tensor operations."""
 
-    def __init__(self, seen: Seen, stack: list[str]):
+    def __init__(self, recording: Recording, stack: list[str]):
         super().__init__()
-        self.seen, self.stack = seen, stack
+        self.recording, self.stack = recording, stack
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         may_draw = torch.Tag.nondeterministic_seeded in func.tags
         before = torch.get_rng_state() if may_draw else None
-        found, path = func(*args, **(kwargs or {})), self.stack[-1]
-        if func.name().split(".")[0] in _SOFTMAXES and found.ndim > 1:
-            over = args[1] - found.ndim if args[1] >= 0 else args[1]
-            self.seen.softmaxes.append(Softmax(path, found.detach(), over))
-        if before is not None and not torch.equal(before, torch.get_rng_state()):  # some can, and do not
-            self.seen.draws.append(Draw(path, _rate(func.name(), args)))
-        return found
+        output, path = func(*args, **(kwargs or {})), self.stack[-1]
+        if func.name().split(".")[0] in _SOFTMAXES and output.ndim > 1:
+            dim = args[1] - output.ndim if args[1] >= 0 else args[1]
+            self.recording.softmaxes.append(Softmax(path, output.detach(), dim))
+        if before is not None and not torch.equal(before, torch.get_rng_state()):  # not every tagged call draws
+            self.recording.draws.append(Draw(path, _rate(func.name(), args)))
+        return output
 
 
 def _rate(name: str, args: Any) -> float | None:
-    """The dropout rate of a draw."""
+    """The dropout rate of a draw; None for other draws."""
     if name.startswith("aten::bernoulli_.float"):
         return 1 - args[1]
     return args[1] if name == "aten::native_dropout" else None
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """The tensors of numbers in some arguments, detached; not nested ones, which have no shape."""
-    found = (v for v in tree_leaves(values) if isinstance(v, Tensor) and v.is_floating_point() and not v.is_nested)
-    return [v.detach().clone() for v in found]
+    """Detached copies of the floating-point tensors in arguments, except nested tensors, which have no shape."""
+    tensors = (v for v in tree_leaves(values) if isinstance(v, Tensor) and v.is_floating_point() and not v.is_nested)
+    return [v.detach().clone() for v in tensors]

@@ -1,4 +1,4 @@
-"""What is wrong with a Transformer: questions that need no second model to compare with."""
+"""Audits of a Transformer: checks that need no second model for comparison."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -37,24 +37,23 @@ def audit(
     seed: int = 0,
     progress: Progress = lambda *_: None,
 ) -> Audit:
-    """Examines a PyTorch encoder-decoder of anybody's; the module itself is not changed.
+    """Audit any PyTorch encoder-decoder; the module itself is not changed.
 
-    It is called as `module(sources (B, S), targets (B, T))` with ids and returns scores (B, T, V); `forward` says how
-    where it is called otherwise, and makes the masks that it needs. A `transformers` model is known, with its sizes
-    and its cache.
+    The audit calls `module(sources (B, S), targets (B, T))` with ids, which returns logits (B, T, V). For a module with
+    another signature, `forward` calls it and creates its masks. Sizes and cache of `transformers` models are detected.
 
-    `vocab_size`: tokens, or source's and target's. `special_ids`: not drawn, beside padding. `cached`: as `forward`,
-    computed token by token. `dropout`: the rate that was asked for everywhere. `loss`: (logits (B, T, V), labels
-    (B, T)) -> a mean, with padding ignored.
+    `vocab_size`: number of tokens, or those of source and target. `special_ids`: ids that are not sampled, besides
+    padding. `cached`: as `forward`, computed token by token. `dropout`: the intended rate of every dropout site.
+    `loss`: (logits (B, T, V), labels (B, T)) -> mean loss without padding.
 
     Raises:
-        AuditError: sizes are missing, or the module does not take or return what is said.
+        AuditError: sizes are missing, or the module's signature or output shape is another one.
     """
-    if (known := hugging_face.sizes(module)) is not None:
-        vocab_size = vocab_size or known.vocab_size
-        pad_id = known.pad_id if pad_id is None else pad_id
-        special_ids = special_ids or known.special_ids
-        max_length = max_length or known.max_length
+    if (defaults := hugging_face.sizes(module)) is not None:
+        vocab_size = vocab_size or defaults.vocab_size
+        pad_id = defaults.pad_id if pad_id is None else pad_id
+        special_ids = special_ids or defaults.special_ids
+        max_length = max_length or defaults.max_length
         if forward is None and pad_id is not None:
             forward, cached = hugging_face.forward(pad_id), cached or hugging_face.cached(pad_id)
     if vocab_size is None or pad_id is None:
@@ -79,45 +78,44 @@ def audit_config(
     seed: int = 0,
     progress: Progress = lambda *_: None,
 ) -> Audit:
-    """Examines a model of ours, of given weights (by Flax name) or of random ones, and names known mistakes.
+    """Audit a twinax model with these weights (by Flax name), or random ones, and list known mistakes of its config.
 
-    What is measured is the PyTorch twin, and the cache of the Flax one, which is compiled: without `cache` it is not
-    asked for.
+    The checks run on the PyTorch twin, except that of the cache, which compiles the Flax twin; `cache=False` skips it.
     """
     if config.dropout_generator != "counter":
-        config = config.replace(dropout_generator="counter")  # which the PyTorch twin has
+        config = config.replace(dropout_generator="counter")  # the only generator of the PyTorch twin
     module, forward = twin(config, arrays, seed)
     special = tuple(i for i in (config.bos_id, config.eos_id, config.decoder_start_id) if i is not None)
     vocabularies = config.src_vocab_size, config.tgt_vocab_size
     subject = make_subject(
         module, forward, vocabularies, config.pad_id, special_ids=special, max_length=config.max_length, seed=seed
     )
-    how = cache_answer if cache else lambda *_: Answer(None, "not asked")
-    trained = training or TrainingConfig()
+    cache_check = cache_answer if cache else lambda *_: Answer(None, "not checked")
+    training_config = training or TrainingConfig()
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        total, tokens = cross_entropy(logits, labels, config.pad_id, trained)
+        total, tokens = cross_entropy(logits, labels, config.pad_id, training_config)
         return total / tokens
 
-    answers = _examine(subject, lambda: how(config, module, seed), None, loss, progress)
+    answers = _examine(subject, lambda: cache_check(config, module, seed), None, loss, progress)
     mistakes = known_mistakes(config, training)
     return Audit(name, answers, mistakes, subject.dtype_name, subject.dtype_reason)
 
 
 def assert_healthy(module: nn.Module, **arguments: Any) -> None:
-    """For a test: `audit`, with its arguments. Raises: AssertionError with what was found."""
-    found = audit(module, **arguments)
-    assert found.ok, str(found)
+    """Run `audit` in a test, with its arguments. Raises: AssertionError with the findings."""
+    report = audit(module, **arguments)
+    assert report.ok, str(report)
 
 
 def _examine(
     subject: Subject, cache: Callable[[], Answer], dropout: float | None, loss: checks.Loss | None, progress: Progress
 ) -> tuple[Answer, ...]:
-    """The questions, one after the other."""
-    found: dict[str, Answer] = {}
+    """Run all checks in order."""
+    answers: dict[str, Answer] = {}
 
-    def unseen() -> bool:
-        return all(found[question].ok for question in (_CAUSAL, _PADDING, _TARGET_PADDING))
+    def harmless() -> bool:
+        return all(answers[question].ok for question in (_CAUSAL, _PADDING, _TARGET_PADDING))
 
     questions: dict[str, Callable[[], Answer]] = {
         _FINITE: lambda: checks.is_finite(subject),
@@ -127,13 +125,15 @@ def _examine(
         "Does the output depend on the source?": lambda: checks.sees_the_source(subject),
         _PADDING: lambda: checks.ignores_padding(subject),
         _TARGET_PADDING: lambda: checks.ignores_padding(subject, target=True),
-        "Are the sentences of a batch independent, in evaluation?": lambda: checks.keeps_sentences_apart(
+        "Are the sentences of a batch independent, in evaluation?": lambda: checks.keeps_sentences_independent(
             subject, False
         ),
-        "Are the sentences of a batch independent, in training?": lambda: checks.keeps_sentences_apart(subject, True),
+        "Are the sentences of a batch independent, in training?": lambda: checks.keeps_sentences_independent(
+            subject, True
+        ),
         "May a target be longer or shorter than its source?": lambda: checks.takes_any_lengths(subject),
         "Does an empty source give numbers?": lambda: checks.stays_finite(subject),
-        "Are attention weights of masked keys zero?": lambda: checks.hides_masked_keys(subject, unseen()),
+        "Are attention weights of masked keys zero?": lambda: checks.hides_masked_keys(subject, harmless()),
         "Does every parameter receive a gradient?": lambda: state_checks.reaches_every_parameter(subject),
         "Does decoding with a cache equal decoding without?": cache,
         "Can cross entropy fall to zero?": lambda: checks.cross_entropy_is_free(subject),
@@ -144,14 +144,14 @@ def _examine(
         ),
         "Does evaluation change nothing and draw nothing?": lambda: state_checks.evaluation_changes_nothing(subject),
     }
-    for number, (question, ask) in enumerate(questions.items(), 1):
+    for number, (question, check) in enumerate(questions.items(), 1):
         try:
-            answer = ask()
-        except Exception as error:  # the module's own, on inputs that it does not take
-            said = f"it raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            answer = Answer(False, said, "", "This could not be measured.")
-        found[question] = replace(answer, question=question)
+            answer = check()
+        except Exception as error:  # the module may raise anything on unsupported inputs
+            text = f"it raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            answer = Answer(False, text, "", "This could not be measured.")
+        answers[question] = replace(answer, question=question)
         progress(question, number, len(questions))
         if question == _FINITE and not answer.ok:
-            break  # NaN would fail nearly every other question, for this one cause
-    return tuple(found.values())
+            break  # NaN would fail nearly every other check for the same reason
+    return tuple(answers.values())

@@ -1,4 +1,4 @@
-"""A small healthy Transformer that shares nothing with the twins: what known mistakes are planted in.
+"""A small correct Transformer that shares no code with the twins, for tests that plant known mistakes.
 
 Letters: B batch, S source length, T target length, L either, D width, V vocabulary. Masks are True = attend.
 """
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """softmax(q kᵀ / sqrt(width)) v, of several heads."""
+    """Multi-head attention: softmax(q kᵀ / sqrt(width)) v per head."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -16,7 +16,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """(B, L, D), of queries from `x`, keys and values from `memory`."""
+        """Outputs (B, L, D), with queries from `x`, keys and values from `memory`."""
         q, k, v = (
             layer(side).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer, side in ((self.query, x), (self.key, memory), (self.value, memory))
@@ -25,16 +25,17 @@ class Attention(nn.Module):
         return self.out((self.normalise(scores) @ v).transpose(1, 2).flatten(2))
 
     def normalise(self, scores: Tensor) -> Tensor:
-        """Weights from scores (B, heads, L, L)."""
+        """Attention weights of scores (B, heads, L, L)."""
         return scores.softmax(-1)
 
 
 class Layer(nn.Module):
-    """Pre-norm: attention to itself, in the decoder attention to the source, then feed-forward."""
+    """A pre-norm layer: self-attention, in the decoder cross-attention, then feed-forward."""
 
     def __init__(self, width: int, heads: int, dropout: float, decodes: bool):
         super().__init__()
-        self.itself, self.source = Attention(width, heads), Attention(width, heads) if decodes else None
+        self.self_attention = Attention(width, heads)
+        self.cross_attention = Attention(width, heads) if decodes else None
         self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
         self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(3 if decodes else 2)])
         self.dropout = nn.Dropout(dropout)
@@ -42,14 +43,14 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, memory: Tensor | None = None, cross: Tensor | None = None) -> Tensor:
         """(B, L, D)."""
         y = self.norms[0](x)
-        x = x + self.dropout(self.itself(y, y, mask))
-        if self.source is not None and memory is not None and cross is not None:
-            x = x + self.dropout(self.source(self.norms[1](x), memory, cross))
+        x = x + self.dropout(self.self_attention(y, y, mask))
+        if self.cross_attention is not None and memory is not None and cross is not None:
+            x = x + self.dropout(self.cross_attention(self.norms[1](x), memory, cross))
         return x + self.dropout(self.feed_forward(self.norms[-1](x)))
 
 
 class ToyTransformer(nn.Module):
-    """The model: ids (B, S) and (B, T) to logits (B, T, V)."""
+    """The model, from ids (B, S) and (B, T) to logits (B, T, V)."""
 
     VOCABULARY, PAD, DROPOUT, LONGEST = 23, 0, 0.1, 16
 
@@ -68,7 +69,7 @@ class ToyTransformer(nn.Module):
         return (src != self.PAD)[:, None, None]
 
     def cross_mask(self, src: Tensor) -> Tensor:
-        """(B, 1, 1, S) for attention to the source."""
+        """(B, 1, 1, S) for cross-attention."""
         return (src != self.PAD)[:, None, None]
 
     def target_mask(self, tgt: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ class ToyTransformer(nn.Module):
 
 
 def step_by_step(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-    """Logits (B, T, V) of a `ToyTransformer`, each from the tokens up to it."""
+    """Logits (B, T, V) of a `ToyTransformer`, computed one position at a time."""
     assert isinstance(module, ToyTransformer)
     memory, cross = module.encode(src), module.cross_mask(src)
     return torch.cat([module.decode(tgt[:, : t + 1], memory, cross)[:, -1:] for t in range(tgt.shape[1])], 1)

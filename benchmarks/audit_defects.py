@@ -1,4 +1,4 @@
-"""Which question of the audit finds each planted mistake, as a table.
+"""A table of the planted mistakes and the audit questions that find them.
 
 `python -m benchmarks.audit_defects PAGE` writes it into the page.
 """
@@ -14,10 +14,10 @@ from parity_tests.defects import DEFECTS, examine
 
 def main(page: Path) -> None:
     """Writes the table."""
-    torch.set_num_threads(1)  # more wait for each other at these sizes
+    torch.set_num_threads(1)  # more threads are slower at these sizes
     rows = []
     for defect in DEFECTS:
-        answers = {answer.question: answer for answer in examine(defect).found}
+        answers = {answer.question: answer for answer in examine(defect).findings}
         answer = answers.get(defect.question)
         cells = (answer.measured, answer.where) if answer else ("NOT FOUND", "")
         rows.append((defect.name, defect.question, *cells))

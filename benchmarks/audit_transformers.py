@@ -1,4 +1,4 @@
-"""Every encoder-decoder of `transformers` from text to text, small and with random weights, under the audit.
+"""Audits every text-to-text encoder-decoder of `transformers`, in a small size with random weights.
 
 `python -m benchmarks.audit_transformers PAGE` writes the table into a page. Exit status 1 if a model fails a question
 that `EXPLAINED` does not list, or passes one that it lists.
@@ -16,39 +16,39 @@ from parity_tests.transformers_audit import EXPLAINED, architectures, complaints
 from twinax.audit import Audit, audit
 
 TABLE, LEFT_OUT = "transformers", "left out of transformers"
-HEADER = ("class", "judged in", "holds", "what does not, and why")
+HEADER = ("class", "dtype of the audit", "passed", "failures and reasons")
 
 
 def _row(report: Audit) -> tuple[str, ...]:
-    asked = [answer for answer in report.answers if answer.ok is not None]
+    answers = [answer for answer in report.answers if answer.ok is not None]
     questions: dict[str, list[str]] = {}
-    for answer in report.found:
-        why = explanation(report, answer) or f"NOT EXPLAINED: {answer.measured}"
-        questions.setdefault(why, []).append(answer.question)
-    cells = [f"{' '.join(names)} No: {why}." for why, names in questions.items()]
+    for answer in report.findings:
+        reason = explanation(report, answer) or f"NOT EXPLAINED: {answer.measured}"
+        questions.setdefault(reason, []).append(answer.question)
+    cells = [f"{' '.join(names)} No: {reason}." for reason, names in questions.items()]
     dtype = f"{report.dtype}: {report.dtype_reason}" if report.dtype_reason else report.dtype
-    return report.name, dtype, f"{sum(answer.ok is True for answer in asked)} of {len(asked)}", " ".join(cells)
+    return report.name, dtype, f"{sum(answer.ok is True for answer in answers)} of {len(answers)}", " ".join(cells)
 
 
 def main(page: Path) -> int:
     """Writes the table; returns the exit status."""
     transformers.utils.logging.set_verbosity_error()
-    torch.set_num_threads(1)  # more wait for each other at these sizes
+    torch.set_num_threads(1)  # more threads are slower at these sizes
     for name in (TABLE, LEFT_OUT):
-        marks(page, name)  # before the work
-    kept, left_out = architectures()
+        marks(page, name)  # checked before the work
+    included, left_out = architectures()
     rows, problems = [], []
-    for architecture in kept:
+    for architecture in included:
         try:
             report = audit(small_model(architecture))
-        except Exception as error:  # a class that cannot be built small or called is a row too
+        except Exception as error:  # a class that cannot be built or called gets a row too
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             rows.append((architecture.__name__, "", "", f"NOT AUDITED: {reason}"))
             problems.append(f"{architecture.__name__}: {reason}")
             continue
         rows.append(_row(report))
         problems += complaints(report)
-    names = {architecture.__name__ for architecture in kept}
+    names = {architecture.__name__ for architecture in included}
     problems += [f"{name}: not in transformers. Remove it from EXPLAINED" for name, _ in EXPLAINED if name not in names]
     write_table(page, TABLE, HEADER, rows)
     names = ", ".join(architecture.__name__ for architecture in left_out)

@@ -1,6 +1,6 @@
-"""The families of `transformers` against the twins, as a table.
+"""A table that compares the families of `transformers` with the twins.
 
-`python -m benchmarks.conversion_matrix PAGE` prints it and writes it into the page, between its two marks.
+`python -m benchmarks.conversion_matrix PAGE` prints it and writes it into the page.
 """
 
 import logging
@@ -14,17 +14,17 @@ from rich.progress import track
 from benchmarks.pages import marks, write_table
 from twinax.parity.conversion import VARIANTS, Row, measure
 
-HEADER = ("family", "encoder output", "logits", "gradients", "attention maps", "there and back")
+HEADER = ("family", "encoder output", "logits", "gradients", "attention maps", "round trip")
 
 
 def as_cells(row: Row) -> tuple[str, ...]:
     """A row of the table."""
     errors = (f"{error:.1e}" for error in (row.encoder, row.logits, row.gradients, row.maps))
-    return (row.name, *errors, ", ".join(row.changed) or "identical")
+    return (row.name, *errors, ", ".join(row.changes) or "identical")
 
 
 def main(page: Path) -> int:
-    """Measures every variant, prints the table, writes it into the page. Returns 0 where all hold."""
+    """Measures every variant, prints the table, writes it into the page. Returns 0 if all hold."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     marks(page, "conversion-matrix")
     rows = []

@@ -1,7 +1,7 @@
-"""What search costs beside `transformers`' `generate`: the same weights, the same sentences, the same tokens found.
+"""Compares the speed of beam search with `transformers`' `generate`, on the same weights, sentences and tokens.
 
-`python -m benchmarks.decoding` runs both by turns, each in a process of its own, since the threads of one slow the
-other down, and prints the median of the rounds' ratios. It needs `transformers`.
+`python -m benchmarks.decoding` alternates both, each in its own process because their threads would slow each other
+down, and prints the median ratio over rounds. Needs `transformers`.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ Generate = Callable[[np.ndarray, int], np.ndarray]  # (sources, beam size) -> to
 
 
 def make_model(folder: Path) -> None:
-    """A random Marian of the base size. Nothing ends before the longest target in it, so that all steps are made."""
+    """Saves a random Marian of the base size. No translation ends early, so that all steps are made."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
@@ -36,7 +36,7 @@ def make_model(folder: Path) -> None:
 
 
 def in_flax(folder: Path) -> Generate:
-    """twinax, compiled."""
+    """Decoding in twinax, compiled."""
     from twinax import convert, flax_transformer
     from twinax.configs.decoding import DecodingConfig
 
@@ -50,7 +50,7 @@ def in_flax(folder: Path) -> Generate:
 
 
 def in_transformers(folder: Path) -> Generate:
-    """`transformers`, eager, with its cache."""
+    """Decoding in `transformers`, eager, with its cache."""
     import torch
     from transformers import MarianMTModel
 
@@ -58,17 +58,17 @@ def in_transformers(folder: Path) -> Generate:
 
     def run(src: np.ndarray, beam_size: int) -> np.ndarray:
         tokens = torch.from_numpy(src)
-        found = model.generate(
+        output = model.generate(
             input_ids=tokens, attention_mask=(tokens != PAD).long(), num_beams=beam_size, max_new_tokens=TARGET,
             do_sample=False, early_stopping=False, bad_words_ids=[[PAD]],
         )  # fmt: skip
-        return found[:, 1:].numpy()
+        return output[:, 1:].numpy()
 
     return run
 
 
-def work(prepare: Callable[[Path], Generate], folder: Path, requests: Connection) -> None:
-    """Answers (sources, beam size) with (seconds, tokens), until there is nothing to receive."""
+def serve(prepare: Callable[[Path], Generate], folder: Path, requests: Connection) -> None:
+    """Receives (sources, beam size) and sends (seconds, tokens), until it receives None."""
     run = prepare(folder)
     while (request := requests.recv()) is not None:
         begin = time.perf_counter()
@@ -77,7 +77,7 @@ def work(prepare: Callable[[Path], Generate], folder: Path, requests: Connection
 
 
 def main() -> None:
-    """Prints a line a beam size."""
+    """Prints one line per beam size."""
     rng = np.random.default_rng(0)
     src = rng.integers(1, PAD, (SENTENCES, SOURCE))
     src = np.where(np.arange(SOURCE) < rng.integers(6, SOURCE + 1, (SENTENCES, 1)), src, PAD)
@@ -86,22 +86,22 @@ def main() -> None:
         make_model(folder := Path(name) / "model")
         pipes, processes = [], []
         for prepare in (in_flax, in_transformers):
-            mine, theirs = context.Pipe()
-            processes.append(context.Process(target=work, args=(prepare, folder, theirs), daemon=True))
+            parent_pipe, child_pipe = context.Pipe()
+            processes.append(context.Process(target=serve, args=(prepare, folder, child_pipe), daemon=True))
             processes[-1].start()
-            pipes.append(mine)
+            pipes.append(parent_pipe)
         lines = []
         for beam_size in BEAMS:
             seconds: list[list[float]] = []
             for number in track(range(ROUNDS + 1), f"beam {beam_size}", transient=True):
-                answers = []
+                results = []
                 for pipe in pipes:
                     pipe.send((src, beam_size))
-                    answers.append(pipe.recv())
+                    results.append(pipe.recv())
                 if number:  # the first round compiles
-                    seconds.append([answer[0] for answer in answers])
-                same = np.array_equal(*(answer[1] for answer in answers))
-            ratios = [flax / other for flax, other in seconds]
+                    seconds.append([result[0] for result in results])
+                same = np.array_equal(*(result[1] for result in results))
+            ratios = [flax_time / transformers_time for flax_time, transformers_time in seconds]
             medians = [1000 * statistics.median(times) for times in zip(*seconds, strict=True)]
             lines.append(
                 f"beam {beam_size}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), medians "
@@ -110,7 +110,9 @@ def main() -> None:
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.send(None)
             process.join()
-    print(f"twinax over transformers, {SENTENCES} sentences of at most {SOURCE} tokens, {TARGET} tokens each, CPU")
+    print(
+        f"twinax time / transformers time, {SENTENCES} sentences of at most {SOURCE} tokens, {TARGET} tokens each, CPU"
+    )
     print("\n".join(lines))
 
 

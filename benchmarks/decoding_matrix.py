@@ -1,4 +1,4 @@
-"""Searches compared token for token: Flax, PyTorch, and `transformers`' `generate`, as two tables.
+"""Two tables that compare beam search token by token: Flax, PyTorch, and `transformers`' `generate`.
 
 `python -m benchmarks.decoding_matrix PAGE` prints both and writes them into the page.
 """
@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.pages import marks, write_table
-from twinax.parity.decoding import FAMILIES, ROUNDING, WRONG_RULES, Row, measure, random_family, wrongly_decoded
+from twinax.parity.decoding import FAMILIES, ROUNDING, WRONG_RULES, Row, count_differences, measure, random_family
 
 
 def main(page: Path) -> int:
-    """Measures, prints the tables, writes them into the page. Returns 0 where all is equal."""
+    """Measures, prints the tables, writes them into the page. Returns 0 if all is equal."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     for name in ("decoding", "rules"):
         marks(page, name)
@@ -29,8 +29,8 @@ def main(page: Path) -> int:
         for name, dtype, beam_size in track(list(product(FAMILIES, ROUNDING, (1, 4))), "searches", **progress):
             rows.append(measure(name, *families[name], dtype, beam_size))
         for rule in track(WRONG_RULES, "rules", **progress):
-            rules.append((rule, *(str(wrongly_decoded(*families[name], rule)) for name in FAMILIES)))
-    header = ("model", "dtype", "beam", "Flax = PyTorch", "transformers = PyTorch", "sums, Flax to PyTorch")
+            rules.append((rule, *(str(count_differences(*families[name], rule)) for name in FAMILIES)))
+    header = ("model", "dtype", "beam", "Flax = PyTorch", "transformers = PyTorch", "score difference of Flax")
     write_table(page, "decoding", header, [_cells(row) for row in rows])
     write_table(page, "rules", ("mistake in the rule", *FAMILIES), rules)
     return 0 if all(row.ok for row in rows) else 1
@@ -39,7 +39,9 @@ def main(page: Path) -> int:
 def _cells(row: Row) -> tuple[str, ...]:
     agreements = (
         f"{a.equal} of {len(row.lengths)}"
-        + "".join(f", {len(some)} {name}" for name, some in (("tied", a.ties), ("DIFFERENT", a.different)) if some)
+        + "".join(
+            f", {len(margins)} {name}" for name, margins in (("tied", a.ties), ("DIFFERENT", a.different)) if margins
+        )
         for a in (row.flax, row.transformers)
     )
     return (row.name, row.dtype, str(row.beam_size), *agreements, f"{row.flax.score_error:.1e}")

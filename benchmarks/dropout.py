@@ -1,7 +1,7 @@
-"""What dropout costs in a train step: without, with the shared counter, with JAX's threefry.
+"""Compares the time of a train step without dropout, with the shared counter, and with JAX's threefry.
 
-`python -m benchmarks.dropout [PRESET]`. A round runs each once; printed are the median over rounds of each one's time
-over that without dropout in the same round. On a machine that does other work too, only these ratios mean something.
+`python -m benchmarks.dropout [PRESET]` runs each once per round and prints the median ratio to the step without dropout
+in the same round. On a machine that is not idle, only these ratios are meaningful.
 """
 
 import statistics
@@ -22,7 +22,7 @@ RATES = ("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_drop
 
 
 def main(preset: str) -> None:
-    """Prints a line a generator."""
+    """Prints one line per generator."""
     base = TransformerConfig.preset(preset)
     rng = np.random.default_rng(0)
     src, tgt, labels = (jnp.asarray(rng.integers(4, 100, (SENTENCES, LENGTH))) for _ in range(3))
@@ -44,7 +44,9 @@ def main(preset: str) -> None:
             jax.block_until_ready((state, metrics))
             seconds[name].append(time.perf_counter() - begin)
             runs[name] = (step, state)
-    print(f"{preset}, {SENTENCES} sentences of {LENGTH} tokens a side, {jax.devices()[0].device_kind}, {ROUNDS} rounds")
+    print(
+        f"{preset}, {SENTENCES} sentences of {LENGTH} tokens per side, {jax.devices()[0].device_kind}, {ROUNDS} rounds"
+    )
     for name, times in seconds.items():
         ratios = [t / base for t, base in zip(times, seconds["none"], strict=True)]
         print(f"{name:9} {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")

@@ -1,7 +1,7 @@
-"""What a train step costs on a CPU where freed memory is kept, over what it costs where it is not.
+"""Compares the speed of a train step on a CPU with and without keeping freed memory.
 
-`python -m benchmarks.malloc [RUN]`. Both in a process each, by turns; printed are the ratios of target tokens a
-second of the rounds, median, smallest and largest. On a machine that does other work too, only these mean something.
+`python -m benchmarks.malloc [RUN]` alternates both, each in its own process, and prints the ratio of target tokens per
+second over rounds: median, smallest and largest. On a machine that is not idle, only these ratios are meaningful.
 """
 
 import statistics
@@ -22,10 +22,10 @@ from twinax.train.step import Batch, init_state, make_train_step
 ROUNDS, STEPS, TOKENS, VOCABULARY, LENGTH = 7, 20, 4096, 3000, 20
 
 
-def measure(run: str, kept: bool) -> float:
+def measure(run: str, keeps_memory: bool) -> float:
     """Target tokens per second, in this process; the first step is not counted."""
-    if kept and not keep_freed_memory():
-        sys.exit("this system's C library is not glibc: nothing to measure")
+    if keeps_memory and not keep_freed_memory():
+        sys.exit("the C library of this system is not glibc: nothing to measure")
     preset = run_preset(run)
     config = preset.model.replace(src_vocab_size=VOCABULARY, tgt_vocab_size=VOCABULARY)
     sentences = TOKENS // LENGTH
@@ -46,18 +46,18 @@ def measure(run: str, kept: bool) -> float:
 
 
 def main(run: str) -> None:
-    """Prints a line."""
-    found: dict[str, list[float]] = {"freed": [], "kept": []}
+    """Prints the speeds and their ratio."""
+    speeds_by_name: dict[str, list[float]] = {"freed": [], "kept": []}
     for _ in range(ROUNDS):
-        for name, speeds in found.items():
-            done = subprocess.run(
+        for name, speeds in speeds_by_name.items():
+            process = subprocess.run(
                 [sys.executable, "-m", __spec__.name, run, name], capture_output=True, text=True, check=True
             )
-            speeds.append(float(done.stdout))
-    ratios = [kept / freed for freed, kept in zip(*found.values(), strict=True)]
-    medians = " and ".join(f"{statistics.median(speeds):,.0f} {name}" for name, speeds in found.items())
+            speeds.append(float(process.stdout))
+    ratios = [kept_speed / freed_speed for freed_speed, kept_speed in zip(*speeds_by_name.values(), strict=True)]
+    medians = " and ".join(f"{statistics.median(speeds):,.0f} {name}" for name, speeds in speeds_by_name.items())
     print(f"{run}, {jax.devices()[0].device_kind}, {ROUNDS} rounds of {STEPS} steps; tokens per second: {medians}")
-    print(f"kept over freed: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    print(f"kept / freed: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 if __name__ == "__main__":

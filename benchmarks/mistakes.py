@@ -1,7 +1,7 @@
-"""What the mistakes of the published systems cost: small models on Multi30k, into docs/published_systems.md.
+"""Measures the cost of the published systems' mistakes: small models on Multi30k, for docs/published_systems.md.
 
-`python -m benchmarks.mistakes FOLDER [UPDATES]`: FOLDER has train and val, .de and .en (.gz too). As many trainings at
-once as there are cores, each on one. What is in runs/mistakes is not done again; a training that was stopped goes on.
+`python -m benchmarks.mistakes FOLDER [UPDATES]`: FOLDER has train and val, .de and .en (.gz too). One training runs per
+core. Results in runs/mistakes are reused, and interrupted trainings are resumed.
 """
 
 import json
@@ -24,7 +24,7 @@ PAGE, OUT, PICTURE = Path("docs/published_systems.md"), Path("runs/mistakes"), "
 TOKENS, UPDATES, POINTS, WARM_UP, PEAK = 1024, 2000, 10, 400, 1e-3
 SIZES = {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 LONGEST = 64  # tokens of a translation
-HEADER = ("system", "variant", "loss of validation", "BLEU of validation", "minutes")
+HEADER = ("system", "variant", "validation loss", "validation BLEU", "minutes")
 ABLATED = "lucky_glass"
 
 
@@ -39,11 +39,11 @@ class Variant:
 
     @property
     def run(self) -> Path:
-        """Its directory."""
+        """The run directory."""
         return OUT / f"{self.system}-{self.name.replace(' ', '_')}"
 
     def config(self, folder: Path, updates: int) -> RunConfig:
-        """The system's own loss, optimiser and shape of schedule; sizes, tokens, batches and peak rate of all."""
+        """The run: loss, optimiser and schedule of the system; sizes, tokenizer, batches and peak rate are common."""
         base = recipe(self.system, as_published=True)
         (src, tgt), valid = (text(folder, part, ("de", "en")) for part in ("train", "val"))
         files = {"src": str(src), "tgt": str(tgt), "valid_src": str(valid[0]), "valid_tgt": str(valid[1])}
@@ -66,14 +66,14 @@ class Variant:
 
 
 def _rates(schedule: str) -> dict[str, Any]:
-    """A schedule of the same shape that fits a small model and a short training: its rate is PEAK at the highest."""
+    """Settings of a schedule for a small model and a short training: its highest rate is PEAK."""
     if schedule.startswith("noam"):
         return {"warmup_updates": WARM_UP, "learning_rate": PEAK * (SIZES["d_model"] * WARM_UP) ** 0.5}
     return {"learning_rate": PEAK} | ({"final_learning_rate": PEAK / 10} if schedule == "cosine" else {})
 
 
 def variants() -> Iterator[Variant]:
-    """All systems both ways; of one, each mistake repaired alone, and those of the model together."""
+    """All systems as published and repaired; for ABLATED also each repair alone, and all repairs of the model."""
     for system in SYSTEMS:
         yield Variant(system, "as published")
         if system == ABLATED:
@@ -85,62 +85,66 @@ def variants() -> Iterator[Variant]:
 
 
 def main(folder: Path, updates: int) -> None:
-    """Does what is missing, then writes table and picture."""
+    """Runs the missing trainings, then writes table and plot."""
     for name in ("mistakes", "mistakes-pictures"):
         marks(PAGE, name)
     missing = [path for part in ("train", "val") for path in text(folder, part, ("de", "en")) if not path.is_file()]
     if missing:
         sys.exit(f"{folder}: has no {', '.join(map(str, missing))}")
     OUT.mkdir(parents=True, exist_ok=True)
-    todo, began = list(variants()), time.monotonic()
-    with one_core_each() as do:
-        for number, _ in enumerate(do(lambda variant: _in_a_process(variant, folder, updates), todo), 1):
-            print(f"{number} of {len(todo)} variants, {(time.monotonic() - began) / 60:.0f} minutes", flush=True)
-    found = [json.loads(variant.run.with_suffix(".json").read_text()) for variant in todo]
-    write_table(PAGE, "mistakes", HEADER, [_row(*each) for each in zip(todo, found, strict=True)])
-    _draw(todo)
-    write_between(PAGE, "mistakes-pictures", f"![Loss of validation over updates]({PICTURE})")
+    all_variants = list(variants())
+    start = time.monotonic()
+    with one_core_each() as run_all:
+        for number, _ in enumerate(run_all(lambda variant: _in_a_process(variant, folder, updates), all_variants), 1):
+            print(
+                f"{number} of {len(all_variants)} variants, {(time.monotonic() - start) / 60:.0f} minutes", flush=True
+            )
+    results = [json.loads(variant.run.with_suffix(".json").read_text()) for variant in all_variants]
+    write_table(PAGE, "mistakes", HEADER, [_row(*pair) for pair in zip(all_variants, results, strict=True)])
+    _draw(all_variants)
+    write_between(PAGE, "mistakes-pictures", f"![Validation loss over updates]({PICTURE})")
 
 
 def _in_a_process(variant: Variant, folder: Path, updates: int) -> None:
-    """Trains and measures a variant in a process of its own, on the core of this thread."""
+    """Trains and measures a variant in a separate process, on the core of this thread."""
     result, log = variant.run.with_suffix(".json"), variant.run.with_suffix(".log")
     if result.is_file():
-        if (done := json.loads(result.read_text())["updates"]) != updates:
-            sys.exit(f"{result}: is of {done} updates and not {updates}; remove {OUT} to begin anew")
+        if (updates_of_result := json.loads(result.read_text())["updates"]) != updates:
+            sys.exit(f"{result}: has {updates_of_result} updates and not {updates}; remove {OUT} to start again")
         return
     command = [sys.executable, "-m", __spec__.name, str(folder), str(updates), variant.run.name]
     with log.open("a") as file:
         if subprocess.run(command, check=False, stderr=file).returncode:
-            said = f"{variant.run}: failed, see {log}"
-            print(said, file=sys.stderr, flush=True)
-            sys.exit(said)
+            message = f"{variant.run}: failed, see {log}"
+            print(message, file=sys.stderr, flush=True)
+            sys.exit(message)
 
 
 def measure(variant: Variant, folder: Path, updates: int) -> None:
-    """Trains a variant, or goes on, and writes what validation finds; seconds add up over starts."""
+    """Trains or resumes a variant and writes its validation scores; seconds add up over starts."""
     from twinax.train.loop import train
     from twinax.train.scores import corpus_scores
     from twinax.train.translator import load
 
-    clock, began = variant.run.with_suffix(".seconds"), time.monotonic()
-    before = float(clock.read_text()) if clock.is_file() else 0.0
+    clock = variant.run.with_suffix(".seconds")
+    start = time.monotonic()
+    earlier_seconds = float(clock.read_text()) if clock.is_file() else 0.0
     config = variant.config(folder, updates)
     try:
         outcome = train(config, variant.run)
     finally:
-        write(clock, str(before + time.monotonic() - began))
+        write(clock, str(earlier_seconds + time.monotonic() - start))
     if outcome.stopped_by is not None or outcome.validation is None:
         sys.exit(1)
-    found: dict[str, Any] = {"updates": updates, "loss": outcome.validation["loss"], "bleu": None}
+    results: dict[str, Any] = {"updates": updates, "loss": outcome.validation["loss"], "bleu": None}
     if config.model.cross_mask != "encoder":
         src, tgt = (_lines(path) for path in text(folder, "val", ("de", "en")))
-        how = {"beam_size": 1, "max_length": min(LONGEST, config.model.max_length)}
-        translations = load(variant.run).translate(src, framework="torch", **how)  # compiles nothing
+        decoding = {"beam_size": 1, "max_length": min(LONGEST, config.model.max_length)}
+        translations = load(variant.run).translate(src, framework="torch", **decoding)  # torch needs no compilation
         scores = {score.name: score.value for score in corpus_scores(translations, tgt)}
-        found["bleu"] = scores["BLEU, lower case"]
-    found["minutes"] = float(clock.read_text()) / 60
-    write(variant.run.with_suffix(".json"), json.dumps(found))
+        results["bleu"] = scores["BLEU, lower case"]
+    results["minutes"] = float(clock.read_text()) / 60
+    write(variant.run.with_suffix(".json"), json.dumps(results))
 
 
 def _lines(path: Path) -> list[str]:
@@ -149,27 +153,27 @@ def _lines(path: Path) -> list[str]:
     return list(read_lines(str(path)))
 
 
-def _row(variant: Variant, found: dict[str, Any]) -> tuple[str, ...]:
-    bleu = "cannot translate" if found["bleu"] is None else f"{found['bleu']:.1f}"
-    return f"`{variant.system}`", variant.name, f"{found['loss']:.2f}", bleu, f"{found['minutes']:.0f}"
+def _row(variant: Variant, results: dict[str, Any]) -> tuple[str, ...]:
+    bleu = "cannot translate" if results["bleu"] is None else f"{results['bleu']:.1f}"
+    return f"`{variant.system}`", variant.name, f"{results['loss']:.2f}", bleu, f"{results['minutes']:.0f}"
 
 
-def _draw(todo: list[Variant]) -> None:
-    """Loss of validation over updates: all systems both ways, and the one whose mistakes are repaired by turns."""
+def _draw(all_variants: list[Variant]) -> None:
+    """Plots validation loss over updates: all systems, and the single repairs of ABLATED."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")
     left, right = figure.subplots(1, 2)
     colors = {system: f"C{i}" for i, system in enumerate(SYSTEMS)}
-    for variant in todo:
-        found = validations(read_metrics(variant.run))
-        curve = list(found), [v["loss"] for v in found.values()]
+    for variant in all_variants:
+        scores = validations(read_metrics(variant.run))
+        curve = list(scores), [v["loss"] for v in scores.values()]
         if variant.name in ("as published", "repaired"):
             style = "--" if variant.name == "as published" else "-"
             left.plot(*curve, style, color=colors[variant.system], label=f"{variant.system}, {variant.name}")
         if variant.system == ABLATED:
             right.plot(*curve, marker="o", ms=3, label=variant.name)
-    left.set(title="as published and repaired", ylabel="loss of validation in nats per token")
+    left.set(title="as published and repaired", ylabel="validation loss in nats per token")
     right.set(title=f"{ABLATED}: repaired alone and together")
     for axes in (left, right):
         axes.set_xlabel("updates")
@@ -182,8 +186,8 @@ if __name__ == "__main__":
     corpus, number, *name = [*sys.argv[1:], *[str(UPDATES)] * (len(sys.argv) == 2)] or ["", ""]
     if not Path(corpus).is_dir() or not number.isdigit() or not int(number):
         sys.exit("usage: python -m benchmarks.mistakes FOLDER [UPDATES]")
-    if name:  # a process of this very program
-        (chosen,) = [variant for variant in variants() if [variant.run.name] == name]
-        measure(chosen, Path(corpus), int(number))
+    if name:  # the process that `_in_a_process` starts
+        (variant,) = [variant for variant in variants() if [variant.run.name] == name]
+        measure(variant, Path(corpus), int(number))
     else:
         main(Path(corpus), int(number))

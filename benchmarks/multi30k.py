@@ -1,9 +1,9 @@
-"""Multi30k, all of it: trained both ways, fine-tuned, scored, proven; written into docs/results.md.
+"""All Multi30k experiments: both directions, fine-tuning, scores and proofs, written into docs/results.md.
 
 `python -m benchmarks.multi30k FOLDER [SEEDS [ARGUMENT ...]]`: FOLDER has train, val and test_2016_flickr, .de, .en and
-.fr (.gz too); SEEDS are those of English to German; further arguments are those of `twinax train` on the whole corpus.
-Hours: as many trainings at once as there are cores, each on one. What is there in runs/multi30k is not done again, so
-that the same command goes on.
+.fr (.gz too); SEEDS is the number of seeds for English to German; further arguments go to `twinax train` on the whole
+corpus. It takes hours, with one training per core. Results in runs/multi30k are reused, so that the same command
+resumes.
 """
 
 import gzip
@@ -25,7 +25,7 @@ from benchmarks.multi30k_page import PAGE, PARTS, write_page
 from benchmarks.pages import marks
 
 OUT, OWN_PAIRS, MARIAN_SENTENCES = Path("runs/multi30k"), 2000, 200
-# What the Marian family of transformers computes, for a model that is to be exported as one.
+# Settings of the Marian family of transformers, for a model that is exported to it.
 MARIAN = (
     *("--model.norm-placement", "post", "--model.no-final-norm", "--model.embedding-padding", "frozen"),
     *("--model.positions", "sinusoidal_half", "--model.output-bias", "stored"),
@@ -34,21 +34,21 @@ MARIAN = (
 
 @dataclass(frozen=True)
 class Training:
-    """One model: its run, and what it is trained with."""
+    """A model to train: its run, languages and arguments."""
 
     name: str
     languages: tuple[str, str]
     arguments: tuple[str, ...]  # of `twinax train`
-    pairs: int | None = None  # the first so many of the training pairs; None: all
+    pairs: int | None = None  # number of training pairs from the start; None: all
 
     @property
     def run(self) -> Path:
-        """Its directory."""
+        """The run directory."""
         return OUT / self.name
 
 
 def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
-    """Does what is missing, then writes tables and pictures."""
+    """Runs the missing trainings and proofs, then writes tables and pictures."""
     for name in PARTS:
         marks(PAGE, name)
     check_files(folder)
@@ -60,12 +60,12 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
         for seed in range(seeds)
     ]
     trainings = [german, *english, marian]
-    # Somebody's own corpus: no argument but its files, and then the weights to start from.
+    # A corpus of one's own: only its files as arguments, then also the initial weights.
     trainings.append(Training("fr_en", ("fr", "en"), (), OWN_PAIRS))
     tuned = Training("fr_en-tuned", ("fr", "en"), ("--init-from", str(german.run)), OWN_PAIRS)
-    with one_core_each() as do:
-        list(do(lambda training: train(training, folder), trainings))
-        list(do(lambda training: train(training, folder), [tuned]))
+    with one_core_each() as run_all:
+        list(run_all(lambda training: train(training, folder), trainings))
+        list(run_all(lambda training: train(training, folder), [tuned]))
     trainings.append(tuned)
     scores = {training.name: evaluate(training, folder) for training in trainings}
     proofs = {training.name: prove(training.run, training, folder) for training in (german, english[0])}
@@ -75,7 +75,7 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
 
 @contextmanager
 def one_core_each() -> Iterator[Any]:
-    """A `map` whose calls run at once, each with a core of its own for the processes that it starts."""
+    """Yields a parallel `map` whose calls start their processes on one core each."""
     cores: SimpleQueue[int] = SimpleQueue()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)
@@ -86,7 +86,7 @@ def one_core_each() -> Iterator[Any]:
             os.sched_setaffinity(0, {core})  # of this thread; its children inherit it
             return function(item)
         except SystemExit:
-            pool.shutdown(wait=False, cancel_futures=True)  # those that run end as they are; no other begins
+            pool.shutdown(wait=False, cancel_futures=True)  # running calls finish; no other starts
             raise
         finally:
             cores.put(core)
@@ -96,26 +96,26 @@ def one_core_each() -> Iterator[Any]:
 
 
 def text(folder: Path, part: str, languages: tuple[str, str], pairs: int | None = None) -> list[Path]:
-    """Source and target file of a part of the corpus; of its first pairs, copies."""
-    found = []
+    """Source and target file of a part of the corpus, or copies of its first pairs."""
+    paths = []
     for language in languages:
-        plain = folder / f"{part}.{language}"
-        found.append(plain if plain.is_file() else plain.with_name(f"{plain.name}.gz"))
+        path = folder / f"{part}.{language}"
+        paths.append(path if path.is_file() else path.with_name(f"{path.name}.gz"))
     if pairs is None:
-        return found
-    return [first_lines(path, pairs) for path in found]
+        return paths
+    return [first_lines(file, pairs) for file in paths]
 
 
 def check_files(folder: Path) -> None:
-    """Raises: SystemExit where a file is missing, before hours have gone by."""
+    """Raises: SystemExit if a file is missing, before hours of work."""
     parts, languages = ("train", "val", "test_2016_flickr"), ("de", "en", "fr")
-    found = [path for part in parts for a in languages for path in text(folder, part, (a, a))]
-    if missing := sorted({str(path) for path in found if not path.is_file()}):
+    paths = [path for part in parts for a in languages for path in text(folder, part, (a, a))]
+    if missing := sorted({str(path) for path in paths if not path.is_file()}):
         sys.exit(f"{folder}: has no {', '.join(missing)}")
 
 
 def first_lines(path: Path, number: int) -> Path:
-    """A file of the first lines of another."""
+    """Copies the first lines of a file; returns the copy."""
     name = path.name.removesuffix(".gz")
     copy = OUT / f"{name.split('.')[0]}-{number}.{name.split('.')[-1]}"
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8", newline="\n") as file:
@@ -124,45 +124,49 @@ def first_lines(path: Path, number: int) -> Path:
 
 
 def train(training: Training, folder: Path) -> None:
-    """Trains to the end; adds the seconds to those of earlier calls.
+    """Trains a model; its seconds are added to those of earlier calls.
 
     Raises:
-        SystemExit: what is there was trained with other arguments.
+        SystemExit: the existing run was trained with other arguments.
     """
     run, flags = training.run, []
     for part, pairs, prefix in (("train", training.pairs, ""), ("val", None, "valid-")):
         for side, path in zip(("src", "tgt"), text(folder, part, training.languages, pairs), strict=True):
             flags += [f"--{prefix}{side}", str(path)]
-    clock, done, said = run.with_suffix(".seconds"), run.with_suffix(".done"), " ".join([*training.arguments, *flags])
-    if done.is_file():
-        if done.read_text() != said:
-            sys.exit(f"{run}: was trained with {done.read_text()} and not {said}; remove {run}* to train it anew")
+    clock, marker = run.with_suffix(".seconds"), run.with_suffix(".done")
+    arguments = " ".join([*training.arguments, *flags])
+    if marker.is_file():
+        if marker.read_text() != arguments:
+            sys.exit(
+                f"{run}: was trained with {marker.read_text()} and not {arguments}; remove {run}* to train it again"
+            )
         return
-    before, began = float(clock.read_text()) if clock.is_file() else 0.0, time.monotonic()
+    earlier_seconds = float(clock.read_text()) if clock.is_file() else 0.0
+    start = time.monotonic()
     try:
         call("train", *training.arguments, *flags, "--out", str(run), log=run.with_suffix(".log"))
     finally:
-        write(clock, str(before + time.monotonic() - began))
-    write(done, said)
+        write(clock, str(earlier_seconds + time.monotonic() - start))
+    write(marker, arguments)
 
 
 def write(path: Path, content: str) -> None:
-    """Puts a file in place as a whole."""
+    """Writes a file atomically."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(content)
     temporary.replace(path)
 
 
-def document(path: Path, command: Sequence[str], **how: Any) -> dict[str, Any]:
-    """What a command writes with --json; it is run where that is not there yet.
+def document(path: Path, command: Sequence[str], **options: Any) -> dict[str, Any]:
+    """The JSON document of a command, which is run if the file does not exist.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the command failed.
     """
     if not path.is_file():
         temporary = path.with_name(f"{path.name}.tmp")
         temporary.unlink(missing_ok=True)
-        call(*command, "--json", str(temporary), **how)
+        call(*command, "--json", str(temporary), **options)
         if not temporary.is_file():
             sys.exit(f"twinax {' '.join(command)}: failed")
         temporary.replace(path)
@@ -170,7 +174,7 @@ def document(path: Path, command: Sequence[str], **how: Any) -> dict[str, Any]:
 
 
 def evaluate(training: Training, folder: Path) -> list[dict[str, Any]]:
-    """sacreBLEU's scores on test_2016, with a beam of 5."""
+    """The scores on test_2016 with a beam of 5."""
     src, tgt = text(folder, "test_2016_flickr", training.languages)
     output, path = training.run.with_suffix(".translations"), training.run.with_suffix(".scores.json")
     if not path.is_file():
@@ -180,40 +184,44 @@ def evaluate(training: Training, folder: Path) -> list[dict[str, Any]]:
 
 
 def prove(model: Path, training: Training, folder: Path, sentences: int | None = None) -> dict[str, Any]:
-    """The ladder on the test set, and every translation in both frameworks."""
+    """Runs the ladder on the test set and compares all translations of both frameworks."""
     src, tgt = text(folder, "test_2016_flickr", training.languages, sentences)
     command = ("parity", str(model), "--src", str(src), "--tgt", str(tgt), "--translations")
     output = model.with_suffix(".parity.txt")
-    return document(model.with_suffix(".parity.json"), command, fails=(0, 1), output=output)
+    return document(model.with_suffix(".parity.json"), command, statuses=(0, 1), output=output)
 
 
 def prove_marian(training: Training, folder: Path) -> dict[str, Any]:
-    """The same of the model that transformers reads as its own."""
+    """The same for a model exported to transformers."""
     directory = training.run.with_name("marian-exported")
-    done = directory.with_suffix(".done")
-    if not done.is_file():
+    marker = directory.with_suffix(".done")
+    if not marker.is_file():
         rmtree(directory, ignore_errors=True)
         call("convert", str(training.run), str(directory), "--layout", "marian")
-        done.touch()
+        marker.touch()
     return prove(directory, training, folder, MARIAN_SENTENCES)
 
 
-def call(*arguments: str, fails: tuple[int, ...] = (0,), log: Path | None = None, output: Path | None = None) -> None:
-    """Runs the command; what it says goes to `log`, what it prints to `output`, where they are given.
+def call(
+    *arguments: str, statuses: tuple[int, ...] = (0,), log: Path | None = None, output: Path | None = None
+) -> None:
+    """Runs twinax; `log` receives standard error, `output` standard output.
 
     Raises:
-        SystemExit: it ended otherwise.
+        SystemExit: the exit status is not one of `statuses`.
     """
     print("twinax", *arguments, f"2>> {log}" if log is not None else "", flush=True)
     command = [str(Path(sys.executable).with_name("twinax")), *arguments]
     with ExitStack() as files:
-        to = {"stderr": files.enter_context(log.open("a"))} if log is not None else {}
-        to |= {"stdout": files.enter_context(output.open("w"))} if output is not None else {}
-        done = subprocess.run(command, check=False, **to)
-    if done.returncode not in fails:
-        said = f"twinax {' '.join(arguments)}: ended with {done.returncode}{f', see {log}' if log is not None else ''}"
-        print(said, file=sys.stderr, flush=True)
-        sys.exit(said)
+        streams = {"stderr": files.enter_context(log.open("a"))} if log is not None else {}
+        streams |= {"stdout": files.enter_context(output.open("w"))} if output is not None else {}
+        process = subprocess.run(command, check=False, **streams)
+    if process.returncode not in statuses:
+        message = (
+            f"twinax {' '.join(arguments)}: exit status {process.returncode}{f', see {log}' if log is not None else ''}"
+        )
+        print(message, file=sys.stderr, flush=True)
+        sys.exit(message)
 
 
 if __name__ == "__main__":

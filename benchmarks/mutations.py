@@ -1,6 +1,6 @@
-"""Plants every mistake of the list, one at a time, and writes what caught it: `make mutations`.
+"""Plants every mistake of the list, one at a time, and writes which test catches it: `make mutations`.
 
-`python -m benchmarks.mutations PAGE [WORDS]` takes those whose area, name or place contains a word.
+`python -m benchmarks.mutations PAGE [WORDS]` plants those whose area, name or place contains one of the words.
 """
 
 import sys
@@ -19,7 +19,7 @@ HEADER = ("area", "mistake", "where", "caught by", "seconds")
 
 
 def in_the_ladder() -> list[tuple[str, ...]]:
-    """Rows of the mistakes that are put into the PyTorch twin in this process, and the rung that sees each."""
+    """Rows of the mistakes that are planted into the PyTorch twin in this process, with the rung that detects each."""
     rows = []
     with jax.enable_x64(True):
         for mistake in ladder_mistakes.MISTAKES:
@@ -29,12 +29,12 @@ def in_the_ladder() -> list[tuple[str, ...]]:
 
 
 def main(page: Path, words: Sequence[str]) -> int:
-    """Prints the table and writes it into the page; rows of what was not chosen stay. Returns 0 without a survivor."""
+    """Prints the table and updates its rows in the page. Returns 0 if every mistake is caught."""
     marks(page, "mutations")
-    area_of = {mutation: area for area, mutations in AREAS.items() for mutation in mutations}
-    chosen = [m for m in MUTATIONS if not words or any(w in f"{area_of[m]} {m.name} {m.place}" for w in words)]
+    area_of = {mutation: area for area, members in AREAS.items() for mutation in members}
+    mutations = [m for m in MUTATIONS if not words or any(w in f"{area_of[m]} {m.name} {m.place}" for w in words)]
     try:
-        verdicts = plant(chosen, Console(stderr=True))
+        verdicts = plant(mutations, Console(stderr=True))
     except MutationError as error:
         print(f"mutations: {error}", file=sys.stderr)
         return 2
@@ -43,10 +43,10 @@ def main(page: Path, words: Sequence[str]) -> int:
         for v in verdicts
     ]
     rows += [] if words and "ladder" not in words else in_the_ladder()
-    fresh = {row[:2]: row for row in rows}
+    new_rows = {row[:2]: row for row in rows}
     order = [(area_of[m], m.name) for m in MUTATIONS] + [("ladder", m.name) for m in ladder_mistakes.MISTAKES]
-    known = {row[:2]: row for row in _written(page)} | fresh
-    write_table(page, "mutations", HEADER, [known[key] for key in order if key in known])
+    rows_by_key = {row[:2]: row for row in _read_rows(page)} | new_rows
+    write_table(page, "mutations", HEADER, [rows_by_key[key] for key in order if key in rows_by_key])
     survivors = [row for row in rows if row[3].startswith(("SURVIVED", "its checks do not run"))]
     print(f"{len(rows) - len(survivors)} of {len(rows)} mistakes caught")
     for row in survivors:
@@ -54,8 +54,8 @@ def main(page: Path, words: Sequence[str]) -> int:
     return 1 if survivors else 0
 
 
-def _written(page: Path) -> list[tuple[str, ...]]:
-    """The rows of the table that is in the page."""
+def _read_rows(page: Path) -> list[tuple[str, ...]]:
+    """The rows of the table in the page."""
     begin, end = marks(page, "mutations")
     lines = page.read_text(encoding="utf-8").split(begin)[1].split(end)[0].strip().splitlines()[2:]
     return [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines]

@@ -1,4 +1,4 @@
-"""Tables in the pages of docs: printed, and written between the marks of their name."""
+"""Prints tables and writes them into pages of docs, between marks with their name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ def write_table(page: Path, name: str, header: Sequence[str], rows: Sequence[Seq
     """Prints a table, and writes it into a page between the marks `<!-- name -->` and `<!-- end of name -->`.
 
     Raises:
-        ValueError: the page does not have each mark once.
+        ValueError: the page does not contain each mark exactly once.
     """
     table = Table(*header)
     for row in rows:
@@ -23,16 +23,16 @@ def write_table(page: Path, name: str, header: Sequence[str], rows: Sequence[Seq
 
 
 def write_between(page: Path, name: str, text: str) -> None:
-    """Replaces what stands in a page between a name's marks. Raises: ValueError as `marks` does."""
+    """Replaces the text between a name's marks in a page. Raises: ValueError as `marks` does."""
     begin, end = marks(page, name)
-    before = page.read_text()
-    page.write_text(f"{before.split(begin)[0]}{begin}\n{text}\n{end}{before.split(end)[1]}")
+    old_text = page.read_text()
+    page.write_text(f"{old_text.split(begin)[0]}{begin}\n{text}\n{end}{old_text.split(end)[1]}")
 
 
 def marks(page: Path, name: str) -> tuple[str, str]:
-    """The two marks of a table. Raises: ValueError where the page does not have each once."""
+    """The two marks of a table. Raises: ValueError if the page does not contain each exactly once."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text = page.read_text()
     if (text.count(begin), text.count(end)) != (1, 1):
-        raise ValueError(f"{page}: must have {begin} and {end}, each once")
+        raise ValueError(f"{page}: must contain {begin} and {end} exactly once")
     return begin, end

@@ -1,6 +1,6 @@
-"""The page of every setting, from the configs themselves: `python -m benchmarks.settings_page docs/settings.md`.
+"""Writes the page of all settings from the configs: `python -m benchmarks.settings_page docs/settings.md`.
 
-A field's comment is its description, and a comment on a line of its own begins a group.
+A field's comment is its description; a comment on a separate line starts a group.
 """
 
 import ast
@@ -19,11 +19,11 @@ from twinax.configs.run import LoopConfig
 from twinax.configs.schema import TransformerConfig
 from twinax.configs.training import TrainingConfig
 
-# section of the page -> (its config, the flags it has)
+# section of the page -> (config, flags)
 _SECTIONS: dict[str, tuple[type, str]] = {
     "The model": (TransformerConfig, "`--model.d-model 128` of `twinax train`, and so on"),
     "The training step": (TrainingConfig, "`--training.learning-rate 1e-3`"),
-    "The corpus": (CorpusConfig, "`--src a.de`, `--dataset opus_books`: without a prefix, or with `corpus.`"),
+    "The corpus": (CorpusConfig, "`--src a.de`, `--dataset opus_books`: with or without the prefix `corpus.`"),
     "Tokenizers": (TokenizerConfig, "`--tokenizer.kind bpe`"),
     "Batches": (BatchConfig, "`--batches.tokens 4096`"),
     "The loop": (LoopConfig, "`--loop.epochs 10`"),
@@ -32,9 +32,9 @@ _SECTIONS: dict[str, tuple[type, str]] = {
 
 _HEAD = """# Settings
 
-Every field of every config, written by `make settings` from the configs themselves. A wrong value is refused with the
-field, the value and what is allowed. [config.md](config.md) says more of the model's, [training.md](training.md) and
-[runs.md](runs.md) of the others.
+Every field of every config; `make settings` writes this page from the configs. The error for a wrong value names the
+field, the value and the allowed values. [config.md](config.md) explains the model's settings,
+[training.md](training.md) and [runs.md](runs.md) the others.
 """
 
 
@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
     group: str
     name: str
-    values: str  # its type, or the names that it may have
+    values: str  # type, or allowed names
     default: str
     comment: str
 
@@ -85,17 +85,17 @@ def page() -> str:
 
 
 def _comments(source: str) -> dict[int, tuple[bool, str]]:
-    """Of each line: (whether the comment stands alone, its text)."""
-    found = {}
+    """Line number -> (whether the comment has a separate line, its text)."""
+    comments = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             alone = not token.line[: token.start[1]].strip()
-            found[token.start[0]] = (alone, token.string.lstrip("# "))
-    return found
+            comments[token.start[0]] = (alone, token.string.lstrip("# "))
+    return comments
 
 
 def _values(hint: Any) -> str:
-    """Names that a field may have, or its type."""
+    """The allowed names of a field, or its type."""
     if get_origin(hint) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(hint))
     if hint is type(None):

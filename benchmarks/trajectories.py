@@ -1,7 +1,6 @@
-"""Whole trainings in both frameworks, as a table and a picture.
+"""A table and a plot that compare whole trainings in both frameworks.
 
-`python -m benchmarks.trajectories PAGE` runs every case, writes the table into the page and draws the curves beside
-it.
+`python -m benchmarks.trajectories PAGE` runs every case, writes the table into the page and the plot beside it.
 """
 
 import multiprocessing
@@ -20,7 +19,7 @@ from twinax.parity.trajectories import LOSS_BOUND, Outcome, TrajectoryCase, meas
 
 
 def draw(outcomes: list[Outcome], picture: Path) -> None:
-    """Losses, their differences in float64, and in float32."""
+    """Plots the losses and their differences in float64 and float32."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 10), layout="constrained")
@@ -34,10 +33,8 @@ def draw(outcomes: list[Outcome], picture: Path) -> None:
     losses.set(title="loss in float64: Flax (wide) and PyTorch (dashed)", ylabel="nats per token")
     losses.legend(fontsize=8, ncols=2)
     wide.axhline(LOSS_BOUND, color="black", linewidth=0.8, linestyle=":")
-    wide.set(title=f"worst difference so far in float64; {LOSS_BOUND:g} is allowed", ylabel="nats per token")
-    narrow.set(
-        title="worst difference so far in float32, free-running: it informs, nothing is decided by it", xlabel="update"
-    )
+    wide.set(title=f"largest difference so far in float64; bound {LOSS_BOUND:g}", ylabel="nats per token")
+    narrow.set(title="largest difference so far in float32, free-running (for information only)", xlabel="update")
     narrow.set(ylabel="nats per token")
     figure.savefig(picture, dpi=110)
 
@@ -45,24 +42,30 @@ def draw(outcomes: list[Outcome], picture: Path) -> None:
 HEADER = ("case", "loss", "relay", "parameters", "resumed", "float32", "verdict")
 
 
-def as_cells(o: Outcome) -> tuple[str, ...]:
+def as_cells(outcome: Outcome) -> tuple[str, ...]:
     """A row of the table."""
-    numbers = (f"{value:.1e}" for value in (o.loss, o.relay, o.parameters))
-    ratios = f"{o.ratio:.2f}, {o.moment_ratio:.2f}"
-    return (o.name, *numbers, "same bits" if o.resumed else "NO", ratios, "equal" if o.ok else "DIFFERENT")
+    numbers = (f"{value:.1e}" for value in (outcome.loss, outcome.relay, outcome.parameters))
+    ratios = f"{outcome.ratio:.2f}, {outcome.moment_ratio:.2f}"
+    return (
+        outcome.name,
+        *numbers,
+        "bit-identical" if outcome.resumed else "NO",
+        ratios,
+        "equal" if outcome.ok else "DIFFERENT",
+    )
 
 
-def _alone(case: TrajectoryCase) -> Outcome:
+def _measure_on_one_thread(case: TrajectoryCase) -> Outcome:
     torch.set_num_threads(1)
     return measure(case)
 
 
 def main(page: Path) -> int:
-    """Runs all cases, as many at once as there are cores; a table and a picture for the page. 0 where all hold."""
+    """Runs all cases, one per core at a time; writes table and plot. Returns 0 if all hold."""
     marks(page, "trajectories")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
-        results = pool.map(_alone, all_cases := list(trajectory_cases()))
-        progress = {"total": len(all_cases), "console": Console(stderr=True), "transient": True}
+        results = pool.map(_measure_on_one_thread, cases := list(trajectory_cases()))
+        progress = {"total": len(cases), "console": Console(stderr=True), "transient": True}
         outcomes = list(track(results, "trainings", **progress))
     write_table(page, "trajectories", HEADER, [as_cells(outcome) for outcome in outcomes])
     draw(outcomes, page.parent / "trajectories.png")

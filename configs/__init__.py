@@ -1,4 +1,4 @@
-"""What a model is: frozen dataclasses that both frameworks read. Imports neither jax nor torch."""
+"""Configs of models, data and training: frozen dataclasses for both frameworks. Imports neither jax nor torch."""
 
 from .errors import ConfigError
 from .schema import SCHEMA_VERSION, TransformerConfig

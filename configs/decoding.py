@@ -1,6 +1,6 @@
-"""How a trained model decodes: the settings of beam search.
+"""The settings of beam search.
 
-n is the length of a hypothesis: its tokens, the end counted, the start not. K is the beam size.
+n is the length of a hypothesis in tokens: EOS counts, the start token does not. K is the beam size.
 """
 
 import math
@@ -19,31 +19,32 @@ Ended = Literal["leave", "stay"]
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """Beam search, by the rule of `transformers`' `generate` with `early_stopping=False`; a beam of 1 is greedy search.
+    """Beam search as in `transformers`' `generate` with `early_stopping=False`; a beam size of 1 is greedy search.
 
-    At each step the 2K best continuations count. One that ends is finished where it ranks among the first K, with the
-    score (sum of log-probabilities) / penalty(n); the K best others go on. A sentence is done when its K finished
-    hypotheses are all at least as good as the best that goes on would be at its present length.
+    Each step considers the 2K best continuations. One that emits EOS is finished if it ranks among the first K, with
+    the score (sum of log-probabilities) / penalty(n). The K best unfinished continuations are the next beam. A sentence
+    is finished when each of its K finished hypotheses scores at least as high as the best unfinished one at its
+    current length.
 
-    With `ended="stay"` the K best continuations are the next beam, ended or not. A sentence is done when each of the K
-    has an end; they rank by the sum of all their tokens, those past the end too, over penalty(n) of the first end.
-    Where `max_length` comes before that, they rank by their sums.
+    With `ended="stay"` the K best continuations are the next beam, finished or not. A sentence is finished when all K
+    hypotheses contain EOS. They rank by the sum of log-probabilities of all their tokens, including those after EOS,
+    over penalty(n) at the first EOS. If `max_length` is reached earlier, they rank by the sums.
 
     Raises:
-        ConfigError: a field has a value that it may not have; names field, value and what is allowed.
+        ConfigError: a field has an invalid value; names field, value and what is allowed.
     """
 
     beam_size: int = 1
-    n_best: int = 1  # hypotheses to give back for a sentence
+    n_best: int = 1  # hypotheses to return per sentence
     length_penalty: LengthPenalty = "power"  # power: n^a; power_with_start: (n + 1)^a; gnmt: ((5 + n) / 6)^a
-    length_exponent: float = 1.0  # a; 0: scores are plain sums
+    length_exponent: float = 1.0  # a; 0: scores are sums of log-probabilities
     min_length: int = 1  # smallest n; 1 allows the empty translation
-    max_length: int | None = None  # largest n; None: the model's own
-    force_end: bool = True  # at max_length; False: what has not ended is cut there
-    forbidden_ids: tuple[int, ...] = ()  # never chosen
-    allow_padding: bool = False  # whether padding may be chosen
-    ended: Ended = "leave"  # what hypotheses that ended do in the beam
-    cache: bool | None = None  # keep keys and values of earlier positions; None: where that computes the same
+    max_length: int | None = None  # largest n; None: the model's max_length
+    force_end: bool = True  # whether EOS is forced at max_length; False: unfinished hypotheses are truncated there
+    forbidden_ids: tuple[int, ...] = ()  # tokens that are never generated
+    allow_padding: bool = False  # whether padding may be generated
+    ended: Ended = "leave"  # whether finished hypotheses leave the beam or stay in it
+    cache: bool | None = None  # key-value cache; None: on if it does not change the outputs
 
     def __post_init__(self) -> None:
         if not isinstance(self.forbidden_ids, Iterable):

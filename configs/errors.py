@@ -1,21 +1,21 @@
-"""What goes wrong with what a user gives: one line each, that says what, where and what to do."""
+"""The exceptions for wrong inputs. Each message states what is wrong, where, and what to do."""
 
 
 class ConfigError(ValueError):
-    """A config field has a value that it may not have."""
+    """A config field has an invalid value."""
 
 
 class ConversionError(ValueError):
-    """Arrays or settings that do not fit the model; the message lists every one, of very many the first."""
+    """Arrays or settings do not fit the model; the message lists them all, or the first of very many."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the text says which and why."""
+    """A checkpoint cannot be used; the message states which one, and why."""
 
 
 class DataError(ValueError):
-    """A corpus, a tokenizer or a tracker cannot be used; the text says which and why."""
+    """A corpus, a tokenizer or a tracker cannot be used; the message states which one, and why."""
 
 
 class RunError(ValueError):
-    """A run cannot begin or go on in its directory; the text says why and what to do."""
+    """A run cannot start or resume in its directory; the message states why, and what to do."""

@@ -1,7 +1,7 @@
-"""Values by name that are made of the configs: presets, and what is known of published systems.
+"""Lazy registries of presets, published systems and checkpoint formats.
 
-What defines them imports the configs; the configs find them here, by the place that `twinax` registered, when the first
-one is asked for.
+The modules that define them import the configs, so the configs cannot import them. `twinax` registers their locations
+here, and the first look-up imports them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,16 +15,16 @@ class Registry(Mapping[str, Any]):
     """A mapping of another module, imported on first use."""
 
     def __init__(self, kind: str):
-        """`kind`: what a value is, as in "preset='tny': there is no such preset"."""
+        """`kind` names the values in messages, as in "preset='tny': there is no such preset"."""
         self._kind = kind
         self._place: str | None = None
 
     def register(self, place: str) -> None:
-        """Takes the mapping at `package.module:NAME`."""
+        """Sets the location of the mapping, `package.module:NAME`."""
         self._place = place
 
     def find(self, argument: str, name: str) -> Any:
-        """The value of a name. Raises: ConfigError, which names the argument and every name that there is."""
+        """The value of a name. Raises: ConfigError, which names the argument and lists all names."""
         if name not in self:
             raise ConfigError(f"{argument}={name!r}: there is no such {self._kind}; choose one of {', '.join(self)}")
         return self[name]
@@ -46,7 +46,7 @@ class Registry(Mapping[str, Any]):
         return len(self._values)
 
 
-PRESETS = Registry("preset")  # of models
+PRESETS = Registry("preset")  # models
 PUBLISHED = Registry("system")  # recipes of published systems
-PUBLISHED_LAYOUTS = Registry("system")  # and the layouts of their state dicts
-CHECKPOINT_FORMATS = Registry("format")  # of a training's own checkpoints, beside those that `convert` has
+PUBLISHED_LAYOUTS = Registry("system")  # layouts of their state dicts
+CHECKPOINT_FORMATS = Registry("format")  # checkpoints of `train`, in addition to the formats of `convert`

@@ -1,4 +1,4 @@
-"""A training run, completely: data, tokenizer, model, training, and how long and how often."""
+"""The complete config of a training run: data, tokenizer, model, training and loop."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from .schema import TransformerConfig
 from .training import TrainingConfig
 from .validation import check_field_types
 
-# Of a run's JSON object, each from one version to the next: the first from 1 to 2. It holds the model's too.
+# Functions that migrate a run's JSON object, the model's included, to the next version: the first from 1 to 2.
 MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
 RUN_SCHEMA_VERSION = 1 + len(MIGRATIONS)
 
@@ -23,18 +23,18 @@ class LoopConfig:
     """The length of a run and its validation interval. No field changes what an update computes.
 
     Raises:
-        ConfigError: a field has a value that it may not have, or two contradict each other.
+        ConfigError: a field has an invalid value, or two contradict each other.
     """
 
-    updates: int | None = None  # None: by epochs
-    epochs: int | None = None  # None: by updates; both None: 30 epochs, but at least 2,000 updates
-    validate_every: int | None = None  # updates; a checkpoint each time; None: an epoch, but 100 to 2,000
-    checkpoint_every: int | None = None  # updates between further checkpoints; None: none
-    translations: int = 200  # validation sentences that are translated for BLEU each time; 0: none
-    metric: Metric = "loss"  # of validation, that decides which checkpoint is best
-    patience: int | None = None  # validations without a better metric until the run ends; None: never
-    average: int = 1  # so many last validated checkpoints are averaged at the end; 1: none
-    swanlab: str | None = None  # project of SwanLab that gets the numbers too; needs twinax[swanlab]
+    updates: int | None = None  # length of the run; None: given by epochs
+    epochs: int | None = None  # length of the run; None: given by updates; both None: 30 epochs, at least 2,000 updates
+    validate_every: int | None = None  # updates per validation and checkpoint; None: one epoch, within 100 to 2,000
+    checkpoint_every: int | None = None  # updates between additional checkpoints; None: no additional ones
+    translations: int = 200  # validation sentences translated for BLEU at each validation; 0: none
+    metric: Metric = "loss"  # validation metric that selects the best checkpoint
+    patience: int | None = None  # validations without improvement before the run stops early; None: never
+    average: int = 1  # number of last validated checkpoints averaged at the end; 1: no averaging
+    swanlab: str | None = None  # SwanLab project that the metrics are logged to; needs twinax[swanlab]
 
     def __post_init__(self) -> None:
         check_field_types(self)
@@ -50,17 +50,17 @@ class LoopConfig:
             raise ConfigError("metric='bleu': needs translations of at least 1")
 
     def resolved(self, batches: int) -> "LoopConfig":
-        """The same in updates, where an epoch has so many batches."""
+        """A copy with every length in updates; `batches` is the number of batches per epoch."""
         updates = self.updates or (self.epochs * batches if self.epochs else max(30 * batches, 2000))
         every = self.validate_every or min(max(batches, 100), 2000)
         return replace(self, updates=updates, epochs=None, validate_every=every)
 
 
-def _own_model() -> TransformerConfig:
+def _default_model() -> TransformerConfig:
     return TransformerConfig.preset("small")
 
 
-def _own_training() -> TrainingConfig:
+def _default_training() -> TrainingConfig:
     return TrainingConfig(
         label_smoothing=0.1, schedule="inverse_sqrt", learning_rate=1e-3, warmup_updates=1000, clip_norm=1.0
     )
@@ -68,20 +68,20 @@ def _own_training() -> TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that determines a run. The defaults are for somebody's own corpus.
+    """Everything that determines a run. The defaults suit a user's own corpus.
 
-    The model's vocabulary sizes and special ids are those of the tokenizers: `train` puts them in.
+    `train` sets the model's vocabulary sizes and special ids from the tokenizers.
 
     Raises:
         ConfigError: fields contradict each other.
     """
 
     corpus: CorpusConfig
-    init_from: str | None = None  # run, checkpoint or Hugging Face directory whose weights training starts from
+    init_from: str | None = None  # run, checkpoint or Hugging Face directory that the initial weights are loaded from
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
-    model: TransformerConfig = field(default_factory=_own_model)
-    training: TrainingConfig = field(default_factory=_own_training)
+    model: TransformerConfig = field(default_factory=_default_model)
+    training: TrainingConfig = field(default_factory=_default_training)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
@@ -90,8 +90,8 @@ class RunConfig:
         separate = not self.tokenizer.joint if not self.tokenizer.load else len(self.tokenizer.load) == 2
         if self.model.shared_embeddings and separate:
             raise ConfigError(
-                "shared_embeddings=True: needs one tokenizer for both sides; choose a joint one, or False for "
-                "shared_embeddings"
+                "shared_embeddings=True: needs one tokenizer for both sides; use a joint tokenizer, or set "
+                "shared_embeddings=False"
             )
         for side in ("src", "tgt"):
             name = f"max_{side}_length"
@@ -100,30 +100,32 @@ class RunConfig:
                 raise ConfigError(f"{name}={longest}: must not be above the model's max_length={self.model.max_length}")
 
     def resolved(self, batches: int) -> "RunConfig":
-        """The same in updates, where an epoch has so many batches."""
+        """A copy with every length in updates; `batches` is the number of batches per epoch."""
         loop, training = self.loop.resolved(batches), self.training
-        if self.model.cross_mask == "encoder" and loop.translations:  # here, so that older runs can be read
+        if (
+            self.model.cross_mask == "encoder" and loop.translations
+        ):  # not in __post_init__, so that older runs still load
             raise ConfigError(
-                f"translations={loop.translations}: a model with cross_mask='encoder' cannot translate; give 0"
+                f"translations={loop.translations}: a model with cross_mask='encoder' cannot translate; set it to 0"
             )
         if training.schedule == "cosine" and training.total_updates is None:
-            if (most := loop.updates or 0) <= training.warmup_updates:
+            if (updates := loop.updates or 0) <= training.warmup_updates:
                 raise ConfigError(
-                    f"warmup_updates={training.warmup_updates}: the run has {most} updates, and its rate must have "
-                    "risen before they end; give fewer, or a longer run"
+                    f"warmup_updates={training.warmup_updates}: the run has {updates} updates, and warm-up must end "
+                    "earlier; set fewer warmup_updates, or a longer run"
                 )
-            training = replace(training, total_updates=most)
+            training = replace(training, total_updates=updates)
         if training.schedule == "step" and training.step_updates is None:
             training = replace(training, step_updates=batches)
         return replace(self, loop=loop, training=training)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the schema versions."""
+        """The config as JSON-serializable values, with the schema versions."""
         return {"run_schema_version": RUN_SCHEMA_VERSION, **asdict(self), "model": self.model.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "RunConfig":
-        """The config that `to_dict` wrote, in this or an older version. Fields that are absent have their defaults.
+        """The config of `to_dict`'s values, in this or an older version. Absent fields have their defaults.
 
         Raises:
             ConfigError: the version is unknown, a field is unknown or missing, or a value is wrong.
@@ -142,32 +144,33 @@ class RunConfig:
             "loop": LoopConfig,
         }
         init_from = values.pop("init_from", None)
-        if wrong := sorted({*kinds, "model"} ^ set(values)):
-            raise ConfigError(f"the parts of a run are {', '.join((*kinds, 'model'))}; {', '.join(wrong)} does not fit")
+        if mismatch := sorted({*kinds, "model"} ^ set(values)):
+            names = ", ".join((*kinds, "model"))
+            raise ConfigError(f"the parts of a run are {names}; missing or unknown: {', '.join(mismatch)}")
         parts = {name: _read(kind, values[name], name) for name, kind in kinds.items()}
         return cls(model=TransformerConfig.from_dict(values["model"]), init_from=init_from, **parts)
 
     def to_json(self) -> str:
-        """The config as a JSON text."""
+        """The config as a JSON string."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
 def _read(kind: type, values: Any, name: str) -> Any:
-    known = {f.name for f in fields(kind)}
+    names = {f.name for f in fields(kind)}
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{name}: is a {type(values).__name__}, not a JSON object")
-    if unknown := sorted(set(values) - known):
-        raise ConfigError(f"{name}: has unknown fields {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        raise ConfigError(f"{name}: must be a JSON object, not {type(values).__name__}")
+    if unknown := sorted(set(values) - names):
+        raise ConfigError(f"{name}: has unknown fields {', '.join(unknown)}; its fields are {', '.join(sorted(names))}")
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
-def differences(ours: Any, theirs: Any, prefix: str = "") -> list[str]:
-    """Fields, with dots, in which two configs of one kind differ, and both values."""
-    found = []
-    for f in fields(ours):
-        a, b = getattr(ours, f.name), getattr(theirs, f.name)
+def differences(config: Any, reference: Any, prefix: str = "") -> list[str]:
+    """Dotted names of the fields in which two configs of one class differ, with both values."""
+    lines = []
+    for f in fields(config):
+        a, b = getattr(config, f.name), getattr(reference, f.name)
         if is_dataclass(a):
-            found += differences(a, b, f"{prefix}{f.name}.")
+            lines += differences(a, b, f"{prefix}{f.name}.")
         elif a != b:
-            found.append(f"{prefix}{f.name}={a!r} and not {b!r}")
-    return found
+            lines.append(f"{prefix}{f.name}={a!r} and not {b!r}")
+    return lines

@@ -1,8 +1,8 @@
-"""The one description of a model that both frameworks read.
+"""The model config that both frameworks share.
 
-A choice is a named value in a small registry (the `Literal` types below); the functions behind the names stand in
-tables of the same keys in `flax_transformer` and `torch_reference`. A new behaviour is a new value, never a new branch
-in a shared formula. Checkpoints carry this schema and its version, so a field is never renamed.
+Each choice is a named value of a `Literal` type below. `flax_transformer` and `torch_reference` map these names to
+functions, in tables with the same keys. A new behaviour is a new value, never a new branch in a shared formula.
+Checkpoints store this schema and its version, so a field is never renamed.
 """
 
 import json
@@ -51,11 +51,11 @@ DType = Literal["float64", "float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """An encoder-decoder Transformer, completely: two models built from equal configs are the same function.
+    """The complete definition of an encoder-decoder Transformer: models with equal configs are the same function.
 
     Raises:
-        ConfigError: a field has a value that it may not have; names field, value and what is allowed.
-    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3; each field's comment names what it changes.
+        ConfigError: a field has an invalid value; names field, value and what is allowed.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3; each field's comment states what it changes.
     """
 
     # Sizes. Widths are numbers of features, lengths are numbers of tokens.
@@ -78,24 +78,24 @@ class TransformerConfig:
     norm_eps: float = 1e-5
     norm_scale: bool = True  # a learned gain
     norm_bias: bool = True  # a learned shift
-    final_norm: bool = False  # one more norm at the end of encoder and decoder
+    final_norm: bool = False  # a final norm after the encoder's and the decoder's last layer
     embedding_norm: EmbeddingNorm = "none"
 
     # Embeddings and positions.
     shared_embeddings: bool = False  # one table for source and target
     embedding_scale: EmbeddingScale = "sqrt_d_model"
-    embedding_padding: EmbeddingPadding = "trained"  # frozen: looking the pad id up trains nothing
-    positions: Positions = "sinusoidal_interleaved"  # stored: fixed values that come with the weights, no formula
-    position_counting: PositionCounting = "all"  # which tokens advance the position; non_padding: padding has none
-    position_offset: int = 0  # row of the table for the first token
-    position_table_length: int | None = None  # rows; None: max_length + position_offset
-    decoder_start: DecoderStart = "token"  # zero_embedding: the first target token counts as zeros, whatever its id
+    embedding_padding: EmbeddingPadding = "trained"  # frozen: the pad id's embedding gets no gradient from look-ups
+    positions: Positions = "sinusoidal_interleaved"  # stored: a fixed table loaded with the weights
+    position_counting: PositionCounting = "all"  # tokens that advance the position; non_padding: padding does not
+    position_offset: int = 0  # table row of the first token
+    position_table_length: int | None = None  # number of rows; None: max_length + position_offset
+    decoder_start: DecoderStart = "token"  # zero_embedding: the first target token's embedding is zero
 
     # Output.
-    tied_output: bool = False  # logits from the target embedding table
-    output_bias: OutputBias = "learned"  # stored: fixed values that come with the weights
+    tied_output: bool = False  # the output projection is the target embedding table
+    output_bias: OutputBias = "learned"  # stored: a fixed bias loaded with the weights
     logit_scale: LogitScale = "none"
-    output_activation: OutputActivation = "none"  # what follows the logits
+    output_activation: OutputActivation = "none"  # applied to the logits
 
     # Attention.
     q_proj_bias: bool = True
@@ -103,11 +103,11 @@ class TransformerConfig:
     v_proj_bias: bool = True
     out_proj_bias: bool = True
     score_scaling: ScoreScaling = "product"  # divide (q·k) by sqrt(head_dim), or q before the product
-    mask_value: float | Literal["exact"] = "exact"  # exact: masked weights are 0; a number: score of a masked key
-    encoder_mask: EncoderMask = "source"  # source_and_query: padding sees nothing either
-    decoder_mask: DecoderMask = "causal"  # causal_and_padding: less padding; in_training: evaluation sees everything
-    cross_mask: CrossMask = "source"  # encoder: the (S, S) mask of source_and_query; needs as many target tokens
-    cross_attention_residual: CrossAttentionResidual = "add"  # query_only: what the attention gives is thrown away
+    mask_value: float | Literal["exact"] = "exact"  # exact: masked weights are 0; a number: the score of a masked key
+    encoder_mask: EncoderMask = "source"  # source_and_query: padding queries are masked too
+    decoder_mask: DecoderMask = "causal"  # causal_and_padding: padding keys too; in_training: no mask in evaluation
+    cross_mask: CrossMask = "source"  # encoder: the (S, S) mask of source_and_query; requires T = S
+    cross_attention_residual: CrossAttentionResidual = "add"  # query_only: the attention's output is discarded
 
     # Feed-forward.
     activation: Activation = "relu"
@@ -118,9 +118,9 @@ class TransformerConfig:
     attention_dropout: float = 0.0  # on attention weights
     ffn_dropout: float = 0.0  # inside the feed-forward network, after the activation
     residual_dropout: float = 0.1  # on the output of each sublayer
-    encoder_layerdrop: float = 0.0  # of whole layers, for the whole batch
+    encoder_layerdrop: float = 0.0  # probability that a layer is skipped for the whole batch
     decoder_layerdrop: float = 0.0
-    dropout_generator: DropoutGenerator = "counter"  # counter: the same masks in both frameworks; threefry: JAX's own
+    dropout_generator: DropoutGenerator = "counter"  # counter: shared by both frameworks; threefry: JAX's generator
 
     # Initialisation.
     linear_init: LinearInit = "xavier_uniform"
@@ -130,9 +130,9 @@ class TransformerConfig:
     pad_id: int = 0
     bos_id: int | None = 1
     eos_id: int = 2
-    decoder_start_id: int | None = 1  # None: decoding must be told
-    forced_bos_id: int | None = None  # decoding emits it first
-    forced_eos_id: int | None = None  # decoding emits it at its longest length; None: eos_id
+    decoder_start_id: int | None = 1  # None: decoding raises until it is set
+    forced_bos_id: int | None = None  # first token that decoding emits
+    forced_eos_id: int | None = None  # token that decoding emits at max_length; None: eos_id
 
     # Dtypes.
     param_dtype: DType = "float32"
@@ -145,19 +145,19 @@ class TransformerConfig:
 
     @property
     def table_length(self) -> int:
-        """Rows of a position table."""
+        """The number of rows of a position table."""
         return self.position_table_length or self.max_length + self.position_offset
 
     def query_key_width(self, num_heads: int) -> int:
-        """Features of one query or key head in an attention of `num_heads` heads."""
+        """The width of one query or key head in an attention of `num_heads` heads."""
         return self.head_dim or self.d_model // num_heads
 
     def value_width(self, num_heads: int) -> int:
-        """Features of one value head in an attention of `num_heads` heads."""
+        """The width of one value head in an attention of `num_heads` heads."""
         return self.v_head_dim or self.query_key_width(num_heads)
 
     def replace(self, **changes: Any) -> "TransformerConfig":
-        """The same config with some fields changed, validated again."""
+        """A copy with some fields changed, validated again."""
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
         if unknown:
             raise ConfigError(f"TransformerConfig has no field {', '.join(map(repr, unknown))}")
@@ -168,27 +168,27 @@ class TransformerConfig:
         """One of the ready-made sizes `tiny`, `small`, `base`, `big`, with fields changed.
 
         Raises:
-            ConfigError: no such preset, or a wrong value.
+            ConfigError: there is no such preset, or a value is invalid.
         """
         return PRESETS.find("preset", name).replace(**changes)
 
     @classmethod
     def published(cls, name: str, *, as_published: bool, **changes: Any) -> "TransformerConfig":
-        """A published system, with its mistakes or with them repaired, and with fields changed.
+        """The model of a published system, as published or with its mistakes repaired, with fields changed.
 
         Raises:
-            ConfigError: no such system, or a wrong value.
+            ConfigError: there is no such system, or a value is invalid.
         """
         recipe = PUBLISHED.find("published", name)
         return recipe.model.replace(**{**({} if as_published else recipe.repairs), **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the schema version."""
+        """The config as JSON-serializable values, with the schema version."""
         return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TransformerConfig":
-        """The config that `to_dict` wrote. Fields that are absent have their defaults.
+        """The config of `to_dict`'s values. Absent fields have their defaults.
 
         Raises:
             ConfigError: the version is missing or unknown, a field is unknown or missing, or a value is wrong.
@@ -199,18 +199,18 @@ class TransformerConfig:
             raise ConfigError(f"schema_version={version!r}: this twinax reads version {SCHEMA_VERSION}")
         names = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - names):
-            raise ConfigError(f"unknown config fields {', '.join(unknown)}; known are {', '.join(sorted(names))}")
+            raise ConfigError(f"unknown config fields {', '.join(unknown)}; the fields are {', '.join(sorted(names))}")
         if missing := sorted({"src_vocab_size", "tgt_vocab_size"} - set(values)):
             raise ConfigError(f"config fields {', '.join(missing)} are missing and have no default")
         return cls(**values)
 
     def to_json(self) -> str:
-        """The config as a JSON text."""
+        """The config as a JSON string."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> "TransformerConfig":
-        """The config from `to_json`'s text. Raises: ConfigError, as `from_dict`, or where it is no JSON object."""
+        """The config of `to_json`'s string. Raises: ConfigError, as `from_dict`, or if it is not a JSON object."""
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
@@ -248,11 +248,11 @@ _LOWEST_FLOAT32 = -(2 - 2**-23) * 2.0**127
 
 
 def _check_ranges(config: TransformerConfig) -> None:
-    for least, names in ((1, _AT_LEAST_ONE), (0, ("position_offset", *_IDS))):
+    for minimum, names in ((1, _AT_LEAST_ONE), (0, ("position_offset", *_IDS))):
         for name in names:
             value = getattr(config, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value!r}: must be at least {least}")
+            if value is not None and value < minimum:
+                raise ConfigError(f"{name}={value!r}: must be at least {minimum}")
     for name in _RATES:
         value = getattr(config, name)
         if not 0 <= value < 1:
@@ -260,7 +260,9 @@ def _check_ranges(config: TransformerConfig) -> None:
     if not 0 < config.norm_eps < math.inf:
         raise ConfigError(f"norm_eps={config.norm_eps!r}: must be a finite number above 0")
     if config.mask_value != "exact" and not _LOWEST_FLOAT32 <= config.mask_value < 0:
-        raise ConfigError(f"mask_value={config.mask_value!r}: must be 'exact' or a number below 0 that float32 has")
+        raise ConfigError(
+            f"mask_value={config.mask_value!r}: must be 'exact' or a negative number in the range of float32"
+        )
 
 
 def _check_combinations(config: TransformerConfig) -> None:
@@ -281,10 +283,10 @@ def _check_combinations(config: TransformerConfig) -> None:
             raise ConfigError(f"{name}={value}: must be below tgt_vocab_size={config.tgt_vocab_size}")
     if config.pad_id >= config.src_vocab_size:
         raise ConfigError(f"pad_id={config.pad_id}: must be below src_vocab_size={config.src_vocab_size}")
-    needed = config.max_length + config.position_offset
-    if config.positions != "none" and config.table_length < needed:
+    minimum = config.max_length + config.position_offset
+    if config.positions != "none" and config.table_length < minimum:
         raise ConfigError(
-            f"position_table_length={config.position_table_length}: must be at least {needed}, "
+            f"position_table_length={config.position_table_length}: must be at least {minimum}, "
             "which is max_length + position_offset"
         )
     if config.positions == "sinusoidal_half_t2t" and config.d_model < 4:

@@ -1,4 +1,4 @@
-"""How a model is trained: loss, optimiser, schedule, step. Both frameworks read it."""
+"""The training config that both frameworks share: loss, optimiser, schedule, step."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,15 +20,15 @@ Reduction = Literal["tokens", "sum", "parts"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Everything that, with a model, its data and a seed, determines every update.
+    """The settings of an update; with the model, the data and the seed they determine every update.
 
     Raises:
-        ConfigError: a field has a value that it may not have; names field, value and what is allowed.
+        ConfigError: a field has an invalid value; names field, value and what is allowed.
     """
 
     # Loss.
-    label_smoothing: float = 0.0  # probability that is taken from the label
-    smoothing: Smoothing = "all"  # which tokens share it
+    label_smoothing: float = 0.0  # probability mass moved from the label to other tokens
+    smoothing: Smoothing = "all"  # tokens that share this mass
 
     # Optimiser.
     optimizer: Optimizer = "adam"  # weight_decay is an L2 gradient in adam, decoupled in adamw, as in torch.optim
@@ -37,7 +37,7 @@ class TrainingConfig:
     eps: float = 1e-9
     weight_decay: float = 0.0
     decayed: Decayed = "matrices"  # matrices: neither norms nor biases
-    without_gradient: WithoutGradient = "skip"  # a parameter that the loss does not reach; torch skips, optax decays it
+    without_gradient: WithoutGradient = "skip"  # parameters without a gradient; torch skips them, optax decays them
     clip_norm: float | None = None  # largest norm of all gradients together; None: not clipped
     clip_rule: ClipRule = "torch"  # torch: times clip_norm / (norm + 1e-6); optax: times clip_norm / norm
 
@@ -45,16 +45,16 @@ class TrainingConfig:
     schedule: Schedule = "noam"
     learning_rate: float = 1.0  # after warm-up; noam: the factor of d_model^-0.5
     warmup_updates: int = 4000
-    total_updates: int | None = None  # where cosine ends, after warm-up; None: with the run
-    final_learning_rate: float = 0.0  # there
-    step_updates: int | None = None  # step: after so many updates, again and again; None: after each epoch of the run,
-    step_factor: float = 0.1  # times this
-    first_update: Literal[0, 1] = 1  # n of the first update in the schedule's formula; torch's schedulers have 0
+    total_updates: int | None = None  # update at which cosine ends, warm-up included; None: the run's last
+    final_learning_rate: float = 0.0  # learning rate at the end of cosine
+    step_updates: int | None = None  # step: updates between two decays; None: one epoch of the run
+    step_factor: float = 0.1  # step: factor of each decay
+    first_update: Literal[0, 1] = 1  # n of the first update in the schedule's formula; torch's schedulers use 0
 
     # The step.
-    accumulation: int = 1  # parts of a batch that are computed one after the other
+    accumulation: int = 1  # parts of a batch that are computed one after another
     reduction: Reduction = "tokens"  # gradient of the mean over tokens, of the sum, or of the sum of the parts' means
-    seed: int = 0  # of dropout; in a run, of the first weights and the order of the data too
+    seed: int = 0  # seed of dropout; in a run, of the initial weights and the order of the data too
 
     def __post_init__(self) -> None:
         check_field_types(self)
@@ -63,10 +63,10 @@ class TrainingConfig:
 
     @classmethod
     def published(cls, name: str, *, as_published: bool, **changes: Any) -> "TrainingConfig":
-        """How a published system is trained, with its mistakes or with them repaired, and with fields changed.
+        """The training config of a published system, as published or with its mistakes repaired, with fields changed.
 
         Raises:
-            ConfigError: no such system, or a wrong value.
+            ConfigError: there is no such system, or a value is invalid.
         """
         recipe = PUBLISHED.find("published", name)
         return replace(recipe.training, **{**({} if as_published else recipe.training_repairs), **changes})
@@ -85,11 +85,11 @@ def _check_ranges(config: TrainingConfig) -> None:
         value = getattr(config, name)
         if not 0 <= value < math.inf:
             raise ConfigError(f"{name}={value!r}: must be a finite number of at least 0")
-    least: dict[str, Any] = {"warmup_updates": 0, "total_updates": 1, "step_updates": 1, "accumulation": 1, "seed": 0}
-    for name, smallest in least.items():
+    minima: dict[str, Any] = {"warmup_updates": 0, "total_updates": 1, "step_updates": 1, "accumulation": 1, "seed": 0}
+    for name, minimum in minima.items():
         value = getattr(config, name)
-        if value is not None and value < smallest:
-            raise ConfigError(f"{name}={value!r}: must be at least {smallest}")
+        if value is not None and value < minimum:
+            raise ConfigError(f"{name}={value!r}: must be at least {minimum}")
     if config.seed >= 2**32:
         raise ConfigError(f"seed={config.seed}: must be below 2^32")
 
@@ -100,14 +100,14 @@ def _check_schedule(config: TrainingConfig) -> None:
     if config.total_updates is not None and config.warmup_updates >= config.total_updates:
         raise ConfigError(
             f"warmup_updates={config.warmup_updates}: must be below total_updates={config.total_updates}, "
-            "or training ends before its learning rate is reached"
+            "or training ends during warm-up"
         )
 
 
 def check_trainable(model: TransformerConfig) -> None:
-    """Raises: ConfigError where Adam cannot work on the model's dtype."""
+    """Raises: ConfigError if the model's dtype is too narrow for Adam."""
     if model.param_dtype == "float16":
         raise ConfigError(
-            "param_dtype='float16': squares of gradients do not fit into it; train with param_dtype='float32' and "
+            "param_dtype='float16': squares of gradients do not fit into float16; train with param_dtype='float32' and "
             "compute_dtype='bfloat16'"
         )

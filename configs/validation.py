@@ -1,4 +1,4 @@
-"""Checks a dataclass instance against its own annotations."""
+"""Validation of dataclass instances against their annotations."""
 
 import types
 from dataclasses import fields
@@ -8,7 +8,7 @@ from .errors import ConfigError
 
 
 def check_field_types(config: Any) -> None:
-    """Every field holds a value of its annotation: int, float, bool, str, None, a Literal, or a union of these.
+    """Check every field against its annotation: int, float, bool, str, None, a Literal, or a union of these.
 
     Raises:
         ConfigError: names the field, its value and what is allowed.
@@ -24,7 +24,7 @@ def check_field_types(config: Any) -> None:
             continue
         if type(value) is not int or abs(value) > 2**53 or not _accepts(hint, float(value)):
             raise ConfigError(f"{field.name}={value!r}: must be {_describe(hint)}")
-        object.__setattr__(config, field.name, float(value))  # 0 and 0.0 are one rate: checkpoints have one of them
+        object.__setattr__(config, field.name, float(value))  # 0 becomes 0.0, so that equal configs are saved alike
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ def _accepts(hint: Any, value: Any) -> bool:
     return False
 
 
-_WORDS = {
+_DESCRIPTIONS = {
     int: "a whole number",
     float: "a number",
     bool: "True or False",
@@ -62,5 +62,5 @@ def _describe(hint: Any) -> str:
             allowed = ", ".join(map(repr, get_args(member)))
             parts.append(f"one of {allowed}" if len(get_args(member)) > 1 else allowed)
         else:
-            parts.append(_WORDS.get(member, str(member)))
+            parts.append(_DESCRIPTIONS.get(member, str(member)))
     return " or ".join(parts)

@@ -1,4 +1,4 @@
-"""Weights between the two frameworks, and between layouts."""
+"""Conversion of weights between the two frameworks, and between checkpoint layouts."""
 
 from ..configs.errors import ConversionError
 from .checkpoint import Checkpoint, checksum

@@ -1,4 +1,4 @@
-"""Arrays of either framework as numpy arrays and back, bit for bit, never sharing memory."""
+"""Bit-exact conversion between the arrays of either framework and numpy arrays, without shared memory."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def from_torch(tensor: "torch.Tensor") -> np.ndarray:
-    """A copy of a tensor; bfloat16, which numpy lacks, as `ml_dtypes.bfloat16`, JAX's own."""
+    """A copy of a tensor; bfloat16, which numpy lacks, becomes `ml_dtypes.bfloat16`, as in JAX."""
     import torch
 
     tensor = tensor.detach().cpu()
@@ -23,7 +23,7 @@ def from_torch(tensor: "torch.Tensor") -> np.ndarray:
 
 
 def to_torch_tensor(array: np.ndarray) -> "torch.Tensor":
-    """A tensor with a copy of the array."""
+    """A tensor that holds a copy of the array."""
     import torch
 
     copy = np.array(array, order="C")
@@ -33,19 +33,19 @@ def to_torch_tensor(array: np.ndarray) -> "torch.Tensor":
 
 
 def to_jax_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """JAX arrays with copies of these.
+    """JAX arrays that hold copies of these arrays.
 
     Raises:
-        ConversionError: JAX would cut float64 to float32, because `jax_enable_x64` is off.
+        ConversionError: JAX would convert float64 to float32, because `jax_enable_x64` is off.
     """
     import jax.numpy as jnp
 
     from ..flax_transformer.inputs import float64_is_on
 
-    wide = [name for name, a in arrays.items() if a.dtype == np.float64]
-    if wide and not float64_is_on():
+    names = [name for name, a in arrays.items() if a.dtype == np.float64]
+    if names and not float64_is_on():
         raise ConversionError(
-            f"{len(wide)} arrays are float64, which JAX would cut to float32: call "
+            f"{len(names)} arrays are float64, which JAX would convert to float32: call "
             "jax.config.update('jax_enable_x64', True) first, use `with jax.enable_x64(True):`, or set JAX_ENABLE_X64=1"
         )
     return {name: jnp.array(a, copy=True) for name, a in arrays.items()}

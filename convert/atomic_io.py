@@ -1,4 +1,4 @@
-"""New files and directories: there whole and on the disk, or not at all, and never in place of others."""
+"""Atomic writing of files and directories: complete and synced to disk, or absent; existing ones stay."""
 
 import json
 import os
@@ -19,34 +19,34 @@ from .files import WEIGHTS
 def write_directory(
     directory: Path, arrays: Mapping[str, np.ndarray], documents: Mapping[str, Any], files: Mapping[str, bytes]
 ) -> None:
-    """A new directory of `model.safetensors`, JSON documents and other files by name: there whole, or not at all.
+    """Atomically write a new directory of `model.safetensors`, JSON documents and other files by name.
 
     Raises:
-        ConversionError: something is there already, or the disk refuses.
+        ConversionError: the path exists, or writing fails.
     """
     with new_directory(directory) as folder:
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        safetensors.numpy.save_file(whole, folder / WEIGHTS, metadata={"format": "pt"})
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        safetensors.numpy.save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
         for name, document in documents.items():
             (folder / name).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         write_files(folder, files)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes files by their path within a folder. Raises: ConversionError where one is not within it."""
+    """Write files to their paths within a folder. Raises: ConversionError if a path leads outside of it."""
     for name, content in files.items():
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ConversionError(f"{name}: is no path within a checkpoint")
+            raise ConversionError(f"{name}: is not a path within a checkpoint")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
 
 @contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes that directory when all is written and on the disk.
+    """A temporary folder to write into, which is synced and renamed to `directory` at the end.
 
     Raises:
-        ConversionError: something is there already, or the disk refuses; nothing is left behind then.
+        ConversionError: the path exists, or writing fails; no files are left behind.
     """
     with _one_line(directory), _temporary(directory, tempfile.mkdtemp) as folder:
         yield folder
@@ -54,16 +54,16 @@ def new_directory(directory: Path) -> Iterator[Path]:
             _sync(path)
         _sync(folder)
         folder.chmod(0o777 & ~_umask())
-        folder.rename(directory.resolve())  # refuses a directory that has something in it by now
+        folder.rename(directory.resolve())  # fails if another process has filled the directory meanwhile
         _sync(directory.resolve().parent)
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A file to write, which gets that name when all is written and on the disk.
+    """A temporary file to write to, which is synced and renamed to `path` at the end.
 
     Raises:
-        ConversionError: something is there already, or the disk refuses; nothing is left behind then.
+        ConversionError: the path exists, or writing fails; no files are left behind.
     """
 
     def make(prefix: str, dir: Path) -> str:
@@ -76,18 +76,18 @@ def new_file(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~_umask())
         _sync(temporary)
         try:
-            os.link(temporary, path.resolve())  # unlike a rename, it never replaces what another process has written
+            os.link(temporary, path.resolve())  # unlike a rename, it never overwrites another process's file
         except FileExistsError:
             check_new(path)
             raise
-        except OSError:  # a file system without links
+        except OSError:  # a file system without hard links
             check_new(path)
             temporary.rename(path.resolve())
         _sync(path.resolve().parent)
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Puts a text in place of a file, as a whole and on the disk."""
+    """Atomically replace a file's content with a text, synced to disk."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -97,13 +97,13 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def check_new(path: Path) -> None:
-    """Raises: ConversionError where something is there that would be overwritten."""
+    """Raises: ConversionError if writing to the path would overwrite something."""
     try:
-        path = path.resolve()  # a link to a directory stays one
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links
+        path = path.resolve()  # write to the target of a symbolic link, and keep the link
+    except (OSError, RuntimeError, ValueError) as error:  # a cycle of links
         raise ConversionError(f"{path}: cannot be written: {error}") from None
     if path == Path.cwd():
-        raise ConversionError(f"{path}: is the current directory; give the name of a new one")
+        raise ConversionError(f"{path}: is the current directory; give a new name")
     if path.is_dir() and any(path.iterdir()):
         raise ConversionError(f"{path}: exists and is not empty; give another name, or remove it")
     if path.exists() and not path.is_dir():
@@ -112,7 +112,7 @@ def check_new(path: Path) -> None:
 
 @contextmanager
 def _one_line(path: Path) -> Iterator[None]:
-    """Whatever a disk, PyTorch, safetensors or orbax raise while they write becomes a ConversionError."""
+    """Convert every exception while writing to a one-line ConversionError."""
     try:
         yield
     except ConversionError:
@@ -124,10 +124,10 @@ def _one_line(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
-    """A path beside another; what is left of it at the end is removed."""
+    """A temporary path beside `path`; removed at the end if it still exists."""
     check_new(path)
     path = path.resolve()
-    made = [parent for parent in path.parents if not parent.exists()]
+    new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(make(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -137,7 +137,7 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
-        for parent in made:  # the deepest first; of a failure nothing stays
+        for parent in new_parents:  # deepest first; after a failure they are empty and are removed too
             if not any(parent.iterdir()):
                 parent.rmdir()
 

@@ -1,4 +1,4 @@
-"""A checkpoint: a config and its arrays, wherever they came from, and what else is kept beside them."""
+"""A checkpoint in memory: a config, its arrays and their metadata, independent of the storage format."""
 
 import hashlib
 from collections.abc import Collection, Mapping
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, np.ndarray]
 
-# Files of tokenizers, slow and fast, of the families, by folder: one for both sides, or one each. No other is kept: a
-# checkpoint from elsewhere must not say where on the disk something is written.
+# Tokenizer files of the families, slow and fast, by folder: one for both sides, or one per side. Other names are
+# rejected, because an untrusted checkpoint must not choose paths that are written to.
 FOLDERS = ("tokenizer", "source_tokenizer", "target_tokenizer")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -35,45 +35,45 @@ CONFIG, GENERATION = "config.json", "generation_config.json"  # of a Hugging Fac
 
 @dataclass(frozen=True)
 class Training:
-    """What a training goes on from, beside the weights; arrays by Flax name."""
+    """The state that a training resumes from, besides the weights; arrays by Flax name."""
 
     run: RunConfig
-    update: int  # updates made
-    seed: int  # of dropout
-    position: tuple[int, int]  # in the data: epoch, batch
-    count: int  # updates that Adam has counted
-    exp_avg: Arrays  # its running means of gradients
-    exp_avg_sq: Arrays  # and of their squares
+    update: int  # number of finished updates
+    seed: int  # seed of dropout
+    position: tuple[int, int]  # position in the data: epoch, batch
+    count: int  # Adam's step count
+    exp_avg: Arrays  # Adam's running means of gradients
+    exp_avg_sq: Arrays  # Adam's running means of squared gradients
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's config and arrays by Flax name, and what else the file or directory held that has a layout.
+    """A model's config and arrays by Flax name, with metadata of the file or directory that they were read from.
 
     Raises:
-        ConversionError: it holds a file or a document that is no checkpoint's.
+        ConversionError: a file or a document has a name that no checkpoint uses.
     """
 
     config: TransformerConfig
     arrays: Arrays
-    layout: str | None = None  # of the Hugging Face directory that it comes from
+    layout: str | None = None  # layout of the Hugging Face directory it was read from
     documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # that directory's JSON files by name
-    unused: Arrays = field(default_factory=dict)  # its arrays that no computation reads
-    files: Mapping[str, bytes] = field(default_factory=dict)  # of tokenizers, by path: tokenizer/tokenizer.json, ...
+    unused: Arrays = field(default_factory=dict)  # arrays that the model does not use
+    files: Mapping[str, bytes] = field(default_factory=dict)  # tokenizer files by path: tokenizer/tokenizer.json, ...
     training: Training | None = None
-    system: str | None = None  # the published system whose file it comes from
-    assumed: tuple[str, ...] = ()  # settings of that system that the file does not state, as "num_heads=8"
-    skipped: tuple[str, ...] = ()  # entries of its file that were ignored, as "optimizer_state_dict"
+    system: str | None = None  # published system whose file it was read from
+    assumed: tuple[str, ...] = ()  # settings of that system that the file does not state, such as "num_heads=8"
+    skipped: tuple[str, ...] = ()  # entries of the file that were ignored, such as "optimizer_state_dict"
 
     def __post_init__(self) -> None:
         if not isinstance(self.system, str | None) or not all(isinstance(item, str) for item in self.assumed):
-            raise ConversionError(f"its system {self.system!r} and what was assumed, {self.assumed!r}, are no texts")
+            raise ConversionError(f"system={self.system!r}, assumed={self.assumed!r}: must be strings")
         _check("file", self.files, _FILES, bytes)
         _check("document", self.documents, {CONFIG, GENERATION}, Mapping)
 
     @classmethod
     def of(cls, model: "Transformer | torch_reference.Transformer") -> "Checkpoint":
-        """The checkpoint of a model of either framework; shares no memory with it.
+        """The checkpoint of a model of either framework; shares no memory with the model.
 
         Raises:
             ConversionError: the model's arrays are not those of its config.
@@ -83,39 +83,39 @@ class Checkpoint:
         return cls(model.config, to_params(model.state_dict(), model.config))
 
     def to_flax(self) -> Transformer:
-        """The Flax model. Raises: ConversionError where the arrays are float64 and JAX has that switched off."""
+        """The Flax model. Raises: ConversionError if the arrays are float64, which is disabled in JAX."""
         return Transformer.from_arrays(self.config, to_jax_arrays(self.arrays))
 
     def to_torch(self) -> "torch_reference.Transformer":
-        """The PyTorch model. Raises: ConversionError where the arrays are not those of the config."""
+        """The PyTorch model. Raises: ConversionError if the arrays are not those of the config."""
         from ..torch_reference.model import Transformer as TorchTransformer
 
         return TorchTransformer.from_state_dict(self.config, to_state_dict(self.arrays, self.config))
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """Every array that it holds, by name: weights, unused ones, the optimiser's."""
-        found = {**self.arrays, **{f"unused.{name}": a for name, a in self.unused.items()}}
+        """All arrays by name: weights, unused arrays and the optimiser's moments."""
+        tensors = {**self.arrays, **{f"unused.{name}": a for name, a in self.unused.items()}}
         if self.training is not None:
             for key in MOMENTS:
-                found |= {f"optimizer.{key}.{name}": a for name, a in getattr(self.training, key).items()}
-        return found
+                tensors |= {f"optimizer.{key}.{name}": a for name, a in getattr(self.training, key).items()}
+        return tensors
 
 
-def _check(what: str, held: Any, known: Collection[str], kind: type) -> None:
-    if not isinstance(held, Mapping):
-        raise ConversionError(f"its {what}s are {held!r}, not names with a {kind.__name__} each"[:200])
-    for name, value in held.items():
-        if name not in known:
-            raise ConversionError(f"holds the {what} {name!r}, which is none of a checkpoint's"[:200])
+def _check(item: str, entries: Any, names: Collection[str], kind: type) -> None:
+    if not isinstance(entries, Mapping):
+        raise ConversionError(f"its {item}s are {entries!r}, not a mapping from names to {kind.__name__}"[:200])
+    for name, value in entries.items():
+        if name not in names:
+            raise ConversionError(f"holds the {item} {name!r}, which no checkpoint uses"[:200])
         if not isinstance(value, kind):
-            raise ConversionError(f"its {what} {name} is no {kind.__name__}")
+            raise ConversionError(f"its {item} {name} is not a {kind.__name__}")
 
 
 def checksum(arrays: Arrays) -> str:
-    """SHA-256 of arrays by name: of names, dtypes, shapes and bytes, whatever their order and memory layout."""
-    found = hashlib.sha256()
+    """SHA-256 of arrays by name: of names, dtypes, shapes and values, independent of order and memory layout."""
+    digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
-        found.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

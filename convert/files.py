@@ -1,4 +1,4 @@
-"""Files of weights that others wrote: safetensors and PyTorch, whole or in shards, never running code of theirs."""
+"""Reading of foreign weight files: safetensors and PyTorch, single or sharded, without executing their code."""
 
 import json
 import re
@@ -21,7 +21,7 @@ _FORMS = (WEIGHTS, "pytorch_model.bin")  # in the order in which `transformers` 
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises: ConversionError where there is none, or something else."""
+    """The JSON object in a file. Raises: ConversionError if the file is missing or holds no JSON object."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -34,10 +34,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weights(directory: Path) -> dict[str, np.ndarray]:
-    """Every array of a directory, by name.
+    """All arrays of a directory, by name.
 
     Raises:
-        ConversionError: no weights, a shard that is missing, a file that is damaged or holds more than tensors.
+        ConversionError: there are no weights, a shard is missing, or a file is damaged or holds more than tensors.
     """
     for form in _FORMS:
         if isfile(directory / form):
@@ -59,12 +59,14 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
         raise ConversionError(f"{index.parent}: {len(missing)} of {len(shards)} shards missing: {names}")
     arrays: dict[str, np.ndarray] = {}
     for shard in shards:
-        found = _read_file(index.parent / shard)
-        wanted = {name for name, file in shard_of.items() if file == shard}
-        if found.keys() != wanted:
-            name = min(found.keys() ^ wanted)
-            raise ConversionError(f"{index.parent / shard}: is not the shard of {index.name}: {name} is in one only")
-        arrays |= found
+        tensors = _read_file(index.parent / shard)
+        names = {name for name, file in shard_of.items() if file == shard}
+        if tensors.keys() != names:
+            name = min(tensors.keys() ^ names)
+            raise ConversionError(
+                f"{index.parent / shard}: does not match {index.name}: {name} is in only one of the two"
+            )
+        arrays |= tensors
     return arrays
 
 
@@ -76,26 +78,26 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """(arrays by name, texts that stand beside them) of a file.
+    """(arrays by name, metadata) of a file.
 
     Raises:
-        ConversionError: the file is damaged, or of a dtype that numpy does not have.
+        ConversionError: the file is damaged, or has a dtype that numpy lacks.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            texts = file.metadata() or {}
-        return safetensors.numpy.load_file(path), texts
-    except AttributeError:  # numpy.float8_…, which is not there
-        raise ConversionError(f"{path}: holds tensors of a dtype that numpy does not have") from None
+            metadata = file.metadata() or {}
+        return safetensors.numpy.load_file(path), metadata
+    except AttributeError:  # numpy.float8_…, which numpy lacks
+        raise ConversionError(f"{path}: holds tensors of a dtype that numpy lacks") from None
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ConversionError(f"{path}: not a whole safetensors file: {error}") from None
+        raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
 
 
 def read_torch(path: Path) -> Any:
-    """What a PyTorch file holds, on the CPU; never runs code of it.
+    """The content of a PyTorch file, on the CPU; executes none of its code.
 
     Raises:
-        ConversionError: there is no PyTorch, the file is damaged, or it needs code to be read.
+        ConversionError: PyTorch is not installed, the file is damaged, or reading it requires executing code.
     """
     import pickle
 
@@ -104,31 +106,31 @@ def read_torch(path: Path) -> Any:
     except ImportError:
         raise ConversionError(f"{path}: reading it needs PyTorch, which is not installed") from None
     try:
-        # Warnings are of TorchScript, before it is refused; a Namespace is names and values: jadore801120's settings.
-        # An open file, because torch goes by the suffix of a path.
-        known = torch.serialization.safe_globals([Namespace])
-        with warnings.catch_warnings(action="ignore"), known, open(path, "rb") as file:
+        # torch warns about TorchScript before raising. jadore801120 stores its settings as a Namespace.
+        # An open file, because for a path torch depends on its suffix.
+        safe_globals = torch.serialization.safe_globals([Namespace])
+        with warnings.catch_warnings(action="ignore"), safe_globals, open(path, "rb") as file:
             return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # its text advises to let the code run
+    except pickle.UnpicklingError as error:  # its message recommends executing the code
         name = re.search(r"GLOBAL (\S+)", str(error))
         if name is None:
             raise ConversionError(f"{path}: damaged, or holds more than tensors; none of its code was run") from None
         raise ConversionError(
-            f"{path}: holds more than tensors, a {name[1]}; none of its code was run; save the state dict alone"
+            f"{path}: holds more than tensors, a {name[1]}; none of its code was run; save only the state dict"
         ) from None
-    except Exception as error:  # a damaged file makes the reader fail in any way
-        if "weights_only" in str(error):  # TorchScript, with the same advice
+    except Exception as error:  # a damaged file can raise anything
+        if "weights_only" in str(error):  # TorchScript, with the same recommendation
             raise ConversionError(f"{path}: holds more than tensors; none of its code was run") from None
         reason = f"{type(error).__name__} {error}".splitlines()[0][:200]
-        raise ConversionError(f"{path}: not a whole PyTorch file: {reason}") from None
+        raise ConversionError(f"{path}: not a complete PyTorch file: {reason}") from None
 
 
 def to_arrays(tensors: Any, path: Path) -> dict[str, np.ndarray]:
-    """Arrays of a state dict, which is emptied. Raises: ConversionError where it is none, or numpy lacks a type."""
+    """The arrays of a state dict, which is emptied. Raises: ConversionError if it is none, or numpy lacks a dtype."""
     import torch
 
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise ConversionError(f"{path}: is no state dict, names with a tensor each")
+        raise ConversionError(f"{path}: is not a state dict, a mapping from names to tensors")
     arrays = {}
     for name in list(tensors):
         tensor = tensors.pop(name)
@@ -136,5 +138,5 @@ def to_arrays(tensors: Any, path: Path) -> dict[str, np.ndarray]:
             arrays[str(name)] = from_torch(tensor)
         except (TypeError, NotImplementedError, RuntimeError):
             kind = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
-            raise ConversionError(f"{path}: {name} is {kind}, which numpy does not have") from None
+            raise ConversionError(f"{path}: {name} is {kind}, which numpy does not support") from None
     return arrays

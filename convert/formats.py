@@ -1,8 +1,8 @@
-"""The formats of checkpoints, one registry behind `load`, `save` and the commands.
+"""The registry of checkpoint formats behind `load`, `save` and the commands.
 
-| format | what stands at the path |
+| format | at the path |
 |---|---|
-| run | an orbax checkpoint, or a run directory that has some; `train` reads and writes it |
+| run | an orbax checkpoint, or a run directory that has one; `train` reads and writes it |
 | Hugging Face | a directory with `config.json` and weights |
 | safetensors, PyTorch | one file, recognised by its content |
 """
@@ -25,13 +25,13 @@ Config = TransformerConfig | str | None
 
 @dataclass(frozen=True)
 class Format:
-    """One way in which a checkpoint is stored."""
+    """A storage format of checkpoints."""
 
-    recognises: Callable[[Path], bool]  # whether it is what stands at a path
-    describe: Callable[[Path], str]  # that, in words
+    recognises: Callable[[Path], bool]  # whether a path holds this format
+    describe: Callable[[Path], str]  # a description of the checkpoint at a path
     read: Callable[[Path], Checkpoint]
     read_config: Callable[[Path], TransformerConfig]
-    accepts: Callable[[Path, str], bool]  # whether (a new path, a layout) ask for it
+    accepts: Callable[[Path, str], bool]  # whether (a new path, a layout) select this format
     write: Callable[[Checkpoint, Path, str], None]
 
 
@@ -42,7 +42,7 @@ def _file(suffixes: tuple[str, ...], recognises: Callable[[Path], bool], descrip
         read=read_file,
         read_config=lambda path: read_file(path).config,
         accepts=lambda path, layout: path.suffix.lower() in suffixes and is_file_layout(layout),
-        # the state of `torch.optim` counts parameters, and those of a `torch.nn.Transformer` are other ones
+        # the state of `torch.optim` is indexed by parameter, and only layout twinax has the twins' parameters
         write=lambda checkpoint, path, layout: write_file(
             checkpoint if layout == "twinax" else replace(checkpoint, training=None), path, layout
         ),
@@ -62,28 +62,29 @@ _HUGGING_FACE = Format(
 
 
 def formats() -> tuple[Format, ...]:
-    """Every format; of two that a path could be, the first is meant."""
+    """All formats; if several recognise a path, the first one applies."""
     return (_SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
 
 
 def load(path: str | PathLike[str], config: Config = None) -> Checkpoint:
-    """The checkpoint at a path, in whichever of the formats.
+    """The checkpoint at a path, in any of the formats.
 
-    `config` is that of a file which has none: bare tensors by the names of `torch_reference` or `torch.nn.Transformer`.
-    Those of a published system need none; `leftover:repaired,num_heads=4` is the repaired one with that many heads.
-    What neither they nor `config` determine is listed in the checkpoint's `assumed`.
+    `config` is required for a file without one: bare tensors with the names of `torch_reference` or
+    `torch.nn.Transformer`. It is optional for a published system's tensors; `leftover:repaired,num_heads=4` selects the
+    repaired variant with 4 heads. The checkpoint's `assumed` lists settings that neither the tensors nor `config`
+    determine.
 
     Raises:
-        CheckpointError, ConversionError: there is none, it is damaged, of a family or setting that twinax does not
-            know, or has no config.
+        CheckpointError, ConversionError: there is no checkpoint, it is damaged, it has a family or setting that twinax
+            does not support, or it has no config.
     """
-    place = Path(path)
+    path = Path(path)
     if config is None:
-        return _format_of(place).read(place)
-    if place.is_dir():
-        raise ConversionError(f"{place}: has a config of its own; omit `config`")
-    _format_of(place)
-    return read_file(place, config)
+        return _format_of(path).read(path)
+    if path.is_dir():
+        raise ConversionError(f"{path}: has its own config; omit `config`")
+    _format_of(path)
+    return read_file(path, config)
 
 
 def load_config(path: str | PathLike[str]) -> TransformerConfig:
@@ -92,43 +93,43 @@ def load_config(path: str | PathLike[str]) -> TransformerConfig:
 
 
 def describe(path: str | PathLike[str]) -> str:
-    """What stands at a path that `load` reads, in words."""
+    """A description of the checkpoint at a path that `load` reads."""
     return _format_of(Path(path)).describe(Path(path))
 
 
 def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "twinax") -> None:
-    """Writes what `load` reads, whole or not at all.
+    """Atomically write a checkpoint that `load` reads.
 
-    A name that ends in .pt, .pth or .safetensors is a file's; a family's layout makes a directory that
-    `from_pretrained` loads; any other name becomes an orbax checkpoint, as a run has them. What a training goes on from
-    is held by layout twinax alone.
+    A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
+    `from_pretrained` loads. Any other name becomes an orbax checkpoint, as in a run. Only layout twinax stores the
+    state that a training resumes from.
 
     Raises:
-        ConversionError: the layout has no such model or no such form, something is there already, or the disk refuses.
+        ConversionError: the layout has no such model or format, the path exists, or writing fails.
     """
-    place = Path(path)
+    path = Path(path)
     if layout not in LAYOUTS and not is_file_layout(layout):
         raise ConversionError(
-            f"layout={layout!r}: there is no such layout; known are {', '.join((*file_layouts(), *LAYOUTS))}"
+            f"layout={layout!r}: there is no such layout; choose one of {', '.join((*file_layouts(), *LAYOUTS))}"
         )
-    chosen = next((form for form in formats() if form.accepts(place, layout)), None)
-    if chosen is not None:
-        chosen.write(checkpoint, place, layout)
+    selected = next((form for form in formats() if form.accepts(path, layout)), None)
+    if selected is not None:
+        selected.write(checkpoint, path, layout)
     elif layout in LAYOUTS:
-        raise ConversionError(f"{place}: {layout} is the layout of a directory; give a name without {place.suffix}")
+        raise ConversionError(f"{path}: {layout} is the layout of a directory; give a name without {path.suffix}")
     else:
-        what = f"a file of layout {layout}" if layout != "twinax" else "a file, and a directory's name has no ending,"
-        raise ConversionError(f"{place}: {what} needs a name that ends in {', '.join(SUFFIXES)}")
+        target = f"a file of layout {layout}" if layout != "twinax" else "a directory's name has no suffix, and a file"
+        raise ConversionError(f"{path}: {target} needs a name that ends in {', '.join(SUFFIXES)}")
 
 
 def _format_of(path: Path) -> Format:
-    """Raises: ConversionError where nothing that `load` reads stands at the path."""
-    form = next((form for form in formats() if form.recognises(path)), None)
-    if form is not None:
-        return form
+    """The format of a path. Raises: ConversionError if `load` cannot read the path."""
+    selected = next((form for form in formats() if form.recognises(path)), None)
+    if selected is not None:
+        return selected
     if not path.is_dir():
         raise ConversionError(f"{path}: there is no such file or directory")
     runs = registry.CHECKPOINT_FORMATS.values()
-    within = next((p for p in sorted(path.iterdir()) if any(form.recognises(p) for form in runs)), None)
-    hint = f"there is a run in {within}" if within else f"it has no {CONFIG}"
+    child = next((p for p in sorted(path.iterdir()) if any(form.recognises(p) for form in runs)), None)
+    hint = f"there is a run in {child}" if child else f"it has no {CONFIG}"
     raise ConversionError(f"{path}: is neither a run, nor a checkpoint, nor a Hugging Face directory; {hint}")

@@ -1,4 +1,4 @@
-"""Hugging Face directories: config.json, weights and tokenizer files of a family of `convert.layouts`."""
+"""Reading and writing of Hugging Face directories: config.json, weights and tokenizer files."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -14,21 +14,15 @@ from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
 from .layouts.hugging_face_settings import ALIASES, DECODING
 from .obstacles import obstacle
 
-LAYOUTS = (
-    "marian",
-    "bart",
-    "mbart",
-    "m2m100",
-    "pegasus",
-    "blenderbot",
-)  # a module of `convert.layouts` each, with its FAMILY
+# Each is a module of `convert.layouts` that defines FAMILY.
+LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot")
 
 
 def read_directory(path: Path) -> Checkpoint:
     """The checkpoint in a local Hugging Face directory: config.json with safetensors or PyTorch files.
 
     Raises:
-        ConversionError: a family or a setting that twinax does not know, or weights that are missing, damaged, or not
+        ConversionError: twinax does not support the family or a setting, or the weights are missing, damaged, or not
             those of the config.
     """
     documents = {CONFIG: read_json(path / CONFIG)}
@@ -43,31 +37,31 @@ def read_directory(path: Path) -> Checkpoint:
 
 
 def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str) -> None:
-    """Writes a directory that `from_pretrained` of that layout's class loads; what was read is written back.
+    """Write a directory that `from_pretrained` of the layout's class loads; unchanged settings are written back.
 
     Raises:
-        ConversionError: the layout has no such model, or the directory exists; nothing is written then.
+        ConversionError: the layout has no such model, or the directory exists. Nothing is written then.
     """
-    found = family(layout)
+    target = family(layout)
     documents = {name: dict(document) for name, document in checkpoint.documents.items()}
-    if checkpoint.layout != layout or not _same(found, documents, checkpoint.config):
-        documents = _rewritten(found, documents if checkpoint.layout == layout else {}, checkpoint.config)
-    documents[CONFIG]["architectures"] = [found.architecture]
-    arrays = found.write(documents[CONFIG], checkpoint.config, dict(checkpoint.arrays), dict(checkpoint.unused))
-    # One tokenizer stands where `transformers` looks for it; it knows no two, which keep their folders.
+    if checkpoint.layout != layout or not _same(target, documents, checkpoint.config):
+        documents = _rewrite(target, documents if checkpoint.layout == layout else {}, checkpoint.config)
+    documents[CONFIG]["architectures"] = [target.architecture]
+    arrays = target.write(documents[CONFIG], checkpoint.config, dict(checkpoint.arrays), dict(checkpoint.unused))
+    # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.
     files = {name.removeprefix(f"{FOLDERS[0]}/"): content for name, content in checkpoint.files.items()}
     write_directory(directory, arrays, documents, files)
 
 
 def family(layout: str) -> Family:
-    """The family of a layout's name. Raises: ConversionError where there is none."""
+    """The family of a layout's name. Raises: ConversionError if there is no such layout."""
     if layout not in LAYOUTS:
-        raise ConversionError(f"layout={layout!r}: there is no such layout; known are {', '.join(LAYOUTS)}")
+        raise ConversionError(f"layout={layout!r}: there is no such layout; choose one of {', '.join(LAYOUTS)}")
     return import_module(f".layouts.{layout}", __package__).FAMILY
 
 
 def _tokenizer_files(path: Path) -> dict[str, bytes]:
-    """Those of the directory, by the path that they have in every other form; two stand in folders of ours."""
+    """The tokenizer files of a directory, by their path in other formats; two tokenizers are in folders of twinax."""
     files = {f"{FOLDERS[0]}/{name}": path / name for name in TOKENIZER_FILES}
     files |= {f"{folder}/{name}": path / folder / name for folder in FOLDERS[1:] for name in TOKENIZER_FILES}
     return {name: file.read_bytes() for name, file in files.items() if file.is_file()}
@@ -77,39 +71,39 @@ def _layout_of(settings: Mapping[str, Any], path: Path) -> str:
     by_type = {family(layout).model_type: layout for layout in LAYOUTS}
     model_type = settings.get("model_type")
     if model_type not in list(by_type):
-        known = ", ".join(by_type)
-        raise ConversionError(f"{path / CONFIG}: model_type={model_type!r} {obstacle(settings)}; known are {known}")
+        types = ", ".join(by_type)
+        raise ConversionError(f"{path / CONFIG}: model_type={model_type!r} {obstacle(settings)}; supported: {types}")
     return by_type[model_type]
 
 
 def _settings(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of a model; of decoding, what generation_config.json says counts where there is one."""
+    """The settings of a model; generation_config.json, if present, overrides those of decoding."""
     settings = dict(documents[CONFIG])
     if GENERATION in documents:
-        said = documents[GENERATION]
-        settings |= {name: said[name] for name in DECODING if name in said}
-        settings |= {name: None for name in DECODING if name.startswith("forced_") and name not in said}
+        generation = documents[GENERATION]
+        settings |= {name: generation[name] for name in DECODING if name in generation}
+        settings |= {name: None for name in DECODING if name.startswith("forced_") and name not in generation}
     return settings
 
 
-def _same(found: Family, documents: Mapping[str, Mapping[str, Any]], config: TransformerConfig) -> bool:
-    """Whether the settings that were read are still those of the config."""
+def _same(target: Family, documents: Mapping[str, Mapping[str, Any]], config: TransformerConfig) -> bool:
+    """Whether the settings in the documents are still those of the config."""
     settings = _settings(documents)
-    said = settings.pop("torch_dtype", None), settings.pop("dtype", None)
-    if not {*said} <= {None, config.param_dtype}:
+    dtypes = {settings.pop("torch_dtype", None), settings.pop("dtype", None)}
+    if not dtypes <= {None, config.param_dtype}:
         return False
-    read = found.config(settings, config.param_dtype)
-    return read == canonical(config).replace(**{name: getattr(read, name) for name in NOT_WRITTEN})
+    original = target.config(settings, config.param_dtype)
+    return original == canonical(config).replace(**{name: getattr(original, name) for name in NOT_WRITTEN})
 
 
-def _rewritten(found: Family, documents: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:
-    settings = found.settings(config)
-    identity = {"model_type": found.model_type, "is_encoder_decoder": True}
+def _rewrite(target: Family, documents: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:
+    settings = target.settings(config)
+    identity = {"model_type": target.model_type, "is_encoder_decoder": True}
     ids = {name: value for name, value in settings.items() if name.endswith("_token_id") and value is not None}
-    # other names of what is written anew would contradict it
-    kept = {name: v for name, v in documents.get(CONFIG, {}).items() if name not in (*ALIASES, "torch_dtype")}
-    written = {CONFIG: {**kept, **settings, **identity}}
+    # aliases of the new settings would contradict them
+    rest = {name: v for name, v in documents.get(CONFIG, {}).items() if name not in (*ALIASES, "torch_dtype")}
+    output = {CONFIG: {**rest, **settings, **identity}}
     if GENERATION in documents or not documents:
-        kept = {name: value for name, value in documents.get(GENERATION, {}).items() if not name.endswith("_token_id")}
-        written[GENERATION] = kept | ids
-    return written
+        rest = {name: value for name, value in documents.get(GENERATION, {}).items() if not name.endswith("_token_id")}
+        output[GENERATION] = rest | ids
+    return output

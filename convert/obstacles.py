@@ -1,4 +1,4 @@
-"""Why directories of other families cannot be read, by the model_type of their config.json."""
+"""The reasons why directories of other families cannot be read, by the model_type of their config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ _ROTARY = "rotary positions and gated feed-forward layers"
 _SPEECH = "a source of speech"
 _UNWRITTEN = "(the layout is not written; docs/conversion.md says how to add one)"
 
-# Encoder-decoders of `transformers` -> what twinax does not have
+# Encoder-decoders of `transformers` -> what twinax does not support
 OBSTACLES = {
     "t5": _RELATIVE,
     "mt5": f"{_RELATIVE} and gated feed-forward layers",
@@ -24,7 +24,7 @@ OBSTACLES = {
     "pegasus_x": _LOCAL,
     "prophetnet": "relative positions and the prediction of several tokens at once",
     "nllb-moe": _EXPERTS,
-    "blenderbot-small": "a decoder that adds positions behind the norm of its embeddings",
+    "blenderbot-small": "a decoder that adds positions after the norm of its embeddings",
     "seamless_m4t": _SPEECH,
     "seamless_m4t_v2": _SPEECH,
     "speech_to_text": _SPEECH,
@@ -39,13 +39,13 @@ OBSTACLES = {
 
 
 def obstacle(settings: Mapping[str, Any]) -> str:
-    """Why a model of these settings cannot be read, as the end of a sentence that begins with its model_type."""
+    """The reason why a model of these settings cannot be read, as the end of a sentence that starts with model_type."""
     model_type, architectures = settings.get("model_type"), settings.get("architectures")
     if isinstance(model_type, str) and model_type in OBSTACLES:
         return f"cannot be read, because twinax does not support {OBSTACLES[model_type]}"
     if settings.get("is_encoder_decoder") is True or model_type is None:
-        return "is no family that twinax knows"
+        return "is not a family that twinax supports"
     names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
     decodes = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
-    kind = "a decoder alone" if decodes else "no encoder-decoder"
-    return f"is {kind}{f' ({names[0]})' if names else ''}; twinax has encoders with decoders only"
+    kind = "a decoder-only model" if decodes else "not an encoder-decoder"
+    return f"is {kind}{f' ({names[0]})' if names else ''}; twinax supports encoder-decoders only"

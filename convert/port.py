@@ -1,6 +1,7 @@
-"""Weights between `flax_transformer` and `torch_reference`.
+"""Conversion of weights between `flax_transformer` and `torch_reference`.
 
-The models mirror each other, so a parameter's path is the same in both and only its last part differs: one rule a leaf.
+The models mirror each other: a parameter has the same path in both except for its last part, so one rule per kind of
+leaf is enough.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from .. import torch_reference
 
-# last part of a Flax name -> last part of the PyTorch name, and how the array changes
+# last part of a Flax name -> last part of the PyTorch name, transform of the array
 LEAVES: dict[str, tuple[str, Transform]] = {
     "kernel": ("weight", TRANSPOSE),
     "embedding": ("weight", IDENTITY),
@@ -33,7 +34,7 @@ LEAVES: dict[str, tuple[str, Transform]] = {
 
 
 def to_torch(model: Transformer) -> "torch_reference.Transformer":
-    """The PyTorch model that is the same function; shares no memory with this one.
+    """The equivalent PyTorch model; shares no memory with `model`.
 
     Raises:
         ConversionError: the model's arrays are not those of its config.
@@ -44,10 +45,10 @@ def to_torch(model: Transformer) -> "torch_reference.Transformer":
 
 
 def to_flax(model: "torch_reference.Transformer") -> Transformer:
-    """The Flax model that is the same function; shares no memory with this one.
+    """The equivalent Flax model; shares no memory with `model`.
 
     Raises:
-        ConversionError: the model's tensors are not those of its config, or are float64 while JAX has that off.
+        ConversionError: the model's tensors are not those of its config, or are float64, which is disabled in JAX.
     """
     params = to_params(model.state_dict(), model.config)
     return Transformer.from_arrays(model.config, to_jax_arrays(params))
@@ -56,23 +57,23 @@ def to_flax(model: "torch_reference.Transformer") -> Transformer:
 def to_state_dict(
     params: Mapping[str, Any] | nnx.State, config: TransformerConfig, *, trained_only: bool = False
 ) -> dict[str, "torch.Tensor"]:
-    """A Flax parameter tree, nested or by name, as a PyTorch state dict.
+    """Convert a Flax parameter tree, nested or by name, to a PyTorch state dict.
 
-    `trained_only`: the tree has trained parameters and no fixed tables, as gradients do.
+    `trained_only`: the tree has trained parameters only, without fixed tables, as for gradients.
 
     Raises:
         ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
     port = port_of(config, trained_only)
     arrays = {name: np.asarray(a) for name, a in _by_name(params).items()}
-    translated = translate(port.rules, arrays, port.specs)
-    return {name: to_torch_tensor(a) for name, a in translated.items()}
+    targets = translate(port.rules, arrays, port.specs)
+    return {name: to_torch_tensor(a) for name, a in targets.items()}
 
 
 def to_params(
     state_dict: Mapping[str, "torch.Tensor"], config: TransformerConfig, *, trained_only: bool = False
 ) -> dict[str, np.ndarray]:
-    """A PyTorch state dict as Flax parameters by name, for `Transformer.from_arrays`; `trained_only` as above.
+    """Convert a PyTorch state dict to Flax parameters by name; `trained_only` as for `to_state_dict`.
 
     Raises:
         ConversionError: lists all tensors that are missing, unknown, of a wrong shape or of a wrong dtype.
@@ -83,7 +84,7 @@ def to_params(
 
 
 def port_rules(names: Mapping[str, Any]) -> list[Rule]:
-    """The rule of every Flax name."""
+    """The rules of these Flax names."""
     rules = []
     for name in names:
         module, _, leaf = name.rpartition(".")
@@ -94,23 +95,23 @@ def port_rules(names: Mapping[str, Any]) -> list[Rule]:
 
 @lru_cache(maxsize=16)
 def port_of(config: TransformerConfig, trained_only: bool = False) -> Translation:
-    """The rules between both models of a config, with the specs of either side."""
+    """The rules between the two models of a config, with both sides' specs."""
     specs = flax_specs(config, trained_only)
     return Translation.of(port_rules(specs), specs)
 
 
 @lru_cache(maxsize=16)
 def flax_specs(config: TransformerConfig, trained_only: bool = False) -> Mapping[str, Spec]:
-    """Shape and dtype of every array of the Flax model, by name."""
+    """Shapes and dtypes of the Flax model's arrays, by name."""
     shapes = _flax_shapes(config.replace(param_dtype="float32", compute_dtype="float32"), trained_only)
     return MappingProxyType({name: Spec(shape, config.param_dtype) for name, shape in shapes.items()})
 
 
 @lru_cache(maxsize=64)
 def _flax_shapes(config: TransformerConfig, trained_only: bool) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, of a float32 model: float64 may be switched off.
+    """Shapes by name. The model is built in float32, because float64 may be disabled.
 
-    Of one layer per side, which stands for all: tracing a deep model takes seconds.
+    It has one layer per side, whose shapes are repeated, because tracing a deep model takes seconds.
     """
     layers = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     model = Transformer.abstract(config.replace(num_encoder_layers=1, num_decoder_layers=1))
@@ -123,7 +124,7 @@ def _flax_shapes(config: TransformerConfig, trained_only: bool) -> dict[str, tup
 
 
 def _by_name(tree: Mapping[str, Any] | nnx.State) -> dict[str, Any]:
-    """Arrays by name, from an nnx state, a nested mapping, or a mapping that has names already."""
+    """Arrays by name, from an nnx state, a nested mapping, or a mapping by name."""
     if isinstance(tree, nnx.State):
         return named_arrays(tree)
     flat: dict[str, Any] = {}

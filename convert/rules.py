@@ -1,7 +1,7 @@
-"""Rules between two ways of naming and laying out the same arrays, and what applies them.
+"""Conversion rules between two layouts of the same arrays.
 
-A rule is written once, from ours to theirs; its inverse is derived. Ours are the names of `flax_transformer`:
-`encoder.layers.0.self_attention.q_proj.kernel`, kernels (in, out).
+A rule maps arrays of `flax_transformer` to those of another layout; its inverse is derived. Flax names look like
+`encoder.layers.0.self_attention.q_proj.kernel`, with kernels (in, out).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ import numpy as np
 from ..configs.errors import ConversionError
 
 Arrays = Sequence[np.ndarray]
-_SHOWN = 30  # of what is wrong
+_MAX_PROBLEMS = 30  # maximum number of problems in a message
 
 
 class Spec(NamedTuple):
-    """What an array must be."""
+    """The required shape and dtype of an array."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -25,7 +25,7 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class Transform:
-    """Two functions, each the other's inverse, between the arrays on the two sides of a rule."""
+    """A function from a rule's source arrays to its target arrays, and its inverse."""
 
     forward: Callable[[Arrays], Arrays]
     backward: Callable[[Arrays], Arrays]
@@ -41,7 +41,7 @@ PACK_QKV = Transform(
 
 @dataclass(frozen=True)
 class Rule:
-    """These arrays of the source are those of the target, after the transform."""
+    """A rule: the transform turns the source arrays into the target arrays."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -49,12 +49,12 @@ class Rule:
 
     @property
     def inverse(self) -> "Rule":
-        """The rule that leads back."""
+        """The rule from target to source."""
         return Rule(self.target, self.source, Transform(self.transform.backward, self.transform.forward))
 
 
 def translate(rules: Iterable[Rule], arrays: Mapping[str, np.ndarray], specs: Mapping[str, Spec]) -> dict[str, Any]:
-    """The target's arrays, by the rules; `specs` says what every array of the source must be.
+    """Apply the rules to source arrays that must match `specs`; return the target arrays by name.
 
     Raises:
         ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
@@ -67,17 +67,19 @@ def translate(rules: Iterable[Rule], arrays: Mapping[str, np.ndarray], specs: Ma
         if name in arrays and _spec(arrays[name]) != spec
     ]
     if problems:
-        shown = problems[:_SHOWN] + [f"… and {len(problems) - _SHOWN} more"] * (len(problems) > _SHOWN)
-        raise ConversionError(f"{len(problems)} arrays do not fit the model:\n  " + "\n  ".join(shown))
-    translated = {}
+        lines = problems[:_MAX_PROBLEMS]
+        if len(problems) > _MAX_PROBLEMS:
+            lines.append(f"… and {len(problems) - _MAX_PROBLEMS} more")
+        raise ConversionError(f"{len(problems)} arrays do not fit the model:\n  " + "\n  ".join(lines))
+    targets = {}
     for rule in rules:
         results = rule.transform.forward([arrays[name] for name in rule.source])
-        translated.update(zip(rule.target, results, strict=True))
-    return translated
+        targets.update(zip(rule.target, results, strict=True))
+    return targets
 
 
 def target_specs(rules: Iterable[Rule], specs: Mapping[str, Spec]) -> dict[str, Spec]:
-    """What the rules make of source arrays of these specs."""
+    """The specs of the target arrays, for source arrays of these specs."""
     targets = {}
     for rule in rules:
         empty = [np.broadcast_to(np.int8(0), specs[name].shape) for name in rule.source]
@@ -87,7 +89,7 @@ def target_specs(rules: Iterable[Rule], specs: Mapping[str, Spec]) -> dict[str, 
 
 
 class Translation(NamedTuple):
-    """Rules in both directions, and what the arrays of either side must be."""
+    """Rules in both directions, with the specs of both sides."""
 
     rules: Sequence[Rule]
     specs: Mapping[str, Spec]
@@ -96,7 +98,7 @@ class Translation(NamedTuple):
 
     @classmethod
     def of(cls, rules: Sequence[Rule], specs: Mapping[str, Spec]) -> "Translation":
-        """From the rules and the specs of their source."""
+        """The translation of these rules and the specs of their source arrays."""
         return cls(rules, specs, [rule.inverse for rule in rules], target_specs(rules, specs))
 
 

@@ -1,8 +1,8 @@
-"""A whole checkpoint in one file: PyTorch's .pt, or .safetensors.
+"""A complete checkpoint in one file: PyTorch's .pt, or .safetensors.
 
-A .pt is a dict: `model` (a state dict), `config`, `layout`, `files` (of tokenizers) and, of a training, `optimizer` (a
-state dict of `torch.optim`), `run`, `update`, `seed`, `position`. A .safetensors has the same in its metadata, and the
-optimiser's arrays as `optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME` beside the weights.
+A .pt file is a dict with `model` (a state dict), `config`, `layout`, `files` (of tokenizers) and, for a training,
+`optimizer` (a state dict of `torch.optim`), `run`, `update`, `seed` and `position`. A .safetensors file has the same
+entries in its metadata, and the optimiser's arrays as `optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME`.
 """
 
 import base64
@@ -34,40 +34,40 @@ from .file_layouts import (
 from .files import read_safetensors, read_torch, to_arrays
 from .optimizer import from_torch_optimizer, to_torch_optimizer
 
-SUFFIXES = (".pt", ".pth", ".safetensors")  # in any case
+SUFFIXES = (".pt", ".pth", ".safetensors")  # case-insensitive
 _VERSION = 1
 _MARK = "twinax_file_version"
-_METADATA = "twinax"  # in a safetensors file's metadata, which is texts
+_METADATA = "twinax"  # key in a safetensors file's metadata, whose values are strings
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DataParallel, torch.compile and Lightning
-_WRAPPERS = ("model", "state_dict", "model_state_dict")  # where people put a state dict
+_WRAPPERS = ("model", "state_dict", "model_state_dict")  # usual keys of a state dict in a larger dict
 _TORCH_HEADS = (b"PK\x03\x04", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
 
 
 def has_suffix(path: Path) -> bool:
-    """Whether the name is that of such a file."""
+    """Whether a path has one of these suffixes."""
     return path.suffix.lower() in SUFFIXES
 
 
 def write_file(checkpoint: Checkpoint, path: Path, layout: str) -> None:
-    """Writes a new file, whole or not at all.
+    """Atomically write a new file.
 
     Raises:
-        ConversionError: the layout has no such model, the arrays are not the config's, the file exists, or the disk
-            refuses.
+        ConversionError: the layout has no such model, the arrays are not the config's, the file exists, or writing
+            fails.
     """
     model = to_named(checkpoint.arrays, checkpoint.config, layout, unused=checkpoint.unused)
-    about = _describe(checkpoint, layout)
+    metadata = _describe(checkpoint, layout)
     if path.suffix.lower() == ".safetensors":
-        _write_safetensors(checkpoint, path, model, about)
+        _write_safetensors(checkpoint, path, model, metadata)
     else:
-        _write_torch(checkpoint, path, model, about)
+        _write_torch(checkpoint, path, model, metadata)
 
 
 def read_file(path: Path, config: TransformerConfig | str | None = None) -> Checkpoint:
-    """The checkpoint in a file. `config` is that of bare tensors, of a file that `write_file` did not write.
+    """The checkpoint in a file. `config` is the config of bare tensors, in a file that `write_file` did not write.
 
-    In a published system's names, its config is read from the tensors, as published where none is given;
-    `leftover:repaired,num_heads=4` asks for the repaired one with so many heads.
+    For a published system, the config is inferred from the tensors, by default as published;
+    `leftover:repaired,num_heads=4` selects the repaired variant with 4 heads.
 
     Raises:
         ConversionError: the file is damaged, has no config, or its arrays are not the config's.
@@ -76,12 +76,12 @@ def read_file(path: Path, config: TransformerConfig | str | None = None) -> Chec
 
 
 def read_parts(path: Path) -> "Parts":
-    """What a file holds. Raises: ConversionError where it is damaged, or no such file."""
+    """The content of a file. Raises: ConversionError if the file is missing or damaged."""
     return Parts(path, _read_safetensors(path) if is_safetensors(path) else _read_torch(path))
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether a file is one of safetensors, else of PyTorch: by its content, or by its name where that is damaged.
+    """Whether a file is a safetensors file, not a PyTorch file: by its content, or by its name if it is damaged.
 
     Raises:
         ConversionError: it is neither.
@@ -91,87 +91,87 @@ def is_safetensors(path: Path) -> bool:
     if head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return True
     if not head.startswith(_TORCH_HEADS) and not has_suffix(path):
-        raise ConversionError(f"{path}: is no checkpoint: its content is neither PyTorch's nor that of safetensors")
+        raise ConversionError(f"{path}: is not a checkpoint: its content is neither PyTorch nor safetensors")
     return not head.startswith(_TORCH_HEADS) and path.suffix.lower() == ".safetensors"
 
 
 class Parts(NamedTuple):
-    """What a file holds: `model`, arrays by the file's names, and where twinax wrote it the rest."""
+    """The content of a file: `model`, arrays by the file's names, and twinax's metadata if it wrote the file."""
 
     path: Path
-    found: Mapping[str, Any]
+    content: Mapping[str, Any]
 
     @property
     def bare(self) -> bool:
-        """Whether it is tensors alone."""
-        return _MARK not in self.found
+        """Whether the file holds tensors only."""
+        return _MARK not in self.content
 
     @property
     def layout(self) -> str:
-        """Of its weights. Raises: ConversionError where it is none that twinax knows."""
-        with self._named():
-            found = layout_of(self.found["model"]) if self.bare else self.found["layout"]
-            if not is_file_layout(found):
-                raise ConversionError(f"layout={found!r}: there is no such layout of a file")
-            return found
+        """The layout of the weights. Raises: ConversionError if twinax does not support it."""
+        with self._file_errors():
+            layout = layout_of(self.content["model"]) if self.bare else self.content["layout"]
+            if not is_file_layout(layout):
+                raise ConversionError(f"layout={layout!r}: there is no such layout of a file")
+            return layout
 
     def checkpoint(self, config: TransformerConfig | str | None = None) -> Checkpoint:
-        """All of it. Raises: ConversionError where there is not one config, or the arrays are not the config's."""
-        with self._named():
+        """The checkpoint. Raises: ConversionError if there is not exactly one config, or the arrays do not fit it."""
+        with self._file_errors():
             if config is not None and not self.bare:
-                raise ConversionError("has a config of its own; omit the other one")
-            model, assumed = self.found["model"], ()
-            if isinstance(config, str) or (config is None and self._published):
-                config, assumed = published_config(model, self.layout, config, self.found.get("stated", {}))
+                raise ConversionError("has its own config; omit the other one")
+            model, assumed = self.content["model"], ()
+            if isinstance(config, str) or (config is None and self._is_published):
+                config, assumed = published_config(model, self.layout, config, self.content.get("stated", {}))
             if config is None and self.bare:
                 raise ConversionError(
-                    f"holds {len(model)} bare tensors and no config; `twinax convert` with --config "
-                    "makes a checkpoint of them; of a Hugging Face directory give the directory"
+                    f"holds {len(model)} bare tensors and no config; convert them with `twinax convert --config`, or "
+                    "give the directory of a Hugging Face checkpoint"
                 )
             if config is None:
-                return _whole(self.found, self.layout)
-            system = self.layout.partition(":")[0] if self._published else None
-            checkpoint = _bare(model, self.layout, config)
-            return replace(checkpoint, system=system, assumed=assumed, skipped=self.found.get("skipped", ()))
+                return _twinax_checkpoint(self.content, self.layout)
+            system = self.layout.partition(":")[0] if self._is_published else None
+            checkpoint = _bare_checkpoint(model, self.layout, config)
+            return replace(checkpoint, system=system, assumed=assumed, skipped=self.content.get("skipped", ()))
 
     @property
-    def _published(self) -> bool:
-        """Whether it is bare tensors by a published system's names."""
+    def _is_published(self) -> bool:
+        """Whether the file holds bare tensors with a published system's names."""
         try:
             return self.bare and is_published(self.layout)
-        except ConversionError:  # by nobody's names, as a Hugging Face file's
+        except ConversionError:  # unknown names, as in a Hugging Face file
             return False
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Whatever is wrong with what the file says is an error that names the file."""
+    def _file_errors(self) -> Iterator[None]:
+        """Convert exceptions caused by the file's content to ConversionErrors that name the file."""
         try:
             yield
         except ConversionError as error:
             raise ConversionError(str(error) if str(self.path) in str(error) else f"{self.path}: {error}") from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             reason = " ".join(str(error).split())
-            raise ConversionError(f"{self.path}: is not as twinax writes it: {reason}") from None
+            raise ConversionError(f"{self.path}: is not in twinax's format: {reason}") from None
 
 
 def _describe(checkpoint: Checkpoint, layout: str) -> dict[str, Any]:
-    """What stands beside the arrays, as JSON has it."""
-    about: dict[str, Any] = {_MARK: _VERSION, "layout": layout, "config": checkpoint.config.to_dict()}
-    about |= {"system": checkpoint.system, "assumed": checkpoint.assumed}
+    """The metadata beside the arrays, as JSON values."""
+    metadata: dict[str, Any] = {_MARK: _VERSION, "layout": layout, "config": checkpoint.config.to_dict()}
+    metadata |= {"system": checkpoint.system, "assumed": checkpoint.assumed}
     if checkpoint.layout is not None:
         documents = {name: dict(document) for name, document in checkpoint.documents.items()}
-        about["source"] = {"layout": checkpoint.layout, "documents": documents}
+        metadata["source"] = {"layout": checkpoint.layout, "documents": documents}
     if (training := checkpoint.training) is not None:
-        about |= {"run": training.run.to_dict(), "update": training.update, "seed": training.seed}
-        about |= {"position": list(training.position), "optimizer_updates": training.count}
-    return json.loads(json.dumps(about))  # tuples become lists, as they will be read
+        metadata |= {"run": training.run.to_dict(), "update": training.update, "seed": training.seed}
+        metadata |= {"position": list(training.position), "optimizer_updates": training.count}
+    return json.loads(json.dumps(metadata))  # tuples become lists, as after reading
 
 
-def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], about: dict[str, Any]) -> None:
+def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], metadata: dict[str, Any]) -> None:
     import torch
 
     tensors = {"model": model, "unused": checkpoint.unused}
-    content = about | {part: {n: to_torch_tensor(a) for n, a in arrays.items()} for part, arrays in tensors.items()}
+    content = metadata | {part: {n: to_torch_tensor(a) for n, a in arrays.items()} for part, arrays in tensors.items()}
     content["files"] = dict(checkpoint.files)
     if checkpoint.training is not None:
         content["optimizer"] = to_torch_optimizer(checkpoint.training, checkpoint.to_torch())
@@ -180,83 +180,90 @@ def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndar
 
 
 def _write_safetensors(
-    checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], about: dict[str, Any]
+    checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], metadata: dict[str, Any]
 ) -> None:
     arrays = {**model, **{f"unused.{name}": a for name, a in checkpoint.unused.items()}}
     for key in MOMENTS if checkpoint.training is not None else ():
-        moments = to_named(getattr(checkpoint.training, key), checkpoint.config, about["layout"], trained_only=True)
+        moments = to_named(getattr(checkpoint.training, key), checkpoint.config, metadata["layout"], trained_only=True)
         arrays |= {f"optimizer.{key}.{name}": a for name, a in moments.items()}
     files = {name: base64.b64encode(content).decode() for name, content in checkpoint.files.items()}
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     with new_file(path) as temporary:
-        metadata = {"format": "pt", _METADATA: json.dumps(about | {"files": files})}
-        safetensors.numpy.save_file(whole, temporary, metadata=metadata)
+        texts = {"format": "pt", _METADATA: json.dumps(metadata | {"files": files})}
+        safetensors.numpy.save_file(contiguous, temporary, metadata=texts)
 
 
 def _read_torch(path: Path) -> dict[str, Any]:
-    found = read_torch(path)
-    if isinstance(found, dict) and _MARK in found:
-        return found | {part: to_arrays(found.get(part), path) for part in ("model", "unused")}
-    wrapper = next((n for n in _WRAPPERS if isinstance(found, dict) and isinstance(found.get(n), dict)), None)
+    content = read_torch(path)
+    if isinstance(content, dict) and _MARK in content:
+        return content | {part: to_arrays(content.get(part), path) for part in ("model", "unused")}
+    wrapper = next((n for n in _WRAPPERS if isinstance(content, dict) and isinstance(content.get(n), dict)), None)
     if wrapper is None:
-        return {"model": _unwrapped(to_arrays(found, path))}
-    arrays = _unwrapped(to_arrays(found[wrapper], path))
-    stated = stated_settings(found.get("settings"), arrays)
-    skipped = tuple(str(name) for name in found if name != wrapper and not (name == "settings" and stated))
-    return {"model": arrays, "stated": stated, "skipped": skipped}
+        return {"model": _unwrap(to_arrays(content, path))}
+    arrays = _unwrap(to_arrays(content[wrapper], path))
+    fields = stated_settings(content.get("settings"), arrays)
+    skipped = tuple(str(name) for name in content if name != wrapper and not (name == "settings" and fields))
+    return {"model": arrays, "stated": fields, "skipped": skipped}
 
 
-def _unwrapped(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Without the first part of all names that somebody's wrapper put there."""
+def _unwrap(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays without a wrapper's prefix that all names share."""
     for part in _PREFIXES:
         if arrays and all(name.startswith(part) for name in arrays):
-            return _unwrapped({name.removeprefix(part): array for name, array in arrays.items()})
+            return _unwrap({name.removeprefix(part): array for name, array in arrays.items()})
     return dict(arrays)
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
     arrays, texts = read_safetensors(path)
     if _METADATA not in texts:
-        return {"model": _unwrapped(arrays)}
+        return {"model": _unwrap(arrays)}
     try:
-        found = json.loads(texts[_METADATA])
-        found["files"] = {name: base64.b64decode(text) for name, text in found["files"].items()}
+        content = json.loads(texts[_METADATA])
+        content["files"] = {name: base64.b64decode(text) for name, text in content["files"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConversionError(f"{path}: its metadata are not as twinax writes them: {error}") from None
+        raise ConversionError(f"{path}: its metadata are not in twinax's format: {error}") from None
     for part in ("unused", *(f"optimizer.{key}" for key in MOMENTS)):
         names = [name for name in arrays if name.startswith(f"{part}.")]
-        found[part] = {name.removeprefix(f"{part}."): arrays.pop(name) for name in names}
-    return found | {"model": arrays}
+        content[part] = {name.removeprefix(f"{part}."): arrays.pop(name) for name in names}
+    return content | {"model": arrays}
 
 
-def _bare(arrays: Mapping[str, np.ndarray], layout: str, config: TransformerConfig) -> Checkpoint:
-    config = config.replace(param_dtype=str(next(iter(arrays.values())).dtype))
-    ours, unused = from_named(arrays, config, layout)
-    return Checkpoint(config, ours, unused=unused)
+def _bare_checkpoint(tensors: Mapping[str, np.ndarray], layout: str, config: TransformerConfig) -> Checkpoint:
+    config = config.replace(param_dtype=str(next(iter(tensors.values())).dtype))
+    arrays, unused = from_named(tensors, config, layout)
+    return Checkpoint(config, arrays, unused=unused)
 
 
-def _whole(found: Mapping[str, Any], layout: str) -> Checkpoint:
-    if found[_MARK] != _VERSION:
-        raise ConversionError(f"{_MARK}={found[_MARK]!r}: this twinax reads version {_VERSION}")
-    config, source = TransformerConfig.from_dict(found["config"]), found.get("source") or {}
-    arrays, unused = from_named(found["model"], config, layout)
-    kept = source.get("layout"), source.get("documents", {}), found["unused"] | unused, found["files"]
-    assumed = tuple(found.get("assumed", ()))
-    checkpoint = Checkpoint(config, arrays, *kept, system=found.get("system"), assumed=assumed)
-    return checkpoint if "run" not in found else _with_training(checkpoint, found, layout)
+def _twinax_checkpoint(content: Mapping[str, Any], layout: str) -> Checkpoint:
+    if content[_MARK] != _VERSION:
+        raise ConversionError(f"{_MARK}={content[_MARK]!r}: this twinax reads version {_VERSION}")
+    config, source = TransformerConfig.from_dict(content["config"]), content.get("source") or {}
+    arrays, unused = from_named(content["model"], config, layout)
+    checkpoint = Checkpoint(
+        config,
+        arrays,
+        layout=source.get("layout"),
+        documents=source.get("documents", {}),
+        unused=content["unused"] | unused,
+        files=content["files"],
+        system=content.get("system"),
+        assumed=tuple(content.get("assumed", ())),
+    )
+    return checkpoint if "run" not in content else _with_training(checkpoint, content, layout)
 
 
-def _with_training(checkpoint: Checkpoint, found: Mapping[str, Any], layout: str) -> Checkpoint:
-    run, (epoch, batch) = RunConfig.from_dict(found["run"]), found["position"]
-    numbers = {"update": found["update"], "seed": found["seed"], "epoch": epoch, "batch": batch}
+def _with_training(checkpoint: Checkpoint, content: Mapping[str, Any], layout: str) -> Checkpoint:
+    run, (epoch, batch) = RunConfig.from_dict(content["run"]), content["position"]
+    numbers = {"update": content["update"], "seed": content["seed"], "epoch": epoch, "batch": batch}
     for name, value in numbers.items():
         if type(value) is not int or value < 0:
-            raise ConversionError(f"{name}={value!r}: must be a number of at least 0")
-    if "optimizer" in found:
-        count, *moments = from_torch_optimizer(found["optimizer"], run, checkpoint.to_torch())
+            raise ConversionError(f"{name}={value!r}: must be an integer of at least 0")
+    if "optimizer" in content:
+        count, *moments = from_torch_optimizer(content["optimizer"], run, checkpoint.to_torch())
     else:
-        named = (found[f"optimizer.{key}"] for key in MOMENTS)
-        moments = [from_named(a, checkpoint.config, layout, trained_only=True)[0] for a in named]
-        count = found["optimizer_updates"]
-    training = Training(run, found["update"], found["seed"], (epoch, batch), count, *moments)
+        arrays = (content[f"optimizer.{key}"] for key in MOMENTS)
+        moments = [from_named(a, checkpoint.config, layout, trained_only=True)[0] for a in arrays]
+        count = content["optimizer_updates"]
+    training = Training(run, content["update"], content["seed"], (epoch, batch), count, *moments)
     return replace(checkpoint, training=training)

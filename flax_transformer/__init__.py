@@ -1,4 +1,4 @@
-"""The Transformer in functional Flax NNX; `torch_reference` has the same files, classes and attribute names."""
+"""The Transformer in functional Flax NNX. `torch_reference` has the same files, classes and attribute names."""
 
 from .decode import generate
 from .dropout import DropoutKey

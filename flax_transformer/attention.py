@@ -19,7 +19,7 @@ from .module import at_least_float32, record
 
 
 class KeysValues(NamedTuple):
-    """What an attention looks at, by head."""
+    """The keys and values of an attention, by head."""
 
     keys: Float[Array, "B S N H"]
     values: Float[Array, "B S N U"]
@@ -52,7 +52,7 @@ class MultiHeadAttention(nnx.Module):
         return self.attend(x, self.keys_values(memory), mask, dropout_key, bias)
 
     def keys_values(self, memory: Float[Array, "B S D"]) -> KeysValues:
-        """Keys and values of what is attended to: decoding computes them once."""
+        """The keys and values of `memory`, which decoding computes once."""
         k = self._split_heads(self.k_proj(memory))
         v = self._split_heads(self.v_proj(memory))
         record(self, "key", k)
@@ -67,7 +67,7 @@ class MultiHeadAttention(nnx.Module):
         dropout_key: DropoutKey | None = None,
         bias: Float[Array, "#B #N T S"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """The attention of x to keys and values computed before; `bias` is added to the scores, before the mask."""
+        """Attention of x to precomputed keys and values; `bias` is added to the scores before masking."""
         k, v = keys_values
         q = self._split_heads(self.q_proj(x))
         record(self, "query", q)
@@ -94,7 +94,7 @@ def scale_product(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Flo
 
 
 def scale_query(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Float[Array, "B N T S"]:
-    """(q / sqrt(H)) · k: the same number, rounded differently."""
+    """(q / sqrt(H)) · k: `scale_product` up to rounding."""
     scaled = (at_least_float32(q) / q.shape[-1] ** 0.5).astype(q.dtype)
     return at_least_float32(jnp.einsum("BTNH,BSNH->BNTS", scaled, k))
 
@@ -103,7 +103,7 @@ SCORE_SCALINGS: dict[str, Callable[..., Array]] = {"product": scale_product, "qu
 
 
 def exact_softmax(scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"]) -> Float[Array, "B N T S"]:
-    """Softmax over the attended keys only: masked weights are 0, and so is a row in which all keys are masked."""
+    """Softmax over the attended keys only: masked weights are 0, and a fully masked row is all zeros."""
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min), axis=-1)
     return jnp.where(mask, weights, 0)
 
@@ -111,7 +111,7 @@ def exact_softmax(scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"])
 def filled_softmax(
     scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"], value: float
 ) -> Float[Array, "B N T S"]:
-    """Softmax in which masked keys have the score `value`: a fully masked row attends to every key alike."""
+    """Softmax in which masked keys have the score `value`: a fully masked row attends uniformly to every key."""
     return jax.nn.softmax(jnp.where(mask, scores, value), axis=-1)
 
 
@@ -121,37 +121,37 @@ MASKED_SOFTMAXES: dict[str, Callable[..., Array]] = {"exact": exact_softmax}
 def masked_softmax(
     scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"], mask_value: float | str
 ) -> Float[Array, "B N T S"]:
-    """The softmax that a config's `mask_value` names; a number is the score of a masked key."""
+    """The softmax selected by a config's `mask_value`; a number is the score of masked keys."""
     if isinstance(mask_value, str):
         return MASKED_SOFTMAXES[mask_value](scores, mask)
     return filled_softmax(scores, mask, mask_value)
 
 
-def source_mask(src_keep: Bool[Array, "B S"], length: int) -> Bool[Array, "B 1 T S"]:
-    """Every query sees every kept source token; `length` is the number of queries, T."""
-    return jnp.broadcast_to(src_keep[:, None, None, :], (src_keep.shape[0], 1, length, src_keep.shape[1]))
+def source_mask(src_mask: Bool[Array, "B S"], length: int) -> Bool[Array, "B 1 T S"]:
+    """Every query attends to every unmasked source token; `length` is the number of queries, T."""
+    return jnp.broadcast_to(src_mask[:, None, None, :], (src_mask.shape[0], 1, length, src_mask.shape[1]))
 
 
-def source_and_query_mask(src_keep: Bool[Array, "B S"], length: int) -> Bool[Array, "B 1 S S"]:
-    """Kept source tokens see every kept source token, padding sees nothing.
+def source_and_query_mask(src_mask: Bool[Array, "B S"], length: int) -> Bool[Array, "B 1 S S"]:
+    """Unmasked source tokens attend to each other; masked ones attend to nothing.
 
     Raises:
-        ValueError: `length`, the number of queries, is not S: another side's padding is unknown.
+        ValueError: `length`, the number of queries, is not S, so the queries' padding is unknown.
     """
-    if length != src_keep.shape[1]:
+    if length != src_mask.shape[1]:
         raise ValueError(
             f"tgt_tokens: cross_mask='encoder' needs as many target as source tokens, not {length} and "
-            f"{src_keep.shape[1]}; pad both sides to one length"
+            f"{src_mask.shape[1]}; pad both sides to one length"
         )
-    return src_keep[:, None, None, :] & src_keep[:, None, :, None]
+    return src_mask[:, None, None, :] & src_mask[:, None, :, None]
 
 
 def causal_mask(
     tgt_tokens: Int[Array, "B T"], tgt_mask: Bool[Array, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Array, "B 1 T T"]:
-    """A target position sees itself and what stands before it, less what a given mask hides.
+    """A target position attends to itself and earlier positions, except those that `tgt_mask` masks.
 
-    Padding is not hidden by its id: where decoding starts from the pad id, that would hide position 0.
+    Padding is not masked by its id, because that would mask position 0 if decoding starts with the pad id.
     """
     batch, length = tgt_tokens.shape
     mask = jnp.broadcast_to(jnp.tri(length, dtype=bool), (batch, 1, length, length))
@@ -161,14 +161,14 @@ def causal_mask(
 def causal_and_padding_mask(
     tgt_tokens: Int[Array, "B T"], tgt_mask: Bool[Array, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Array, "B 1 T T"]:
-    """The same, less padding by its id."""
+    """As `causal_mask`, with tokens of the pad id masked as keys."""
     return causal_mask(tgt_tokens, tgt_mask, pad_id, training) & (tgt_tokens != pad_id)[:, None, None, :]
 
 
 def causal_padding_and_query_mask(
     tgt_tokens: Int[Array, "B T"], tgt_mask: Bool[Array, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Array, "B 1 T T"]:
-    """The same, and padding sees nothing."""
+    """As `causal_and_padding_mask`, with tokens of the pad id masked as queries too."""
     mask = causal_and_padding_mask(tgt_tokens, tgt_mask, pad_id, training)
     return mask & (tgt_tokens != pad_id)[:, None, :, None]
 
@@ -176,7 +176,7 @@ def causal_padding_and_query_mask(
 def causal_in_training_mask(
     tgt_tokens: Int[Array, "B T"], tgt_mask: Bool[Array, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Array, "B 1 T T"]:
-    """Causal in training; else a target position sees the later ones too. Source: d2l_note, as published."""
+    """Causal in training; in evaluation each position attends to later ones too. Source: d2l_note, as published."""
     if training:
         return causal_mask(tgt_tokens, tgt_mask, pad_id, training)
     batch, length = tgt_tokens.shape
@@ -184,11 +184,11 @@ def causal_in_training_mask(
     return mask if tgt_mask is None else mask & tgt_mask[:, None, None, :]
 
 
-ENCODER_MASKS: dict[str, Callable[..., Array]] = {  # (src_keep, S)
+ENCODER_MASKS: dict[str, Callable[..., Array]] = {  # (src_mask, S)
     "source": source_mask,
     "source_and_query": source_and_query_mask,
 }
-CROSS_MASKS: dict[str, Callable[..., Array]] = {  # (src_keep, T)
+CROSS_MASKS: dict[str, Callable[..., Array]] = {  # (src_mask, T)
     "source": source_mask,
     "encoder": source_and_query_mask,
 }

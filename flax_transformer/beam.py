@@ -1,4 +1,4 @@
-"""The rule of beam search, as `configs.decoding.DecodingConfig` states it, whatever computes the log-probabilities.
+"""One step of beam search, as `configs.decoding.DecodingConfig` defines it, given the log-probabilities.
 
 Letters: B sentences, K beam size, V vocabulary, M longest hypothesis; n is the length of a hypothesis.
 """
@@ -13,28 +13,28 @@ from ..formulas.decoding import Steps
 
 
 class Search(NamedTuple):
-    """Where the search stands. Both kinds of hypotheses are sorted by score; -inf: there is none."""
+    """The state of a beam search. Live and finished hypotheses are sorted by score; -inf marks an empty slot."""
 
-    length: Int[Array, ""]  # n of those that go on
-    tokens: Int[Array, "B K M+1"]  # those that go on, from the start token; padding after n
-    sums: Float[Array, "B K"]  # of their log-probabilities
-    finished: Int[Array, "B K M+1"]  # the best that ended
-    scores: Float[Array, "B K"]  # sum / penalty(n)
-    done: Bool[Array, " B"]  # no better one is looked for
+    length: Int[Array, ""]  # n of the live hypotheses
+    tokens: Int[Array, "B K M+1"]  # live hypotheses, from the start token; padding after n
+    sums: Float[Array, "B K"]  # their sums of log-probabilities
+    finished: Int[Array, "B K M+1"]  # the best finished hypotheses
+    scores: Float[Array, "B K"]  # their scores, sum / penalty(n)
+    done: Bool[Array, " B"]  # whether a sentence's search is finished
 
 
 def start(batch: int, beam_size: int, longest: int, start_id: int, pad_id: int, dtype: jnp.dtype) -> Search:
-    """One hypothesis a sentence, of the start token alone."""
+    """The initial state: one hypothesis per sentence, the start token."""
     tokens = jnp.full((batch, beam_size, longest + 1), pad_id, jnp.int32)
-    none = jnp.full((batch, beam_size), -jnp.inf, dtype)
+    empty = jnp.full((batch, beam_size), -jnp.inf, dtype)
     first = tokens.at[:, :, 0].set(start_id)
-    return Search(jnp.int32(0), first, none.at[:, 0].set(0), tokens, none, jnp.zeros(batch, bool))
+    return Search(jnp.int32(0), first, empty.at[:, 0].set(0), tokens, empty, jnp.zeros(batch, bool))
 
 
 def advance(
     search: Search, log_probs: Float[Array, "B K V"], steps: Steps, eos_id: int
 ) -> tuple[Search, Int[Array, "B K"]]:
-    """(the search one token later, which hypothesis each of those that go on continues)."""
+    """(the state one token later, index of each live hypothesis's parent)."""
     n = search.length + 1
     allowed = jnp.asarray(steps.allowed)[jnp.asarray(steps.kind)[n]]
     log_probs = jnp.where(allowed, jnp.where(jnp.asarray(steps.forced)[n], 0, log_probs), -jnp.inf)
@@ -42,10 +42,10 @@ def advance(
 
 
 def _leave(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int) -> tuple[Search, Int[Array, "B K"]]:
-    """Hypotheses that end leave the beam for a list of their own."""
+    """One step in which finished hypotheses leave the beam for a separate list."""
     beam_size, n = sums.shape[1], search.length + 1
     penalty = jnp.asarray(steps.penalty, search.sums.dtype)[n]
-    # The 2K best continuations: as each hypothesis can end but once, K of them go on.
+    # Of the 2K best continuations at most K emit EOS, one per hypothesis, so at least K stay live.
     sums, parents, candidates = _best(search, sums, 2 * beam_size)
     ends = (candidates[:, :, n] == eos_id) | (n == len(steps.kind) - 1)
 
@@ -54,13 +54,13 @@ def _leave(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: in
     scores, best = jax.lax.top_k(pool, beam_size)
     finished = _pick(jnp.concatenate([search.finished, candidates], axis=1), best)
 
-    live_sums, live = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beam_size)
+    live_sums, indices = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beam_size)
     done = search.done | settled(scores[:, -1], live_sums[:, 0] / penalty)
-    return Search(n, _pick(candidates, live), live_sums, finished, scores, done), _pick(parents, live)
+    return Search(n, _pick(candidates, indices), live_sums, finished, scores, done), _pick(parents, indices)
 
 
 def _stay(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int) -> tuple[Search, Int[Array, "B K"]]:
-    """Hypotheses that end keep their place in the beam and grow on; done when all K have ended."""
+    """One step in which finished hypotheses stay in the beam and grow; done when all K contain EOS."""
     n, longest = search.length + 1, len(steps.kind) - 1
     sums, parents, candidates = _best(search, sums, sums.shape[1])
     ends = (candidates == eos_id) & (jnp.arange(longest + 1) > 0) & (jnp.arange(longest + 1) <= n)
@@ -73,14 +73,14 @@ def _stay(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int
     return Search(n, candidates, sums, finished, scores, search.done | closes), parents
 
 
-# What hypotheses that ended do -> the search one token later, of the sums of all continuations
+# `DecodingConfig.ended` -> one step of the search, given the sums of all continuations
 ENDED = {"leave": _leave, "stay": _stay}
 
 
 def _best(
     search: Search, sums: Float[Array, "B K V"], number: int
 ) -> tuple[Float[Array, "B L"], Int[Array, "B L"], Int[Array, "B L _"]]:
-    """(sums of the best continuations, which hypothesis each continues, their tokens)."""
+    """(sums of the best continuations, indices of their parents, their tokens)."""
     vocab_size = sums.shape[-1]
     sums, flat = jax.lax.top_k(sums.reshape(len(sums), -1), number)
     parents, tokens = flat // vocab_size, (flat % vocab_size).astype(jnp.int32)
@@ -88,15 +88,15 @@ def _best(
 
 
 def may_finish(rank: Int[Array, " L"], beam_size: int) -> Bool[Array, " L"]:
-    """Whether a continuation that ends counts, by its rank among all."""
+    """Whether a continuation that emits EOS counts as finished, by its rank among all continuations."""
     return rank < beam_size
 
 
 def settled(worst_finished: Float[Array, " B"], best_live: Float[Array, " B"]) -> Bool[Array, " B"]:
-    """Whether no better hypothesis is looked for; both scores are over the penalty of the present length."""
+    """Whether a sentence's search is finished; live scores use the penalty of the current length."""
     return worst_finished >= best_live
 
 
-def _pick(values: Array, chosen: Int[Array, "B K"]) -> Array:
-    """Of each sentence's hypotheses the chosen ones."""
-    return jnp.take_along_axis(values, chosen.reshape(*chosen.shape, *[1] * (values.ndim - 2)), axis=1)
+def _pick(values: Array, indices: Int[Array, "B K"]) -> Array:
+    """The hypotheses at these indices, per sentence."""
+    return jnp.take_along_axis(values, indices.reshape(*indices.shape, *[1] * (values.ndim - 2)), axis=1)

@@ -1,8 +1,8 @@
-"""Greedy and beam search with a cache of keys and values.
+"""Greedy and beam search with a key-value cache.
 
-The hypotheses of a sentence stand side by side where the decoder has positions, (B, K, D), so that they share the
-sentence's encoder output. The cache holds what each place in the beam wrote at each time and is never reordered:
-`ancestors` says whose keys a hypothesis may see.
+The decoder processes the K hypotheses of a sentence as K positions, (B, K, D), so that they share one encoder output.
+The cache stores the keys and values of every beam slot at every step and is never reordered. `ancestors` selects the
+slots that a hypothesis attends to.
 
 Letters: B sentences, S source length, K beam size, T length of the cache, N heads, H and U their widths.
 """
@@ -28,44 +28,44 @@ from .layers import count_positions
 from .model import Transformer, UpdateCache
 from .module import at_least_float32, named_arrays
 
-# The first length of the cache; each next one is twice as long. So are the lengths to which sources are padded.
+# Cache lengths and padded source lengths start here and double.
 SHORTEST = 16
 
 
 class Past(NamedTuple):
-    """What decoding remembers of the positions so far."""
+    """The key-value cache of the earlier positions."""
 
-    layers: list[KeysValues]  # (B, T, K, N, H) and (B, T, K, N, U), by time and place in the beam
-    ancestors: Int[Array, "B K T"]  # the place where each hypothesis stood at each time; -1: not yet
+    layers: list[KeysValues]  # (B, T, K, N, H) and (B, T, K, N, U), by step and beam slot
+    ancestors: Int[Array, "B K T"]  # beam slot of each hypothesis at each step; -1: not yet reached
 
 
 def generate(
     model: Transformer, src_tokens: ArrayLike, config: DecodingConfig | None = None, src_mask: ArrayLike | None = None
 ) -> Decoded:
-    """The best translations of a batch of sentences (B, S), by the rule that `DecodingConfig` states.
+    """Translate a batch of sentences (B, S) by beam search, as `DecodingConfig` defines it.
 
-    Compiles once for each batch size, source length and length of the cache; both lengths go in steps, 16, 32, 64 and
-    so on up to the model's longest. Without a cache, for each batch size, source length and target length.
+    Compiles once per batch size, source length and cache length. Both lengths are rounded up to 16, 32, 64 and so on,
+    at most `max_length`. Without a cache it compiles once per batch size, source length and target length.
 
     Raises:
-        ValueError: no sentence, one without a token or too long, or an id outside the vocabulary.
-        ConfigError: model and `config` do not go together.
+        ValueError: the batch is empty, a sentence is empty or too long, or an id is outside the vocabulary.
+        ConfigError: the model cannot be decoded with `config`.
     Source: `transformers`, `generate` with `early_stopping=False`.
     """
     config = config or DecodingConfig()
     plan(model.config, config)
-    src, keep = checked_sources(model.config, src_tokens, src_mask)
+    src, keep = prepare_sources(model.config, src_tokens, src_mask)
     cache = without_cache(model.config) is None if config.cache is None else config.cache
     search = (_with_cache if cache else _without_cache)(model, config, src, keep)
     return collect(np.asarray(search.finished), np.asarray(search.scores), model.config, config)
 
 
-def checked_sources(
+def prepare_sources(
     config: TransformerConfig, src_tokens: ArrayLike, src_mask: ArrayLike | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(sources, which of their tokens count). Raises: ValueError where `generate` says so."""
+    """(sources, mask of their tokens). Raises: ValueError, as `generate`."""
     if any(isinstance(array, jax.core.Tracer) for array in (src_tokens, src_mask)):
-        raise ValueError("src_tokens: is traced; decoding compiles its own programs, so call it outside of jax.jit")
+        raise ValueError("src_tokens: is traced; decoding compiles its own programs, so call it outside jax.jit")
     src, keep = np.asarray(src_tokens), None if src_mask is None else np.asarray(src_mask)
     check_inputs("src", src, keep, config.src_vocab_size, config.max_length, None)
     keep = src != config.pad_id if keep is None else keep
@@ -76,21 +76,21 @@ def checked_sources(
 def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray) -> Search:
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
     src, keep = lengthen(src, model.config, model.config.pad_id), lengthen(keep, model.config, False)
-    begin, go_on = _compiled(model.config, config)
-    memory, search, past = begin(arrays, src, keep)
+    prefill, extend = _compiled(model.config, config)
+    memory, search, past = prefill(arrays, src, keep)
     while int(search.length) < longest and not bool(search.done.all()):
         past = _grow(past, _round_up(int(search.length) + 1, longest))
-        search, past = go_on(arrays, memory, keep, search, past)
+        search, past = extend(arrays, memory, keep, search, past)
     return search
 
 
 @lru_cache(maxsize=16)
 def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
-    """(what comes before the first token, the search until it is done or the cache is full)."""
+    """Two compiled functions: (encoder and initial state, search until it is done or the cache is full)."""
     steps, beam_size = plan(model_config, config), config.beam_size
-    places = np.arange(beam_size, dtype=np.int32)
+    slots = np.arange(beam_size, dtype=np.int32)
 
-    def begin(
+    def prefill(
         arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"]
     ) -> tuple[list[KeysValues], Search, Past]:
         model = Transformer.from_arrays(model_config, arrays)
@@ -99,33 +99,33 @@ def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[
         ancestors = jnp.zeros((len(src), beam_size, 0), jnp.int32)
         return memory, _start(model_config, config, len(src)), Past(layers, ancestors)
 
-    def go_on(
+    def extend(
         arrays: Mapping[str, Array], memory: list[KeysValues], keep: Bool[Array, "B S"], search: Search, past: Past
     ) -> tuple[Search, Past]:
         model = Transformer.from_arrays(model_config, arrays)
         cross_mask = CROSS_MASKS[model_config.cross_mask](keep, beam_size)
-        room = past.ancestors.shape[-1]
+        capacity = past.ancestors.shape[-1]
 
         def step(state: tuple[Search, Past]) -> tuple[Search, Past]:
             search, (layers, ancestors) = state
             layers, time = list(layers), search.length
-            ancestors = ancestors.at[:, :, time].set(places)
-            self_mask = (ancestors[..., None] == places).reshape(len(keep), 1, beam_size, room * beam_size)
+            ancestors = ancestors.at[:, :, time].set(slots)
+            self_mask = (ancestors[..., None] == slots).reshape(len(keep), 1, beam_size, capacity * beam_size)
 
             def update_cache(layer: int, new: KeysValues) -> KeysValues:
-                layers[layer] = jax.tree.map(lambda old, now: old.at[:, time].set(now), layers[layer], new)
-                return jax.tree.map(lambda a: a.reshape(len(keep), room * beam_size, *a.shape[3:]), layers[layer])
+                layers[layer] = jax.tree.map(lambda cache, a: cache.at[:, time].set(a), layers[layer], new)
+                return jax.tree.map(lambda a: a.reshape(len(keep), capacity * beam_size, *a.shape[3:]), layers[layer])
 
             log_probs = _next(model, search, memory, self_mask, cross_mask, update_cache)
             search, parents = advance(search, log_probs, steps, model_config.eos_id)
             return search, Past(layers, jnp.take_along_axis(ancestors, parents[..., None], axis=1))
 
         def unfinished(state: tuple[Search, Past]) -> Bool[Array, ""]:
-            return (state[0].length < room) & ~state[0].done.all()
+            return (state[0].length < capacity) & ~state[0].done.all()
 
         return jax.lax.while_loop(unfinished, step, (search, past))
 
-    return jax.jit(begin), jax.jit(go_on, donate_argnames=("search", "past"))
+    return jax.jit(prefill), jax.jit(extend, donate_argnames=("search", "past"))
 
 
 def _next(
@@ -136,11 +136,11 @@ def _next(
     cross_mask: Bool[Array, "B 1 K S"],
     update_cache: UpdateCache,
 ) -> Float[Array, "B K V"]:
-    """Log-probabilities of what follows each hypothesis, all of which have one length."""
+    """Log-probabilities of each hypothesis's next token; all hypotheses have equal length."""
     config, time = model.config, search.length
     batch, beam_size, _ = search.tokens.shape
-    counted = count_positions(config, search.tokens.reshape(batch * beam_size, -1))[:, time]
-    positions = jnp.broadcast_to(counted, batch * beam_size).reshape(batch, beam_size)
+    counts = count_positions(config, search.tokens.reshape(batch * beam_size, -1))[:, time]
+    positions = jnp.broadcast_to(counts, batch * beam_size).reshape(batch, beam_size)
     first = jnp.broadcast_to(time == 0, beam_size)
     tokens = search.tokens[:, :, time]
     logits = model.next_logits(tokens, positions, first, memory, self_mask, cross_mask, update_cache=update_cache)
@@ -160,7 +160,7 @@ def _without_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, 
 
 @lru_cache(maxsize=16)
 def _compiled_without_cache(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
-    """(the encoder, one step of the search: the model as it is, of the hypotheses so far)."""
+    """Two compiled functions: (encoder, one search step with a full decoder pass over the hypotheses)."""
     steps = plan(model_config, config)
 
     def encode(arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
@@ -185,23 +185,23 @@ def _compiled_without_cache(model_config: TransformerConfig, config: DecodingCon
 def _start(model: TransformerConfig, config: DecodingConfig, batch: int) -> Search:
     dtype = jnp.promote_types(model.compute_dtype, jnp.float32)
     longest = config.max_length or model.max_length
-    assert model.decoder_start_id is not None  # `plan` says so
+    assert model.decoder_start_id is not None  # `plan` raises otherwise
     return start(batch, config.beam_size, longest, model.decoder_start_id, model.pad_id, dtype)
 
 
 def _round_up(length: int, longest: int) -> int:
-    """The smallest length of the cache, or of a padded source, that is enough."""
+    """The smallest cache length, or padded source length, of at least `length`."""
     return min(max(SHORTEST, 1 << (length - 1).bit_length()), longest)
 
 
 def lengthen(values: np.ndarray, config: TransformerConfig, fill: int | bool) -> np.ndarray:
-    """The same (B, L), L being one of the lengths that are compiled."""
-    more = _round_up(values.shape[1], config.max_length) - values.shape[1]
-    return np.pad(values, ((0, 0), (0, more)), constant_values=fill)
+    """The values (B, L), padded to one of the compiled lengths."""
+    extra = _round_up(values.shape[1], config.max_length) - values.shape[1]
+    return np.pad(values, ((0, 0), (0, extra)), constant_values=fill)
 
 
-def _grow(past: Past, room: int) -> Past:
-    """The same with room for more positions."""
-    more = room - past.ancestors.shape[-1]
-    layers = jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, more), *[(0, 0)] * (a.ndim - 2))), past.layers)
-    return Past(layers, jnp.pad(past.ancestors, ((0, 0), (0, 0), (0, more)), constant_values=-1))
+def _grow(past: Past, capacity: int) -> Past:
+    """The cache, padded to `capacity` positions."""
+    extra = capacity - past.ancestors.shape[-1]
+    layers = jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, extra), *[(0, 0)] * (a.ndim - 2))), past.layers)
+    return Past(layers, jnp.pad(past.ancestors, ((0, 0), (0, 0), (0, extra)), constant_values=-1))

@@ -1,7 +1,7 @@
-"""Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn from no stream.
+"""Counter-based dropout: both frameworks compute the same masks by hashing each element's position in the run.
 
-mask = hash(seed, update, site, row in the whole batch, indices in the row) >= rate · 2^32. So micro-batches, padding,
-devices and the framework change nothing, and training with dropout can be compared step by step.
+mask = hash(seed, update, site, row in the whole batch, indices in the row) >= rate · 2^32. The mask does not depend on
+micro-batches, padding, devices or the framework, so training with dropout can be compared step by step.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from .module import at_least_float32
 
 
 class DropoutKey(NamedTuple):
-    """Where a forward pass stands in a training run. Dropout is on where a key is given, off where none is."""
+    """The position of a forward pass in a training run. Passing a key switches dropout on."""
 
     seed: int | Int[Array, ""]
     update: int | Int[Array, ""]  # number of the optimiser update
@@ -25,20 +25,20 @@ class DropoutKey(NamedTuple):
 
 
 class Site(nnx.Module):
-    """A place where dropout strikes, with its rate and number."""
+    """A dropout site with its rate and number."""
 
     def __init__(self, rate: float, generator: str = "counter"):
         self.rate, self.generator = rate, generator
         self.site: int | None = None  # the Transformer numbers its sites
 
     def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
-        """True where an element of this shape, batch first, is kept.
+        """The keep mask of this shape, batch first: True for elements that are kept.
 
         Raises:
             ValueError: the site has no number.
         """
         if self.site is None:
-            raise ValueError("a dropout site has no number: only a whole Transformer numbers them")
+            raise ValueError("a dropout site has no number: only a complete Transformer numbers its sites")
         return GENERATORS[self.generator](key, self.site, self.rate, shape)
 
 
@@ -56,7 +56,7 @@ class Dropout(Site):
 
 
 class LayerDrop(Site):
-    """With probability `rate` a layer is skipped for the whole batch: its output is its input. No scaling.
+    """Skips a layer for the whole batch with probability `rate`: its output is then its input. There is no scaling.
 
     Source: Fan et al. 2020, "Reducing Transformer Depth on Demand", section 3.
     """
@@ -71,30 +71,30 @@ class LayerDrop(Site):
 
 
 def threefry_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
-    """As `keep_mask`, by JAX's own generator: as independent of devices and parts, but not of how far a row is padded.
+    """As `keep_mask`, by JAX's generator: independent of devices and micro-batches, but not of padding.
 
     Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
     """
-    drawn = jax.random.key(_word(key.seed), impl="threefry2x32")
+    base = jax.random.key(_word(key.seed), impl="threefry2x32")
     for part in (key.update, site):
-        drawn = jax.random.fold_in(drawn, _word(part))
-    rows = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(drawn, row), shape[1:], jnp.uint32))(key.rows)
-    return rows >= _threshold(rate)
+        base = jax.random.fold_in(base, _word(part))
+    bits = jax.vmap(lambda row: jax.random.bits(jax.random.fold_in(base, row), shape[1:], jnp.uint32))(key.rows)
+    return bits >= _threshold(rate)
 
 
 def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
-    """True where an element of this shape, batch first, is kept."""
-    low, high = jnp.uint32(0x243F6A88), jnp.uint32(0x85A308D3)  # digits of pi: any two different words serve
+    """The keep mask of this shape, batch first: True for elements that are kept."""
+    low, high = jnp.uint32(0x243F6A88), jnp.uint32(0x85A308D3)  # digits of pi; any two different words would do
     for part in (key.seed, key.update, site, key.rows):
         low, high = _absorb(low, high, part)
-    for length in shape[1:-1]:  # dimension by dimension: how far another one is padded does not matter
+    for length in shape[1:-1]:  # one dimension at a time, so that padding of another one does not matter
         low, high = _absorb(low[..., None], high[..., None], jnp.arange(length))
-    last = jnp.arange(shape[-1], dtype=jnp.uint32)
-    return _mix(_mix(last ^ low[..., None]) ^ high[..., None]) >= _threshold(rate)
+    indices = jnp.arange(shape[-1], dtype=jnp.uint32)
+    return _mix(_mix(indices ^ low[..., None]) ^ high[..., None]) >= _threshold(rate)
 
 
 def _threshold(rate: float) -> UInt[Array, ""]:
-    """Of 32 random bits, what a kept element's are at least."""
+    """The smallest 32-bit hash of an element that is kept."""
     return jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
@@ -104,13 +104,13 @@ def _word(part: ArrayLike) -> UInt[Array, "..."]:
 
 
 def _absorb(low: UInt[Array, "..."], high: UInt[Array, "..."], part: ArrayLike) -> tuple[Array, Array]:
-    """64 bits of state, in two words, after one more part of the key."""
+    """The 64-bit state, in two words, after absorbing one more part of the key."""
     word = _word(part)
     return _mix(low ^ word), _mix(high + word * jnp.uint32(0x9E3779B9))
 
 
 def _mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:
-    """A bijection of 32-bit words in which each input bit flips each output bit half of the time.
+    """Mix a 32-bit word bijectively: each input bit flips each output bit with probability about 1/2.
 
     Source: Wellons 2018, "Prospecting for Hash Functions", lowbias32.
     """

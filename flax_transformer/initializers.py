@@ -9,16 +9,16 @@ from jax.nn.initializers import Initializer
 
 init = jax.nn.initializers
 
-# (kernel (I, O), bias (O,)) of a linear layer, given I, D, and N where its outputs are queries, keys or values
+# (kernel (I, O), bias (O,)) of a linear layer, given I, D, and N for queries, keys and values
 LINEAR_INITS: dict[str, Callable[[int, int, int], tuple[Initializer, Initializer]]] = {
     # U(±sqrt(6 / (I + O))). Source: Glorot and Bengio 2010, eq. 16.
     "xavier_uniform": lambda features, d_model, heads: (init.glorot_uniform(), init.zeros),
-    # the same; bias U(±1/sqrt(I)), for torch.nn.Linear's is left as it is where kernels alone are drawn anew
+    # the same; bias U(±1/sqrt(I)), torch.nn.Linear's default, as in code that reinitializes weights only
     "xavier_uniform_torch_bias": lambda features, d_model, heads: (
         init.glorot_uniform(),
         _symmetric_uniform(features**-0.5),
     ),
-    # the same, with U(±sqrt(6 / (I + O/N))) where each head has a matrix of its own
+    # the same, with U(±sqrt(6 / (I + O/N))), as if each head had its own matrix
     "xavier_uniform_per_head": lambda features, d_model, heads: (
         _glorot_per_head(heads),
         _symmetric_uniform(features**-0.5),
@@ -34,7 +34,7 @@ LINEAR_INITS: dict[str, Callable[[int, int, int], tuple[Initializer, Initializer
     ),
 }
 
-# an embedding table (V, D), given D and the id of padding, where it has one
+# an embedding table (V, D), given D and the pad id, if any
 EMBEDDING_INITS: dict[str, Callable[[int, int | None], Initializer]] = {
     "normal_rsqrt_d_model": lambda d_model, pad_id: init.normal(d_model**-0.5),
     "xavier_uniform": lambda d_model, pad_id: init.glorot_uniform(),

@@ -1,4 +1,4 @@
-"""Checks of what is given to the model: one clear line instead of a clamped index or a broadcast shape."""
+"""Checks of the model's inputs: a clear error instead of a clamped index or a broadcast shape."""
 
 import jax
 import jax.core
@@ -11,15 +11,15 @@ from .dropout import DropoutKey
 
 
 def float64_is_on() -> bool:
-    """Whether JAX keeps float64; it cuts it to float32 otherwise, without a word."""
+    """Whether JAX computes in float64; otherwise it silently converts float64 to float32."""
     return jnp.result_type(float) == jnp.float64
 
 
-def check_number_types(config: TransformerConfig) -> None:
-    """Raises: ConfigError where the config says float64 and JAX would silently compute in float32."""
+def check_dtypes(config: TransformerConfig) -> None:
+    """Raises: ConfigError if the config selects float64 and JAX would silently compute in float32."""
     if "float64" in (config.param_dtype, config.compute_dtype) and not float64_is_on():
         raise ConfigError(
-            "the config asks for float64, which JAX has switched off: call jax.config.update('jax_enable_x64', True) "
+            "the config selects float64, which is disabled in JAX: call jax.config.update('jax_enable_x64', True) "
             "first, use `with jax.enable_x64(True):`, or set JAX_ENABLE_X64=1"
         )
 
@@ -32,16 +32,15 @@ def check_inputs(
     max_length: int,
     dropout_key: DropoutKey | None,
 ) -> None:
-    """Tokens, mask and dropout rows of one side, "src" or "tgt", fit the model and each other.
+    """Check tokens, mask and dropout rows of one side, "src" or "tgt", against the model and each other.
 
     Raises:
-        ValueError: names the argument, what it is, and what it must be. Ids are checked where they are known: not
-            inside `jax.jit`.
+        ValueError: names the argument, what it is, and what it must be. Ids cannot be checked inside `jax.jit`.
     """
     name = f"{side}_tokens"
     for argument, value in ((name, tokens), (f"{side}_mask", mask)):
-        given = value is not None or argument == name
-        if given and not isinstance(value, jax.Array | np.ndarray):
+        present = value is not None or argument == name
+        if present and not isinstance(value, jax.Array | np.ndarray):
             raise ValueError(f"{argument}: must be a JAX or numpy array, not a {type(value).__name__}")
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(f"{name}: must be integers of shape (batch, length), not {tokens.dtype}{list(tokens.shape)}")
@@ -54,7 +53,7 @@ def check_inputs(
         )
     if dropout_key is not None and dropout_key.rows.shape != tokens.shape[:1]:
         raise ValueError(
-            f"dropout_key.rows: must be {tokens.shape[0]} row numbers, one a sentence, "
+            f"dropout_key.rows: must be {tokens.shape[0]} row numbers, one per sentence, "
             f"not of shape {list(dropout_key.rows.shape)}"
         )
     if not isinstance(tokens, jax.core.Tracer):
@@ -62,11 +61,11 @@ def check_inputs(
 
 
 def check_memory(tgt_tokens: jax.Array, memory: jax.Array, src_mask: jax.Array) -> None:
-    """Raises: ValueError where target, encoder output and source mask are not of one batch and one source."""
+    """Raises: ValueError if target, encoder output and source mask have different batch sizes or source lengths."""
     if not tgt_tokens.shape[0] == memory.shape[0] == src_mask.shape[0]:
         raise ValueError(
-            f"src_tokens and tgt_tokens: must be of one batch, "
-            f"not of {memory.shape[0]} and {tgt_tokens.shape[0]} sentences; src_mask has {src_mask.shape[0]}"
+            f"src_tokens and tgt_tokens: must have one batch size, "
+            f"not {memory.shape[0]} and {tgt_tokens.shape[0]} sentences; src_mask has {src_mask.shape[0]}"
         )
     if src_mask.dtype != bool:
         raise ValueError(f"src_mask: must be booleans, not {src_mask.dtype}; True = attend")

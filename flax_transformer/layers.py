@@ -21,7 +21,7 @@ from .module import Buffer, at_least_float32, record
 def linear(
     config: TransformerConfig, inputs: int, outputs: int, use_bias: bool, rngs: nnx.Rngs, heads: int = 1
 ) -> nnx.Linear:
-    """x W + b with the config's initialisation and dtypes; `heads` of queries, keys or values."""
+    """x W + b with the config's initialisation and dtypes; `heads` counts the heads of queries, keys or values."""
     kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model, heads)
     return nnx.Linear(
         inputs,
@@ -47,13 +47,13 @@ def rms_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
 
 
 def sample_std_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
-    """(x - mean) / (sample deviation + eps) over D: divides by D - 1, eps outside the root.
+    """(x - mean) / (sample standard deviation + eps) over D: divides by D - 1, with eps outside the root.
 
     Source: The Annotated Transformer, LayerNorm.
     """
     centred = x - x.mean(-1, keepdims=True)
     variance = jnp.square(centred).sum(-1, keepdims=True) / (x.shape[-1] - 1)
-    positive = variance > 0  # the root's slope at 0 is infinite: a constant row would have NaN gradients
+    positive = variance > 0  # the root's derivative at 0 is infinite: a constant row would have NaN gradients
     return centred / (jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0) + eps)
 
 
@@ -100,7 +100,7 @@ EMBEDDING_SCALES: dict[str, Callable[[int], float]] = {
 }
 
 
-# (rows, whether each is padding) -> rows; frozen: looking padding up trains nothing, as torch's padding_idx
+# (rows, whether each is padding) -> rows; frozen: no gradient from looking up padding, as with torch's padding_idx
 EMBEDDING_PADDINGS: dict[str, Callable[[Array, Array], Array]] = {
     "trained": lambda rows, padding: rows,
     "frozen": lambda rows, padding: jnp.where(padding, jax.lax.stop_gradient(rows), rows),
@@ -112,29 +112,30 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: TransformerConfig, vocab_size: int, *, rngs: nnx.Rngs):
         self.config = config
-        initial = EMBEDDING_INITS[config.embedding_init](config.d_model, config.pad_id)
-        self.embedding = nnx.Param(initial(rngs.params(), (vocab_size, config.d_model), jnp.dtype(config.param_dtype)))
+        initializer = EMBEDDING_INITS[config.embedding_init](config.d_model, config.pad_id)
+        shape, dtype = (vocab_size, config.d_model), jnp.dtype(config.param_dtype)
+        self.embedding = nnx.Param(initializer(rngs.params(), shape, dtype))
 
     def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         config, table = self.config, self.embedding[...]
-        # An id outside the table gives NaN: inside jit nothing can raise, and JAX would wrap or clamp it.
+        # An id outside the table gives NaN, because nothing can raise inside jit and JAX would wrap or clamp the id.
         tokens = tokens.astype(jnp.int32)
         rows = jnp.take(table, jnp.where(tokens < 0, table.shape[0], tokens), axis=0, mode="fill")
         rows = EMBEDDING_PADDINGS[config.embedding_padding](rows, (tokens == config.pad_id)[..., None])
-        # Cast last: gradients of frequent tokens would vanish when summed in bfloat16, and so would the scale's digits.
+        # Cast last: in bfloat16, summed gradients of frequent tokens and digits of the scale would be lost.
         scale = EMBEDDING_SCALES[config.embedding_scale](config.d_model)
         return (at_least_float32(rows) * scale).astype(config.compute_dtype)
 
 
 def count_all(tokens: Int[Array, "B L"], pad_id: int) -> Int[Array, "1 L"]:
-    """Position of a token: how many tokens stand before it, padding included."""
+    """Positions: the number of tokens before each token, padding included."""
     return jnp.arange(tokens.shape[1])[None]
 
 
 def count_non_padding(tokens: Int[Array, "B L"], pad_id: int) -> Int[Array, "B L"]:
-    """Position of a token: how many tokens but padding stand before it; padding has none, -1.
+    """Positions: the number of non-padding tokens before each token; -1 for padding.
 
-    Source: fairseq `make_positions`, as M2M100 has it.
+    Source: fairseq `make_positions`, as in M2M100.
     """
     keep = (tokens != pad_id).astype(jnp.int32)
     return jnp.cumsum(keep, 1) * keep - 1
@@ -144,7 +145,7 @@ POSITION_COUNTINGS: dict[str, Callable[..., Array]] = {"all": count_all, "non_pa
 
 
 def count_positions(config: TransformerConfig, tokens: Int[Array, "B L"]) -> Int[Array, "... L"]:
-    """The positions of tokens, from 0; -1 where a token has none."""
+    """The positions of tokens, from 0; -1 for a token without a position."""
     return POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id)
 
 
@@ -158,8 +159,8 @@ class Positions(nnx.Module):
             self.table = Buffer(jnp.asarray(POSITION_TABLES[config.positions](*shape), dtype))
         else:
             kind = nnx.Param if config.positions == "learned" else Buffer
-            initial = EMBEDDING_INITS[config.embedding_init](config.d_model, None)
-            self.table = kind(initial(rngs.params(), shape, dtype))
+            initializer = EMBEDDING_INITS[config.embedding_init](config.d_model, None)
+            self.table = kind(initializer(rngs.params(), shape, dtype))
 
     def __call__(self, positions: Int[Array, "... L"]) -> Float[Array, "... L D"]:
         config = self.config
@@ -168,7 +169,7 @@ class Positions(nnx.Module):
 
 
 class InputStage(nnx.Module):
-    """What stands between an embedding and the first layer: positions, a norm, dropout."""
+    """The stage between an embedding and the first layer: positions, a norm, dropout."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -197,7 +198,7 @@ EMBEDDING_NORMS: dict[str, Callable[..., Array]] = {
 
 
 def _at_least_float32(activation: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """The activation in float32 or wider: in bfloat16 JAX rounds its constants too, 1/sqrt(2) to 0.70703."""
+    """The activation in float32 or wider; in bfloat16 JAX would round its constants, such as 1/sqrt(2) to 0.70703."""
     return lambda x: activation(at_least_float32(x)).astype(x.dtype)
 
 
@@ -233,7 +234,7 @@ NORM_PLACEMENTS: dict[str, Callable[..., Array]] = {
 }
 RESIDUALS: dict[str, Callable[[Array, Array], Array]] = {
     "add": lambda x, y: x + y,
-    "query_only": lambda x, y: x,  # a mistake of precedence in lucky_glass: the decoder never sees the source
+    "query_only": lambda x, y: x,  # lucky_glass's operator-precedence mistake: the decoder never sees the source
 }
 
 

@@ -17,7 +17,7 @@ from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, KeysValues, MultiHeadAttention
 from .dropout import DropoutKey, LayerDrop, Site
 from .initializers import LINEAR_INITS
-from .inputs import check_inputs, check_memory, check_number_types
+from .inputs import check_dtypes, check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Norm, Residual, count_positions, linear
 from .module import Buffer, at_least_float32, join_path, record
 
@@ -40,8 +40,8 @@ class EncoderLayer(nnx.Module):
         return self.layerdrop(x, y, dropout_key)
 
 
-# (number of the layer, keys and values of the positions computed now) -> what their self-attention looks at. Decoding
-# puts them into a cache and looks at all of it; whoever computes all positions at once looks at them alone.
+# (number of the layer, keys and values of the new positions) -> keys and values that their self-attention attends to.
+# Decoding writes them into its cache and returns the cache; otherwise they are returned unchanged.
 UpdateCache = Callable[[int, KeysValues], KeysValues]
 
 
@@ -80,7 +80,7 @@ class DecoderLayer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """A stack of encoder layers and, if the config says so, a last norm."""
+    """A stack of encoder layers, with an optional final norm."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.layers = nnx.List([EncoderLayer(config, rngs=rngs) for _ in range(config.num_encoder_layers)])
@@ -98,7 +98,7 @@ class Encoder(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """A stack of decoder layers and, if the config says so, a last norm."""
+    """A stack of decoder layers, with an optional final norm."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.layers = nnx.List([DecoderLayer(config, rngs=rngs) for _ in range(config.num_decoder_layers)])
@@ -121,7 +121,7 @@ class Decoder(nnx.Module):
         return x
 
     def keys_values(self, memory: Float[Array, "B S D"]) -> list[KeysValues]:
-        """What each layer makes of the encoder's output, once for all target positions."""
+        """The cross-attention keys and values of each layer, shared by all target positions."""
         return [layer.cross_attention.keys_values(memory) for layer in self.layers]
 
 
@@ -132,14 +132,14 @@ LOGIT_SCALES: dict[str, Callable[[int], float]] = {
 OUTPUT_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "none": lambda logits: logits,
     "log_softmax": jax.nn.log_softmax,
-    "softmax": jax.nn.softmax,  # leftover, as published: cross entropy of it stays within a nat of log V
+    "softmax": jax.nn.softmax,  # leftover, as published: its cross entropy stays within one nat of log V
 }
 
 
 class Output(nnx.Module):
-    """x W · scale + b, where W is this module's own or the target embedding's transpose.
+    """x W · scale + b, where W is a separate matrix or the transposed target embedding.
 
-    Source: Vaswani et al. 2017, section 3.4; Press and Wolf 2017 for the tie.
+    Source: Vaswani et al. 2017, section 3.4; Press and Wolf 2017 for weight tying.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
@@ -161,7 +161,7 @@ class Output(nnx.Module):
         return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).astype(x.dtype)
 
 
-# (embedded target tokens (B, T, D), which of the T are first in their sentence) -> what the decoder reads
+# (embedded target tokens (B, T, D), mask (T,) of first tokens) -> decoder inputs
 DECODER_STARTS: dict[str, Callable[[Array, Array], Array]] = {
     "token": lambda x, first: x,
     "zero_embedding": lambda x, first: jnp.where(first[:, None], 0, x),
@@ -172,12 +172,12 @@ class Transformer(nnx.Module):
     """Logits of the next target token at every target position.
 
     Raises:
-        ValueError: float64 is asked for and JAX has it switched off.
+        ConfigError: the config selects float64, which is disabled in JAX.
     Source: Vaswani et al. 2017, figure 1.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
-        check_number_types(config)
+        check_dtypes(config)
         self.config = config
         self.src_embedding = Embedding(config, config.src_vocab_size, rngs=rngs)
         shared = config.shared_embeddings
@@ -186,7 +186,9 @@ class Transformer(nnx.Module):
         self.tgt_input = InputStage(config, rngs=rngs)
         source, target = self.src_input.positions, self.tgt_input.positions
         if config.positions == "stored" and source is not None and target is not None:
-            target.table[...] = jnp.copy(source.table[...])  # one table, but no one buffer: a step gives it away once
+            target.table[...] = jnp.copy(
+                source.table[...]
+            )  # equal tables in separate buffers, because a buffer can be donated only once
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
         self.output = Output(config, rngs=rngs)
@@ -196,22 +198,22 @@ class Transformer(nnx.Module):
 
     @classmethod
     def from_arrays(cls, config: TransformerConfig, arrays: Mapping[str, Any]) -> "Transformer":
-        """A model of these parameters and buffers by name, as `named_arrays` gives them; draws no random ones.
+        """A model with these parameters and buffers by name, as returned by `named_arrays`; draws no random numbers.
 
         Raises:
             ValueError: names are missing or unknown. `convert` checks shapes and dtypes.
         """
-        check_number_types(config)
+        check_dtypes(config)
         graphdef, variables = _structure(config)
-        if wrong := sorted(set(variables) ^ set(arrays)):
-            raise ValueError(f"arrays: {len(wrong)} names are missing or not the model's: {', '.join(wrong)}")
+        if mismatch := sorted(set(variables) ^ set(arrays)):
+            raise ValueError(f"arrays: {len(mismatch)} names are missing or not the model's: {', '.join(mismatch)}")
         flat = [(path, variable.replace(arrays[name])) for name, (path, variable) in variables.items()]
         return nnx.merge(graphdef, nnx.from_flat_state(flat))
 
     @classmethod
     def abstract(cls, config: TransformerConfig) -> "Transformer":
         """A model of shapes and dtypes (`jax.ShapeDtypeStruct`) in place of arrays. Raises: ValueError, as the model."""
-        check_number_types(config)
+        check_dtypes(config)
         graphdef, variables = _structure(config)
         return nnx.merge(graphdef, nnx.from_flat_state(variables.values()))
 
@@ -223,17 +225,17 @@ class Transformer(nnx.Module):
         tgt_mask: Bool[Array, "B T"] | None = None,
         dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B T V"]:
-        """Logits (B, T, V). The source mask is `src_tokens != pad_id` where none is given; the target has none then.
+        """Logits (B, T, V). The default source mask is `src_tokens != pad_id`; by default no target is masked.
 
         Raises:
-            ValueError: shapes that do not fit, a length above `max_length`, or an id outside the vocabulary. Inside
-                `jax.jit` ids cannot be checked: one outside the vocabulary makes its sentence NaN.
+            ValueError: shapes do not fit, a length is above `max_length`, or an id is outside the vocabulary. Ids
+                cannot be checked inside `jax.jit`, where an id outside the vocabulary makes its sentence NaN.
         """
         memory = self.encode(src_tokens, src_mask, dropout_key)
         return self.decode(tgt_tokens, memory, self.source_keep(src_tokens, src_mask), tgt_mask, dropout_key)
 
     def source_keep(self, src_tokens: Int[Array, "B S"], src_mask: Bool[Array, "B S"] | None) -> Bool[Array, "B S"]:
-        """The source tokens that may be attended to: a given mask, else all but padding."""
+        """The mask of source tokens that may be attended to: `src_mask`, by default all but padding."""
         return src_tokens != self.config.pad_id if src_mask is None else src_mask
 
     def encode(
@@ -257,7 +259,7 @@ class Transformer(nnx.Module):
         tgt_mask: Bool[Array, "B T"] | None = None,
         dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B T V"]:
-        """Logits, given the encoder's output and the source mask. Raises: ValueError, as the whole model."""
+        """Logits (B, T, V) from the encoder's output and the source mask. Raises: ValueError, as the whole model."""
         config = self.config
         check_inputs("tgt", tgt_tokens, tgt_mask, config.tgt_vocab_size, config.max_length, dropout_key)
         check_memory(tgt_tokens, memory, src_mask)
@@ -280,7 +282,7 @@ class Transformer(nnx.Module):
         dropout_key: DropoutKey | None = None,
         update_cache: UpdateCache = lambda layer, new: new,
     ) -> Float[Array, "B T V"]:
-        """Logits of tokens at given positions, unchecked; `first` is True where a token starts its sentence."""
+        """Logits of tokens at these positions, without input checks; `first` marks tokens that start a sentence."""
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
         x = DECODER_STARTS[self.config.decoder_start](embedding(tgt_tokens), first)
         x = self.tgt_input(x, positions, dropout_key)

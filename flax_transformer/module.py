@@ -1,4 +1,4 @@
-"""What every module here shares: its variables by name, and its activations by path.
+"""Helpers of all modules: variables by name, activations by path.
 
 A name is the path from the model's root, joined by dots: `encoder.layers.0.self_attention.q_proj.kernel`.
 """
@@ -15,26 +15,26 @@ class Buffer(nnx.Variable):
 
 
 def record(module: nnx.Module, name: str, value: jax.Array) -> None:
-    """Offers an activation to `activations`; does nothing outside of it."""
+    """Record an activation for `activations`; a no-op outside of it."""
     if hasattr(module, "__captures__"):  # set by nnx.capture; a sow outside of it would add state
         module.sow(nnx.Intermediate, name, value)
 
 
 def activations(model: nnx.Module, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, jax.Array]]:
-    """Calls the model: (its result, every recorded activation by path). Works inside `jax.jit`."""
+    """Call the model; return (its result, all recorded activations by path). Works inside `jax.jit`."""
     try:
-        result, captured = nnx.capture(model, nnx.Intermediate)(*args, **kwargs)
+        result, captures = nnx.capture(model, nnx.Intermediate)(*args, **kwargs)
     finally:
         for _, module in nnx.iter_modules(model):
-            if hasattr(module, "__captures__"):  # nnx leaves it where the call raises
+            if hasattr(module, "__captures__"):  # nnx does not remove it if the call raises
                 delattr(module, "__captures__")
-    return result, {join_path(path): value.get_value()[0] for path, value in nnx.to_flat_state(captured)}
+    return result, {join_path(path): value.get_value()[0] for path, value in nnx.to_flat_state(captures)}
 
 
 def named_arrays(tree: nnx.Module | nnx.State, kind: Any = (nnx.Param, Buffer)) -> dict[str, Any]:
-    """Parameters and buffers of a model or a state by name, sorted; `kind` chooses, as `nnx.Param`.
+    """Parameters and buffers of a model or a state by name, sorted; `kind` filters them, such as `nnx.Param`.
 
-    An abstract model, as `nnx.eval_shape` makes it, gives their shapes and dtypes.
+    For an abstract model of `nnx.eval_shape`, their shapes and dtypes.
     """
     state = nnx.state(tree, kind) if isinstance(tree, nnx.Module) else nnx.filter_state(tree, kind)
     flat = {join_path(path): variable.get_value() for path, variable in nnx.to_flat_state(state)}
@@ -42,10 +42,10 @@ def named_arrays(tree: nnx.Module | nnx.State, kind: Any = (nnx.Param, Buffer)) 
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """x in float32, or as it is where it is wider."""
+    """x, converted to float32 unless its dtype is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def join_path(path: tuple[Any, ...]) -> str:
-    """A name from a path."""
+    """The name of a path."""
     return ".".join(map(str, path))

@@ -1,4 +1,4 @@
-"""What a model says of given translations: their log-probabilities, and the attention behind them.
+"""Log-probabilities and attention weights of existing translations.
 
 Letters: B sentences, S source length, T target length.
 """
@@ -14,8 +14,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 from ..configs.schema import TransformerConfig
-from ..formulas.decoding import AttentionMaps, Scored, counted, decoder_inputs, map_names, without_cache
-from .decode import checked_sources, lengthen
+from ..formulas.decoding import AttentionMaps, Scored, decoder_inputs, map_names, target_mask, without_cache
+from .decode import lengthen, prepare_sources
 from .inputs import check_inputs
 from .model import Transformer
 from .module import activations, at_least_float32, named_arrays
@@ -24,23 +24,23 @@ from .module import activations, at_least_float32, named_arrays
 def score(
     model: Transformer, src_tokens: ArrayLike, tgt_tokens: ArrayLike, src_mask: ArrayLike | None = None
 ) -> Scored:
-    """log p(target | source) of target sentences (B, T): without the start, with the end, padding after it.
+    """log p(target | source) of target sentences (B, T): without the start token, with EOS, padded at the end.
 
-    Compiles once for each batch size and pair of lengths, which go in steps as in `generate`.
+    Compiles once per batch size and pair of lengths, which are rounded up as in `generate`.
 
     Raises:
-        ValueError: shapes that do not fit, a sentence without a token, or an id outside the vocabulary.
+        ValueError: shapes do not fit, a sentence is empty, or an id is outside the vocabulary.
     """
     lengths, inputs = _prepare(model.config, src_tokens, tgt_tokens, src_mask)
     tokens = np.asarray(_compiled(model.config)[0](named_arrays(model), *inputs))[:, : lengths[1]]
-    tokens = np.where(counted(np.asarray(tgt_tokens), model.config), tokens, 0)
+    tokens = np.where(target_mask(np.asarray(tgt_tokens), model.config), tokens, 0)
     return Scored(tokens.sum(1), tokens)
 
 
 def attention_maps(
     model: Transformer, src_tokens: ArrayLike, tgt_tokens: ArrayLike, src_mask: ArrayLike | None = None
 ) -> AttentionMaps:
-    """Every attention weight where the model says these target sentences; takes and raises what `score` does."""
+    """All attention weights of a forward pass with these targets; arguments and exceptions as of `score`."""
     (source, target), inputs = _prepare(model.config, src_tokens, tgt_tokens, src_mask)
     encoder, decoder, cross = map(np.asarray, _compiled(model.config)[1](named_arrays(model), *inputs[:3]))
     return AttentionMaps(encoder[..., :source, :source], decoder[..., :target, :target], cross[..., :target, :source])
@@ -49,14 +49,16 @@ def attention_maps(
 def _prepare(
     config: TransformerConfig, src_tokens: ArrayLike, tgt_tokens: ArrayLike, src_mask: ArrayLike | None
 ) -> tuple[tuple[int, int], tuple[np.ndarray, ...]]:
-    """((S, T), (source, its mask, decoder's input, target)), padded to the lengths that are compiled."""
-    (src, keep), tgt = checked_sources(config, src_tokens, src_mask), np.asarray(tgt_tokens)
+    """((S, T), (sources, their mask, decoder inputs, targets)), padded to the compiled lengths."""
+    (src, keep), tgt = prepare_sources(config, src_tokens, src_mask), np.asarray(tgt_tokens)
     check_inputs("tgt", tgt, None, config.tgt_vocab_size, config.max_length, None)
     if len(src) != len(tgt):
-        raise ValueError(f"src_tokens and tgt_tokens: must be of one batch, not of {len(src)} and {len(tgt)} sentences")
+        raise ValueError(
+            f"src_tokens and tgt_tokens: must have one batch size, not {len(src)} and {len(tgt)} sentences"
+        )
     tgt = tgt.astype(np.int32)
     lengths, tgt_inputs = (src.shape[1], tgt.shape[1]), decoder_inputs(tgt, config)
-    if without_cache(config):  # a position sees what comes after it, so that padding is not harmless
+    if without_cache(config):  # positions depend on later ones, so padding would change them
         return lengths, (src, keep, tgt_inputs, tgt)
     src, keep = lengthen(src, config, config.pad_id), lengthen(keep, config, False)
     return lengths, (src, keep, lengthen(tgt_inputs, config, config.pad_id), lengthen(tgt, config, config.pad_id))
@@ -64,7 +66,7 @@ def _prepare(
 
 @lru_cache(maxsize=16)
 def _compiled(config: TransformerConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(log-probabilities of the target tokens, attention weights of encoder, decoder and between)."""
+    """Two compiled functions: (log-probabilities of the targets, encoder, decoder and cross-attention weights)."""
 
     def log_probs(
         arrays: Mapping[str, Array],
@@ -79,7 +81,7 @@ def _compiled(config: TransformerConfig) -> tuple[Callable[..., Any], Callable[.
     def maps(
         arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"], tgt_inputs: Int[Array, "B T"]
     ) -> list[Float[Array, "B L N T S"]]:
-        _, found = activations(Transformer.from_arrays(config, arrays), src, tgt_inputs, keep)
-        return [jnp.stack([found[name] for name in names], axis=1) for names in map_names(config)]
+        _, captures = activations(Transformer.from_arrays(config, arrays), src, tgt_inputs, keep)
+        return [jnp.stack([captures[name] for name in names], axis=1) for names in map_names(config)]
 
     return jax.jit(log_probs), jax.jit(maps)

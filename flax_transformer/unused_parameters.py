@@ -1,4 +1,4 @@
-"""Which parameters the loss does not reach: PyTorch gives them no gradient, JAX zeros that look like any others."""
+"""Detection of unused parameters: PyTorch gives them no gradient, JAX an ordinary gradient of zeros."""
 
 from functools import lru_cache
 
@@ -14,9 +14,9 @@ from .module import Buffer, named_arrays
 
 @lru_cache(maxsize=64)
 def without_gradient(config: TransformerConfig) -> frozenset[str]:
-    """Names of the parameters on which the logits do not depend, whatever the input.
+    """The names of the parameters on which the logits do not depend for any input.
 
-    Read from the computation itself: in the program of the gradient, theirs is made from constants alone.
+    In the jaxpr of the gradient, the gradients of these parameters depend on constants only.
     """
     config = config.replace(param_dtype="float32", compute_dtype="float32")
     model = Transformer.abstract(config)
@@ -25,12 +25,12 @@ def without_gradient(config: TransformerConfig) -> frozenset[str]:
 
     def total(params: dict[str, jax.Array], buffers: dict[str, jax.Array], tokens: jax.Array) -> jax.Array:
         logits = Transformer.from_arrays(config, {**buffers, **params})(tokens, tokens)
-        return jnp.square(logits).sum()  # of a plain sum, the output bias' gradient would be a constant too
+        return jnp.square(logits).sum()  # with a plain sum, the output bias' gradient would be constant too
 
     program = jax.make_jaxpr(jax.grad(total))(params, buffers, tokens).jaxpr
-    reached = set(program.invars)
+    variables = set(program.invars)
     for equation in program.eqns:
-        if any(not isinstance(v, ConstantInJaxpr) and v in reached for v in equation.invars):
-            reached |= set(equation.outvars)
-    constant = (isinstance(v, ConstantInJaxpr) or v not in reached for v in program.outvars)
-    return frozenset(name for name, unreached in zip(sorted(params), constant, strict=True) if unreached)
+        if any(not isinstance(v, ConstantInJaxpr) and v in variables for v in equation.invars):
+            variables |= set(equation.outvars)
+    flags = (isinstance(v, ConstantInJaxpr) or v not in variables for v in program.outvars)
+    return frozenset(name for name, constant in zip(sorted(params), flags, strict=True) if constant)

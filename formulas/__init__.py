@@ -1,1 +1,1 @@
-"""Formulas that both frameworks share, in NumPy or in arithmetic that either one's arrays have. Imports neither."""
+"""Formulas that both frameworks share, in NumPy or generic array arithmetic. Imports neither jax nor torch."""

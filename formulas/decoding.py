@@ -1,6 +1,6 @@
-"""What follows from a model and its decoding settings for both frameworks: the plan of a beam search, and its result.
+"""The parts of beam search that both frameworks share: its per-step tables and its result.
 
-n is the length of a hypothesis: its tokens, the end counted, the start not. K is the beam size, V the vocabulary.
+n is the length of a hypothesis in tokens: EOS counts, the start token does not. K is the beam size, V the vocabulary.
 """
 
 from typing import NamedTuple
@@ -15,19 +15,19 @@ from ..configs.schema import TransformerConfig
 class Decoded(NamedTuple):
     """Hypotheses for B sentences, best first; N is `n_best`."""
 
-    tokens: np.ndarray  # (B, N, longest n); padding after the end
-    lengths: np.ndarray  # (B, N); 0 where a sentence has fewer hypotheses, which happens where few tokens are allowed
-    scores: np.ndarray  # (B, N) sum of log-probabilities in nats, over the penalty; -inf where there is none
-    ended: np.ndarray  # (B, N) whether the last token is the end; False: it was cut at the largest length
-    margins: np.ndarray | None = None  # (B,) smallest error of a sum, in nats, that turns a decision; PyTorch's alone
+    tokens: np.ndarray  # (B, N, longest n); padding after EOS
+    lengths: np.ndarray  # (B, N); 0 for a missing hypothesis: with few allowed tokens there may be fewer than N
+    scores: np.ndarray  # (B, N) sum of log-probabilities in nats, over the penalty; -inf for a missing hypothesis
+    ended: np.ndarray  # (B, N) whether the last token is EOS; False: truncated at the maximum length
+    margins: np.ndarray | None = None  # (B,) smallest error of a sum, in nats, that changes a decision; PyTorch only
 
     def sentences(self) -> list[list[list[int]]]:
-        """Tokens of each hypothesis of each sentence, without the end and what follows it."""
+        """The tokens of each hypothesis of each sentence, without EOS and padding."""
         rows = zip(self.tokens, self.lengths, self.ended, strict=True)
         return [[t[: n - e].tolist() for t, n, e in zip(*row, strict=True) if n] for row in rows]
 
 
-# n -> what a sum of log-probabilities is divided by
+# n -> divisor of a sum of log-probabilities
 LENGTH_PENALTIES = {
     "power": lambda n, a: n**a,
     "power_with_start": lambda n, a: (n + 1) ** a,
@@ -36,20 +36,20 @@ LENGTH_PENALTIES = {
 
 
 class Steps(NamedTuple):
-    """What is allowed where, as tables; row or element n is about the n-th token, and there is none for n = 0."""
+    """Per-step tables of a beam search. Element n is for the n-th token; element 0 is not used."""
 
     kind: np.ndarray  # (longest n + 1,) row of `allowed`
     allowed: np.ndarray  # (kinds, V)
-    forced: np.ndarray  # (longest n + 1,) whether the token is given: then its log-probability counts as 0
+    forced: np.ndarray  # (longest n + 1,) whether the token is forced; its log-probability then counts as 0
     penalty: np.ndarray  # (longest n + 1,) float64
-    ended: Ended  # the rule for hypotheses that ended
+    ended: Ended  # the rule for finished hypotheses
 
 
 def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
-    """The tables of a model and a way to decode.
+    """The per-step tables of a model with decoding settings.
 
     Raises:
-        ConfigError: the two do not go together.
+        ConfigError: the model cannot be decoded with these settings.
     """
     check(model, config)
     longest, eos = config.max_length or model.max_length, model.eos_id
@@ -58,7 +58,7 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
     ordinary[eos] = True
     without_end = ordinary & (np.arange(len(ordinary)) != eos)
     if not without_end.any() and config.min_length > 1:
-        raise ConfigError(f"min_length={config.min_length}: forbidden_ids leave no token but the end")
+        raise ConfigError(f"min_length={config.min_length}: forbidden_ids allow no token but EOS")
     forced_ids = {1: model.forced_bos_id}
     forced_ids |= {longest: eos if model.forced_eos_id is None else model.forced_eos_id} if config.force_end else {}
     forced_ids = {n: token for n, token in forced_ids.items() if token is not None}
@@ -71,21 +71,21 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
     with np.errstate(over="ignore", under="ignore"):
         lengths = np.maximum(np.arange(longest + 1), 1.0)
         penalty = LENGTH_PENALTIES[config.length_penalty](lengths, config.length_exponent)
-    if not (penalty > 1e-30).all() or not (penalty < 1e30).all():  # float32 has to hold what is divided by it
+    if not (penalty > 1e-30).all() or not (penalty < 1e30).all():  # the scores must fit into float32
         raise ConfigError(
-            f"length_exponent={config.length_exponent}: penalties of up to {longest} tokens are beyond 1e-30 to 1e30; "
-            "choose it nearer 0"
+            f"length_exponent={config.length_exponent}: penalties of up to {longest} tokens are outside 1e-30 to "
+            "1e30; choose a value nearer 0"
         )
     return Steps(kind, np.stack(allowed), forced, penalty, config.ended)
 
 
 def check(model: TransformerConfig, config: DecodingConfig) -> None:
-    """Raises: ConfigError where a model cannot be decoded so."""
+    """Raises: ConfigError if a model cannot be decoded with these settings."""
     vocab = model.tgt_vocab_size
     if model.decoder_start_id is None:
-        raise ConfigError("decoder_start_id=None: the model does not say with which token its decoder starts; set it")
+        raise ConfigError("decoder_start_id=None: the model has no decoder start token; set it")
     if vocab < 2:
-        raise ConfigError(f"tgt_vocab_size={vocab}: there is nothing to choose from")
+        raise ConfigError(f"tgt_vocab_size={vocab}: decoding needs at least 2 tokens")
     if config.beam_size > vocab:
         raise ConfigError(f"beam_size={config.beam_size}: must not be above the target vocabulary of {vocab} tokens")
     if config.max_length is not None and config.max_length > model.max_length:
@@ -94,65 +94,65 @@ def check(model: TransformerConfig, config: DecodingConfig) -> None:
         raise ConfigError(f"min_length={config.min_length}: the model's positions end at {model.max_length}")
     if model.cross_mask == "encoder":
         raise ConfigError(
-            "cross_mask='encoder': needs as many target as source tokens, which a translation has by chance only; "
+            "cross_mask='encoder': needs as many target as source tokens, so the model cannot be decoded; "
             "set cross_mask='source'"
         )
     for token in config.forbidden_ids:
         if not 0 <= token < vocab:
             raise ConfigError(f"forbidden_ids: {token} is outside the target vocabulary, 0 to {vocab - 1}")
         if token == model.eos_id:
-            raise ConfigError(f"forbidden_ids: {token} is eos_id, without which nothing ends; see min_length")
+            raise ConfigError(f"forbidden_ids: {token} is eos_id, without which decoding cannot finish; see min_length")
     if config.allow_padding and "padding" in model.decoder_mask:
         raise ConfigError(
-            f"allow_padding=True: decoder_mask={model.decoder_mask!r} hides padding that was chosen; set "
+            f"allow_padding=True: decoder_mask={model.decoder_mask!r} masks generated padding; set "
             "decoder_mask='causal'"
         )
     if config.cache and (reason := without_cache(model)):
-        raise ConfigError(f"cache=True: {reason}; leave it away, and all positions are computed again at each step")
+        raise ConfigError(f"cache=True: {reason}; omit it to recompute all positions at each step")
 
 
-# A masked key with a score above this has a share in the softmax, if a small one: scores stay below ±1e3.
-HIDES = -1e4
+# Scores stay within ±1e3, so a masked key has exactly zero weight only if its score is below this.
+_MASKING_THRESHOLD = -1e4
 
 
 def without_cache(model: TransformerConfig) -> str | None:
-    """Why earlier positions cannot be kept, because later ones change them; None where they can."""
-    if model.mask_value != "exact" and model.mask_value > HIDES:
-        return f"mask_value={model.mask_value} does not hide masked keys, so that every position sees later ones"
+    """The reason why a model cannot use a key-value cache: its later tokens change earlier positions. None: it can."""
+    if model.mask_value != "exact" and model.mask_value > _MASKING_THRESHOLD:
+        return f"mask_value={model.mask_value} gives masked keys weight, so every position depends on later ones"
     if model.norm == "layer_norm_over_length":
-        return "norm='layer_norm_over_length' mixes all positions, so that every position sees later ones"
+        return "norm='layer_norm_over_length' mixes all positions, so every position depends on later ones"
     if model.decoder_mask == "causal_in_training":
-        return "decoder_mask='causal_in_training' lets every position see later ones"
+        return "decoder_mask='causal_in_training' is not causal in evaluation, so every position depends on later ones"
     if "padding" in model.decoder_mask and model.decoder_start_id == model.pad_id:
-        return f"decoder_mask={model.decoder_mask!r} hides the start token, which has padding's id"
+        return f"decoder_mask={model.decoder_mask!r} masks the start token, which has the pad id"
     return None
 
 
-def check_sources(keep: np.ndarray) -> None:
-    """Raises: ValueError where there is no sentence (B, S) to translate, or one without a token."""
-    if not keep.shape[0]:
+def check_sources(mask: np.ndarray) -> None:
+    """Raises: ValueError if `mask` (B, S) has no sentence, or one without a token."""
+    if not mask.shape[0]:
         raise ValueError("src_tokens: there is no sentence in the batch")
-    empty = np.flatnonzero(~keep.any(1))
+    empty = np.flatnonzero(~mask.any(1))
     if len(empty):
-        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        suffix = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         raise ValueError(
-            f"src_tokens[{empty[0]}]{more}: a sentence has no token, or all are padding or masked; leave it out"
+            f"src_tokens[{empty[0]}]{suffix}: the sentence is empty, or all its tokens are padding or masked; omit it"
         )
 
 
 def collect(tokens: np.ndarray, scores: np.ndarray, model: TransformerConfig, config: DecodingConfig) -> Decoded:
-    """The result of a search that ended with these hypotheses (B, K, longest n + 1), start token included.
+    """The result of a beam search with these final hypotheses (B, K, longest n + 1), start token included.
 
     Raises:
         ValueError: a score is NaN.
     """
-    wrong = np.flatnonzero(np.isnan(scores).any(1))
-    if len(wrong):
-        raise ValueError(f"src_tokens[{wrong[0]}]: the model's logits are NaN; its weights are not finite, most likely")
+    rows = np.flatnonzero(np.isnan(scores).any(1))
+    if len(rows):
+        raise ValueError(f"src_tokens[{rows[0]}]: the model's logits are NaN; its weights are probably not finite")
     tokens, scores = tokens[:, : config.n_best, 1:], scores[:, : config.n_best]
-    ends, there = tokens == model.eos_id, np.isfinite(scores)
-    ended = ends.any(-1) & there
-    lengths = np.where(there, np.where(ended, ends.argmax(-1) + 1, tokens.shape[-1]), 0)
+    ends, valid = tokens == model.eos_id, np.isfinite(scores)
+    ended = ends.any(-1) & valid
+    lengths = np.where(valid, np.where(ended, ends.argmax(-1) + 1, tokens.shape[-1]), 0)
     tokens = np.where(np.arange(tokens.shape[-1]) < lengths[..., None], tokens, model.pad_id)
     return Decoded(tokens[..., : max(1, lengths.max())], lengths, scores, ended)
 
@@ -161,42 +161,42 @@ class Scored(NamedTuple):
     """log p(target | source) in nats of B sentences."""
 
     totals: np.ndarray  # (B,)
-    tokens: np.ndarray  # (B, T) of each token, given those before it; 0 where there is padding
+    tokens: np.ndarray  # (B, T) log-probability of each token given its prefix; 0 for padding
 
 
 class AttentionMaps(NamedTuple):
-    """Attention weights by sentence, layer and head; a row's weights add up to 1. N heads, L layers."""
+    """Attention weights by sentence, layer and head; each row sums to 1. N heads, L layers."""
 
     encoder: np.ndarray  # (B, L, N, S, S)
-    decoder: np.ndarray  # (B, L, N, T, T); row t is where target token t is chosen, column u is what stands before u
+    decoder: np.ndarray  # (B, L, N, T, T); row t predicts target token t, column u is the decoder's u-th input token
     cross: np.ndarray  # (B, L, N, T, S)
 
 
 def decoder_inputs(tgt_tokens: np.ndarray, model: TransformerConfig) -> np.ndarray:
-    """What the decoder reads to say these tokens (B, T): the start token and all but the last.
+    """The decoder inputs for these targets (B, T): the start token, then all targets but the last.
 
     Raises:
         ConfigError: the model has no start token.
         ValueError: a sentence has no token.
     """
     if model.decoder_start_id is None:
-        raise ConfigError("decoder_start_id=None: the model does not say with which token its decoder starts; set it")
-    empty = np.flatnonzero(~counted(tgt_tokens, model).any(1))
+        raise ConfigError("decoder_start_id=None: the model has no decoder start token; set it")
+    empty = np.flatnonzero(~target_mask(tgt_tokens, model).any(1))
     if len(empty):
-        raise ValueError(f"tgt_tokens[{empty[0]}]: a sentence has no token, not even its end, eos_id={model.eos_id}")
+        raise ValueError(f"tgt_tokens[{empty[0]}]: the sentence has no token, not even eos_id={model.eos_id}")
     start = np.full_like(tgt_tokens[:, :1], model.decoder_start_id)
     return np.concatenate([start, tgt_tokens[:, :-1]], axis=1)
 
 
-def counted(tgt_tokens: np.ndarray, model: TransformerConfig) -> np.ndarray:
-    """Which target tokens (B, T) count: all but padding; where the end has padding's id, the first of them does."""
+def target_mask(tgt_tokens: np.ndarray, model: TransformerConfig) -> np.ndarray:
+    """The mask (B, T) of targets that count: all but padding. If EOS and padding share an id, the first one counts."""
     padding = tgt_tokens == model.pad_id
     first = padding & (padding.cumsum(1) == 1)
     return ~padding | (first & (model.pad_id == model.eos_id))
 
 
 def map_names(model: TransformerConfig) -> tuple[list[str], list[str], list[str]]:
-    """Paths of the attention weights in encoder, decoder and between the two, by layer."""
+    """Paths of the attention weights per layer: encoder, decoder, cross-attention."""
     encoder = [f"encoder.layers.{i}.self_attention.weights" for i in range(model.num_encoder_layers)]
     decoder = [f"decoder.layers.{i}.self_attention.weights" for i in range(model.num_decoder_layers)]
     return encoder, decoder, [name.replace("self", "cross") for name in decoder]

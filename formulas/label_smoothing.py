@@ -1,6 +1,6 @@
-"""What label smoothing makes of a label: plain numbers, for both frameworks.
+"""Smoothed target distributions, as plain numbers for both frameworks.
 
-Letters: e the smoothing, V the vocabulary.
+Letters: e the smoothing, V the vocabulary size.
 """
 
 import math
@@ -11,16 +11,16 @@ from ..configs.errors import ConfigError
 
 
 class Target(NamedTuple):
-    """A smoothed target distribution: the probability of the label, of each other token, and of padding among them."""
+    """A smoothed target distribution: the probability of the label, of each other token, and of padding."""
 
     label: float
     other: float
     padding: float
-    entropy: float  # nats that the loss subtracts: the distribution's, where the loss is a KL divergence, else 0
+    entropy: float  # nats that the loss subtracts: the distribution's entropy for a KL divergence, else 0
 
 
 def over_all(smoothing: float, vocab_size: int) -> Target:
-    """e / V for every token, the label's share included; cross entropy.
+    """e / V for every token, the label included; cross entropy.
 
     Source: Szegedy et al. 2016, section 7; `torch.nn.functional.cross_entropy`, `optax.smooth_labels`.
     """
@@ -40,10 +40,10 @@ def over_others_but_padding(smoothing: float, vocab_size: int) -> Target:
     return Target(1 - smoothing, share, 0.0, _entropy(1 - smoothing, share, vocab_size - 2))
 
 
-def _others(number: int) -> int:
-    if number < 1:
-        raise ConfigError("label_smoothing: the vocabulary has no other token to share it")
-    return number
+def _others(count: int) -> int:
+    if count < 1:
+        raise ConfigError("label_smoothing: the vocabulary has no other token that could share it")
+    return count
 
 
 def _entropy(label: float, share: float, others: int) -> float:

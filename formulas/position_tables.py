@@ -12,7 +12,7 @@ Table = Float[np.ndarray, "L D"]
 
 
 def sinusoidal_interleaved(length: int, d_model: int) -> Table:
-    """sin and cos side by side: table[p, 2i] = sin(p / 10000^(2i/D)), table[p, 2i+1] = cos(same).
+    """Interleaved sines and cosines: table[p, 2i] = sin(p / 10000^(2i/D)), table[p, 2i+1] = cos(p / 10000^(2i/D)).
 
     Source: Vaswani et al. 2017, section 3.5.
     """
@@ -24,13 +24,13 @@ def sinusoidal_interleaved(length: int, d_model: int) -> Table:
 
 
 def sinusoidal_half(length: int, d_model: int) -> Table:
-    """All sines, then all cosines, the paper's frequencies 10000^(-2i/D). Source: Marian, `transformers`' Marian."""
+    """All sines, then all cosines, with frequencies 10000^(-2i/D). Source: Marian, `transformers`' Marian."""
     angles = _angles(length, 10_000.0 ** (-2 * np.arange((d_model + 1) // 2) / d_model))
     return np.concatenate([np.sin(angles), np.cos(angles[:, : d_model // 2])], axis=1)
 
 
 def sinusoidal_half_t2t(length: int, d_model: int) -> Table:
-    """All sines, then all cosines, frequencies exp(-i log(10000) / (D/2 - 1)); an odd last column is 0.
+    """All sines, then all cosines, with frequencies exp(-i log(10000) / (D/2 - 1)); an odd last column is 0.
 
     Source: tensor2tensor `get_timing_signal_1d`; fairseq and `transformers`' M2M100.
     """

@@ -1,7 +1,7 @@
-"""The learning rate of every update, one formula for both frameworks.
+"""Learning-rate schedules, one formula for both frameworks.
 
-n counts updates from `first_update`, w is `warmup_updates`, r is `learning_rate`. `numbers` is numpy, or jax.numpy
-where n is traced.
+n counts updates from `first_update`, w is `warmup_updates`, r is `learning_rate`. `numbers` is the array module: numpy,
+or jax.numpy if n is traced.
 """
 
 import math
@@ -28,7 +28,7 @@ def noam(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
 
 
 def noam_per_part(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
-    """noam where n counts the parts of batches, 0 read as 1: its warm-up is `accumulation` times shorter.
+    """noam with n counting parts of batches, and n = 0 taken as 1: its warm-up is `accumulation` times shorter.
 
     Source: annotated_transformer, as published.
     """
@@ -41,28 +41,28 @@ def inverse_sqrt(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> 
 
 
 def cosine(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
-    """Warm-up to r, then last + (r - last)(1 + cos(pi t)) / 2, with t from 0 at w to 1 at `total_updates`, and 1 on.
+    """Warm-up to r, then last + (r - last)(1 + cos(pi t)) / 2; t rises from 0 at w to 1 at `total_updates` and stays 1.
 
     Raises:
-        ConfigError: there is no end.
+        ConfigError: `total_updates` is not set.
     Source: Loshchilov and Hutter 2017, eq. 5.
     """
     if config.total_updates is None:
-        raise ConfigError("schedule='cosine': needs total_updates; only a run has an end of its own")
+        raise ConfigError("schedule='cosine': needs total_updates, which only `train` fills in")
     t = (n - config.warmup_updates) / (config.total_updates - config.warmup_updates)
-    falls = (1 + numbers.cos(math.pi * numbers.clip(t, 0.0, 1.0))) / 2
-    rate = config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * falls
+    decay = (1 + numbers.cos(math.pi * numbers.clip(t, 0.0, 1.0))) / 2
+    rate = config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * decay
     return rate * warm_up(n, config, numbers)
 
 
 def step(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
-    """Warm-up to r, then r · f^floor((n - w) / s), f being `step_factor`, s `step_updates`.
+    """Warm-up to r, then r · f^floor((n - w) / s), with f = `step_factor` and s = `step_updates`.
 
     Raises:
-        ConfigError: there is no s.
+        ConfigError: `step_updates` is not set.
     """
     if config.step_updates is None:
-        raise ConfigError("schedule='step': needs step_updates; only a run has epochs")
+        raise ConfigError("schedule='step': needs step_updates, which only `train` fills in")
     drops = numbers.maximum((n - config.warmup_updates) // config.step_updates, 0)
     return config.learning_rate * warm_up(n, config, numbers) * config.step_factor**drops
 
@@ -84,6 +84,6 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
 
 
 def learning_rate(update: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
-    """The rate of an update; the first one is number 0 here, and n = `first_update` in the formula."""
+    """The learning rate of an update, counted from 0; the formula's n is `update` + `first_update`."""
     n = numbers.asarray(update, float) + config.first_update  # JAX would divide int32 in float32
     return SCHEDULES[config.schedule](n, config, d_model, numbers)

@@ -1,4 +1,4 @@
-"""The proof that two models are one function; `compare_arrays` serves any two functions."""
+"""Proves that two models compute the same function; `compare_arrays` compares any two functions."""
 
 from .harness import Criterion, Finding, Report, compare_arrays
 

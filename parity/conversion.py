@@ -1,4 +1,4 @@
-"""The families of `transformers` against the twins: values, gradients, attention maps, and the way there and back."""
+"""Compares the families of `transformers` with the twins: values, gradients, attention maps and the round trip."""
 
 import json
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins
 from .transformers_oracle import load_oracle, randomize
 
-# The same bound for everything, each array by its own largest value.
+# One bound for all rungs, relative to each array's largest value.
 CRITERIA = tuple(Criterion(rung, 1e-12, "array", "the same function; all families reach 1e-14") for rung in RUNGS)
 
 _SIZES = {
@@ -34,7 +34,7 @@ _SIZES = {
     "max_position_embeddings": 13,
 }
 _MARIAN = {"pad_token_id": 28, "decoder_start_token_id": 28, "activation_function": "swish", "scale_embedding": True}
-# name -> (layout, settings): what a family can vary, each value once at least
+# name -> (layout, settings); every option of a family appears at least once
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Marian": ("marian", _MARIAN),
     "Marian, two vocabularies": (
@@ -57,20 +57,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """Worst float64 difference of either twin from `transformers`, and what the way there and back changed."""
+    """Worst float64 difference of either twin from `transformers`, and what the round trip changed."""
 
     name: str
     encoder: float
     logits: float
     gradients: float
     maps: float
-    changed: tuple[str, ...]
+    changes: tuple[str, ...]
     reports: tuple[Report, ...]
 
     @property
     def ok(self) -> bool:
-        """Every array within its bound, and nothing changed."""
-        return not self.changed and all(report.ok for report in self.reports)
+        """Whether every array is within its bound and the round trip changed nothing."""
+        return not self.changes and all(report.ok for report in self.reports)
 
 
 def random_model(name: str, seed: int = 0) -> Any:
@@ -85,55 +85,57 @@ def random_model(name: str, seed: int = 0) -> Any:
 
 
 def measure(name: str, folder: Path) -> Row:
-    """A variant's row, with its directories in a folder."""
-    random_model(name).save_pretrained(folder / "theirs")
-    checkpoint = convert.load(folder / "theirs")
+    """The row of a variant; its directories are written into a folder."""
+    random_model(name).save_pretrained(folder / "original")
+    checkpoint = convert.load(folder / "original")
     config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
     batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
     batch.src_tokens[2] = config.pad_id  # a sentence without a source token
-    batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id  # and one with a hole
+    batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id  # and one with padding inside
     coverage(batch, checkpoint.arrays, config.pad_id).check()
-    expected = load_oracle(folder / "theirs", checkpoint)(batch)
+    oracle = load_oracle(folder / "original", checkpoint)(batch)
     with jax.enable_x64(True):
-        found = run_twins(config, {name: a.astype(np.float64) for name, a in checkpoint.arrays.items()}, batch)
+        outputs = run_twins(config, {name: a.astype(np.float64) for name, a in checkpoint.arrays.items()}, batch)
     reports = compare_with_oracle(
-        found, expected, batch, config.pad_id, criteria=CRITERIA, reproduce=f"measure({name!r})"
+        outputs, oracle, batch, config.pad_id, criteria=CRITERIA, reproduce=f"measure({name!r})"
     )
-    measured = ("encoder", "logits", "gradients", "attention weights")
-    errors = {rung: max(f.error for r in reports.values() for f in r.findings if f.rung == rung) for rung in measured}
-    ways = {"flax": checkpoint.to_flax(), "pytorch": checkpoint.to_torch()}
-    changed = []
-    for way, model in ways.items():
-        there = replace(checkpoint, arrays=Checkpoint.of(model).arrays)
-        convert.save(there, folder / way, layout=VARIANTS[name][0])
-        changed += [f"by way of {way}: {change}" for change in changes(folder / "theirs", folder / way)]
+    compared_rungs = ("encoder", "logits", "gradients", "attention weights")
+    errors = {
+        rung: max(f.error for r in reports.values() for f in r.findings if f.rung == rung) for rung in compared_rungs
+    }
+    models = {"flax": checkpoint.to_flax(), "pytorch": checkpoint.to_torch()}
+    differences = []
+    for framework, model in models.items():
+        converted = replace(checkpoint, arrays=Checkpoint.of(model).arrays)
+        convert.save(converted, folder / framework, layout=VARIANTS[name][0])
+        differences += [f"through {framework}: {change}" for change in changes(folder / "original", folder / framework)]
     return Row(
         name,
         encoder=errors["encoder"],
         logits=errors["logits"],
         gradients=errors["gradients"],
         maps=errors["attention weights"],
-        changed=tuple(changed),
+        changes=tuple(differences),
         reports=tuple(reports.values()),
     )
 
 
 def changes(before: Path, after: Path) -> list[str]:
-    """What `transformers` or a reader of bytes finds different in two directories of one model."""
+    """Differences between two directories of one model: bytes of the weights, JSON files, loading and ties."""
     import transformers
 
     old, new = load_file(before / WEIGHTS), load_file(after / WEIGHTS)
-    changed = sorted(old.keys() ^ new.keys())
-    changed += [n for n in old.keys() & new.keys() if (old[n].shape, old[n].dtype) != (new[n].shape, new[n].dtype)]
-    changed += [n for n in old.keys() & new.keys() if old[n].tobytes() != new[n].tobytes()]
+    differences = sorted(old.keys() ^ new.keys())
+    differences += [n for n in old.keys() & new.keys() if (old[n].shape, old[n].dtype) != (new[n].shape, new[n].dtype)]
+    differences += [n for n in old.keys() & new.keys() if old[n].tobytes() != new[n].tobytes()]
     documents = ("config.json", "generation_config.json")
-    changed += [n for n in documents if json.loads((before / n).read_text()) != json.loads((after / n).read_text())]
+    differences += [n for n in documents if json.loads((before / n).read_text()) != json.loads((after / n).read_text())]
     architecture = getattr(transformers, json.loads((after / "config.json").read_text())["architectures"][0])
     models = [architecture.from_pretrained(folder, output_loading_info=True) for folder in (before, after)]
-    changed += [f"{kind} of from_pretrained: {names}" for kind, names in models[1][1].items() if names]
+    differences += [f"{kind} of from_pretrained: {names}" for kind, names in models[1][1].items() if names]
     if _ties(models[0][0]) != _ties(models[1][0]):
-        changed.append("ties")
-    return changed
+        differences.append("ties")
+    return differences
 
 
 def _ties(model: Any) -> set[frozenset[str]]:

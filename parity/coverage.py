@@ -1,4 +1,4 @@
-"""What the inputs of a proof contain: without padding, a comparison proves nothing about padding."""
+"""What the inputs of a comparison cover: without padding, it proves nothing about padding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,43 +15,44 @@ class Coverage:
     sentences: int
     src_padding: int  # positions
     tgt_padding: int
-    src_lengths: int  # number of different ones
+    src_lengths: int  # number of distinct lengths
     tgt_lengths: int
-    masked_sources: int  # without a token to attend to
+    masked_sources: int  # sources without a token to attend to
     biases: int
-    zero_biases: int  # that are 0 throughout
+    zero_biases: int  # of them all 0
     gains: int
-    unit_gains: int  # that are 1 throughout
+    unit_gains: int  # of them all 1
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """What is missing, and would let a mistake pass."""
+        """Cases that the inputs do not cover, so that a mistake could pass."""
         missing = {
             "no padding in sources": self.src_padding == 0,
             "no padding in targets": self.tgt_padding == 0,
             "sources of one length": self.src_lengths < 2,
             "targets of one length": self.tgt_lengths < 2,
-            f"{self.zero_biases} of {self.biases} biases are 0 throughout": self.zero_biases > 0,
-            f"{self.unit_gains} of {self.gains} gains are 1 throughout": self.unit_gains > 0,
+            f"{self.zero_biases} of {self.biases} biases are all 0": self.zero_biases > 0,
+            f"{self.unit_gains} of {self.gains} gains are all 1": self.unit_gains > 0,
         }
         return tuple(text for text, is_missing in missing.items() if is_missing)
 
     def check(self) -> None:
-        """Raises: AssertionError that names what the inputs lack."""
+        """Raises: AssertionError that lists the cases that the inputs do not cover."""
         if self.gaps:
-            raise AssertionError(f"the inputs prove too little: {'; '.join(self.gaps)}")
+            raise AssertionError(f"the inputs do not cover everything: {'; '.join(self.gaps)}")
 
     def __str__(self) -> str:
         return (
-            f"{self.sentences} sentences, of {self.src_lengths} source and {self.tgt_lengths} target lengths; "
-            f"{self.src_padding} source and {self.tgt_padding} target positions are padding; {self.masked_sources} "
-            f"sources without a token; {self.biases - self.zero_biases} of {self.biases} biases are not 0, "
-            f"{self.gains - self.unit_gains} of {self.gains} gains are not 1"
+            f"{_count(self.sentences, 'sentence')}; {_count(self.src_lengths, 'source length')}, "
+            f"{_count(self.tgt_lengths, 'target length')}; padding: {_count(self.src_padding, 'source position')}, "
+            f"{_count(self.tgt_padding, 'target position')}; {_count(self.masked_sources, 'source')} without a token; "
+            f"{self.biases - self.zero_biases} of {self.biases} biases not 0, "
+            f"{self.gains - self.unit_gains} of {self.gains} gains not 1"
         )
 
 
 def coverage(batch: Batch, arrays: Mapping[str, np.ndarray], pad_id: int) -> Coverage:
-    """The coverage of a batch and of a model's arrays by name. Lengths count tokens that are not padding."""
+    """The coverage of a batch and a model's arrays by name. Lengths do not count padding."""
     src_keep = batch.src_tokens != pad_id if batch.src_mask is None else batch.src_mask
     tgt_keep = batch.tgt_tokens != pad_id
     biases = [np.asarray(array) for name, array in arrays.items() if name.endswith(".bias")]
@@ -68,3 +69,7 @@ def coverage(batch: Batch, arrays: Mapping[str, np.ndarray], pad_id: int) -> Cov
         gains=len(gains),
         unit_gains=sum(bool((array == 1).all()) for array in gains),
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""Searches compared token for token: Flax, PyTorch, and `transformers`' `generate`, which nobody here wrote."""
+"""Beam search compared token by token: Flax, PyTorch, and `transformers`' `generate`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,60 +19,62 @@ from ..convert.hugging_face import family
 from ..formulas.decoding import LENGTH_PENALTIES, Decoded, collect
 from ..torch_reference import beam
 
-# Of the sum of a sentence's log-probabilities, in nats: what rounding may do to it. transformers casts the logits to
-# float32 whatever the model's type.
+# Largest effect of rounding on a sentence's sum of log-probabilities, in nats. transformers casts the logits to float32
+# for every dtype of the model.
 ROUNDING = {"float32": 1e-5, "float64": 1e-12}
 LONGEST = 24
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two searches agree, a sentence being equal where all its hypotheses are, in their order."""
+    """Agreement of two searches; a sentence is equal if all its hypotheses are, in order."""
 
     equal: int  # sentences
-    ties: dict[int, float]  # sentence that differs -> margin of its closest decision, which rounding may turn
-    different: dict[int, float]  # the same, where rounding cannot
+    ties: dict[int, float]  # differing sentence -> margin of its closest decision, small enough for rounding to flip it
+    different: dict[int, float]  # differing sentence -> margin that rounding cannot explain
     score_error: float  # largest difference of the sums of log-probabilities of equal sentences, in nats
 
     def __str__(self) -> str:
         """One line."""
         text = f"{self.equal} sentences equal, sums within {self.score_error:.1e}"
-        for name, found in (("tied", self.ties), ("different", self.different)):
-            listed = ", ".join(f"{sentence} (margin {margin:.1e})" for sentence, margin in found.items())
-            text += f"; {len(found)} {name}" + (f": {listed}" if found else "")
+        for name, margins in (("tied", self.ties), ("different", self.different)):
+            details = ", ".join(f"{sentence} (margin {margin:.1e})" for sentence, margin in margins.items())
+            text += f"; {len(margins)} {name}" + (f": {details}" if margins else "")
         return text
 
 
-def compare_decoded(found: Decoded, expected: Decoded, config: DecodingConfig, rounding: float) -> Agreement:
-    """Whether two searches found the same; `expected` is PyTorch's, which says how close its decisions were.
+def compare_decoded(candidate: Decoded, reference: Decoded, config: DecodingConfig, rounding: float) -> Agreement:
+    """Compares two searches; `reference` is PyTorch's, which records the margins of its decisions.
 
     `rounding` is the largest difference that rounding makes in a sum of log-probabilities, in nats.
     """
-    assert expected.margins is not None
-    longest = max(found.tokens.shape[-1], expected.tokens.shape[-1])
-    mine, other = (np.pad(d.tokens, ((0, 0), (0, 0), (0, longest - d.tokens.shape[-1]))) for d in (found, expected))
-    inside = np.arange(longest) < expected.lengths[..., None]
-    same = (found.lengths == expected.lengths).all(1) & ((mine == other) | ~inside).all((1, 2))
-    apart = [(int(i), float(expected.margins[i])) for i in np.flatnonzero(~same)]
-    both = same[:, None] & (expected.lengths > 0)
-    penalties = LENGTH_PENALTIES[config.length_penalty](expected.lengths[both].astype(float), config.length_exponent)
-    errors = np.abs(found.scores[both] - expected.scores[both]) * penalties
+    assert reference.margins is not None
+    longest = max(candidate.tokens.shape[-1], reference.tokens.shape[-1])
+    tokens, reference_tokens = (
+        np.pad(d.tokens, ((0, 0), (0, 0), (0, longest - d.tokens.shape[-1]))) for d in (candidate, reference)
+    )
+    inside = np.arange(longest) < reference.lengths[..., None]
+    same = (candidate.lengths == reference.lengths).all(1) & ((tokens == reference_tokens) | ~inside).all((1, 2))
+    margins = [(int(i), float(reference.margins[i])) for i in np.flatnonzero(~same)]
+    both = same[:, None] & (reference.lengths > 0)
+    penalties = LENGTH_PENALTIES[config.length_penalty](reference.lengths[both].astype(float), config.length_exponent)
+    errors = np.abs(candidate.scores[both] - reference.scores[both]) * penalties
     return Agreement(
         int(same.sum()),
-        {i: margin for i, margin in apart if margin <= rounding},
-        {i: margin for i, margin in apart if margin > rounding},
+        {i: margin for i, margin in margins if margin <= rounding},
+        {i: margin for i, margin in margins if margin > rounding},
         float(errors.max(initial=0)),
     )
 
 
 def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarray, config: DecodingConfig) -> Decoded:
-    """What `model.generate` makes of a batch. A beam of 1 is its greedy search, which gives no scores: they are 0.
+    """Decodes a batch with `model.generate`. Its greedy search (beam size 1) returns no scores; they are 0 here.
 
-    Its `min_new_tokens` does not count the end, and it forbids padding only when told.
+    Its `min_new_tokens` does not count EOS, and it forbids padding only through `bad_words_ids`.
     """
     assert config.length_penalty == "power"
     tokens = torch.from_numpy(src)
-    found = model.generate(
+    output = model.generate(
         input_ids=tokens,
         attention_mask=(tokens != settings.pad_id).long(),
         do_sample=False,
@@ -88,12 +90,12 @@ def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarr
         output_scores=True,
     )
     shape = len(src), config.n_best
-    scores = np.zeros(shape) if config.beam_size == 1 else found.sequences_scores.numpy().reshape(shape)
-    return collect(found.sequences.numpy().reshape(*shape, -1), scores, settings, config)
+    scores = np.zeros(shape) if config.beam_size == 1 else output.sequences_scores.numpy().reshape(shape)
+    return collect(output.sequences.numpy().reshape(*shape, -1), scores, settings, config)
 
 
-# family -> settings. Tokens are far apart with weights so large, and where the end is likelier, by END in its logit,
-# sentences have many lengths: where all run to the longest, most rules cannot be distinguished.
+# family -> settings. Large weights give logits far apart, and END, added to the logit of EOS, gives sentences of many
+# lengths. If all sentences reached the maximum length, most rules could not be distinguished.
 FAMILIES: dict[str, dict[str, Any]] = {
     "Marian": {
         "pad_token_id": 100,
@@ -108,7 +110,7 @@ END = 5.0
 
 
 def random_family(name: str, folder: Path) -> tuple[Any, Checkpoint]:
-    """A random model of `transformers`, saved in a folder, and what it is here."""
+    """A random model of `transformers`, saved in a folder, and the checkpoint that twinax loads from it."""
     import transformers
 
     sizes: dict[str, Any] = {"vocab_size": 101, "d_model": 32, "max_position_embeddings": LONGEST}
@@ -131,42 +133,43 @@ def sentences(pad_id: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Row:
-    """What three searches found on 200 sentences, all hypotheses of each."""
+    """Agreement of three searches on 200 sentences, all hypotheses of each."""
 
     name: str
     dtype: str
     beam_size: int
-    flax: Agreement  # with PyTorch's
+    flax: Agreement  # with PyTorch
     transformers: Agreement
     lengths: np.ndarray  # of the best hypotheses
 
     @property
     def ok(self) -> bool:
-        """Everything is equal, but for what rounding explains."""
-        near = self.dtype != "float64" or self.flax.score_error <= 1e-10
-        return near and not (self.flax.different or self.transformers.different)
+        """Whether everything is equal except for ties, which rounding explains."""
+        scores_close = self.dtype != "float64" or self.flax.score_error <= 1e-10
+        return scores_close and not (self.flax.different or self.transformers.different)
 
 
-def measure(name: str, theirs: Any, checkpoint: Checkpoint, dtype: str, beam_size: int) -> Row:
-    """A family's row. Needs `jax_enable_x64` for float64."""
+def measure(name: str, transformers_model: Any, checkpoint: Checkpoint, dtype: str, beam_size: int) -> Row:
+    """The row of a family. Needs `jax_enable_x64` for float64."""
     config = checkpoint.config.replace(param_dtype=dtype, compute_dtype=dtype)
     arrays = {name: jnp.asarray(a.astype(dtype)) for name, a in checkpoint.arrays.items()}
     model = flax_transformer.Transformer.from_arrays(config, arrays)
-    src, how = sentences(config.pad_id), DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
-    expected = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), how)
-    found = flax_transformer.generate(model, src, how)
-    oracle = transformers_generate(theirs.to(getattr(torch, dtype)), config, src, how)
+    src = sentences(config.pad_id)
+    decoding = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
+    reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
+    candidate = flax_transformer.generate(model, src, decoding)
+    oracle = transformers_generate(transformers_model.to(getattr(torch, dtype)), config, src, decoding)
     return Row(
         name,
         dtype,
         beam_size,
-        compare_decoded(found, expected, how, ROUNDING[dtype]),
-        compare_decoded(oracle, expected, how, ROUNDING["float32"]),
-        expected.lengths[:, 0],
+        compare_decoded(candidate, reference, decoding, ROUNDING[dtype]),
+        compare_decoded(oracle, reference, decoding, ROUNDING["float32"]),
+        reference.lengths[:, 0],
     )
 
 
-# name -> the rule broken in the PyTorch search
+# name -> context in which the PyTorch search has the mistake
 WRONG_RULES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "none": lambda: patch.dict(LENGTH_PENALTIES),
     "an end of any rank finishes": lambda: patch.object(beam, "may_finish", lambda rank, beam_size: rank >= 0),
@@ -177,10 +180,11 @@ WRONG_RULES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def wrongly_decoded(theirs: Any, checkpoint: Checkpoint, rule: str) -> int:
-    """Of 200 sentences, beam 4, those that differ from `transformers` by more than rounding explains."""
-    src, config = sentences(checkpoint.config.pad_id), DecodingConfig(beam_size=4, n_best=4, max_length=LONGEST)
-    oracle = transformers_generate(theirs.float(), checkpoint.config, src, config)
+def count_differences(transformers_model: Any, checkpoint: Checkpoint, rule: str) -> int:
+    """Number of 200 sentences, beam size 4, that differ from `transformers` by more than rounding."""
+    src = sentences(checkpoint.config.pad_id)
+    config = DecodingConfig(beam_size=4, n_best=4, max_length=LONGEST)
+    oracle = transformers_generate(transformers_model.float(), checkpoint.config, src, config)
     with WRONG_RULES[rule]():
-        found = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
-    return len(compare_decoded(oracle, found, config, ROUNDING["float32"]).different)
+        candidate = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
+    return len(compare_decoded(oracle, candidate, config, ROUNDING["float32"]).different)

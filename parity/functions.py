@@ -1,7 +1,7 @@
-"""The Flax and the PyTorch model as two functions of (arrays, batch) that return the same paths.
+"""The Flax and the PyTorch model as functions of (arrays, batch) whose outputs have the same paths.
 
-Each returns every activation, the logits, the loss and every gradient of the loss, by path; gradients have the Flax
-names and layout on both sides.
+Each returns every activation, the logits, the loss and every gradient of the loss. Gradients have the Flax names and
+layout in both.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
 
 Outputs = dict[str, Any]
 GRADIENTS = "gradients."
-LOSS = TrainingConfig()  # cross entropy without smoothing, which every oracle has
+LOSS = TrainingConfig()  # cross entropy without smoothing, as in every oracle
 
 
 @lru_cache(maxsize=4)
@@ -68,7 +68,7 @@ def flax_function(
 def torch_function(
     config: TransformerConfig, *, gradients: bool = True
 ) -> Callable[[Mapping[str, Any], Batch], Outputs]:
-    """f(arrays by Flax name, batch): the same, through the port's rules."""
+    """f(arrays by Flax name, batch) with the same outputs; the conversion rules translate the arrays."""
 
     def run(arrays: Mapping[str, Any], batch: Batch) -> Outputs:
         model = torch_reference.Transformer.from_state_dict(config, convert.to_state_dict(arrays, config))
@@ -78,7 +78,7 @@ def torch_function(
 
 
 def run_torch(model: torch_reference.Transformer, batch: Batch, *, gradients: bool = True) -> Outputs:
-    """What `torch_function` returns, of a model that is there already."""
+    """The outputs of `torch_function` for an existing model."""
     config = model.config
     tokens = [torch.from_numpy(array) for array in (batch.src_tokens, batch.tgt_tokens)]
     masks = [None if mask is None else torch.from_numpy(mask) for mask in (batch.src_mask, batch.tgt_mask)]
@@ -98,7 +98,7 @@ def run_torch(model: torch_reference.Transformer, batch: Batch, *, gradients: bo
 
 
 def random_arrays(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:
-    """Parameters and tables of a random model; norm gains and biases too, since 1 and 0 hide mistakes.
+    """Random parameters, and tables, of a model. Norm gains and biases are random too, because 1 and 0 hide mistakes.
 
     Kernels are N(0, 1/inputs), embeddings N(0, 1/D); drawn by numpy, which compiles nothing.
     """
@@ -121,7 +121,7 @@ def random_batch(
 ) -> Batch:
     """Random sentences with ragged padding at the end of both sides: the first row is full, the second is not.
 
-    Both sides have the source's length where the model takes no other.
+    Both sides have the source's length if the model requires equal lengths.
     """
     if config.cross_mask == "encoder":
         tgt_length = src_length

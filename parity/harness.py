@@ -1,7 +1,7 @@
-"""Compares what two functions return: array by array, aligned by path, worst element first.
+"""Compares the outputs of two functions array by array, aligned by path, and reports the worst elements.
 
-Nothing here knows the model: `compare_arrays(f, g, x, criteria=...)` takes any two functions that return trees of
-arrays of the same structure, from JAX, PyTorch or numpy.
+It is independent of the model: `compare_arrays(f, g, x, criteria=...)` takes any two functions that return trees of
+arrays with the same structure, from JAX, PyTorch or numpy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ Tree = Any
 
 @dataclass(frozen=True)
 class Criterion:
-    """How far apart arrays of a rung may be: bound · scale, and why.
+    """The tolerance of a rung, bound · scale, and the reason for it.
 
     The scale is 1, max(1, the array's largest |reference|), or the largest |reference| in the whole rung.
     """
@@ -28,7 +28,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Finding:
-    """The worst element of one array, or what makes two arrays incomparable."""
+    """The worst element of one array, or the reason that two arrays cannot be compared."""
 
     path: str
     rung: str
@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """Within the tolerance; NaN never is, and infinity only where both have it."""
+        """Whether the error is within the tolerance; NaN never is, infinity only if both arrays have it."""
         return not self.problem and self.error <= self.tolerance
 
     def __str__(self) -> str:
@@ -49,12 +49,12 @@ class Finding:
             return f"{self.path}: {self.problem}"
         element = f"{self.path}{list(self.index)}"
         values = f"reference {self.reference!r}, candidate {self.candidate!r}"
-        return f"{element}: {values}, {self.error:.3g} apart, {self.tolerance:.3g} allowed"
+        return f"{element}: {values}, difference {self.error:.3g}, tolerance {self.tolerance:.3g}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of a comparison, one a path, in the order in which the reference returned them."""
+    """The findings of a comparison, one per path, in the order in which the reference returns them."""
 
     findings: tuple[Finding, ...]
     criteria: tuple[Criterion, ...]
@@ -62,7 +62,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Everything is within its tolerance, and there was something to compare."""
+        """Whether every array is within its tolerance and at least one was compared."""
         return bool(self.findings) and all(f.ok for f in self.findings)
 
     @property
@@ -77,16 +77,16 @@ class Report:
 
     @property
     def first(self) -> Finding | None:
-        """The first array that differs, in the reference's order: the place to look."""
+        """The first array that differs, in the order of the computation."""
         return next(iter(self.failures), None)
 
     def worst(self, rung: str) -> Finding | None:
-        """The finding of a rung that is farthest outside its tolerance, or nearest to it."""
-        found = [f for f in self.findings if f.rung == rung]
-        return max(found, key=_severity) if found else None
+        """The finding of a rung with the largest error relative to its tolerance."""
+        findings = [f for f in self.findings if f.rung == rung]
+        return max(findings, key=_severity) if findings else None
 
     def check(self) -> None:
-        """Raises: AssertionError that names the first failing rung, its worst elements, and how to reproduce it."""
+        """Raises: AssertionError with the first failing rung, its worst elements, and how to reproduce it."""
         if not self.ok:
             raise AssertionError(str(self))
 
@@ -97,11 +97,11 @@ class Report:
             return "nothing was compared: both functions returned no arrays"
         rung = self.failed_rung
         reason = next(c.reason for c in self.criteria if c.rung == rung)
-        first = sorted((f for f in self.failures if f.rung == rung), key=_severity, reverse=True)
+        failures = sorted((f for f in self.failures if f.rung == rung), key=_severity, reverse=True)
         lines = [f"{len(self.failures)} of {len(self.findings)} arrays differ, first in rung '{rung}' ({reason}):"]
-        lines += [f"  {finding}" for finding in first[:5]]
-        lines += [f"  … and {len(first) - 5} more in this rung"] if len(first) > 5 else []
-        lines += [f"in the order of the computation it begins at {self.first.path}"] if self.first else []
+        lines += [f"  {finding}" for finding in failures[:5]]
+        lines += [f"  … and {len(failures) - 5} more in this rung"] if len(failures) > 5 else []
+        lines += [f"first differing array in computation order: {self.first.path}"] if self.first else []
         lines += [f"reproduce: {self.reproduce}"] if self.reproduce else []
         return "\n".join(lines)
 
@@ -114,9 +114,9 @@ def compare_arrays(
     rung_of: Callable[[str], str] | None = None,
     reproduce: str = "",
 ) -> Report:
-    """Calls both on the same inputs (or takes two trees as they are) and compares the results.
+    """Calls both functions on the same inputs, or takes two trees directly, and compares the results.
 
-    `rung_of` gives the rung of a path; without it everything is in the first criterion's rung.
+    `rung_of` maps a path to its rung; without it every array is in the first criterion's rung.
     """
     trees = [flatten(side(*inputs) if callable(side) else side) for side in (reference, candidate)]
     if not criteria:
@@ -124,7 +124,7 @@ def compare_arrays(
     by_rung = {criterion.rung: criterion for criterion in criteria}
     rungs = {path: rung_of(path) if rung_of else criteria[0].rung for path in (*trees[0], *trees[1])}
     if unknown := sorted(set(rungs.values()) - set(by_rung)):
-        raise ValueError(f"rung_of gives {', '.join(unknown)}, which no criterion has")
+        raise ValueError(f"rung_of returns {', '.join(unknown)}, for which there is no criterion")
     largest = dict.fromkeys(by_rung, 0.0)
     for path, array in trees[0].items():
         largest[rungs[path]] = max(largest[rungs[path]], _largest(array))
@@ -136,7 +136,7 @@ def compare_arrays(
 
 
 def flatten(tree: Tree, path: str = "") -> dict[str, np.ndarray]:
-    """Arrays by path, keys joined by dots, in the tree's own order; floats become float64."""
+    """The arrays of a tree by path, keys joined by dots, in the tree's order; floats become float64."""
     if isinstance(tree, Mapping):
         children = tree.items()
     elif isinstance(tree, list | tuple):
@@ -146,8 +146,8 @@ def flatten(tree: Tree, path: str = "") -> dict[str, np.ndarray]:
     flat: dict[str, np.ndarray] = {}
     for key, child in children:
         arrays = flatten(child, f"{path}.{key}" if path else str(key))
-        if twice := sorted(set(flat) & set(arrays)):
-            raise ValueError(f"the tree has two arrays of the path {twice[0]}")
+        if duplicates := sorted(set(flat) & set(arrays)):
+            raise ValueError(f"the tree has two arrays with the path {duplicates[0]}")
         flat |= arrays
     return flat
 
@@ -165,7 +165,7 @@ def _to_numpy(leaf: Any) -> np.ndarray:
 
 
 def _largest(array: np.ndarray) -> float:
-    """Of the finite elements: an infinite one must not make every difference small."""
+    """The largest finite magnitude; with an infinite scale every difference would be within tolerance."""
     array = array.astype(np.float64)
     return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 

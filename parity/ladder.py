@@ -1,7 +1,7 @@
 """The ladder: masks, attention weights, every sublayer, encoder, decoder, logits, every gradient.
 
-Meaning is proven in float64 with a tight absolute bound; then float32 and bfloat16 are bounded by the ratio of the two
-models' own errors against float64.
+In float64, a tight absolute bound shows that both models compute the same function. In float32 and bfloat16, the bound
+is on the ratio of the two models' errors against float64.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,31 +18,29 @@ from .coverage import Coverage, coverage
 from .functions import GRADIENTS, Batch, Outputs, flax_function, random_arrays, random_batch, torch_function
 from .harness import Criterion, Report, compare_arrays, flatten
 
-# What equal means in float64.
+# The definition of equal in float64.
 CRITERIA = (
-    Criterion("masks", 0.0, "one", "booleans are equal or not"),
-    Criterion("attention weights", 1e-12, "array", "a correct port reaches 1e-14; the next mistake is at 1e-5"),
+    Criterion("masks", 0.0, "one", "booleans must be identical"),
+    Criterion("attention weights", 1e-12, "array", "a correct port reaches 1e-14; the smallest mistake is at 1e-5"),
     Criterion("sublayers", 1e-12, "array", "a correct port reaches 2e-14 on activations of any size"),
-    Criterion("encoder", 1e-12, "array", "errors of all its layers together stay under the same bound"),
-    Criterion("decoder", 1e-12, "array", "errors of all its layers together stay under the same bound"),
-    Criterion("logits", 1e-12, "array", "errors of the whole model stay under the same bound; the loss is here too"),
-    Criterion(
-        "gradients", 1e-10, "rung", "of the largest gradient: some are 0 in exact arithmetic and have no relative error"
-    ),
+    Criterion("encoder", 1e-12, "array", "the errors of all its layers together stay below the same bound"),
+    Criterion("decoder", 1e-12, "array", "the errors of all its layers together stay below the same bound"),
+    Criterion("logits", 1e-12, "array", "the errors of the whole model stay below the same bound; includes the loss"),
+    Criterion("gradients", 1e-10, "rung", "relative to the largest gradient: some are 0 in exact arithmetic"),
 )
 RUNGS = tuple(criterion.rung for criterion in CRITERIA)
-Model = tuple[TransformerConfig, Mapping[str, np.ndarray]]  # and its arrays by Flax name
+Model = tuple[TransformerConfig, Mapping[str, np.ndarray]]  # config, arrays by Flax name
 
-# In float32 and bfloat16 each model's error against float64 may be at most this many times the other's, as root mean
-# square over POOLED inputs, beyond what the frameworks' bare matrix products differ by (`product_ratio`).
-# bfloat16 decides on activations only: there, correct gradients are far apart.
-# Inputs in which rounding carries a ReLU across 0 are passed over for float32; MOST_DRAWS ends the search for others.
+# In float32 and bfloat16, each model's root mean square error against float64 over POOLED inputs may be at most
+# RATIO_BOUND times the other's. The float32 bound is widened by the ratio of bare matrix products (`product_ratio`).
+# bfloat16 covers activations only, because correct gradients differ too much there.
+# In float32, inputs in which rounding flips a ReLU are skipped; at most MAX_DRAWS inputs are drawn.
 RATIO_BOUND = 1.5
-LARGEST_PRODUCT_RATIO = 2.0  # more is no property of a library but a reduced precision, and proves nothing
+MAX_PRODUCT_RATIO = 2.0  # a larger ratio means reduced precision and is not accepted as a reason
 POOLED = 24
-FEWEST_ELEMENTS = 4096
-MOST_DRAWS = 240
-TEXT_SENTENCES = 16  # of a text that are compared in float64
+MIN_ELEMENTS = 4096
+MAX_DRAWS = 240
+TEXT_SENTENCES = 16  # of a text, compared in float64
 
 
 @dataclass(frozen=True)
@@ -51,26 +49,27 @@ class Rung:
 
     name: str
     error: float  # worst |difference| in float64
-    oracle_error: float | None  # the same between either model and a third one, the oracle; None where there is none
-    float32_ratio: float | None  # Flax's error / PyTorch's, both against float64; None where it does not apply
+    oracle_error: float | None  # the same of either model from the oracle; None without an oracle
+    float32_ratio: float | None  # Flax error / PyTorch error, both against float64; None if not compared
     bfloat16_ratio: float | None
     ok: bool
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """What climbing found."""
+    """The results of all rungs."""
 
     report: Report  # float64
-    covered: Coverage  # what the inputs in float64 contain
-    oracle_reports: Mapping[str, Report]  # each model's against the oracle
+    coverage: Coverage  # of the inputs in float64
+    oracle_reports: Mapping[str, Report]  # each model against the oracle
     rungs: tuple[Rung, ...]
-    product_ratio: float  # float32 error of XLA's matrix product over PyTorch's, at the model's widest layer
-    ratios_decide: bool  # whether a rung's verdict looks at float32 and bfloat16 too
+    product_ratio: float  # float32 error of XLA's matrix product / PyTorch's, at the model's widest layer
+    ratios_decide: bool  # whether a rung's verdict depends on float32 and bfloat16 too
+    sentences_needed: int | None = None  # for float32 and bfloat16, if the text has fewer
 
     @property
     def ok(self) -> bool:
-        """Every rung holds, and every array within it."""
+        """Whether every rung and every array holds."""
         return all(report.ok for report in self.reports) and all(rung.ok for rung in self.rungs)
 
     @property
@@ -95,7 +94,7 @@ def rung_of(path: str) -> str:
 def run_twins(
     config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch, flax: Model | None = None
 ) -> dict[str, Outputs]:
-    """What each of the two models finds on one batch, by its framework; Flax has another model where one is given."""
+    """The outputs of both models on one batch, by framework; `flax`: a different model for Flax."""
     flax_config, flax_arrays = flax or (config, arrays)
     return {
         "PyTorch": torch_function(config)(arrays, batch),
@@ -107,12 +106,12 @@ def compare_models(
     config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch, *, reproduce: str = ""
 ) -> Report:
     """The ladder in float64 on one batch. Needs `jax_enable_x64` and a float64 config."""
-    found = run_twins(config, arrays, batch)
-    return compare_arrays(found["PyTorch"], found["Flax"], criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
+    outputs = run_twins(config, arrays, batch)
+    return compare_arrays(outputs["PyTorch"], outputs["Flax"], criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
 
 
 def compare_with_oracle(
-    found: Mapping[str, Outputs],
+    outputs: Mapping[str, Outputs],
     expected: Outputs,
     batch: Batch,
     pad_id: int,
@@ -120,25 +119,25 @@ def compare_with_oracle(
     criteria: Sequence[Criterion] = CRITERIA,
     reproduce: str = "",
 ) -> dict[str, Report]:
-    """What `run_twins` found against what a third function did, in float64, by framework."""
+    """Compares the outputs of `run_twins` with those of an oracle, in float64; reports by framework."""
     expected = comparable(expected, expected, batch, pad_id)
     return {
         framework: compare_arrays(
             expected,
-            comparable(outputs, expected, batch, pad_id),
+            comparable(twin_outputs, expected, batch, pad_id),
             criteria=criteria,
             rung_of=rung_of,
             reproduce=reproduce,
         )
-        for framework, outputs in found.items()
+        for framework, twin_outputs in outputs.items()
     }
 
 
 def comparable(outputs: Outputs, expected: Outputs, batch: Batch, pad_id: int) -> Outputs:
-    """Of `outputs` what the oracle has, less the attention maps of sentences without a source token.
+    """The outputs that the oracle has too, without attention maps of sentences that have no source token.
 
-    `transformers` gives maps by its eager attention alone, which there spreads over the padding; its default gives 0,
-    as the twins do.
+    `transformers` returns maps only from its eager attention, which attends to padding in such sentences; its default
+    attention returns 0, as the twins do.
     """
     keep = batch.src_tokens != pad_id if batch.src_mask is None else batch.src_mask
     rows = np.flatnonzero(keep.any(1))
@@ -155,83 +154,92 @@ def run_ladder(
     flax: Model | None = None,
     draw: Callable[[int, int], Batch | None] | None = None,
 ) -> Ladder:
-    """The whole ladder for a model of this config, on the CPU.
+    """Runs the whole ladder for a model of this config, on the CPU.
 
-    `progress` is told (what is being done, steps done, steps in all). The model is that of `arrays`, or a random one;
-    `flax` is what Flax computes where that is to be another model, of arrays of the same shapes. Where there is an
-    `oracle` that computes some of the outputs in float64, both models are compared with it too. `draw` gives the batch
-    of a number and of so many sentences, or None where there are no more; without it they are random. Then float64
-    alone decides: of trained weights one batch can have a much larger error than the others.
+    `progress` receives (label, completed steps, all steps). The weights are `arrays`, or random. `flax`: a different
+    model for Flax, with arrays of the same shapes. `oracle`: computes some of the outputs in float64; both models are
+    compared with it too. `draw`: returns the batch with a number and so many sentences, or None at the end; by default
+    batches are random. With `draw`, float64 alone decides, because with trained weights the error of a single batch
+    can be much larger than that of the others.
     """
     total = 1 + 2 * POOLED
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-        is_random = arrays is None
+        is_random = arrays is None and draw is None
+        decide = draw is None
         with jax.enable_x64(False):
             arrays = arrays or random_arrays(config.replace(param_dtype="float32"), seed)
         progress("float64", 0, total)
-        is_random, decide = is_random and draw is None, draw is None
-        first = 4 if draw is None else TEXT_SENTENCES
+        sentences = 4 if draw is None else TEXT_SENTENCES
         draw = draw or (lambda number, sentences: _draw(config, seed, number, sentences))
         wide, wide_arrays = _as_type((config, arrays), "float64")
-        model, batch = _as_type((config, arrays), "float32"), draw(0, first)
-        assert batch is not None  # there is something to compare
+        model, batch = _as_type((config, arrays), "float32"), draw(0, sentences)
+        assert batch is not None  # the caller ensures at least one sentence
+        per_input = sentences_per_input(config, batch)
+        too_few = draw(POOLED, per_input) is None
         if decide and oracle is None:  # some oracles divide by zero on fully masked rows
             batch.src_tokens[-1] = config.pad_id
-        covered = coverage(batch, arrays, config.pad_id)
+        input_coverage = coverage(batch, arrays, config.pad_id)
         if is_random and config.max_length > 2:
-            covered.check()
+            input_coverage.check()
         with jax.enable_x64(True):
-            found = run_twins(wide, wide_arrays, batch, flax and _as_type(flax, "float64"))
-        twins = found["PyTorch"], found["Flax"]
+            outputs = run_twins(wide, wide_arrays, batch, flax and _as_type(flax, "float64"))
+        twins = outputs["PyTorch"], outputs["Flax"]
         report = compare_arrays(*twins, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
         oracle_reports = {}
         if oracle is not None:
             progress("float64 against the oracle", 0, total)
-            oracle_reports = compare_with_oracle(found, oracle(batch), batch, config.pad_id, reproduce=reproduce)
-        del found, twins
-        sentences = max(2, -(-FEWEST_ELEMENTS // (POOLED * batch.tgt_tokens.shape[1] * config.d_model)))
-        narrow, ratios = (model, _as_type(flax, "float32") if flax else model), {"float32": {}, "bfloat16": {}}
+            oracle_reports = compare_with_oracle(outputs, oracle(batch), batch, config.pad_id, reproduce=reproduce)
+        del outputs, twins
+        narrow = model, _as_type(flax, "float32") if flax else model
+        ratios = {"float32": {}, "bfloat16": {}}
         for i, dtype in enumerate(ratios):
-            if any(finding.problem for finding in report.findings):  # an array that is missing has no error
+            if too_few or any(finding.problem for finding in report.findings):  # a missing array has no error
                 break
 
-            def tell(done: int, dtype: str = dtype, i: int = i) -> None:
-                progress(f"{dtype} against float64", 1 + i * POOLED + done, total)
+            def show(completed: int, dtype: str = dtype, i: int = i) -> None:
+                progress(f"{dtype} against float64", 1 + i * POOLED + completed, total)
 
-            drawn = (draw(1 + number, sentences) for number in range(MOST_DRAWS))
-            batches = (batch for batch in takewhile(lambda batch: batch is not None, drawn) if batch is not None)
-            ratios[dtype] = _ratios(dtype, (wide, wide_arrays), narrow, batches, tell)
+            draws = (draw(1 + number, per_input) for number in range(MAX_DRAWS))
+            batches = (batch for batch in takewhile(lambda batch: batch is not None, draws) if batch is not None)
+            ratios[dtype] = _ratios(dtype, (wide, wide_arrays), narrow, batches, show)
         progress("done", total, total)
         product = product_ratio(config)
     rungs = tuple(_rows(report, oracle_reports, ratios, product, decide))
-    return Ladder(report, covered, oracle_reports, rungs, product, decide)
+    sentences_needed = TEXT_SENTENCES + POOLED * per_input if too_few else None
+    return Ladder(report, input_coverage, oracle_reports, rungs, product, decide, sentences_needed)
+
+
+def sentences_per_input(config: TransformerConfig, batch: Batch) -> int:
+    """Sentences in each of the POOLED inputs, enough for MIN_ELEMENTS elements; `batch` has their target length."""
+    return max(2, -(-MIN_ELEMENTS // (POOLED * batch.tgt_tokens.shape[1] * config.d_model)))
 
 
 def _ratios(
-    dtype: str, wide: Model, narrow: tuple[Model, Model], batches: Iterator[Batch], tell: Callable[[int], None]
+    dtype: str, wide: Model, narrow: tuple[Model, Model], batches: Iterator[Batch], show: Callable[[int], None]
 ) -> dict[str, float]:
-    """Flax's error over PyTorch's in a dtype, a rung; `narrow` is PyTorch's model and Flax'.
+    """Flax error / PyTorch error per rung in a dtype; `narrow` is (PyTorch's model, Flax's model).
 
-    None where there are fewer batches: the same sentences again would prove no more.
+    Empty if there are too few batches: repeating sentences would prove no more.
     """
-    errors, gradients = _Errors(), dtype == "float32"
+    errors = _Errors()
+    gradients = dtype == "float32"
     config, arrays = wide
     for batch in batches:
-        tell(errors.inputs)
-        errors.drawn += 1
+        show(errors.inputs)
+        errors.draws += 1
         exact = flatten(torch_function(config, gradients=gradients)(arrays, batch))
-        found = _run_both(*narrow, dtype, batch, gradients)
-        if not (gradients and any(rounding_crosses_relu(config, exact, side) for side in found)):
-            errors.add(exact, *found)
+        outputs = _run_both(*narrow, dtype, batch, gradients)
+        if not (gradients and any(rounding_crosses_relu(config, exact, side) for side in outputs)):
+            errors.add(exact, *outputs)
         if errors.inputs == POOLED:
             break
-    return errors.ratios() if errors.inputs == POOLED or errors.drawn == MOST_DRAWS else {}
+    return errors.ratios() if errors.inputs == POOLED or errors.draws == MAX_DRAWS else {}
 
 
 def product_ratio(config: TransformerConfig) -> float:
-    """Error of XLA's float32 product x W over PyTorch's, both against float64, W being the widest layer's.
+    """Error of XLA's float32 product x W / PyTorch's, both against float64, with W of the widest layer.
 
-    PyTorch's is closer on some machines, and no port can change that.
+    On some machines PyTorch's product is more accurate, which no port can change.
     """
     rng, squares = np.random.default_rng(0), np.zeros(2)
     widest = max(config.d_ff, config.decoder_d_ff or 0)
@@ -239,23 +247,23 @@ def product_ratio(config: TransformerConfig) -> float:
         for _ in range(POOLED):
             x, w = (rng.standard_normal(shape, np.float32) for shape in ((14, widest), (widest, config.d_model)))
             exact = x.astype(np.float64) @ w.astype(np.float64)
-            flax, other = jnp.dot(x, w), torch.from_numpy(x) @ torch.from_numpy(w)
-            squares += [np.square(np.asarray(side, np.float64) - exact).sum() for side in (flax, other)]
+            flax, pytorch = jnp.dot(x, w), torch.from_numpy(x) @ torch.from_numpy(w)
+            squares += [np.square(np.asarray(side, np.float64) - exact).sum() for side in (flax, pytorch)]
     return float(np.sqrt(squares[0] / squares[1]))
 
 
-def rounding_crosses_relu(config: TransformerConfig, oracle: Outputs, narrow: Outputs) -> bool:
-    """Whether a ReLU is open in one and closed in the other by no more than rounding: the gradient is another's then.
+def rounding_crosses_relu(config: TransformerConfig, reference: Outputs, outputs: Outputs) -> bool:
+    """Whether rounding flips a ReLU between the two, which changes the gradient.
 
-    Where the two are farther apart it is no rounding, and the input counts.
+    False if any such pair differs by more than rounding: then the input counts.
     """
     crossed = False
-    for path in oracle if config.activation == "relu" else ():
+    for path in reference if config.activation == "relu" else ():
         if path.endswith(".inner"):
-            wide, other = oracle[path], narrow[path]
-            apart = np.maximum(wide, other)[(wide > 0) != (other > 0)]
-            crossed |= bool(apart.size)
-            if apart.max(initial=0) > 1e-4 * wide.max():
+            exact, values = reference[path], outputs[path]
+            flipped = np.maximum(exact, values)[(exact > 0) != (values > 0)]
+            crossed |= bool(flipped.size)
+            if flipped.max(initial=0) > 1e-4 * exact.max():
                 return False
     return crossed
 
@@ -266,7 +274,7 @@ def _draw(config: TransformerConfig, seed: int, number: int, batch: int) -> Batc
 
 
 def _as_type(model: Model, dtype: str) -> Model:
-    """The same model with parameters of a dtype, computing in it."""
+    """The model with its parameters and computation in a dtype."""
     config, arrays = model
     config = config.replace(param_dtype=dtype, compute_dtype=dtype)
     return config, {name: a.astype(dtype) for name, a in arrays.items()}
@@ -276,36 +284,36 @@ def _run_both(model: Model, flax: Model, dtype: str, batch: Batch, gradients: bo
     """(Flax outputs, PyTorch outputs) of models with float32 parameters, computed in a narrow dtype."""
     (config, arrays), (flax_config, flax_arrays) = model, flax
     with jax.enable_x64(False):
-        narrow = flax_function(flax_config.replace(compute_dtype=dtype), gradients=gradients)(flax_arrays, batch)
-    other = torch_function(config.replace(compute_dtype=dtype), gradients=gradients)(arrays, batch)
-    return flatten(narrow), flatten(other)
+        flax_outputs = flax_function(flax_config.replace(compute_dtype=dtype), gradients=gradients)(flax_arrays, batch)
+    pytorch_outputs = torch_function(config.replace(compute_dtype=dtype), gradients=gradients)(arrays, batch)
+    return flatten(flax_outputs), flatten(pytorch_outputs)
 
 
 class _Errors:
-    """Squared errors of both models, pooled a rung; activations of different size count alike."""
+    """Squared errors of both models, pooled per rung; activations are normalised by their size."""
 
     def __init__(self) -> None:
-        self.inputs = self.drawn = 0
+        self.inputs = self.draws = 0
         self.elements: dict[str, int] = {}
         self.sums: dict[str, np.ndarray] = {}
 
-    def add(self, oracle: Outputs, flax: Outputs, other: Outputs) -> None:
+    def add(self, exact: Outputs, flax: Outputs, pytorch: Outputs) -> None:
         self.inputs += 1
         for path in flax:
             rung = rung_of(path)
-            if rung == "masks" or path == "loss":  # nothing to round, and a scalar proves nothing
+            if rung == "masks" or path == "loss":  # masks are not rounded, and a scalar proves nothing
                 continue
-            errors = np.array([np.square(side[path] - oracle[path]).sum() for side in (flax, other)])
-            scale = 1.0 if rung == "gradients" else np.square(oracle[path]).mean() + 1e-30
-            self.elements[rung] = self.elements.get(rung, 0) + oracle[path].size
+            errors = np.array([np.square(side[path] - exact[path]).sum() for side in (flax, pytorch)])
+            scale = 1.0 if rung == "gradients" else np.square(exact[path]).mean() + 1e-30
+            self.elements[rung] = self.elements.get(rung, 0) + exact[path].size
             self.sums[rung] = self.sums.get(rung, np.zeros(2)) + errors / scale
 
     def ratios(self) -> dict[str, float]:
-        if self.inputs < POOLED:  # fewer prove nothing: no rung holds then
+        if self.inputs < POOLED:  # too few inputs prove nothing: no rung holds
             return dict.fromkeys(RUNGS, float("nan"))
         return {
-            rung: float(np.sqrt(flax / other)) if self.elements[rung] >= FEWEST_ELEMENTS else float("nan")
-            for rung, (flax, other) in self.sums.items()
+            rung: float(np.sqrt(flax / pytorch)) if self.elements[rung] >= MIN_ELEMENTS else float("nan")
+            for rung, (flax, pytorch) in self.sums.items()
         }
 
 
@@ -316,14 +324,15 @@ def _rows(
     product: float,
     decide: bool,
 ) -> Iterator[Rung]:
-    widened = min(max(product, 1 / LARGEST_PRODUCT_RATIO), LARGEST_PRODUCT_RATIO)
+    widened = min(max(product, 1 / MAX_PRODUCT_RATIO), MAX_PRODUCT_RATIO)
     allowed = {"float32": (min(1, widened) / RATIO_BOUND, max(1, widened) * RATIO_BOUND)}
     allowed["bfloat16"] = (1 / RATIO_BOUND, RATIO_BOUND)
     for name in RUNGS:
-        found = {dtype: ratios[dtype].get(name) for dtype in allowed}
-        near = not decide or all(r is None or allowed[dtype][0] <= r <= allowed[dtype][1] for dtype, r in found.items())
+        rung_ratios = {dtype: ratios[dtype].get(name) for dtype in allowed}
+        in_bounds = (r is None or allowed[dtype][0] <= r <= allowed[dtype][1] for dtype, r in rung_ratios.items())
+        ratios_hold = not decide or all(in_bounds)
         findings = [f for f in report.findings if f.rung == name]
-        more = [f for each in oracle.values() for f in each.findings if f.rung == name]
-        exact = bool(findings) and all(f.ok for f in findings + more)
-        errors = [float(np.max([f.error for f in some])) if some else None for some in (findings, more)]
-        yield Rung(name, errors[0] or 0.0, errors[1], *found.values(), ok=exact and near)
+        oracle_findings = [f for oracle_report in oracle.values() for f in oracle_report.findings if f.rung == name]
+        exact = bool(findings) and all(f.ok for f in findings + oracle_findings)
+        errors = [float(np.max([f.error for f in group])) if group else None for group in (findings, oracle_findings)]
+        yield Rung(name, errors[0] or 0.0, errors[1], *rung_ratios.values(), ok=exact and ratios_hold)

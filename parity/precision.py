@@ -1,7 +1,7 @@
-"""Which operations a bfloat16 model computes in bfloat16: read from the program, not measured from its errors.
+"""Lists the operations that a bfloat16 model computes in bfloat16, from its program rather than from its errors.
 
-A ratio of errors is blind to a softmax or a norm's statistics in bfloat16, because the products around it round as
-much. So every operation on narrow operands is listed, except those that move, compare or add, and matrix products.
+A ratio of errors does not detect a softmax or a norm's statistics in bfloat16, because the products around it round as
+much. So every operation on narrow operands is listed, except moves, comparisons, additions and matrix products.
 """
 
 import re
@@ -24,7 +24,7 @@ from ..formulas.decoding import without_cache
 from .functions import Batch
 
 NARROW = ("bfloat16", "float16")
-# Exact, or a matrix product, which accumulates in float32; adding is for residuals and biases of features.
+# Exact operations; matrix products, which accumulate in float32; additions of residuals and feature biases.
 _EXACT_IN_JAX = re.compile(
     "dot_general|add|add_any|max|reduce_max|argmax|select_n|gather|dynamic_slice|dynamic_update_slice|slice|squeeze|"
     "reshape|transpose|broadcast_in_dim|concatenate|pad|convert_element_type|copy|stop_gradient|scatter|eq|ne|lt|le|gt|ge|"
@@ -41,9 +41,9 @@ _MOVES = re.compile("reshape|transpose|broadcast_in_dim|squeeze|slice|copy|stop_
 
 
 def narrow_in_jax(function: Callable[..., Any], *args: Any, vocab_size: int) -> list[str]:
-    """Operations of a traced function on narrow operands that are not exact, as "exp on bfloat16[2,3]".
+    """Inexact operations of a traced function on narrow operands, such as "exp on bfloat16[2,3]".
 
-    An addition to an array of `vocab_size` last counts too: it is the bias of the logits.
+    An addition to an array whose last axis is `vocab_size` counts too: it is the bias of the logits.
     """
     return sorted({*_walk(jax.make_jaxpr(function)(*args).jaxpr, vocab_size)})
 
@@ -65,9 +65,9 @@ def _walk(jaxpr: Jaxpr, vocab_size: int) -> Iterator[str]:
 
 
 def rounded_between(function: Callable[..., Any], *args: Any, shapes: Collection[tuple[int, ...]]) -> list[str]:
-    """Arrays of these shapes that a traced function rounds to a narrow dtype and widens again, as "bfloat16[2,3]".
+    """Arrays of these shapes that a traced function rounds to a narrow dtype and widens again, such as "bfloat16[2,3]".
 
-    Of scores and logits: the residual stream is rounded between float32 operations on purpose.
+    Use the shapes of scores and logits: the residual stream is rounded between float32 operations on purpose.
     """
     return sorted({*_round_trips(jax.make_jaxpr(function)(*args).jaxpr, shapes)})
 
@@ -81,10 +81,14 @@ def _round_trips(jaxpr: Jaxpr, shapes: Collection[tuple[int, ...]]) -> Iterator[
                 yield from _round_trips(part, shapes)
         elif equation.invars and not isinstance(source := equation.invars[0], Literal):
             target: Any = equation.outvars[0]
-            was: Any = source.aval
-            if name == "convert_element_type" and source in rounded and was.shape in shapes:
-                yield was.str_short()
-            if name == "convert_element_type" and str(target.aval.dtype) in NARROW and str(was.dtype) not in NARROW:
+            source_aval: Any = source.aval
+            if name == "convert_element_type" and source in rounded and source_aval.shape in shapes:
+                yield source_aval.str_short()
+            if (
+                name == "convert_element_type"
+                and str(target.aval.dtype) in NARROW
+                and str(source_aval.dtype) not in NARROW
+            ):
                 rounded.add(target)
             if _MOVES.fullmatch(name) and source in rounded:
                 rounded.add(target)
@@ -103,12 +107,13 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, vocab_size: int):
         super().__init__()
-        self.vocab_size, self.found = vocab_size, set()
+        self.vocab_size = vocab_size
+        self.operations: set[str] = set()
 
     def _is_exact(self, name: str, leaves: list[Any]) -> bool:
         tensors = [a for a in leaves if isinstance(a, torch.Tensor)]
-        arrays = len(tensors) == len(leaves) and all(a.ndim > 1 for a in tensors)  # not a number, not a gain
-        if name == "mul":  # einsum multiplies where it has nothing to sum
+        arrays = len(tensors) == len(leaves) and all(a.ndim > 1 for a in tensors)  # no scalars, no gains
+        if name == "mul":  # einsum multiplies elementwise if it has no axis to sum over
             return arrays and tensors[0] is not tensors[1]
         of_logits = name in ("add", "addmm") and any(tuple(a.shape[-1:]) == (self.vocab_size,) for a in tensors)
         if name == "add" and not all(isinstance(a, torch.Tensor) for a in leaves[:2]):
@@ -118,18 +123,18 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         leaves = tree_leaves((args, kwargs))
-        # A tensor without dimensions does not decide the dtype of a result.
+        # A zero-dimensional tensor does not determine the dtype of a result.
         operands = [a for a in leaves if isinstance(a, torch.Tensor) and a.is_floating_point() and a.ndim]
         if not self._is_exact(name, leaves) and all(str(a.dtype).removeprefix("torch.") in NARROW for a in operands):
-            self.found |= {f"{name} on {a.dtype}{list(a.shape)}" for a in operands}
+            self.operations |= {f"{name} on {a.dtype}{list(a.shape)}" for a in operands}
         return func(*args, **(kwargs or {}))
 
 
 def narrow_in_torch(function: Callable[..., Any], *args: Any, vocab_size: int) -> list[str]:
-    """The same of the operations that PyTorch dispatches while it computes the function, without gradients."""
+    """The same for the operations that PyTorch dispatches while it computes the function, without gradients."""
     with torch.no_grad(), _Recorder(vocab_size) as recorder:
         function(*args)
-    return sorted(recorder.found)
+    return sorted(recorder.operations)
 
 
 def narrow_operations(
@@ -137,7 +142,7 @@ def narrow_operations(
 ) -> dict[str, list[str]]:
     """Inexact bfloat16 operations of each framework's forward pass, scoring and beam search."""
     model = torch_reference.Transformer.from_state_dict(config, convert.to_state_dict(arrays, config))
-    named = {name: jnp.asarray(array) for name, array in arrays.items()}
+    jax_arrays = {name: jnp.asarray(array) for name, array in arrays.items()}
     src, tgt = jnp.asarray(batch.src_tokens), jnp.asarray(batch.tgt_tokens)
     key = flax_transformer.DropoutKey(1, 2, jnp.arange(len(src)))
     torch_key = torch_reference.DropoutKey(1, 2, torch.arange(len(src)))
@@ -151,34 +156,37 @@ def narrow_operations(
         return scoring._compiled(config)[0](arrays, src, keep, tgt, tgt)
 
     def cached(arrays: Mapping[str, Any]) -> Any:
-        begin, go_on = decode._compiled(config, how)
+        begin, continue_search = decode._compiled(config, decoding)
         memory, search, past = begin(arrays, src, keep)
-        return go_on(arrays, memory, keep, search, decode._grow(past, 4))
+        return continue_search(arrays, memory, keep, search, decode._grow(past, 4))
 
     def uncached(arrays: Mapping[str, Any]) -> Any:
-        encode, step = decode._compiled_without_cache(config, how)
-        return step(arrays, encode(arrays, src, keep), keep, decode._start(config, how, len(src)), 1)
+        encode, step = decode._compiled_without_cache(config, decoding)
+        return step(arrays, encode(arrays, src, keep), keep, decode._start(config, decoding, len(src)), 1)
 
-    size, how = config.tgt_vocab_size, DecodingConfig(beam_size=2, max_length=4)
-    searches = {"Flax, beam search without a cache": narrow_in_jax(uncached, named, vocab_size=size)}
+    size = config.tgt_vocab_size
+    decoding = DecodingConfig(beam_size=2, max_length=4)
+    searches = {"Flax, beam search without a cache": narrow_in_jax(uncached, jax_arrays, vocab_size=size)}
     if without_cache(config) is None:
-        searches["Flax, beam search"] = narrow_in_jax(cached, named, vocab_size=size)
+        searches["Flax, beam search"] = narrow_in_jax(cached, jax_arrays, vocab_size=size)
     tensors = torch.from_numpy(batch.src_tokens), torch.from_numpy(batch.tgt_tokens)
     return {
-        "Flax": narrow_in_jax(forward, named, key, vocab_size=size),
-        "Flax, scores and logits": rounded_between(lambda a: forward(a, None), named, shapes=_shapes(config, src, tgt)),
-        "Flax, score": narrow_in_jax(scores, named, vocab_size=size),
+        "Flax": narrow_in_jax(forward, jax_arrays, key, vocab_size=size),
+        "Flax, scores and logits": rounded_between(
+            lambda a: forward(a, None), jax_arrays, shapes=_shapes(config, src, tgt)
+        ),
+        "Flax, score": narrow_in_jax(scores, jax_arrays, vocab_size=size),
         "PyTorch": narrow_in_torch(lambda *ids: model(*ids, dropout_key=torch_key), *tensors, vocab_size=size),
         "PyTorch, score": narrow_in_torch(lambda *ids: torch_reference.score(model, *ids), *tensors, vocab_size=size),
         "PyTorch, beam search": narrow_in_torch(
-            lambda ids: torch_reference.generate(model, ids, how), tensors[0], vocab_size=size
+            lambda ids: torch_reference.generate(model, ids, decoding), tensors[0], vocab_size=size
         ),
         **searches,
     }
 
 
 def _shapes(config: TransformerConfig, src: Any, tgt: Any) -> set[tuple[int, ...]]:
-    """Of attention scores and logits."""
+    """The shapes of attention scores and logits."""
     (batch, source), target = src.shape, tgt.shape[1]
     heads = {config.num_heads, config.decoder_num_heads or config.num_heads}
     pairs = ((source, source), (target, target), (target, source))

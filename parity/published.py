@@ -1,4 +1,4 @@
-"""The published systems' own modules as a third function, beside the twins: written apart from them, names and all."""
+"""The modules of the published systems as oracles: independent implementations, compared with both twins."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from .functions import GRADIENTS, Batch, Outputs, random_batch
 from .harness import Report
 from .ladder import compare_with_oracle, run_twins
 
-PAD, SIZE, D_FF, HEADS, LAYERS, LENGTH = 1, 13, 20, 4, 2, 7  # of small models
+PAD, SIZE, D_FF, HEADS, LAYERS, LENGTH = 1, 13, 20, 4, 2, 7  # sizes of the small models
 D_MODEL = 12
 
 
@@ -38,7 +38,7 @@ def small_config(
 
 
 def random_model(name: str, as_published: bool, dropout: float = 0.0, **sizes: Any) -> nn.Module:
-    """A small model in float64, of `small_config`; every parameter that trains is moved, so that none is 0 or 1."""
+    """A small model in float64, of `small_config`; noise is added to all trained parameters, so that none is 0 or 1."""
     torch.manual_seed(3)
     model = ORACLES[name].build(small_config(name, as_published, **sizes), as_published, dropout).double()
     with torch.no_grad():
@@ -49,7 +49,7 @@ def random_model(name: str, as_published: bool, dropout: float = 0.0, **sizes: A
 
 
 def variant_of(name: str, as_published: bool, length: int = LENGTH) -> str:
-    """What a random model's config is called, with what its tensors do not say."""
+    """The variant name of a random model's config, with the settings that its tensors do not determine."""
     config = small_config(name, as_published, length)
     standard = TransformerConfig.published(name, as_published=as_published)
     open_fields = (field for field in LAYOUTS[name].undetermined(config) if field not in IDS)
@@ -58,16 +58,16 @@ def variant_of(name: str, as_published: bool, length: int = LENGTH) -> str:
 
 
 def checkpoint_of(name: str, model: nn.Module, as_published: bool, length: int = LENGTH) -> Checkpoint:
-    """What a file of the model's state dict would be read as; heads and the length of positions are the model's."""
+    """The checkpoint that a file with the model's state dict would give."""
     arrays = {key: from_torch(tensor) for key, tensor in model.state_dict().items()}
     config, _ = published_config(arrays, name, variant_of(name, as_published, length))
     config = config.replace(pad_id=PAD, compute_dtype="float64")
-    ours, unused = from_named(arrays, config, name)
-    return Checkpoint(config, ours, unused=unused)
+    flax_arrays, unused = from_named(arrays, config, name)
+    return Checkpoint(config, flax_arrays, unused=unused)
 
 
 def oracle_of(name: str, model: nn.Module, checkpoint: Checkpoint) -> Callable[[Batch], Outputs]:
-    """f(batch) -> activations that both have, logits, loss and every gradient, by our paths."""
+    """f(batch) -> the activations that both models have, logits, loss and every gradient, by the twins' paths."""
     config = checkpoint.config
 
     def run(batch: Batch) -> Outputs:
@@ -75,23 +75,23 @@ def oracle_of(name: str, model: nn.Module, checkpoint: Checkpoint) -> Callable[[
         recorded: dict[str, list[Tensor]] = {}
         with ExitStack() as hooks:
             for path, module in model.named_modules():
-                for ours, side in _activations_at(name, path):
-                    hooks.enter_context(_hook(module, side, recorded.setdefault(ours, [])))
+                for activation, side in _activations_at(name, path):
+                    hooks.enter_context(_hook(module, side, recorded.setdefault(activation, [])))
             logits = ORACLES[name].call(model, src, tgt, config.pad_id)
-        # the heads of lucky_glass are modules of their own
-        heads = {
+        # in lucky_glass every head is a separate module
+        activations = {
             path: torch.stack(values, 1) if values[0].dim() == 3 and path.endswith("weights") else values[0]
             for path, values in recorded.items()
         }
         losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=config.pad_id, reduction="sum")
         loss = losses / (labels != config.pad_id).sum().clamp(min=1)
-        return heads | {"logits": logits, "loss": loss} | _gradients(name, model, loss, checkpoint)
+        return activations | {"logits": logits, "loss": loss} | _gradients(name, model, loss, checkpoint)
 
     return run
 
 
 def compare_published(name: str, as_published: bool, *, training: bool = False, **settings: Any) -> dict[str, Report]:
-    """Either twin against the module in float64, on sentences of lengths that it takes. Needs `jax_enable_x64`."""
+    """Compares both twins with the module in float64, on lengths that it accepts. Needs `jax_enable_x64`."""
     model = random_model(name, as_published, **settings).train(training)
     checkpoint = checkpoint_of(name, model, as_published)
     config = checkpoint.config.replace(
@@ -105,17 +105,17 @@ def compare_published(name: str, as_published: bool, *, training: bool = False, 
 
 
 class NamedOracle(NamedTuple):
-    """A system's own module of a checkpoint's weights."""
+    """A system's name, and its own module with a checkpoint's weights as an oracle."""
 
     name: str
     function: Callable[[Batch], Outputs]
 
 
 def find_oracle(checkpoint: Checkpoint) -> NamedOracle | None:
-    """The system whose config it has, if there is one and its module takes sentences of any length."""
+    """The oracle of the system that matches the config, or None; its module must accept sentences of any length."""
     for name in SYSTEMS:
         as_published = LAYOUTS[name].variant(name, checkpoint.config)
-        if as_published is not None and _takes(name, checkpoint.config, as_published):
+        if as_published is not None and _accepts(name, checkpoint.config, as_published):
             wide = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
             arrays = {key: array.astype("float64") for key, array in checkpoint.arrays.items()}
             checkpoint = replace(checkpoint, config=wide, arrays=arrays, unused={})
@@ -123,8 +123,8 @@ def find_oracle(checkpoint: Checkpoint) -> NamedOracle | None:
     return None
 
 
-def _takes(name: str, config: TransformerConfig, as_published: bool) -> bool:
-    """Whether the module has such a model, and takes sentences of any length."""
+def _accepts(name: str, config: TransformerConfig, as_published: bool) -> bool:
+    """Whether the module can represent the model and accepts sentences of any length."""
     oracle = ORACLES[name]
     same_depth = config.num_encoder_layers == config.num_decoder_layers
     return same_depth and oracle.accepts(config, as_published) and oracle.lengths_are_free(as_published)
@@ -133,10 +133,10 @@ def _takes(name: str, config: TransformerConfig, as_published: bool) -> bool:
 def _module(name: str, checkpoint: Checkpoint, as_published: bool) -> nn.Module:
     """The system's module with the checkpoint's weights, in float64, in evaluation mode."""
     module = ORACLES[name].build(checkpoint.config, as_published, 0.0).double().eval()
-    state: dict[str, Any] = module.state_dict()  # with what nothing reads
-    named = to_named(checkpoint.arrays, checkpoint.config, name)
-    state |= {key: to_torch_tensor(array) for key, array in named.items()}
-    for path, owner in module.named_modules():  # tables of other lengths than the module's
+    state: dict[str, Any] = module.state_dict()  # includes unused tensors
+    module_arrays = to_named(checkpoint.arrays, checkpoint.config, name)
+    state |= {key: to_torch_tensor(array) for key, array in module_arrays.items()}
+    for path, owner in module.named_modules():  # tables may differ in length from the module's
         for key in owner._buffers:
             owner.register_buffer(key, torch.empty_like(state[f"{path}.{key}"]))
         for key, parameter in owner._parameters.items():
@@ -148,12 +148,12 @@ def _module(name: str, checkpoint: Checkpoint, as_published: bool) -> nn.Module:
 
 
 def _activations_at(name: str, path: str) -> list[tuple[str, str]]:
-    """(our activation, side) of every one that is at a module of the system."""
+    """(activation of the twins, side) for every one that is recorded at this module of the system."""
     activations = []
-    for ours, place in ORACLES[name].activations.items():
-        pattern = re.escape(place[:-1]).replace(r"\*", r"(?P<layer>\d+)").replace(r"\#", r"\d+")
+    for activation, location in ORACLES[name].activations.items():
+        pattern = re.escape(location[:-1]).replace(r"\*", r"(?P<layer>\d+)").replace(r"\#", r"\d+")
         if match := re.fullmatch(pattern, path):
-            activations.append((ours.replace("*", match.groupdict().get("layer", "")), place[-1]))
+            activations.append((activation.replace("*", match.groupdict().get("layer", "")), location[-1]))
     return activations
 
 
@@ -164,11 +164,11 @@ def _hook(module: nn.Module, side: str, values: list[Tensor]) -> Any:
 
 
 def _gradients(name: str, model: nn.Module, loss: Tensor, checkpoint: Checkpoint) -> Outputs:
-    """Of every trained array of ours, through the same rules as the weights."""
+    """The gradient of every trained array by Flax name, through the same rules as the weights."""
     state = model.state_dict(keep_vars=True)
     trained = {key: tensor for key, tensor in state.items() if tensor.requires_grad}
     grads = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
     arrays = {key: from_torch(torch.zeros_like(tensor)) for key, tensor in state.items()}
     arrays |= {key: from_torch(g) for key, g in zip(trained, grads, strict=True)}
-    ours, _ = from_named(arrays, checkpoint.config, name)
-    return {GRADIENTS + key: ours[key] for key in flax_specs(checkpoint.config, trained_only=True)}
+    flax_gradients, _ = from_named(arrays, checkpoint.config, name)
+    return {GRADIENTS + key: flax_gradients[key] for key in flax_specs(checkpoint.config, trained_only=True)}

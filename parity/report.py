@@ -7,55 +7,60 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..train.tracking.progress import counted
+from ..train.tracking.progress import progress_bar
 from .ladder import POOLED, RATIO_BOUND, Ladder, run_ladder
 
 
 def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> Ladder:
-    """Climbs the ladder, `run_ladder(*args, **kwargs)`, with a progress bar, and prints it."""
+    """Runs `run_ladder(*args, **kwargs)` with a progress bar and prints the ladder."""
     console = Console()
-    with counted() as progress:
+    with progress_bar() as progress:
         ladder = run_ladder(*args, progress=progress, reproduce=title, **kwargs)
     console.print(_table(title, ladder, oracle_name))
     console.print(_caption(ladder, oracle_name), style="dim")
     for name, report in {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}.items():
         if not report.ok:
-            versus = "" if report is ladder.report else f" and {oracle_name}"
-            console.print(f"{name}{versus}: {report}", markup=False, style="red")
+            suffix = "" if report is ladder.report else f" and {oracle_name}"
+            console.print(f"{name}{suffix}: {report}", markup=False, style="red")
     return ladder
 
 
 def as_document(ladder: Ladder) -> dict[str, Any]:
-    """What the table says, as JSON has it."""
+    """The contents of the table for JSON."""
     reports = {"PyTorch and Flax": ladder.report, **ladder.oracle_reports}
     return {
         "equal": ladder.ok,
         "rungs": [asdict(rung) for rung in ladder.rungs],
         "product_ratio": ladder.product_ratio,
-        "sentences": ladder.covered.sentences,
-        "inputs": asdict(ladder.covered),
+        "sentences": ladder.coverage.sentences,
+        "inputs": asdict(ladder.coverage),
         "ratios_decide": ladder.ratios_decide,
         "differences": {name: str(report) for name, report in reports.items() if not report.ok},
     }
 
 
 def _caption(ladder: Ladder, oracle_name: str) -> str:
-    said = f"float64: worst difference between the two models on the CPU. Inputs: {ladder.covered}. "
-    said += f"{oracle_name}: worst float64 difference of either model from it. " if oracle_name else ""
+    caption = f"float64: largest difference between the two models on the CPU. Inputs: {ladder.coverage}. "
+    caption += f"{oracle_name}: largest float64 difference of either model from it. " if oracle_name else ""
+    if ladder.sentences_needed is not None:
+        return (
+            f"{caption}Too few distinct sentences for float32 and bf16, which need at least {ladder.sentences_needed}: "
+            "not compared."
+        )
     if all(rung.float32_ratio is None for rung in ladder.rungs):
-        return f"{said}Too few different sentences for float32 and bf16: not compared there."
-    said += f"float32, bf16: Flax's error over PyTorch's, both against float64, over {POOLED} inputs"
+        return f"{caption}float32 and bf16: not compared."
+    caption += f"Ratio: Flax error / PyTorch error, both against float64, over {POOLED} inputs"
     if not ladder.ratios_decide:
-        return f"{said}; on text it informs and does not decide."
+        return f"{caption}. On text the ratios are informative only."
     return (
-        f"{said}; neither may be more than {RATIO_BOUND} times the other's. Bare float32 matrix products of this "
-        f"width: {ladder.product_ratio:.2f}; above 1, this widens float32's bound."
+        f"{caption}; must be between 1/{RATIO_BOUND} and {RATIO_BOUND}. The float32 bounds are widened by the ratio of "
+        f"bare float32 matrix products of this width, {ladder.product_ratio:.2f}."
     )
 
 
 def _table(title: str, ladder: Ladder, oracle_name: str) -> Table:
     table = Table("rung", title=escape(title), title_justify="left")
-    for name in ("float64", *filter(None, [oracle_name]), "float32", "bf16"):
+    for name in ("float64", *filter(None, [oracle_name]), "float32\nratio", "bf16\nratio"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for rung in ladder.rungs:

@@ -1,4 +1,4 @@
-"""Whole trainings, update by update: Flax and PyTorch from one start, on the same batches, with dropout on."""
+"""Compares whole trainings update by update: Flax and PyTorch from one state, on the same batches, with dropout."""
 
 import io
 import pickle
@@ -28,33 +28,33 @@ from .functions import random_arrays
 
 UPDATES, INPUTS, SENTENCES, LENGTH = 200, 20, 6, 8
 LOSS_BOUND, PARAMETER_BOUND, RATIO_BOUND = 1e-9, 1e-8, 1.5
-# torch's AdamW rounds a float32 parameter twice, times (1 - rate · decay) and then less the direction: its error alone
-# is larger by this.
+# torch's AdamW rounds a float32 parameter twice, after multiplying by (1 - rate · decay) and after subtracting the
+# direction, so that its own error is larger by this factor.
 TWICE_ROUNDED = 2**0.5
 
 
 @dataclass(frozen=True)
 class TrajectoryCase:
-    """A model and a way to train it, in float64."""
+    """A model config and a training config, in float64."""
 
     model: TransformerConfig
     training: TrainingConfig
 
     @property
     def name(self) -> str:
-        """What sets it apart."""
+        """The settings in which the cases differ."""
         parts = [self.training.optimizer, self.training.schedule, f"{self.model.norm_placement}-norm"]
         return ", ".join(
             [*parts, f"in {self.training.accumulation} parts"] if self.training.accumulation > 1 else parts
         )
 
     def narrow(self) -> "TrajectoryCase":
-        """The same in float32."""
+        """The same case in float32."""
         return replace(self, model=self.model.replace(param_dtype="float32", compute_dtype="float32"))
 
 
 def trajectory_cases() -> Iterator[TrajectoryCase]:
-    """Half of the 16 combinations, in which any three choices meet."""
+    """Half of the 16 combinations; every combination of any three choices occurs."""
     model = TransformerConfig.preset(
         "tiny", attention_dropout=0.1, ffn_dropout=0.1, param_dtype="float64", compute_dtype="float64"
     )
@@ -66,22 +66,22 @@ def trajectory_cases() -> Iterator[TrajectoryCase]:
         if not noam:
             schedule = {"schedule": "cosine", "learning_rate": 3e-3, "total_updates": UPDATES}
         decay = {"optimizer": "adam"} if adam else {"optimizer": "adamw", "weight_decay": 0.01}
-        changed = {**vars(training), **schedule, **decay, "accumulation": 1 if whole else 3}
+        settings = {**vars(training), **schedule, **decay, "accumulation": 1 if whole else 3}
         placement = (
             {"norm_placement": "pre", "final_norm": True} if pre else {"norm_placement": "post", "final_norm": False}
         )
-        yield TrajectoryCase(model.replace(**placement), TrainingConfig(**changed))
+        yield TrajectoryCase(model.replace(**placement), TrainingConfig(**settings))
 
 
 def batch(case: TrajectoryCase, update: int) -> Batch:
-    """Random sentences and their reversals, ragged; as numpy arrays."""
+    """Random sentences of different lengths and their reversals, as numpy arrays."""
     rng, config = np.random.default_rng(update), case.model
     src: Any = rng.integers(3, 60, (SENTENCES, LENGTH))
     lengths = rng.integers(2, LENGTH + 1, SENTENCES)
-    keep = np.arange(LENGTH) < lengths[:, None]
-    src = np.where(keep, src, config.pad_id)
-    backwards = np.take_along_axis(src, np.maximum(lengths[:, None] - 1 - np.arange(LENGTH), 0), axis=1)
-    labels: Any = np.where(keep, backwards, config.pad_id)
+    is_token = np.arange(LENGTH) < lengths[:, None]
+    src = np.where(is_token, src, config.pad_id)
+    reversed_src = np.take_along_axis(src, np.maximum(lengths[:, None] - 1 - np.arange(LENGTH), 0), axis=1)
+    labels: Any = np.where(is_token, reversed_src, config.pad_id)
     tgt: Any = np.concatenate([np.full((SENTENCES, 1), config.bos_id), labels[:, :-1]], axis=1)
     rows: Any = np.arange(SENTENCES) + SENTENCES * update
     return Batch(src, tgt, labels, rows)
@@ -93,34 +93,34 @@ def _step(case: TrajectoryCase) -> Callable[[TrainState, Batch], tuple[TrainStat
 
 
 class InFlax:
-    """A training in Flax, at any update."""
+    """A training in Flax."""
 
     def __init__(self, case: TrajectoryCase, state: TrainState | None = None):
         self.case, self.run = case, _step(case)
-        self.state = self.new() if state is None else state
+        self.state = self.initial_state() if state is None else state
 
-    def new(self) -> TrainState:
-        """The start, the same for both frameworks."""
+    def initial_state(self) -> TrainState:
+        """The initial state, the same for both frameworks."""
         arrays = {name: jnp.asarray(a) for name, a in random_arrays(self.case.model, 0).items()}
         model = flax_transformer.Transformer.from_arrays(self.case.model, arrays)
         return init_state(model, self.case.training)
 
     def update(self, number: int) -> float:
-        """Loss of one update, in nats per token."""
+        """Makes one update; returns its loss in nats per token."""
         return self.step(number)[0]
 
     def step(self, number: int) -> tuple[float, ...]:
-        """(loss, tokens, gradient norm, learning rate, applied, update) of one update."""
+        """Makes one update; returns (loss, tokens, gradient norm, learning rate, applied, update)."""
         self.state, metrics = self.run(self.state, batch(self.case, number))
         return tuple(map(float, metrics[:-1]))
 
-    def saved(self) -> bytes:
-        """The state as a file would hold it."""
+    def serialize(self) -> bytes:
+        """The state as bytes, as in a checkpoint file."""
         return pickle.dumps(jax.tree.map(np.asarray, self.state))
 
-    def load(self, saved: bytes) -> None:
-        """Goes on from there."""
-        self.state = jax.tree.map(jnp.asarray, pickle.loads(saved))
+    def load(self, data: bytes) -> None:
+        """Restores what `serialize` returned."""
+        self.state = jax.tree.map(jnp.asarray, pickle.loads(data))
 
     def params(self) -> dict[str, np.ndarray]:
         """Parameters by name."""
@@ -128,37 +128,36 @@ class InFlax:
 
 
 class InPyTorch:
-    """The same in PyTorch, taken over from a state in Flax."""
+    """A training in PyTorch, from a state in Flax."""
 
     def __init__(self, case: TrajectoryCase, state: TrainState):
-        self.case, self.taken_over = case, jax.tree.map(jnp.copy, state)  # a step gives its state away
+        self.case = case
+        self.first_state = jax.tree.map(jnp.copy, state)  # a copy, because a step donates its state
         arrays = {**state.buffers, **state.params}
         self.model = Transformer.from_state_dict(case.model, convert.to_state_dict(arrays, case.model))
         self.optimizer = make_optimizer(self.model, case.training)
-        unreached = without_gradient(case.model)
-        self.optimizer.load_state_dict(
-            convert.to_optimizer_state(state.optimizer, self.model, self.optimizer, unreached)
-        )
+        unused = without_gradient(case.model)
+        self.optimizer.load_state_dict(convert.to_optimizer_state(state.optimizer, self.model, self.optimizer, unused))
 
     def update(self, number: int) -> float:
-        """Loss of one update, in nats per token."""
+        """Makes one update; returns its loss in nats per token."""
         return self.step(number)[0]
 
     def step(self, number: int) -> tuple[float, ...]:
-        """(loss, tokens, gradient norm, learning rate, applied, update) of one update."""
+        """Makes one update; returns (loss, tokens, gradient norm, learning rate, applied, update)."""
         tensors = torch_step.Batch(*(torch.from_numpy(np.asarray(a)) for a in batch(self.case, number)))
         metrics = torch_step.train_step(self.model, self.optimizer, self.case.training, number, tensors)
         return tuple(map(float, metrics[:-1]))
 
-    def saved(self) -> bytes:
-        """Model and optimiser as a file would hold them."""
+    def serialize(self) -> bytes:
+        """Model and optimiser as bytes, as in a checkpoint file."""
         file = io.BytesIO()
         torch.save([self.model.state_dict(), self.optimizer.state_dict()], file)
         return file.getvalue()
 
-    def load(self, saved: bytes) -> None:
-        """Goes on from there."""
-        model, optimizer = torch.load(io.BytesIO(saved), weights_only=True)
+    def load(self, data: bytes) -> None:
+        """Restores what `serialize` returned."""
+        model, optimizer = torch.load(io.BytesIO(data), weights_only=True)
         self.model.load_state_dict(model)
         self.optimizer.load_state_dict(optimizer)
 
@@ -169,53 +168,55 @@ class InPyTorch:
 
     def to_flax(self, number: int) -> TrainState:
         """The state in Flax before update `number`."""
-        unreached = without_gradient(self.case.model)
-        moments = convert.to_optax_state(self.optimizer, self.model, self.taken_over.optimizer, unreached)
+        unused = without_gradient(self.case.model)
+        moments = convert.to_optax_state(self.optimizer, self.model, self.first_state.optimizer, unused)
         params = {name: jnp.asarray(a) for name, a in self.params().items()}
         update = jnp.asarray(number, jnp.int32)
-        return self.taken_over._replace(params=params, optimizer=moments, update=update)
+        return self.first_state._replace(params=params, optimizer=moments, update=update)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case showed; losses are (update, framework), in nats per token."""
+    """The results of a case; losses are (update, framework), in nats per token."""
 
     name: str
     losses: np.ndarray
-    narrow_losses: np.ndarray  # free-running in float32: they inform
-    parameters: float  # largest difference at the end, of the largest parameter
-    resumed: bool  # saved and loaded halfway, bit-identical in both
-    relay: float  # worst loss difference of Flax, then PyTorch, then Flax, a third each
-    ratio: float  # of the float32 errors of single updates, parameters
-    moment_ratio: float  # the same of Adam's first moment
-    torch_rounding: float  # by what PyTorch's own error of the parameters is larger, for a known reason
+    narrow_losses: np.ndarray  # free-running in float32, for information only
+    parameters: float  # largest difference at the end, relative to the largest parameter
+    resumed: bool  # whether a save and load halfway is bit-identical in both frameworks
+    relay: float  # worst loss difference of a relay: a third each in Flax, PyTorch and Flax
+    ratio: float  # Flax error / PyTorch error of the parameters after single float32 updates
+    moment_ratio: float  # the same for Adam's first moment
+    torch_rounding: float  # factor by which PyTorch's own parameter error is larger, see TWICE_ROUNDED
 
     @property
     def loss(self) -> float:
-        """Worst difference of any update's loss."""
+        """Largest loss difference of any update."""
         return float(np.abs(np.subtract(*self.losses.T)).max())
 
     @property
     def ok(self) -> bool:
-        """Every bound holds."""
-        low = 1 / RATIO_BOUND
-        ratios = all(low <= ratio <= RATIO_BOUND for ratio in (self.ratio * self.torch_rounding, self.moment_ratio))
-        near = self.loss <= LOSS_BOUND and self.relay <= LOSS_BOUND and self.parameters <= PARAMETER_BOUND
-        return near and ratios and self.resumed
+        """Whether every bound holds."""
+        lowest = 1 / RATIO_BOUND
+        ratios = all(lowest <= ratio <= RATIO_BOUND for ratio in (self.ratio * self.torch_rounding, self.moment_ratio))
+        differences_hold = self.loss <= LOSS_BOUND and self.relay <= LOSS_BOUND and self.parameters <= PARAMETER_BOUND
+        return differences_hold and ratios and self.resumed
 
 
 def measure(case: TrajectoryCase, updates: int = UPDATES) -> Outcome:
-    """Trains a case in both frameworks and measures every comparison."""
+    """Trains a case in both frameworks and makes every comparison."""
     with jax.enable_x64(True):
         flax = InFlax(case)
         src_tokens, tgt_tokens, labels = (np.asarray(a) for a in batch(case, 0)[:3])
         inputs = FunctionBatch(src_tokens, tgt_tokens, labels)
         coverage(inputs, flax.params(), case.model.pad_id).check()
         pytorch = InPyTorch(case, flax.state)
-        third, half, files, losses, errors = 3 * updates // 12, updates // 2, {}, [], _Errors(case)
+        third, half = 3 * updates // 12, updates // 2
+        files, losses = {}, []
+        errors = _Errors(case)
         for number in range(updates):
             if number in (third, half):
-                files[number] = flax.saved(), pytorch.saved()
+                files[number] = flax.serialize(), pytorch.serialize()
             if number % (updates // INPUTS) == 0:
                 errors.add(flax, number)
             losses.append((flax.update(number), pytorch.update(number)))
@@ -226,7 +227,7 @@ def measure(case: TrajectoryCase, updates: int = UPDATES) -> Outcome:
         resumed = all(resumes(*pair, range(half, updates)) for pair in zip((flax, pytorch), files[half], strict=True))
         relay = _relay(flax, files[third][0], third)
     narrow = _free_run(case.narrow(), updates)
-    difference_of_relay = float(np.abs(relay - np.array(losses)[third : third + len(relay), 0]).max())
+    relay_difference = float(np.abs(relay - np.array(losses)[third : third + len(relay), 0]).max())
     rounding = TWICE_ROUNDED if case.training.optimizer == "adamw" and case.training.weight_decay else 1.0
     return Outcome(
         case.name,
@@ -234,24 +235,24 @@ def measure(case: TrajectoryCase, updates: int = UPDATES) -> Outcome:
         narrow,
         float(difference),
         resumed,
-        difference_of_relay,
+        relay_difference,
         *errors.ratios(),
         torch_rounding=rounding,
     )
 
 
 def resumes(side: InFlax | InPyTorch, saved: bytes, updates: Iterable[int]) -> bool:
-    """Whether resuming from `saved` over these updates reproduces the current parameters bit-identically."""
-    end = side.params()
+    """Whether resuming from `saved` over these updates reproduces the current parameters bit-exactly."""
+    params = side.params()
     side.load(saved)
     for number in updates:
         side.update(number)
-    again = side.params()
-    return all(np.array_equal(end[name], again[name]) for name in end)
+    resumed_params = side.params()
+    return all(np.array_equal(params[name], resumed_params[name]) for name in params)
 
 
 def _relay(flax: InFlax, saved: bytes, updates: int) -> np.ndarray:
-    """Losses of `updates` updates in PyTorch and as many in Flax after it, from what Flax saved after as many."""
+    """Losses of the relay: after `updates` updates in Flax (`saved`), as many in PyTorch, then as many in Flax."""
     flax.load(saved)
     pytorch = InPyTorch(flax.case, flax.state)
     losses = [pytorch.update(number) for number in range(updates, 2 * updates)]
@@ -267,7 +268,7 @@ def _free_run(case: TrajectoryCase, updates: int) -> np.ndarray:
 
 
 class _Errors:
-    """Squared errors of single float32 updates of both frameworks, each from the same state, against float64."""
+    """Squared errors of single float32 updates in both frameworks against float64, from the same states."""
 
     def __init__(self, case: TrajectoryCase):
         self.narrow = case.narrow()
@@ -281,24 +282,24 @@ class _Errors:
             state = jax.tree.map(jnp.asarray, state)
             pytorch = InPyTorch(self.narrow, state)
             pytorch.update(number)
-            found = _step(self.narrow)(state, batch(self.narrow, number))[0], pytorch.to_flax(number + 1)
+            states = _step(self.narrow)(state, batch(self.narrow, number))[0], pytorch.to_flax(number + 1)
         for name in exact.params:
-            if not name.endswith("k_proj.bias"):  # its gradient is zero but for rounding
-                self._add("parameters", exact.params[name], *(side.params[name] for side in found))
-                self._add("moments", _mu(exact)[name], *(_mu(side)[name] for side in found))
+            if not name.endswith("k_proj.bias"):  # its exact gradient is zero
+                self._add("parameters", exact.params[name], *(side.params[name] for side in states))
+                self._add("moments", _mu(exact)[name], *(_mu(side)[name] for side in states))
 
-    def _add(self, what: str, exact: Any, *found: Any) -> None:
+    def _add(self, kind: str, exact: Any, *arrays: Any) -> None:
         exact = np.asarray(exact)
-        self.sums[what] += [np.square(np.asarray(side, np.float64) - exact).sum() for side in found]
+        self.sums[kind] += [np.square(np.asarray(array, np.float64) - exact).sum() for array in arrays]
 
     def ratios(self) -> tuple[float, float]:
         first, second = (float(np.sqrt(flax / pytorch)) for flax, pytorch in self.sums.values())
         return first, second
 
 
-def _cast(array: Any, of: Any, to: Any) -> np.ndarray:
+def _cast(array: Any, from_dtype: Any, to_dtype: Any) -> np.ndarray:
     array = np.array(array)
-    return array.astype(to) if array.dtype == of else array
+    return array.astype(to_dtype) if array.dtype == from_dtype else array
 
 
 def _mu(state: TrainState) -> Any:

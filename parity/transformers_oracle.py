@@ -1,6 +1,6 @@
-"""`transformers`' own model of a directory as a third function, beside the twins: a reference that nobody here wrote.
+"""The `transformers` model of a directory as an oracle: an independent reference for both twins.
 
-It needs the package `transformers`, which the twins do not.
+Needs the package `transformers`, which the twins do not.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ Oracle = Callable[[Batch], Outputs]
 
 
 def load_oracle(directory: str | PathLike[str], checkpoint: Checkpoint) -> Oracle:
-    """The directory's model, loaded by `transformers`, in float64; `checkpoint` is what `convert.load` made of it.
+    """The directory's model in `transformers`, as an oracle in float64; `checkpoint` is the same model in twinax.
 
-    Loaded in its own dtype, in which it computes its position tables, and widened then.
+    It is loaded in its own dtype, in which it computes its position tables, and then converted to float64.
     """
     return oracle_of(load_model(directory, checkpoint).double(), checkpoint)
 
@@ -39,19 +39,19 @@ def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
 
 
 def randomize(model: Any, seed: int = 0) -> None:
-    """Adds noise of width^-0.5 to every learned parameter; a bias of 0 or a gain of 1 would hide mistakes."""
+    """Adds noise of scale width^-0.5 to every learned parameter; a bias of 0 or a gain of 1 would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
-    learned = [p for p in model.parameters() if p.requires_grad]
+    trained = [p for p in model.parameters() if p.requires_grad]
     with torch.no_grad():
-        for array in (*learned, *(b for n, b in model.named_buffers() if n == "final_logits_bias")):
+        for array in (*trained, *(b for n, b in model.named_buffers() if n == "final_logits_bias")):
             width = 4 if array.ndim == 1 else array.shape[-1]
             array.add_(torch.randn(array.shape, generator=generator) * width**-0.5)
 
 
 def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
-    """f(batch) -> encoder's and decoder's output, logits, loss, attention maps and gradients, by our paths.
+    """f(batch) -> encoder and decoder output, logits, loss, attention maps and gradients, by the twins' paths.
 
-    Attention maps come from `transformers`' eager attention, which alone gives them; all else from its default.
+    Attention maps need `transformers`' eager attention; everything else uses its default attention.
     """
     config = checkpoint.config
 
@@ -60,21 +60,24 @@ def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
         keep = src != config.pad_id if batch.src_mask is None else torch.from_numpy(batch.src_mask)
         inputs = {"input_ids": src, "attention_mask": keep.long(), "decoder_input_ids": tgt, "use_cache": False}
         model.set_attn_implementation("sdpa")
-        found = model(**inputs, output_hidden_states=True)
+        result = model(**inputs, output_hidden_states=True)
         losses = torch.nn.functional.cross_entropy(
-            found.logits.flatten(0, 1), labels.flatten(), ignore_index=config.pad_id, reduction="sum"
+            result.logits.flatten(0, 1), labels.flatten(), ignore_index=config.pad_id, reduction="sum"
         )
         loss = losses / (labels != config.pad_id).sum().clamp(min=1)
-        outputs = {"encoder.output": found.encoder_last_hidden_state, "decoder.output": found.decoder_hidden_states[-1]}
-        outputs |= {"logits": found.logits, "loss": loss} | _gradients(model, loss, checkpoint)
+        outputs = {
+            "encoder.output": result.encoder_last_hidden_state,
+            "decoder.output": result.decoder_hidden_states[-1],
+        }
+        outputs |= {"logits": result.logits, "loss": loss} | _gradients(model, loss, checkpoint)
         model.set_attn_implementation("eager")
         with torch.no_grad():
-            found = model(**inputs, output_attentions=True)
+            result = model(**inputs, output_attentions=True)
         model.set_attn_implementation("sdpa")
         maps = {
-            "encoder.layers.{}.self_attention.weights": found.encoder_attentions,
-            "decoder.layers.{}.self_attention.weights": found.decoder_attentions,
-            "decoder.layers.{}.cross_attention.weights": found.cross_attentions,
+            "encoder.layers.{}.self_attention.weights": result.encoder_attentions,
+            "decoder.layers.{}.self_attention.weights": result.decoder_attentions,
+            "decoder.layers.{}.cross_attention.weights": result.cross_attentions,
         }
         outputs |= {path.format(i): a for path, layers in maps.items() for i, a in enumerate(layers)}
         return outputs
@@ -83,13 +86,13 @@ def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
 
 
 def _gradients(model: Any, loss: torch.Tensor, checkpoint: Checkpoint) -> Outputs:
-    """Of every trained array of ours; theirs have one parameter where tensors are tied, as ours."""
+    """The gradient of every trained array by Flax name; tied tensors are one parameter on both sides."""
     assert checkpoint.layout is not None
     specs = flax_specs(checkpoint.config.replace(param_dtype="float64", compute_dtype="float64"), trained_only=True)
     rules = [rule for rule in family(checkpoint.layout).rules(checkpoint.config) if rule.source[0] in specs]
-    theirs = target_specs(rules, specs)
-    parameters = {name: p for name, p in model.named_parameters() if name in theirs}
+    oracle_specs = target_specs(rules, specs)
+    parameters = {name: p for name, p in model.named_parameters() if name in oracle_specs}
     grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     by_name = {name: from_torch(g) for name, g in zip(parameters, grads, strict=True)}
-    translated = translate([rule.inverse for rule in rules], by_name, theirs)
+    translated = translate([rule.inverse for rule in rules], by_name, oracle_specs)
     return {GRADIENTS + name: g for name, g in translated.items()}

@@ -1,4 +1,4 @@
-"""Translations of a text, compared token for token: Flax, PyTorch, and `transformers` where it has the model."""
+"""Compares translations of a text token by token: Flax, PyTorch, and `transformers` if it has the model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ from rich.table import Table
 from .. import flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig
 from ..formulas.padding import pad
-from ..train.tracking.progress import counted
+from ..train.tracking.progress import progress_bar
 from .decoding import ROUNDING, compare_decoded, transformers_generate
 
 BEAM_SIZES = (1, 5)
-_BLOCK = 32  # sentences that are decoded at once
+_BLOCK = 32  # sentences per decoding batch
 
 
 @dataclass
-class Compared:
-    """How far one search agrees with PyTorch's, over all sentences."""
+class TextAgreement:
+    """Agreement of a search with PyTorch's, over all sentences of a text."""
 
     equal: int = 0
     ties: dict[int, float] = field(default_factory=dict)  # line -> margin of its closest decision, in nats
-    different: dict[int, float] = field(default_factory=dict)  # the same, where rounding cannot turn it
+    different: dict[int, float] = field(default_factory=dict)  # the same, if rounding cannot explain the difference
     tokens: int = 0  # of PyTorch's translations
     score_error: float = 0.0  # largest difference of the sums of log-probabilities of equal sentences, in nats
 
@@ -35,68 +35,74 @@ def compare_translations(
     pytorch: torch_reference.Transformer,
     sources: Mapping[int, Sequence[int]],
     beam_size: int,
-    theirs: Any = None,
-    progress: Callable[[int], None] = lambda done: None,
-) -> dict[str, Compared]:
-    """How far Flax, and `transformers`' model where it is given, find the translations of the PyTorch model.
+    transformers_model: Any = None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> dict[str, TextAgreement]:
+    """Compares the translations of Flax, and of a `transformers` model, with those of the PyTorch model.
 
-    `sources`: ids of each line of a text, by its number.
+    `sources`: ids of each line of a text, by line number. `progress` receives the number of lines translated.
     """
-    config, how = pytorch.config, DecodingConfig(beam_size=beam_size, max_length=pytorch.config.max_length)
-    found = {"Flax": Compared()} | ({} if theirs is None else {"transformers": Compared()})
+    config = pytorch.config
+    decoding = DecodingConfig(beam_size=beam_size, max_length=config.max_length)
+    totals = {"Flax": TextAgreement()}
+    if transformers_model is not None:
+        totals["transformers"] = TextAgreement()
     order = sorted(sources, key=lambda line: len(sources[line]))
+    progress(0)
     for start in range(0, len(order), _BLOCK):
         lines = order[start : start + _BLOCK]
-        filled = [*lines, *[lines[-1]] * (_BLOCK - len(lines))]  # of one size, for each is compiled
-        src = pad([sources[line] for line in filled], config.pad_id, dtype=np.int64)
-        expected = torch_reference.generate(pytorch, torch.from_numpy(src), how)
-        searches = {"Flax": flax_transformer.generate(flax, src, how)}
-        if theirs is not None:
-            searches["transformers"] = transformers_generate(theirs, config, src, how)
+        full_block = [*lines, *[lines[-1]] * (_BLOCK - len(lines))]  # one size, because each size is compiled
+        src = pad([sources[line] for line in full_block], config.pad_id, dtype=np.int64)
+        expected = torch_reference.generate(pytorch, torch.from_numpy(src), decoding)
+        searches = {"Flax": flax_transformer.generate(flax, src, decoding)}
+        if transformers_model is not None:
+            searches["transformers"] = transformers_generate(transformers_model, config, src, decoding)
         for name, search in searches.items():
             rounding = ROUNDING["float64" if name == "Flax" and config.compute_dtype == "float64" else "float32"]
-            agreement, total = compare_decoded(search, expected, how, rounding), found[name]
-            apart = {**agreement.ties, **agreement.different}
-            total.equal += sum(i not in apart for i in range(len(lines)))
+            agreement = compare_decoded(search, expected, decoding, rounding)
+            total = totals[name]
+            mismatches = {**agreement.ties, **agreement.different}
+            total.equal += sum(i not in mismatches for i in range(len(lines)))
             total.ties |= {lines[i]: margin for i, margin in agreement.ties.items() if i < len(lines)}
             total.different |= {lines[i]: margin for i, margin in agreement.different.items() if i < len(lines)}
             total.tokens += int(expected.lengths[: len(lines), 0].sum())
             total.score_error = max(total.score_error, agreement.score_error)
         progress(start + len(lines))
-    return found
+    return totals
 
 
 def show_translations(
     flax: flax_transformer.Transformer,
     pytorch: torch_reference.Transformer,
     sources: Mapping[int, Sequence[int]],
-    theirs: Any = None,
+    transformers_model: Any = None,
 ) -> tuple[bool, list[dict[str, Any]]]:
-    """Compares translations for each of BEAM_SIZES and prints it: (nothing differs, the same as JSON has it)."""
+    """Compares translations for each of BEAM_SIZES and prints a table; returns (all equal, the table for JSON)."""
     console = Console()
-    table, documents, lines = Table("beam", title="translations", title_justify="left"), [], []
-    names = ["Flax", *(["transformers"] if theirs is not None else [])]
+    table = Table("beam", title="translations", title_justify="left")
+    documents, lines = [], []
+    names = ["Flax", *(["transformers"] if transformers_model is not None else [])]
     for name in names:
         table.add_column(f"{name} = PyTorch", justify="right")
     table.add_column("tokens", justify="right")
-    table.add_column("sums, Flax to PyTorch", justify="right")
-    with counted() as progress:
+    table.add_column("score difference of Flax", justify="right")
+    with progress_bar() as progress:
         for beam_size in BEAM_SIZES:
-            found = compare_translations(
+            totals = compare_translations(
                 flax,
                 pytorch,
                 sources,
                 beam_size,
-                theirs,
-                lambda done, beam_size=beam_size: progress(f"translations, beam {beam_size}", done, len(sources)),
+                transformers_model,
+                lambda count, beam_size=beam_size: progress(f"translations, beam {beam_size}", count, len(sources)),
             )
-            cells = [f"{found[name].equal:,} of {len(sources):,}" for name in names]
-            ours = found["Flax"]
-            table.add_row(str(beam_size), *cells, f"{ours.tokens:,}", f"{ours.score_error:.1e}")
-            for name, compared in found.items():
-                for kind, apart in (("tied", compared.ties), ("DIFFERENT", compared.different)):
-                    lines += [f"beam {beam_size}, line {i}, {name}: {kind}, margin {m:.1e}" for i, m in apart.items()]
-                documents.append({"beam_size": beam_size, "search": name, **vars(compared)})
+            cells = [f"{totals[name].equal:,} of {len(sources):,}" for name in names]
+            flax_total = totals["Flax"]
+            table.add_row(str(beam_size), *cells, f"{flax_total.tokens:,}", f"{flax_total.score_error:.1e}")
+            for name, total in totals.items():
+                for kind, margins in (("tied", total.ties), ("DIFFERENT", total.different)):
+                    lines += [f"beam {beam_size}, line {i}, {name}: {kind}, margin {m:.1e}" for i, m in margins.items()]
+                documents.append({"beam_size": beam_size, "search": name, **vars(total)})
     console.print(table)
     for line in lines:
         console.print(line, style="red" if "DIFFERENT" in line else "", markup=False)

@@ -236,7 +236,7 @@ DEFECTS = (
     Defect("softmax over queries", WEIGHTS, _every(Attention, _is_now(_AcrossQueries))),
     Defect("a position sees itself alone", PAST, _mask(lambda ones: ones.tril().triu())),
     Defect("a position sees itself and one more", PAST, _mask(lambda ones: ones.tril().triu(-1))),
-    Defect("cross-attention left out", SOURCE, _every(Layer, lambda layer: setattr(layer, "source", None))),
+    Defect("cross-attention left out", SOURCE, _every(Layer, lambda layer: setattr(layer, "cross_attention", None))),
     Defect("the encoder's output is lost", SOURCE, _encoded(torch.zeros_like)),
     Defect("the first source token is cut off", SOURCE, _methods(encode=_cut_source, cross_mask=_cut_mask)),
     Defect("no padding mask in cross-attention", PADDING, _methods(cross_mask=_seen)),

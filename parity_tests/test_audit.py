@@ -45,8 +45,8 @@ FOUND = {
 }
 
 
-def questions(found):
-    return {answer.question for answer in found.found}
+def questions(report):
+    return {answer.question for answer in report.findings}
 
 
 def test_nothing_in_a_healthy_model():
@@ -122,9 +122,9 @@ def test_their_own_modules():
     found = [audit_theirs(*module) for module in modules(True)]
     expected = [FOUND["lucky_glass"], FOUND["leftover"] | {GRADIENTS}, {DROPOUT}, {DROPOUT}]
     assert [questions(a) for a in found] == expected
-    lost = [answer.measured for a in found for answer in a.found if answer.question == GRADIENTS]
-    assert lost[0].startswith("61 of 98 tensors get none")
-    assert lost[1] == "2 of 90 tensors get none: decoder.proj.weight, decoder.proj.bias"
+    lost = [answer.measured for a in found for answer in a.findings if answer.question == GRADIENTS]
+    assert lost[0].startswith("61 of 98 tensors get no gradient")
+    assert lost[1] == "2 of 90 tensors get no gradient: decoder.proj.weight, decoder.proj.bias"
     for module in modules(False):
         assert (healthy := audit_theirs(*module)).ok, str(healthy)
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_audited():
     with pytest.raises(AuditError, match="an audit needs at least 7 positions"):
         audit(ToyTransformer(), vocab_size=23, pad_id=0, max_length=6)
     outer = ToyTransformer()
-    with pytest.raises(AuditError, match="`forward` must call the module that it is given"):
+    with pytest.raises(AuditError, match="`forward` must call the module in its argument"):
         audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: outer(src, tgt))
     with pytest.raises(AuditError, match=r"ToyTransformer: returns \(7, 23\)"):
         audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: m(src, tgt).squeeze())
@@ -229,9 +229,9 @@ def test_nan_everywhere_gets_one_answer_that_names_where_it_begins():
 
 def test_a_computation_between_parts_that_gives_nan_is_named_by_the_part_around_it():
     module = ToyTransformer()
-    module.encoder[1].itself.normalise = lambda scores: (scores * torch.inf).softmax(-1)
+    module.encoder[1].self_attention.normalise = lambda scores: (scores * torch.inf).softmax(-1)
     (answer,) = audit(module, **SIZES).answers
-    assert answer.where == "encoder.1.itself"
+    assert answer.where == "encoder.1.self_attention"
 
 
 def only_float32(module, src, tgt):
@@ -254,7 +254,7 @@ IN_FLOAT32 = (
 def test_float32_is_the_dtype_to_judge_by_where_float64_is_not_finite():
     found = examine(None, forward=only_float32)
     assert found.ok, str(found)
-    line = "judged in float32: the outputs are not finite in float64, first in the whole model"
+    line = "audited in float32: the outputs are not finite in float64, first in the whole model"
     assert found.dtype_line == line
     assert line in str(found)
     assert (found.document()["dtype"], examine(None).dtype_line) == ("float32", "")
@@ -265,7 +265,7 @@ def test_a_dtype_that_raises_is_named():
         assert module.head.weight.dtype == torch.float32, "no float64 here"
         return module(src, tgt)
 
-    line = "judged in float32: float64 raises AssertionError: no float64 here"
+    line = "audited in float32: float64 raises AssertionError: no float64 here"
     assert examine(None, forward=refuses).dtype_line.startswith(line)
 
 

@@ -70,7 +70,7 @@ def test_prophetnet_is_judged_in_float32_and_its_bias_order_explains_all_it_fail
         orders = {"permute(0, 2, 1, 4, 3)": "permute(0, 1, 4, 2, 3)"}
         with_source(monkeypatch, ProphetNetNgramSelfAttention, method, orders)
         report = audit(model)
-        line = "judged in float32: the outputs are not finite in float64, first in prophetnet.encoder"
+        line = "audited in float32: the outputs are not finite in float64, first in prophetnet.encoder"
         assert report.dtype_line == line
         return report
 

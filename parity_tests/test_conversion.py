@@ -26,7 +26,7 @@ def test_variant(name, tmp_path):
     row = conversion.measure(name, tmp_path)
     for report in row.reports:
         report.check()
-    assert row.changed == ()
+    assert row.changes == ()
     assert len(row.reports) == 2
     assert row.ok
 
@@ -132,9 +132,9 @@ def test_random_models_hide_nothing():
 def test_row_shows_what_changed():
     row = conversion.Row("X", 1e-15, 1e-15, 1e-16, 1e-16, (), ())
     assert row.ok
-    changed = dataclasses.replace(row, changed=("by way of flax: ties",))
+    changed = dataclasses.replace(row, changes=("through flax: ties",))
     assert not changed.ok
-    assert as_cells(changed)[-1] == "by way of flax: ties"
+    assert as_cells(changed)[-1] == "through flax: ties"
 
 
 def test_the_table_goes_between_its_marks(tmp_path):
@@ -142,5 +142,5 @@ def test_the_table_goes_between_its_marks(tmp_path):
     page.write_text("before\n<!-- x -->\nold\n<!-- end of x -->\nafter\n")
     write_table(page, "x", ("a", "b"), [("1", "2")])
     assert page.read_text() == "before\n<!-- x -->\n| a | b |\n|---|---|\n| 1 | 2 |\n<!-- end of x -->\nafter\n"
-    with pytest.raises(ValueError, match="must have <!-- y --> and <!-- end of y -->, each once"):
+    with pytest.raises(ValueError, match="must contain <!-- y --> and <!-- end of y --> exactly once"):
         write_table(page, "y", ("a",), [])

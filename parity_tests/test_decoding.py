@@ -20,11 +20,11 @@ from twinax.parity.decoding import (
     ROUNDING,
     WRONG_RULES,
     compare_decoded,
+    count_differences,
     measure,
     random_family,
     sentences,
     transformers_generate,
-    wrongly_decoded,
 )
 from twinax.parity.functions import random_arrays
 from twinax.torch_reference import beam
@@ -207,7 +207,7 @@ FEWEST = {
 @pytest.mark.parametrize("rule", WRONG_RULES)
 @pytest.mark.parametrize("family", ["BART"], indirect=True)
 def test_another_rule_is_seen(family: Any, rule: str) -> None:
-    wrong = wrongly_decoded(*family[1:], rule)
+    wrong = count_differences(*family[1:], rule)
     assert wrong == 0 if rule == "none" else wrong >= FEWEST[rule]
 
 

@@ -57,7 +57,7 @@ def test_narrow_types_see_a_wrong_epsilon(monkeypatch):
 
 def test_too_few_inputs_prove_nothing(monkeypatch):
     """Where no draw counts, no rung holds: a column without numbers must not read as equal."""
-    monkeypatch.setattr(ladder, "MOST_DRAWS", 2)
+    monkeypatch.setattr(ladder, "MAX_DRAWS", 2)
     monkeypatch.setattr(ladder, "rounding_crosses_relu", lambda *_: True)
     found = ladder.run_ladder(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1))
     assert not any(rung.ok for rung in found.rungs)

@@ -67,18 +67,18 @@ EXPLAINED: dict[tuple[str, str], Explanation] = {
     ),
     ("BigBirdPegasusForConditionalGeneration", STILL): Explanation(
         "a source of at most 5 + 2 `num_random_blocks` blocks switches the model to full attention, and it stays there",
-        "after a shorter source",
+        "after a call with a shorter source",
     ),
     ("EncoderDecoderModel", GRADIENTS): Explanation(
-        "BERT's pooler is built and its output is not used", "2 of 101 tensors get none: encoder.pooler.dense"
+        "BERT's pooler is built and its output is not used", "2 of 101 tensors get no gradient: encoder.pooler.dense"
     ),
     ("LEDForConditionalGeneration", GRADIENTS): Explanation(
         "the projections of global attention serve the tokens of a `global_attention_mask`, and none was given",
-        "12 of 103 tensors get none",
+        "12 of 103 tensors get no gradient",
     ),
     ("NllbMoeForConditionalGeneration", GRADIENTS): Explanation(
         "`NllbMoeExperts` reads the 0 and 1 of the router's mask as numbers of experts: only the first two are used",
-        "16 of 115 tensors get none",
+        "16 of 115 tensors get no gradient",
     ),
     **{
         ("ProphetNetForConditionalGeneration", question): Explanation(_PROPHETNET)
@@ -88,7 +88,7 @@ EXPLAINED: dict[tuple[str, str], Explanation] = {
         "an expert drops the tokens of a call beyond `expert_capacity`; a cached call has one token"
     ),
     ("T5Gemma2ForConditionalGeneration", GRADIENTS): Explanation(
-        "the tensors for images, 48 of them the vision tower's: no image was given", "51 of 106 tensors get none"
+        "the tensors for images, 48 of them the vision tower's: no image was given", "51 of 106 tensors get no gradient"
     ),
 }
 
@@ -123,7 +123,7 @@ def _reduce(config: Any) -> None:
 
 def complaints(report: Audit) -> Iterator[str]:
     """What `EXPLAINED` does not know of an audit, and what it knows and the audit does not find."""
-    failed = {answer.question: answer for answer in report.found}
+    failed = {answer.question: answer for answer in report.findings}
     for answer in failed.values():
         if explanation(report, answer) is None:
             yield f"{report.name}: {answer.question} No: {answer.measured}. It is not in EXPLAINED"

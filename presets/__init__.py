@@ -1,1 +1,1 @@
-"""Ready-made models and runs, by name. Imports neither jax nor torch."""
+"""Ready-made models and runs by name. Imports neither jax nor torch."""

@@ -15,7 +15,7 @@ _BASE = TransformerConfig(
 )
 
 PRESETS: dict[str, TransformerConfig] = {
-    # Small enough to prove in seconds. Heads are wider than d_model / num_heads, so that no two sizes agree by chance.
+    # Small enough to prove in seconds. Heads are wider than d_model / num_heads, so that all sizes differ.
     "tiny": TransformerConfig(
         src_vocab_size=101,
         tgt_vocab_size=103,
@@ -30,7 +30,7 @@ PRESETS: dict[str, TransformerConfig] = {
         norm_placement="pre",
         final_norm=True,
     ),
-    # A model for a laptop: pre-norm, which trains without a long warm-up (Xiong et al. 2020, section 4).
+    # For a laptop: pre-norm, which trains without a long warm-up (Xiong et al. 2020, section 4).
     "small": TransformerConfig(
         src_vocab_size=8_000,
         tgt_vocab_size=8_000,

@@ -1,11 +1,10 @@
-"""German to English on Multi30k (Elliott et al. 2016): 29,000 captions of pictures, from the hub.
+"""German to English on Multi30k (Elliott et al. 2016): 29,000 image captions, downloaded from the hub.
 
     twinax train multi30k_de_en
 
-Offline, with the corpus's files: `twinax train multi30k_de_en --src train.de --tgt train.en --valid-src val.de
---valid-tgt val.en`. Sizes are those of "Good for Misconceived Reasons" (Wu et al. 2021): 4+4 layers of width 128.
-BLEU 41.5 without case on test_2016 (13a, beam 5); 86 minutes on one core of an AMD EPYC, beside other work:
-docs/results.md.
+Offline, with local files: `twinax train multi30k_de_en --src train.de --tgt train.en --valid-src val.de
+--valid-tgt val.en`. Model sizes from "Good for Misconceived Reasons" (Wu et al. 2021): 4+4 layers of width 128.
+Uncased BLEU 41.5 on test_2016 (13a, beam 5), after 86 minutes on one core of a busy AMD EPYC: docs/results.md.
 """
 
 from ..configs.data import BatchConfig, CorpusConfig, TokenizerConfig
@@ -15,7 +14,7 @@ from ..configs.training import TrainingConfig
 
 
 def config() -> RunConfig:
-    """The run."""
+    """The config of the run."""
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
         tokenizer=TokenizerConfig(split="bytes", vocab_size=3000, lowercase=True),

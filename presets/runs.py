@@ -1,4 +1,4 @@
-"""Ready-made runs: a module each, whose docstring gives command, hardware, time and score."""
+"""Ready-made runs, one per module; its docstring states command, hardware, time and score."""
 
 from importlib import import_module
 
@@ -9,14 +9,14 @@ from ..published.registry import SYSTEMS, recipe
 _OWN = ("multi30k_de_en", "multi30k_en_de", "scan")
 _PUBLISHED = {f"published/{name}{variant}": (name, not variant) for name in SYSTEMS for variant in ("", ":repaired")}
 RUNS = (*_OWN, *_PUBLISHED)
-# The same in few words.
+# A short form of `RUNS` for messages.
 RUN_NAMES = f"{', '.join(_OWN)}, published/NAME or published/NAME:repaired of {', '.join(SYSTEMS)}"
 
 
 def run_preset(name: str) -> RunConfig:
-    """The run of a name in `RUNS`. Raises: ConfigError where there is none."""
+    """The run of a name in `RUNS`. Raises: ConfigError if there is no such name."""
     if name not in RUNS:
-        raise ConfigError(f"{name}: there is no such run; known are {RUN_NAMES}")
+        raise ConfigError(f"{name}: there is no such run; choose one of {RUN_NAMES}")
     if name in _PUBLISHED:
         system, as_published = _PUBLISHED[name]
         return recipe(system, as_published=as_published)

@@ -1,10 +1,10 @@
-"""SCAN (Lake and Baroni 2018): commands as "jump around left twice" to sequences of actions.
+"""SCAN (Lake and Baroni 2018): from commands such as "jump around left twice" to sequences of actions.
 
     twinax train scan --dataset tasks_train_simple.txt --out runs/scan
 
 The official files, also .gz: tasks_train_simple.txt, tasks_train_length.txt, tasks_train_addprim_jump.txt, and
-tasks_test_… for `twinax evaluate --dataset`. Exact match of the three, greedy, one seed each: 99.8%, 0.3%, 0.1%, after
-14 to 18 minutes on one core of an Intel Xeon: docs/results.md.
+tasks_test_… for `twinax evaluate --dataset`. Exact match on the three splits, with greedy decoding and one seed each:
+99.8%, 0.3%, 0.1%, after 14 to 18 minutes on one core of an Intel Xeon: docs/results.md.
 """
 
 from ..configs.data import BatchConfig, CorpusConfig, TokenizerConfig
@@ -14,7 +14,7 @@ from ..configs.training import TrainingConfig
 
 
 def config() -> RunConfig:
-    """The run."""
+    """The config of the run."""
     return RunConfig(
         corpus=CorpusConfig(dataset="tasks_train_simple.txt"),
         tokenizer=TokenizerConfig(kind="word", joint=False),

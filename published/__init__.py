@@ -1,12 +1,12 @@
-"""Five published PyTorch Transformers, a folder each: what their code computes, mistakes and all, and what repairs it.
+"""Five published PyTorch Transformers, one per folder, as their code computes them, with their mistakes and repairs.
 
-| file | holds | imports |
+| file | content | imports |
 |---|---|---|
 | `recipe.py` | the config, its mistakes and repairs, data, training and decoding | configs |
-| `module.py` | the model in plain PyTorch, with the published names; it shares nothing with the twins | torch |
+| `module.py` | the model in plain PyTorch, with the published names; shares no code with the twins | torch |
 | `layout.py` | the names of its state dict | convert |
-| `oracle.py` | how the module is built, called and decoded, and where its activations are | torch |
-| `training.py` | its own training loop | torch |
+| `oracle.py` | functions that build, call and decode the module, and the paths of its activations | torch |
+| `training.py` | the published training loop | torch |
 
-A sixth system is a sixth folder: `registry` finds it.
+To add a system, add a folder; `registry` detects it.
 """

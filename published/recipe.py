@@ -1,4 +1,4 @@
-"""What a published system's recipe holds."""
+"""The recipe of a published system."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,33 +15,33 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A published system as configs: what its code computes, how it trains and decodes, and what repairs it.
+    """A published system as configs: its model, training and decoding, its mistakes and their repairs.
 
-    Vocabularies come from a corpus; where nothing is said they have 10,000 tokens, or the 30,000 that leftover allows.
+    Vocabulary sizes depend on the corpus; the defaults are 10,000 tokens, or leftover's maximum of 30,000.
     """
 
     model: TransformerConfig  # as published
-    repairs: Fields  # fields of the model that differ in the repaired one
-    breaks: Mapping[str, str]  # field of a repair -> where the mistake is, and what it breaks
+    repairs: Fields  # fields of the repaired model that differ
+    breaks: Mapping[str, str]  # field of a repair -> location of the mistake, and its consequences
     training: TrainingConfig  # as published
     training_repairs: Fields = field(default_factory=dict)
     tokenizer: TokenizerConfig
-    run: Callable[[bool], RunConfig]  # (as published) -> its whole training
-    decoding: DecodingConfig | None  # None: none was published
-    decoded_as: Fields = field(default_factory=dict)  # fields of the model that differ while it decodes
-    decoded_wrongly: Fields = field(default_factory=dict)  # and those that differ by mistake
-    start_tokens_counted: int = 0  # start tokens that its longest length includes
+    run: Callable[[bool], RunConfig]  # (as published) -> its complete training run
+    decoding: DecodingConfig | None  # None: no decoding was published
+    decoding_fields: Fields = field(default_factory=dict)  # fields of the model that differ in decoding
+    decoding_mistakes: Fields = field(default_factory=dict)  # fields that differ in decoding by mistake
+    counted_start_tokens: int = 0  # number of start tokens that its maximum length includes
 
     def as_decoded(
         self, model: TransformerConfig, *, as_published: bool
     ) -> tuple[TransformerConfig, DecodingConfig] | None:
-        """(a model as the system's own decoding computes it, that decoding); None where none was published.
+        """(model as the system's decoding computes it, its decoding); None if no decoding was published.
 
-        The decoder does not mask padding that it generated. `max_length` counts generated tokens.
+        The decoder does not mask generated padding. `max_length` counts generated tokens.
         """
         if self.decoding is None:
             return None
-        wrongly = self.decoded_wrongly if as_published else {}
-        changed = model.replace(**{**self.decoded_as, **wrongly})
-        longest = min(self.decoding.max_length or model.max_length, model.max_length) - self.start_tokens_counted
-        return changed, replace(self.decoding, max_length=longest)
+        mistakes = self.decoding_mistakes if as_published else {}
+        decoder = model.replace(**{**self.decoding_fields, **mistakes})
+        longest = min(self.decoding.max_length or model.max_length, model.max_length) - self.counted_start_tokens
+        return decoder, replace(self.decoding, max_length=longest)

@@ -1,4 +1,4 @@
-"""The published systems by name, and each one's parts, imported when they are asked for."""
+"""The published systems by name, and their parts, imported on first use."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -22,7 +22,7 @@ SYSTEMS = tuple(module.name for module in iter_modules([str(Path(__file__).paren
 
 
 class _Part(Mapping[str, Any]):
-    """One part of every system: what its folder's module `name` has as `NAME`."""
+    """One part of every system: the value `NAME` of the module `name` in its folder."""
 
     def __init__(self, name: str):
         self._name = name
@@ -46,7 +46,7 @@ TRAININGS: "Mapping[str, PublishedTraining]" = _Part("training")
 
 
 def recipe(name: str, *, as_published: bool) -> RunConfig:
-    """A system's whole training: its data, tokens, model, optimiser, schedule and length.
+    """A system's complete training run: data, tokenizers, model, optimiser, schedule and length.
 
     Raises:
         ConfigError: there is no such system.
@@ -55,13 +55,13 @@ def recipe(name: str, *, as_published: bool) -> RunConfig:
 
 
 def as_decoded(name: str, model: TransformerConfig, *, as_published: bool) -> tuple[TransformerConfig, DecodingConfig]:
-    """(a system's model as its own decoding computes it, that decoding).
+    """(model as a system's decoding computes it, its decoding).
 
     Raises:
-        ConfigError: there is no such system, it has published no decoding, or no such model.
+        ConfigError: there is no such system, it has no published decoding, or it has no such model.
     """
-    decoded = RECIPES[name].as_decoded(model, as_published=as_published) if name in SYSTEMS else None
-    if decoded is None:
-        known = ", ".join(known for known, other in RECIPES.items() if other.decoding is not None)
-        raise ConfigError(f"published={name!r}: has no decoding of its own; choose one of {known}")
-    return decoded
+    result = RECIPES[name].as_decoded(model, as_published=as_published) if name in SYSTEMS else None
+    if result is None:
+        names = ", ".join(system for system, recipe in RECIPES.items() if recipe.decoding is not None)
+        raise ConfigError(f"published={name!r}: has no published decoding; choose one of {names}")
+    return result

@@ -1,4 +1,4 @@
-"""What a published training is, as its own code has it, with `torch.optim`."""
+"""A published training loop, as in its code, with `torch.optim`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ from ..torch_reference.step import Batch
 
 @dataclass(frozen=True)
 class Run:
-    """What a published loop works on."""
+    """The inputs of a published loop."""
 
     parameters: list[nn.Parameter]
-    forward: Callable[[int, Batch], Tensor]  # (update, part of its batch) -> what the module gives, (B·T, V)
+    forward: Callable[[int, Batch], Tensor]  # (update, part of its batch) -> the module's output (B·T, V)
     config: TransformerConfig
     training: TrainingConfig
     as_published: bool
-    epoch: int  # updates
+    epoch: int  # updates per epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTraining:
-    """A published loop, and where its module's dropouts are."""
+    """A published loop, and the dropout sites of its module."""
 
     loop: Callable[[Run, Sequence[Batch]], Iterator[float]]  # loss of every update, in nats per token
-    # path of a dropout -> our sites, in the order in which a forward pass reaches them; a star is the number of a layer
+    # path of a dropout module -> dropout sites of the twins, in order of use; a star stands for a layer number
     dropouts: Mapping[str, tuple[str, ...]]
-    # (as published, updates, updates of an epoch) -> what a training that short changes
+    # (as published, updates, updates per epoch) -> training fields that a short training changes
     shorten: Callable[[bool, int, int], dict[str, Any]] = lambda as_published, updates, epoch: {}
-    fixed_rates: Mapping[str, float] = field(default_factory=dict)  # as published, whatever the setting
+    fixed_rates: Mapping[str, float] = field(default_factory=dict)  # rates that ignore the setting, as published

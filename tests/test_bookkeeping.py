@@ -44,8 +44,8 @@ def run(tmp_path_factory):
 
 def pairs_of(batches, epoch):
     """Rows of each batch of an epoch, as the run reads them."""
-    start = epoch * batches.an_epoch
-    read = (batches[i] for i in range(start, start + batches.an_epoch))
+    start = epoch * batches.per_epoch
+    read = (batches[i] for i in range(start, start + batches.per_epoch))
     return [[row[row != 0].tolist() for row in batch.src_tokens if (row != 0).any()] for batch in read]
 
 

@@ -252,19 +252,19 @@ WRONG = {
     "unknown family": (
         lambda d: edit(d, model_type="t5"),
         "model_type='t5' cannot be read, because twinax does not support relative position biases in the attention; "
-        "known are marian, bart, mbart, m2m_100, pegasus, blenderbot",
+        "supported: marian, bart, mbart, m2m_100, pegasus, blenderbot",
     ),
     "unknown setting": (
         lambda d: edit(d, rope_theta=1e4),
-        "rope_theta=10000.0: twinax does not know what it does in bart",
+        "rope_theta=10000.0: twinax does not know this setting of bart",
     ),
     "refused setting": (
         lambda d: edit(d, normalize_before=True),
-        "normalize_before=True: must be False, since transformers' BART is post-norm whatever it says",
+        "normalize_before=True: must be False, because transformers' BART is post-norm regardless",
     ),
     "unknown activation": (
         lambda d: edit(d, activation_function="tanh"),
-        "activation_function='tanh': known are 'relu'",
+        "activation_function='tanh': must be one of 'relu'",
     ),
     "no pad id": (lambda d: edit(d, pad_token_id=None), "pad_token_id=None: must be a whole number"),
     "pad id that is a text": (lambda d: edit(d, pad_token_id="1"), "pad_token_id='1': must be a whole number"),
@@ -285,19 +285,19 @@ WRONG = {
     "layers": (lambda d: edit(d, decoder_layers=1), "decoder_layers=1: contradicts the weights, which have 2"),
     "untied": (lambda d: edit(d, tie_word_embeddings=False), "missing: lm_head.weight, float32[31, 12]"),
     "no weights": (lambda d: (d / WEIGHTS).unlink(), "has no weights; looked for model.safetensors, pytorch_model.bin"),
-    "truncated": (lambda d: truncate(d / WEIGHTS), "model.safetensors: not a whole safetensors file"),
-    "empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), "model.safetensors: not a whole safetensors file"),
+    "truncated": (lambda d: truncate(d / WEIGHTS), "model.safetensors: not a complete safetensors file"),
+    "empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), "model.safetensors: not a complete safetensors file"),
     "no tensors": (lambda d: save_file({}, d / WEIGHTS), "model.safetensors: holds no tensors"),
-    "truncated torch file": (truncated_torch_file, "pytorch_model.bin: not a whole PyTorch file"),
+    "truncated torch file": (truncated_torch_file, "pytorch_model.bin: not a complete PyTorch file"),
     "code in a torch file": (code, "pytorch_model.bin: holds more than tensors, a "),
-    "nested torch file": (no_state_dict, "pytorch_model.bin: is no state dict"),
-    "empty torch file": (empty_torch_file, "pytorch_model.bin: not a whole PyTorch file: EOFError"),
-    "float8": (float8, "model.safetensors: holds tensors of a dtype that numpy does not have"),
+    "nested torch file": (no_state_dict, "pytorch_model.bin: is not a state dict"),
+    "empty torch file": (empty_torch_file, "pytorch_model.bin: not a complete PyTorch file: EOFError"),
+    "float8": (float8, "model.safetensors: holds tensors of a dtype that numpy lacks"),
     "float8 in a torch file": (
         float8_in_torch,
         "final_logits_bias is torch.float8_e4m3fn on cpu, torch.strided, which",
     ),
-    "sparse": (sparse, "final_logits_bias is torch.float32 on cpu, torch.sparse_coo, which numpy does not have"),
+    "sparse": (sparse, "final_logits_bias is torch.float32 on cpu, torch.sparse_coo, which numpy does not support"),
     "deep JSON": (lambda d: (d / "config.json").write_text("[" * 100_000), "config.json: cannot be read as JSON"),
     "empty index": (empty_index, "model.safetensors.index.json: has no weight_map"),
     "long name of a shard": (long_name, "1 of 1 shards missing: xxx"),
@@ -306,9 +306,9 @@ WRONG = {
         "encoder_layers=1000000000: contradicts the weights",
     ),
     "dropout of null": (lambda d: edit(d, dropout=None), "bart settings: dropout=None: must be a number"),
-    "1 for true": (lambda d: edit(d, scale_embedding=1), "scale_embedding=1: known are True, False"),
+    "1 for true": (lambda d: edit(d, scale_embedding=1), "scale_embedding=1: must be one of True, False"),
     "missing shard": (no_shard, "1 of 2 shards missing: model-1.safetensors"),
-    "wrong shard": (wrong_shard, "model-1.safetensors: is not the shard of model.safetensors.index.json"),
+    "wrong shard": (wrong_shard, "model-1.safetensors: does not match model.safetensors.index.json"),
     "shard elsewhere": (shard_elsewhere, "names a file outside its directory: ../model-1.safetensors"),
     "wrong shape": (
         lambda d: edit_weights(d, narrow),
@@ -324,7 +324,7 @@ WRONG = {
     ),
     "ties that are none": (
         lambda d: edit_weights(d, lambda a: a.update({"lm_head.weight": a["model.shared.weight"] + 1})),
-        "tie_word_embeddings=True: contradicts the weights, lm_head.weight is not model.shared.weight",
+        "tie_word_embeddings=True: contradicts the weights, lm_head.weight differs from model.shared.weight",
     ),
 }
 

@@ -50,7 +50,7 @@ def test_parity_exits_with_1_where_the_twins_differ(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "DIFFERENT" in printed
     assert "reproduce: twinax parity tiny --seed 0" in printed
-    assert "begins at src_input.embedded" in printed
+    assert "computation order: src_input.embedded" in printed
 
 
 def test_wrong_seed():
@@ -117,7 +117,7 @@ def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkey
     printed = capsys.readouterr().out
     assert "Flax and transformers: 1 of " in printed
     assert "PyTorch and transformers: 1 of " in printed
-    assert "begins at logits" in printed
+    assert "computation order: logits" in printed
 
 
 CLIMBED = Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, True)
@@ -131,7 +131,7 @@ def test_parity_of_a_directory_without_transformers(command, directory, monkeypa
     monkeypatch.setattr(parity_command, "find_spec", lambda name: None)
     monkeypatch.setattr(parity_command, "show_ladder", lambda title, **given: climbed.append(given) or CLIMBED)
     code, _, err = command("parity", directory)
-    assert (code, err) == (1, "twinax: transformers is not installed: the twins are compared with each other only\n")
+    assert (code, err) == (1, "twinax: transformers is not installed; only the twins are compared with each other\n")
     assert "oracle" not in climbed[0]
 
 
@@ -178,7 +178,7 @@ def test_audit(command, tmp_path, monkeypatch):
     assert {"question": "Does the output depend on the source?", "ok": False}.items() <= found["answers"][4].items()
     code, out, err = command("audit", "lucky")
     assert (code, out) == (2, "")
-    assert err.endswith("and no checkpoint; did you mean lucky_glass?\n")
+    assert err.endswith(" or a checkpoint; did you mean lucky_glass?\n")
     Path("d.json").write_text(config.replace(max_length=4).to_json())
     code, _, err = command("audit", "d.json")
     assert (code, err.splitlines()) == (2, [f"twinax: d.json: {err.partition('d.json: ')[2].strip()}"])
@@ -205,11 +205,11 @@ def test_data_prints_the_corpus(command, corpus):
     assert [int(k) + int(d) for k, d in zip(kept, long, strict=True)] == [54, 6]
     assert int(long[0]) > 0
     assert table["vocabulary, source and target"][0] == "18, 18"
-    assert [name for name in table if name.endswith(" shapes")]
+    assert [name for name in table if name.startswith("shapes: ")]
     assert f"dropped 0 with an empty side and {long[0]} longer than 5 source or 5 target tokens" in err
-    assert "tokens a word: 1.00 in sources, 1.00 in targets" in err
+    assert "tokens per word: 1.00 in sources, 1.00 in targets" in err
     share = round(100 * int(long[0]) / 54)
-    assert f"attention: {share}% of the pairs of train are dropped" in err
+    assert f"warning: {share}% of the train pairs are dropped" in err
     assert Path("lengths.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in Path().iterdir()) == ["a.de", "a.en", "lengths.png"]
 
@@ -227,7 +227,7 @@ def test_train_prints_its_config(command, corpus):
     code, out, err = command("train", *corpus, *flags)
     config = json.loads(out)
     assert code == 0
-    assert "the corpus decides when training begins" in err
+    assert "the corpus determines null values" in err
     assert (config["corpus"]["src"], config["model"]["d_model"], config["loop"]["epochs"]) == ("a.de", 64, 3)
     code, out, _ = command("train", "multi30k_de_en", *corpus, "--print-config")
     config = json.loads(out)
@@ -243,23 +243,23 @@ def test_train_prints_its_config(command, corpus):
     ("arguments", "said"),
     [
         ([], "give either src and tgt, or dataset"),
-        (["multi30k_en"], "twinax: multi30k_en: is neither a ready-made run (multi30k_de_en, multi30k_en_de, scan,"),
+        (["multi30k_en"], "twinax: multi30k_en: is neither a predefined run (multi30k_de_en, multi30k_en_de, scan,"),
         (["--src", "a.de"], "needs tgt too"),
         (["--src", "a.de", "--tgt", "nowhere"], "twinax: nowhere: there is no such file"),
-        (["--src", "a.de", "--tgt", "short"], "twinax: a.de has 60 lines and short has 1: a line must be"),
+        (["--src", "a.de", "--tgt", "short"], "twinax: a.de has 60 lines and short has 1: they must have"),
         (["CORPUS", "--model.d-modl", "5"], "--model.d-model"),
         (["CORPUS", "--model.d-model", "5"], "d_model=5 is not divisible by it"),
-        (["CORPUS", "--model.pad-id", "5"], "twinax: --model.pad-id: the tokenizer decides it"),
+        (["CORPUS", "--model.pad-id", "5"], "twinax: --model.pad-id: the tokenizer determines it"),
         (["CORPUS", "--loop.updates", "5", "--loop.epochs", "5"], "updates=5, epochs=5: give one of them"),
         (["CORPUS", "--training.learning-rate", "x"], "--training.learning-rate"),
-        (["--out", "x", "multi30k_de_en"], "multi30k_de_en: the name of a run comes first"),
-        (["CORPUS", "--tokenizer.load", "a", "--tokenizer.kind", "word"], "kind='word': is for tokenizers that are"),
-        (["CORPUS", "--init-from", str(STORED), "--tokenizer.lowercase"], "bring their tokenizer; leave the flag away"),
+        (["--out", "x", "multi30k_de_en"], "multi30k_de_en: the name of a run must come first"),
+        (["CORPUS", "--tokenizer.load", "a", "--tokenizer.kind", "word"], "kind='word': only affects training"),
+        (["CORPUS", "--init-from", str(STORED), "--tokenizer.lowercase"], "come with their tokenizer; omit the flag"),
         (["CORPUS", "--init-from", str(STORED), "--model.d-ff", "9"], "arrays do not fit the model"),
         (["CORPUS", "--tokenizer.kind", "unigram", "--tokenizer.vocab-size", "9"], "tokens cannot be trained"),
-        (["CORPUS", "--held-out", "60"], "nothing is left to train on"),
+        (["CORPUS", "--held-out", "60"], "no training pair remains"),
         (["CORPUS", "--tokenizer.load", "nowhere.model"], "twinax: nowhere.model: there is no such file"),
-        (["CORPUS", "--init-from", "nowhere"], "twinax: nowhere: there is no such file or directory to start from"),
+        (["CORPUS", "--init-from", "nowhere"], "twinax: nowhere: there is no such file or directory for"),
         (["CORPUS", "--init-from", "."], "is neither a run, nor a checkpoint, nor a Hugging Face directory"),
     ],
 )
@@ -294,4 +294,4 @@ def test_a_run_directory_names_its_run(command, monkeypatch, corpus):
     command("train", "runs/own", "--loop.updates", "9")
     assert (seen[0][0].model, seen[0][0].loop.updates, seen[0][1]) == (run_config.model, 9, out)
     code, _, err = command("train", "runs/own", "--out", "elsewhere")
-    assert (code, err) == (2, "twinax: --out elsewhere: runs/own is a run that goes on where it is; leave --out away\n")
+    assert (code, err) == (2, "twinax: --out elsewhere: runs/own is resumed in its own directory; omit --out\n")

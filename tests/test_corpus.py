@@ -72,7 +72,7 @@ def test_what_datasets_reads(folder, kind, layout):
         assert list(read_pairs(CorpusConfig(dataset=name, split="validation", **columns))) == PAIRS[:1]
     with pytest.raises(DataError, match=f"^{name}: has no column 'fr'; it has {'de, en'}$"):
         list(read_pairs(CorpusConfig(dataset=name, src_column="de", tgt_column="fr")))
-    with pytest.raises(DataError, match=f"^{name}: say which columns are source and target"):
+    with pytest.raises(DataError, match=f"^{name}: set src_column and tgt_column"):
         list(read_pairs(CorpusConfig(dataset=name)))
 
 
@@ -87,8 +87,8 @@ def test_a_missing_text_is_empty_and_a_number_is_refused(folder):
 
 GOOD = b"eins\nzwei\ndrei\n"
 BAD_FILES = {
-    "good has 3 lines and bad has 2: a line must be the other's translation": b"one\ntwo\n",
-    "good has 3 lines and bad has 5: a line must be the other's translation": b"1\n2\n3\n4\n5",
+    "good has 3 lines and bad has 2: they must have the same number": b"one\ntwo\n",
+    "good has 3 lines and bad has 5: they must have the same number": b"1\n2\n3\n4\n5",
     r"bad, line 2: is not UTF-8 \(byte 0xe4 at 3\); save it as UTF-8": b"one\ntw\xe4\nthree\n",
     "bad: is UTF-16; save it as UTF-8": "one\ntwo\nthree\n".encode("utf-16"),
 }
@@ -115,8 +115,8 @@ def test_damaged_missing_and_empty_files(folder):
         r"not\.gz, after line 0: is cut off or not gzip": CorpusConfig(src="not.gz", tgt="good"),
         "none: there is no such file": CorpusConfig(src="good", tgt="none"),
         r"none\.parquet: there is no such file": CorpusConfig(dataset="none.parquet", src_column="a", tgt_column="b"),
-        "empty: there is no sentence pair in it": CorpusConfig(src="empty", tgt="empty"),
-        r"odd\.tsv, line 2: has 1 columns, and 2 are needed": CorpusConfig(dataset="odd.tsv"),
+        "empty: has no sentence pair": CorpusConfig(src="empty", tgt="empty"),
+        r"odd\.tsv, line 2: must have at least 2 columns, not 1": CorpusConfig(dataset="odd.tsv"),
         r"odd\.tsv: has no column 'de'; it has a, b": CorpusConfig(dataset="odd.tsv", src_column="de", tgt_column="en"),
         r"plain\.txt, line 1: is not 'IN: \.\.\. OUT: \.\.\.'": CorpusConfig(dataset="plain.txt"),
         r"bad\.jsonl: datasets cannot load it: ": CorpusConfig(dataset="bad.jsonl", src_column="a", tgt_column="b"),

@@ -61,7 +61,7 @@ def test_every_pair_is_kept_or_counted(pairs):
     long = [a + 1 > 6 or b + 1 > 5 for a, b in lengths]
     kept = [i for i in range(len(pairs)) if not empty[i] and not long[i]]
     if not kept:
-        with pytest.raises(DataError, match=f"no pair is left of {len(pairs)}: {sum(empty)} have an empty side"):
+        with pytest.raises(DataError, match=f"all {len(pairs)} pairs are dropped: {sum(empty)} have an empty side"):
             encode_pairs(pairs, sides((6, 5)), "x")
         return
     encoded, numbers, counts = encode_pairs(pairs, sides((6, 5)), "x")
@@ -83,16 +83,16 @@ def corpus(pairs=300, seed=0):
 def test_batches_do_not_depend_on_who_makes_them():
     encoded, _, _ = encode_pairs(corpus(), sides(), "x")
     buckets = choose_buckets(encoded.lengths, 60, 4)
-    total = Batches(encoded, buckets, 0, 7, 0).an_epoch * 2 + 3
+    total = Batches(encoded, buckets, 0, 7, 0).per_epoch * 2 + 3
     batches = Batches(encoded, buckets, 0, 7, total)
     alone = list(batches.read(0))
     assert len(alone) == total
-    assert all(len(batches.plan(epoch).batches) == batches.an_epoch for epoch in range(3))
+    assert all(len(batches.plan(epoch).batches) == batches.per_epoch for epoch in range(3))
     for epoch in (0, 1):  # every pair once
-        part = alone[epoch * batches.an_epoch : (epoch + 1) * batches.an_epoch]
+        part = alone[epoch * batches.per_epoch : (epoch + 1) * batches.per_epoch]
         found = sorted(tuple(row[row != 0]) for batch in part for row in batch.src_tokens if row.any())
         assert found == sorted(tuple(ids) for ids in encoded.sources(range(len(encoded))))
-    start = batches.an_epoch - 2
+    start = batches.per_epoch - 2
     for workers in (0, 1, 4):
         for a, b in zip(alone[start:], batches.read(start, workers), strict=True):
             assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
@@ -139,12 +139,12 @@ def test_weights_that_exist_keep_their_sizes(files):
     larger = fitted.replace(src_vocab_size=30, tgt_vocab_size=30)
     assert prepare(run, sizes=larger).run.model == larger
     smaller = fitted.replace(src_vocab_size=10, tgt_vocab_size=10)
-    with pytest.raises(DataError, match="the src tokenizer has 11 tokens and the model 10: take the model's own"):
+    with pytest.raises(DataError, match="the src tokenizer has 11 tokens but the model has 10: use the model's own"):
         prepare(run, sizes=smaller)
-    with pytest.raises(DataError, match="the src tokenizer has pad_id=0 and the model 3"):
+    with pytest.raises(DataError, match="the src tokenizer has pad_id=0 but the model has 3"):
         prepare(run, sizes=fitted.replace(pad_id=3))
     other = train_tokenizer(TokenizerConfig(kind="word", special_order=("unk", "pad", "bos", "eos")), WORDS)
-    with pytest.raises(DataError, match="padding 1 and 0: it must be one id"):
+    with pytest.raises(DataError, match="padding 1 and 0: they must have the same id"):
         with_tokenizers(run.model, Tokenizers(other, TOKENIZER))
 
 

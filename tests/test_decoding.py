@@ -49,8 +49,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "n_best=3: must not be above beam_size=2": {"n_best": 3, "beam_size": 2},
     "min_length=5: must not be above max_length=4": {"min_length": 5, "max_length": 4},
     "length_exponent=inf: must be a finite number": {"length_exponent": float("inf")},
-    r"length_exponent=-60.0: penalties of up to 9 tokens are beyond 1e-30 to 1e30": {"length_exponent": -60.0},
-    "length_exponent=1000.0: penalties of up to 9 tokens are beyond 1e-30 to 1e30": {"length_exponent": 1000},
+    r"length_exponent=-60.0: penalties of up to 9 tokens are outside 1e-30 to 1e30": {"length_exponent": -60.0},
+    "length_exponent=1000.0: penalties of up to 9 tokens are outside 1e-30 to 1e30": {"length_exponent": 1000},
     "forbidden_ids=5: must be whole numbers": {"forbidden_ids": 5},
     "length_penalty='t2t': must be one of 'power', 'power_with_start', 'gnmt'": {"length_penalty": "t2t"},
     r"forbidden_ids=\('3',\): must be whole numbers": {"forbidden_ids": ("3",)},
@@ -58,8 +58,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "max_length=10: the model's positions end at 9": {"max_length": 10},
     "min_length=10: the model's positions end at 9": {"min_length": 10},
     "forbidden_ids: 17 is outside the target vocabulary, 0 to 16": {"forbidden_ids": (17,)},
-    "forbidden_ids: 2 is eos_id, without which nothing ends; see min_length": {"forbidden_ids": [2]},
-    "min_length=2: forbidden_ids leave no token but the end": {"min_length": 2, "forbidden_ids": (1, *range(3, 17))},
+    "forbidden_ids: 2 is eos_id, without which decoding cannot finish; see min_length": {"forbidden_ids": [2]},
+    "min_length=2: forbidden_ids allow no token but EOS": {"min_length": 2, "forbidden_ids": (1, *range(3, 17))},
 }
 
 
@@ -75,7 +75,7 @@ def test_ids_of_numpy_are_ids():
 
 def test_a_vocabulary_of_one():
     config = CONFIG.replace(tgt_vocab_size=1, bos_id=None, eos_id=0, decoder_start_id=0)
-    with pytest.raises(ConfigError, match=r"^tgt_vocab_size=1: there is nothing to choose from"):
+    with pytest.raises(ConfigError, match=r"^tgt_vocab_size=1: decoding needs at least 2 tokens"):
         plan(config, DecodingConfig())
 
 
@@ -97,12 +97,12 @@ def test_an_end_that_is_padding_too_counts_once():
 
 
 def test_a_model_without_a_start():
-    with pytest.raises(ConfigError, match=r"^decoder_start_id=None: the model does not say"):
+    with pytest.raises(ConfigError, match=r"^decoder_start_id=None: the model has no decoder start token"):
         plan(CONFIG.replace(decoder_start_id=None), DecodingConfig())
 
 
 BAD_SOURCES = {
-    r"src_tokens\[2\]: a sentence has no token, or all are padding or masked; leave it out": np.array(
+    r"src_tokens\[2\]: the sentence is empty, or all its tokens are padding or masked; omit it": np.array(
         [[4, 5], [6, 0], [0, 0]]
     ),
     "src_tokens: there is no sentence in the batch": np.zeros((0, 3), int),
@@ -195,9 +195,9 @@ def test_bad_targets(twins, function, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     src = sources(2)
     for line, tgt in {
-        r"tgt_tokens\[1\]: a sentence has no token, not even its end, eos_id=2": np.array([[5, 2], [0, 0]]),
+        r"tgt_tokens\[1\]: the sentence has no token, not even eos_id=2": np.array([[5, 2], [0, 0]]),
         "tgt_tokens: length 10 is not between 1 and the config's max_length=9": np.full((2, 10), 4),
-        "src_tokens and tgt_tokens: must be of one batch": np.full((3, 4), 4),
+        "src_tokens and tgt_tokens: must have one batch size": np.full((3, 4), 4),
     }.items():
         for package, model, convert_array in zip(
             (flax_transformer, torch_reference), twins, (np.asarray, torch.from_numpy), strict=True
@@ -237,7 +237,7 @@ def test_a_model_that_cannot_be_cached_is_decoded_without():
         config, {n: jnp.asarray(a) for n, a in random_arrays(config, 0).items()}
     )
     src = sources(3)[:, :4]
-    with pytest.raises(ConfigError, match=r"^cache=True: mask_value=-1e-09 does not hide masked keys.*leave it away"):
+    with pytest.raises(ConfigError, match=r"^cache=True: mask_value=-1e-09 gives masked keys weight.*omit it"):
         flax_transformer.generate(model, src, DecodingConfig(cache=True))
     found = flax_transformer.generate(model, src, DecodingConfig(beam_size=2))
     other = convert.to_torch(model)
@@ -285,11 +285,9 @@ def test_pictures(tmp_path):
     assert [label.get_text() for label in axes.get_xticklabels()] == sources
     assert [label.get_text() for label in axes.get_yticklabels()] == targets
     assert axes.get_title() == "layer 1"
-    with pytest.raises(ValueError, match=r"^weights: must be .* 3 target and 3 source tokens, not \[3, 4\]"):
+    with pytest.raises(ValueError, match=r"^weights: must have .* 3 target and 3 source tokens, not \[3, 4\]"):
         attention_plot(weights, targets, sources[:3])
-    with pytest.raises(
-        ValueError, match=r"^weights: must be of one head, \(target, source\), not of shape \[2, 3, 4\]"
-    ):
+    with pytest.raises(ValueError, match=r"^weights: must have shape \(target, source\), not \[2, 3, 4\]"):
         attention_blocks(np.stack([weights, weights]), targets, sources)
-    with pytest.raises(ValueError, match=r"^titles: must be 2, one a panel, not 1"):
+    with pytest.raises(ValueError, match=r"^titles: must have one title per panel, 2, not 1"):
         attention_plot(np.stack([weights, weights]), targets, sources, titles=["one"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twinax.demo_language import definite, held_out_pairs, indefinite, make_corpus, melted, sentences
+from twinax.demo_language import contracted, definite, held_out_pairs, indefinite, make_corpus, sentences
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "python.md"]
@@ -30,7 +30,7 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "python.md"]
 )
 def test_articles(word, form, the, a, of_the):
     article = definite(word, form)
-    assert (article + word, indefinite(word, form) + word, melted("de", article) + word) == (the, a, of_the)
+    assert (article + word, indefinite(word, form) + word, contracted("de", article) + word) == (the, a, of_the)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_articles(word, form, the, a, of_the):
     ],
 )
 def test_prepositions_melt(stem, article, whole):
-    assert melted(stem, article) == whole
+    assert contracted(stem, article) == whole
 
 
 def test_sentences_of_the_language():
@@ -73,8 +73,8 @@ def test_the_corpus_keeps_what_it_promises():
     assert (len(corpus.train), len(corpus.unseen_sentences), len(corpus.unseen_pairs)) == (4000, 300, 300)
     every = [pair.english for part in corpus for pair in part]
     assert len(set(every)) == len(every)
-    assert all(not pair.used & out for pair in (*corpus.train, *corpus.unseen_sentences))
-    assert all(pair.used & out for pair in corpus.unseen_pairs)
+    assert all(not pair.word_pairs & out for pair in (*corpus.train, *corpus.unseen_sentences))
+    assert all(pair.word_pairs & out for pair in corpus.unseen_pairs)
     words = [{word for pair in corpus.train for word in re.findall(r"[\w']+", pair[side])} for side in (0, 1)]
     assert len(words[0]) > 150
     assert len(words[1]) > 250
@@ -92,9 +92,9 @@ def test_a_short_demo(command, forks, monkeypatch, tmp_path):
     code, out, _ = command("demo", "--updates", "150", "--test", "40")
     rows = {row[0].strip(): row[1].strip() for line in out.splitlines() if len(row := line.strip("│").split("│")) == 2}
     assert code == 0, out
-    assert re.fullmatch(r"0 of [\d,]+ tokens differ", rows["Flax and PyTorch"])
-    assert rows["the ladder"] == "every rung equal"
-    assert float(rows["unseen sentences"].split("BLEU ")[1]) > 12  # 21 after so few updates; 0 where nothing is learnt
+    assert re.fullmatch(r"0 of [\d,]+ translated tokens differ", rows["Flax and PyTorch"])
+    assert rows["proof (table above)"] == "equal on every rung"
+    assert float(rows["new sentences"].split("BLEU ")[1]) > 12  # 21 after so few updates; 0 where nothing is learnt
     assert {p.name for p in Path("runs/demo").iterdir()} == {"attention.png", "corpus", "model.pt", "run"}
     code, out, _ = command("translate", "runs/demo/model.pt", "runs/demo/corpus/valid.en", "--beam-size", "1")
     assert (code, len(out.splitlines())) == (0, 40)

@@ -119,7 +119,7 @@ def test_pytorch_refuses_jax_s_own_generator():
     model = torch_reference.Transformer(TransformerConfig.preset("tiny", dropout_generator="threefry"))
     tokens = torch.tensor([[4, 5]])
     model(tokens, tokens)
-    with pytest.raises(ValueError, match="dropout_generator='threefry': PyTorch has no such one; both have 'counter'"):
+    with pytest.raises(ValueError, match="dropout_generator='threefry': is available in JAX only; use 'counter'"):
         model(tokens, tokens, dropout_key=torch_dropout.DropoutKey(0, 0, torch.arange(1)))
 
 

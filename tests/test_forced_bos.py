@@ -122,7 +122,7 @@ def test_parity_compares_translations_that_begin_with_the_token(command, tmp_pat
     [
         ("__der__", "forced_bos='__der__': the target tokenizer has no such token; did you mean '__de__'?"),
         ("日", "forced_bos='日': the target tokenizer has no such token"),
-        ("31", "forced_bos=31: ids of target tokens are 0 to 30"),
+        ("31", "forced_bos=31: must be 0 to 30"),
     ],
 )
 def test_what_is_no_token_is_one_line(bos, said, command, m2m100):
@@ -138,7 +138,7 @@ def test_a_multilingual_family_without_a_language_is_a_warning(command, m2m100, 
     code, _, err = command("translate", path, *arguments)
     assert code == 0
     assert err.count("\n") == 1
-    assert f"{path}: the first token of a translation names its language, and the checkpoint sets none" in err
+    assert f"{path}: a translation's first token selects the language, and the checkpoint sets none" in err
     assert command("translate", path, *arguments, "--forced-bos", "__de__")[2] == ""
     checkpoint = convert.load(path)
     assert load(path).lacks_language

@@ -181,7 +181,7 @@ def test_bare_tensors_need_a_config(command, stored, tmp_path, monkeypatch):
     safetensors.torch.save_file(nn_tensors, "bare.safetensors")
     code, out, err = command("translate", "bare.pt")
     assert (code, out) == (2, "")
-    assert "bare tensors and no config; `twinax convert` with --config makes a checkpoint of them" in err
+    assert "bare tensors and no config; convert them with `twinax convert --config`" in err
     Path("config.json").write_text(model.config.to_json())
     for name, config in (("bare.pt", "config.json"), ("wrapped.pth", STORED), ("bare.safetensors", stored / "x")):
         assert command("convert", name, f"{name}.pt", "--config", config)[0] == 0
@@ -195,13 +195,13 @@ def test_convert_says_what_it_did(command, tmp_path):
     code, out, _ = command("convert", STORED, tmp_path / "a.pt")
     text = " ".join(out.replace("│", " ").split())
     assert code == 0
-    assert "50 arrays, 1,844 numbers: all came back bit-identical" in text
-    assert "adam after 600 updates: came back bit-identical" in text
+    assert "50 arrays, 1,844 numbers: bit-identical after reading back" in text
+    assert "adam after 600 updates: bit-identical after reading back" in text
     code, out, _ = command("convert", tmp_path / "a.pt", tmp_path / "b", "--weights-only")
     assert (code, "left out" in out) == (0, False)
     assert convert.load(tmp_path / "b").training is None
     code, out, _ = command("convert", STORED, tmp_path / "c.pt", "--layout", "torch_nn")
-    assert (code, "left out, with the run and its 600 updates" in " ".join(out.split())) == (0, True)
+    assert (code, "omitted, with the run and its 600 updates" in " ".join(out.split())) == (0, True)
 
 
 def test_convert_sees_what_came_back_different(command, tmp_path, monkeypatch):
@@ -213,7 +213,10 @@ def test_convert_sees_what_came_back_different(command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(convert, "save", wrong)
     code, out, _ = command("convert", STORED, tmp_path / "a.pt")
-    assert (code, "came back DIFFERENT, as decoder.layers.0.cross_attention.q_proj.kernel" in _flat(out)) == (1, True)
+    assert (
+        code,
+        "DIFFERENT after reading back, first decoder.layers.0.cross_attention.q_proj.kernel" in _flat(out),
+    ) == (1, True)
 
 
 def _flat(out):
@@ -289,7 +292,7 @@ def test_averaged_weights_have_no_optimizer(command, tmp_path):
     shutil.copytree(STORED, tmp_path / "run" / "averaged" / "600")
     assert convert.load(tmp_path / "run").training is None
     code, out, _ = command("convert", tmp_path / "run", tmp_path / "x.pt")
-    assert (code, "run, of which averaged/600" in _flat(out), "optimiser none" in _flat(out)) == (0, True, True)
+    assert (code, "run, averaged checkpoint 600" in _flat(out), "optimiser none" in _flat(out)) == (0, True, True)
     assert convert.load(tmp_path / "run" / "averaged" / "600").training is None
 
 

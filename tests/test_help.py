@@ -102,13 +102,16 @@ def test_names_of_other_toolkits_are_answered_with_flags_that_exist(name, flags_
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("train", "--lr", "1e-3"), "--lr: it is --training.learning-rate here"),
-        (("data", "--max_tokens=9"), "--max-tokens: it is --batches.tokens here (tokens per side, padding included)"),
-        (("translate", "x", "--beam", "4"), "--beam: it is --beam-size here"),
-        (("translate", "x", "--nbest", "4"), "--nbest: it is --n-best here"),
-        (("evaluate", "x", "--lenpen", "1"), "--lenpen: it is --length-exponent here"),
-        (("parity", "x", "--lang", "de"), "--lang: it is --forced-bos here (the token of the target language)"),
-        (("score", "x", "--reference", "y"), "--reference: it is --tgt here"),
+        (("train", "--lr", "1e-3"), "--lr: in twinax, use --training.learning-rate"),
+        (
+            ("data", "--max_tokens=9"),
+            "--max-tokens: in twinax, use --batches.tokens (tokens per side, padding included)",
+        ),
+        (("translate", "x", "--beam", "4"), "--beam: in twinax, use --beam-size"),
+        (("translate", "x", "--nbest", "4"), "--nbest: in twinax, use --n-best"),
+        (("evaluate", "x", "--lenpen", "1"), "--lenpen: in twinax, use --length-exponent"),
+        (("parity", "x", "--lang", "de"), "--lang: in twinax, use --forced-bos (the token of the target language)"),
+        (("score", "x", "--reference", "y"), "--reference: in twinax, use --tgt"),
     ],
 )
 def test_a_name_of_another_toolkit_is_one_line(arguments, line, command):
@@ -125,4 +128,4 @@ def test_the_short_help_has_twenty_settings(name, command, flags_of, monkeypatch
     assert len(FIRST) == 20
     assert {*FIRST} < {*rows} <= flags_of[name]
     assert rows["--model.d-model"].endswith("(default: 128)")  # of the run that is named
-    assert f"every setting: twinax {name} --help-all, or docs/settings.md" in out
+    assert f"all settings: twinax {name} --help-all, or docs/settings.md" in out

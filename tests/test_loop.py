@@ -189,7 +189,7 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, capsys, finished
     run, handler = run_of(corpus), signal.getsignal(signal.SIGTERM)
     outcome = train(run, tmp_path / "r")
     assert (outcome.update, outcome.stopped_by) == (5, signal.SIGTERM)
-    lines = {"stopping after this update; once more ends now", "devices: cpu × 1; each computes all rows of a batch"}
+    lines = {"stopping after this update; a second signal ends the process now", "device: cpu"}
     assert lines < {*capsys.readouterr().err.splitlines()}
     assert signal.getsignal(signal.SIGTERM) is handler
     assert int(read_checkpoint(tmp_path / "r" / "checkpoints" / "5").state.update) == 5
@@ -216,12 +216,14 @@ def test_a_run_goes_on_from_what_was_a_file_of_pytorch(finished, tmp_path):
 def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):
     _, directory, run = finished
     other = replace(run, training=replace(run.training, learning_rate=2e-2))
-    with pytest.raises(RunError, match=r"began with other settings: training.learning_rate=0.02 and not 0.01; choose"):
+    with pytest.raises(
+        RunError, match=r"was started with other settings: training.learning_rate=0.02 and not 0.01; choose"
+    ):
         train(other, directory, QUIET)
     lines = Path(corpus.src).read_text().splitlines()
     (tmp_path / "src").write_text("\n".join(["h", *lines[1:]]) + "\n")
     changed = replace(run, corpus=replace(corpus, src=str(tmp_path / "src")))
-    with pytest.raises(RunError, match="began with another corpus"):
+    with pytest.raises(RunError, match="was started with another corpus"):
         train(changed, directory, QUIET)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
@@ -244,7 +246,9 @@ def test_what_the_corpus_decided_stays(corpus, tmp_path):
     for run in (open_ended, saved):
         for updates in (3, 6):
             other = replace(run, loop=replace(run.loop, updates=updates))
-            with pytest.raises(RunError, match=f"cannot go to {updates} updates: its rate comes down until update 4"):
+            with pytest.raises(
+                RunError, match=f"cannot be extended to {updates} updates: its cosine schedule ends at update 4"
+            ):
                 train(other, tmp_path, QUIET)
 
 
@@ -343,9 +347,9 @@ def test_weights_to_start_from(finished, corpus, tmp_path):
     away = directory.rename(directory.with_name("away"))
     train(still, tmp_path / "ours", QUIET)  # where there is a checkpoint, it need not be read again
     away.rename(directory)
-    with pytest.raises(CheckpointError, match=r"do not fit the model, as .* \(16,\) and should be \(17,\)"):
+    with pytest.raises(CheckpointError, match=r"do not fit the model; .* \(16,\) but should be \(17,\)"):
         train(replace(still, model=still.model.replace(d_ff=17)), tmp_path / "wider", QUIET)
-    with pytest.raises(CheckpointError, match="there is no such file or directory to start from"):
+    with pytest.raises(CheckpointError, match="there is no such file or directory for the initial weights"):
         train(replace(still, init_from="nowhere"), tmp_path / "none", QUIET)
     assert not (tmp_path / "wider").exists()
 
@@ -373,7 +377,7 @@ def test_weights_of_hugging_face_to_start_from(finished, corpus, tmp_path):
     convert.save(convert.Checkpoint.of(twin), tmp_path / "hf", layout="marian")
     run = run_of(corpus, updates=1, validate_every=1, translations=0)
     run = replace(run, init_from=str(tmp_path / "hf"), model=convert.load(tmp_path / "hf").config)
-    with pytest.raises(CheckpointError, match=r"has no tokenizer.json; name its tokenizer"):
+    with pytest.raises(CheckpointError, match=r"has no tokenizer.json; pass its tokenizer by --tokenizer.load"):
         train(run, tmp_path / "r", QUIET)
     for path in (directory / "tokenizer").iterdir():
         (tmp_path / "hf" / path.name).write_bytes(path.read_bytes())
@@ -390,7 +394,9 @@ def test_a_checkpoint_that_cannot_be_read(finished, tmp_path):
     shutil.copytree(directory, copy)
     metadata = copy / "checkpoints" / "8" / "state" / "_METADATA"
     metadata.write_bytes(metadata.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"checkpoints/8: cannot be read: .*remove this one and start again"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoints/8: cannot be read: .*remove this one and run the same command"
+    ):
         train(run, copy, QUIET)
     (copy / "checkpoints" / "4" / "run" / "config.json").write_text(json.dumps({"run_schema_version": 7}))
     with pytest.raises(CheckpointError, match="run_schema_version=7: this twinax reads"):

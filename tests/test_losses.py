@@ -199,7 +199,7 @@ def test_a_label_outside_the_vocabulary_is_no_loss(label):
 
 @pytest.mark.parametrize(("kind", "vocab_size"), [("others", 1), ("others_but_padding", 2)])
 def test_a_vocabulary_without_other_tokens_is_refused(kind, vocab_size):
-    with pytest.raises(ConfigError, match="no other token to share it"):
+    with pytest.raises(ConfigError, match="no other token that could share it"):
         SMOOTHINGS[kind](0.1, vocab_size)
 
 

@@ -35,16 +35,16 @@ def test_every_encoder_decoder_is_read_or_has_its_obstacle():
 @pytest.mark.parametrize(
     ("name", "names", "said"),
     [
-        ("gpt2", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "is a decoder alone (GPT2LMHeadModel)"),
-        ("llama", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "is a decoder alone (LlamaForCausalLM)"),
-        ("distilbert", MODEL_FOR_MASKED_LM_MAPPING_NAMES, "is no encoder-decoder (DistilBertForMaskedLM)"),
+        ("gpt2", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "is a decoder-only model (GPT2LMHeadModel)"),
+        ("llama", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "is a decoder-only model (LlamaForCausalLM)"),
+        ("distilbert", MODEL_FOR_MASKED_LM_MAPPING_NAMES, "is not an encoder-decoder (DistilBertForMaskedLM)"),
     ],
 )
 def test_what_is_no_encoder_decoder(name, names, said, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(written(name, names[name])))
     with pytest.raises(convert.ConversionError) as caught:
         convert.load(tmp_path)
-    assert f"model_type={name!r} {said}; twinax has encoders with decoders only; known are marian" in str(caught.value)
+    assert f"model_type={name!r} {said}; twinax supports encoder-decoders only; supported: marian" in str(caught.value)
 
 
 def test_the_reason_of_a_known_obstacle():
@@ -52,5 +52,5 @@ def test_the_reason_of_a_known_obstacle():
         "cannot be read, because twinax does not support attention that is restricted to blocks or windows"
     )
     for settings in ({}, {"model_type": "new", "is_encoder_decoder": True}):
-        assert obstacle(settings) == "is no family that twinax knows"
-    assert obstacle({"model_type": ["t5"], "architectures": 3}).startswith("is no encoder-decoder; twinax has")
+        assert obstacle(settings) == "is not a family that twinax supports"
+    assert obstacle({"model_type": ["t5"], "architectures": 3}).startswith("is not an encoder-decoder; twinax supports")

@@ -235,10 +235,10 @@ def test_wrong_settings(line):
 
 
 def test_cosine_needs_an_end():
-    with pytest.raises(ConfigError, match=r"^schedule='cosine': needs total_updates; only a run has an end of its own"):
+    with pytest.raises(ConfigError, match=r"^schedule='cosine': needs total_updates, which only `train` fills in"):
         learning_rate(0, TrainingConfig(schedule="cosine"), 8, np)
 
 
 def test_step_needs_its_updates():
-    with pytest.raises(ConfigError, match=r"^schedule='step': needs step_updates; only a run has epochs"):
+    with pytest.raises(ConfigError, match=r"^schedule='step': needs step_updates, which only `train` fills in"):
         learning_rate(0, TrainingConfig(schedule="step"), 8, np)

@@ -53,7 +53,7 @@ def test_a_weight_that_differs_is_found(command, here):
     assert (code, found["equal"]) == (1, False)
     verdicts = {rung["name"]: rung["ok"] for rung in found["rungs"]}
     assert (verdicts["masks"], verdicts["encoder"], verdicts["decoder"]) == (True, True, False)
-    assert "begins at decoder.layers.0.feed_forward" in out
+    assert "computation order: decoder.layers.0.feed_forward" in out
 
 
 def test_other_settings_of_equal_shapes_are_found(command, here):
@@ -62,13 +62,15 @@ def test_other_settings_of_equal_shapes_are_found(command, here):
     convert.save(Checkpoint(config, checkpoint.arrays), Path("gelu.pt"))
     code, out, _ = command("parity", "same.pt", "gelu.pt", "--src", "few")
     assert (code, "DIFFERENT" in out) == (1, True)
-    assert "begins at encoder.layers.0.feed_forward" in out
+    assert "computation order: encoder.layers.0.feed_forward" in out
 
 
 def test_few_sentences_decide_in_float64_alone(command, here):
-    code, out, _ = command("parity", "same.pt", "--src", "few", "--json", "p.json")
+    code, out, err = command("parity", "same.pt", "--src", "few", "--json", "p.json")
     assert code == 0
-    assert "Too few different sentences for float32 and bf16" in out
+    assert "Too few distinct sentences for float32 and bf16, which need at least" in out
+    assert "twinax: few: only float64 is compared" in err
+    assert "it has 2" in err
     rungs = json.loads(Path("p.json").read_text())["rungs"]
     assert {rung["float32_ratio"] for rung in rungs} == {None}
 

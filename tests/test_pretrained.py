@@ -78,7 +78,7 @@ def test_a_bare_file_gets_its_special_tokens_by_name(tmp_path):
         loaded = load_tokenizer(str(path), TokenizerConfig(pad_token="[PAD]"))
         assert loaded.encode(TEXTS) == trained.encode(TEXTS)  # and is not cut off
         assert (loaded.unk_id, loaded.pad_id, loaded.bos_id, loaded.eos_id) == (0, 1, 2, 3)
-    with pytest.raises(DataError, match=r"no token '<pad>' for pad; name it by pad_token .*'\[PAD\]'"):
+    with pytest.raises(DataError, match=r"no token '<pad>' for pad; set pad_token .*'\[PAD\]'"):
         load_tokenizer(str(bare), TokenizerConfig())
 
 
@@ -94,8 +94,8 @@ def test_what_is_no_tokenizer(tmp_path):
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=own, **settings)
     (tmp_path / "own.model").write_bytes(own.getvalue())
     refusals = {
-        "own.model": r"a bpe model with symbols of its own \(xx\)",
-        "a.model": "is no SentencePiece model",
+        "own.model": r"bpe models with user-defined symbols \(xx\)",
+        "a.model": "is not a SentencePiece model",
         "a.json": "is not a tokenizer",
         "w.model": "only unigram and bpe models",
         "b.model": "there is no such file",

@@ -307,7 +307,7 @@ def test_the_command_is_told_what_the_tensors_do_not_say(command, tmp_path):
         "convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--config", "leftover:num_heads=4"
     )
     assert status == 0
-    assert "read by nothing, kept" in " ".join(out.split())
+    assert "unused, kept" in " ".join(out.split())
     assert "decoder.proj.weight" in out
     assert "decoder.proj.weight" in command("inspect", tmp_path / "ours.pt")[1]
 
@@ -348,16 +348,16 @@ def test_text_through_a_published_file(command, with_words, tmp_path):
         assert line.split() == [WORDS[i] for i in found if i != 3]
     status, out, err = command("parity", tmp_path / "ours.pt", "--src", tmp_path / "text")
     assert (status, ASSUMED in err) == (0, True)
-    assert "leftover: worst float64 difference of either model from it" in " ".join(out.split())
+    assert "leftover: largest float64 difference of either model from it" in " ".join(out.split())
     assert out.splitlines()[-1] == "equal, given pad_id=1, bos_id=2, eos_id=3"
 
 
 WRONG_WORDS = {
-    "": r"has 0 tokens, and none|has no token '\[UNK\]'",
-    "[UNK]\n[PAD]\n": r"words.txt: has 2 tokens, and none for the model's bos_id=2",
-    "a\nb\nc\nd\n": r"words.txt: has no token '\[UNK\]' for what it does not know",
-    "[UNK]\na\na\nb\n": r"words.txt: must have each token once; 'a' is there again",
-    "\n".join([*WORDS, "more"]): r"the src tokenizer has 14 tokens and the model 13",
+    "": r"has 0 tokens, so none|has no token '\[UNK\]'",
+    "[UNK]\n[PAD]\n": r"words.txt: has 2 tokens, so none with the model's bos_id=2",
+    "a\nb\nc\nd\n": r"words.txt: has no unknown token '\[UNK\]'",
+    "[UNK]\na\na\nb\n": r"words.txt: must have each token once; but 'a' occurs again",
+    "\n".join([*WORDS, "more"]): r"the src tokenizer has 14 tokens but the model has 13",
 }
 
 

@@ -154,7 +154,7 @@ def test_a_vocabulary_that_contradicts_the_ids_is_refused(command, tmp_path):
     arguments = ("convert", path, tmp_path / "ours.pt", "--tokenizer", tmp_path / "words.txt", "--config")
     status, _, err = command(*arguments, "d2l_note:repaired")
     assert (status, err.count("\n")) == (2, 1)
-    assert "'<pad>' has id 5 and the model's pad_id is 1" in err
+    assert "'<pad>' has id 5, but the model's pad_id is 1" in err
     assert command(*arguments, f"d2l_note:repaired,{err.strip().rpartition('NAME:')[2]}")[0] == 0
 
 
@@ -164,7 +164,7 @@ def test_heads_that_cannot_be(name, heads, tmp_path):
     path = save(name, tmp_path / "theirs.pt")
     with pytest.raises(
         convert.ConversionError,
-        match=r"num_heads=.*(divisible by it|does not divide .* give jadore801120:num_heads=4|at least 1)",
+        match=r"num_heads=.*(divisible by it|does not divide .* as in jadore801120:num_heads=4|at least 1)",
     ) as error:
         convert.load(path, f"{name}:num_heads={heads}")
     assert "\n" not in str(error.value)
@@ -178,8 +178,8 @@ def test_variants_that_cannot_be(variant, tmp_path):
     expected = {
         "as_published=false": r"write lucky_glass:as_published or lucky_glass:repaired$",
         "repaired=true": r"write lucky_glass:as_published or lucky_glass:repaired$",
-        "a=1,a=2": r"gives a field twice$",
-        "repaired,as_published": r"nor one of them as leftover:repaired,num_heads=4$",
+        "a=1,a=2": r"sets a field twice$",
+        "repaired,as_published": r"optionally with settings, as in leftover:repaired,num_heads=4$",
         "width=3": r"TransformerConfig has no field 'width'",
     }[variant]
     with pytest.raises(convert.ConversionError, match=expected):
@@ -205,7 +205,7 @@ def test_other_files_are_refused(content, command, tmp_path):
     (tmp_path / "x").write_bytes(content)
     status, _, err = command("inspect", tmp_path / "x")
     assert (status, err.count("\n")) == (2, 1)
-    assert "x: is no checkpoint: its content is neither PyTorch's nor that of safetensors" in err
+    assert "x: is not a checkpoint: its content is neither PyTorch nor safetensors" in err
 
 
 def test_what_is_left_out_of_a_checkpoint_is_named(command, tmp_path):

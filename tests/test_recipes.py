@@ -159,22 +159,22 @@ def test_without_spacy(hub, command, monkeypatch):
     words._tokenizer.cache_clear()
     code, out, err = command("train", "published/lucky_glass", "--print-config")
     assert code == 0
-    assert "spaCy is not installed: words are cut at whitespace and punctuation" in err
+    assert "spaCy is not installed: pre-tokenizing at whitespace and punctuation" in err
     tokenizer = json.loads(out)["tokenizer"]
     assert (tokenizer["languages"], tokenizer["split"]) == ([], "punctuation")
     code, _, err = command("train", *shrunk("published/lucky_glass")[:-1], "new", "--tokenizer.languages", "de", "fr")
-    assert (code, "need spaCy, which is not installed" in err) == (2, True)
+    assert (code, "needs spaCy, which is not installed" in err) == (2, True)
     _, _, err = command("train", "published/lucky_glass", "--tokenizer.languages", "--print-config")
     assert "spaCy" not in err
     code, _, err = command("translate", "run", "input")
     assert code == 2
-    assert "need spaCy, which is not installed: pip install 'twinax[spacy]'" in err
+    assert "needs spaCy, which is not installed: pip install 'twinax[spacy]'" in err
 
 
 def test_there_is_no_such_recipe():
     with pytest.raises(ConfigError, match="published='lucky': there is no such system; choose one of annotated"):
         recipe("lucky", as_published=True)
-    with pytest.raises(ConfigError, match="published/lucky: there is no such run; known are multi30k_de_en"):
+    with pytest.raises(ConfigError, match="published/lucky: there is no such run; choose one of multi30k_de_en"):
         run_preset("published/lucky")
 
 
@@ -196,7 +196,7 @@ def test_leftover_counts_the_start_token():
 
 def test_systems_without_a_search():
     config = TransformerConfig.published("lucky_glass", as_published=False)
-    with pytest.raises(ConfigError, match="'lucky_glass': has no decoding of its own; choose one of annotated"):
+    with pytest.raises(ConfigError, match="'lucky_glass': has no published decoding; choose one of annotated"):
         as_decoded("lucky_glass", config, as_published=False)
     leftovers = TransformerConfig.published("leftover", as_published=True)
     with pytest.raises(ConfigError, match=r"cross_mask='encoder': needs as many target as source tokens"):

@@ -36,10 +36,10 @@ def test_json_that_is_no_run():
     cases = [
         ({**good, "run_schema_version": 9}, "run_schema_version=9: this twinax reads versions 1"),
         ({**good, "run_schema_version": None}, "run_schema_version=None"),
-        ({k: v for k, v in good.items() if k != "loop"}, "loop does not fit"),
-        ({**good, "lop": 1}, "lop does not fit"),
-        ({**good, "loop": 3}, "loop: is a int, not a JSON object"),
-        ({**good, "loop": {"update": 3}}, "loop: has unknown fields update; known are average"),
+        ({k: v for k, v in good.items() if k != "loop"}, "missing or unknown: loop"),
+        ({**good, "lop": 1}, "missing or unknown: lop"),
+        ({**good, "loop": 3}, "loop: must be a JSON object, not int"),
+        ({**good, "loop": {"update": 3}}, "loop: has unknown fields update; its fields are average"),
         ({**good, "init_from": 3}, "init_from=3"),
     ]
     for values, text in cases:
@@ -57,7 +57,7 @@ def test_json_that_is_no_run():
         (lambda: BatchConfig(tokens=0), "tokens=0: must be at least 1"),
         (lambda: CorpusConfig(src="a", tgt="b", valid_src="c"), "valid_src='c': needs valid_tgt too"),
         (lambda: CorpusConfig(src="a", tgt="b", valid_split="c"), "valid_split='c': needs dataset"),
-        (lambda: CorpusConfig(src="a", tgt="b", valid_src="c", valid_tgt="d", held_out=3), "held_out=3: validation"),
+        (lambda: CorpusConfig(src="a", tgt="b", valid_src="c", valid_tgt="d", held_out=3), "held_out=3: conflicts"),
         (lambda: CorpusConfig(src="a", tgt="b", held_out=0), "held_out=0: must be at least 1"),
         (lambda: RunConfig(corpus=CORPUS, tokenizer=TokenizerConfig(joint=False)), "shared_embeddings=True: needs one"),
         (lambda: RunConfig(corpus=CORPUS, batches=BatchConfig(max_src_length=999)), "max_src_length=999: must not be"),
@@ -65,12 +65,12 @@ def test_json_that_is_no_run():
             lambda: CorpusConfig(dataset="a.jsonl", split="test"),
             r"dataset='a.jsonl': a single file has no split \(test\)",
         ),
-        (lambda: CorpusConfig(dataset="a.tsv", valid_split="test"), "validation its own file as valid_dataset"),
+        (lambda: CorpusConfig(dataset="a.tsv", valid_split="test"), "valid_dataset to a separate file for validation"),
         (lambda: CorpusConfig(dataset="x", valid_dataset="b.csv.gz", valid_split="v"), "valid_dataset='b.csv.gz': a s"),
-        (lambda: CorpusConfig(src="a", tgt="b", subset="c"), "subset='c': text files have no such thing"),
-        (lambda: TokenizerConfig(load=("a",), kind="word"), "kind='word': is for tokenizers that are trained here"),
+        (lambda: CorpusConfig(src="a", tgt="b", subset="c"), "subset='c': does not apply to text files"),
+        (lambda: TokenizerConfig(load=("a",), kind="word"), "kind='word': only affects training a tokenizer"),
         (lambda: TokenizerConfig(split="bytes", vocab_size=99), "vocab_size=99: split='bytes' needs 260"),
-        (lambda: run_preset("nope"), "nope: there is no such run; known are multi30k_de_en"),
+        (lambda: run_preset("nope"), "nope: there is no such run; choose one of multi30k_de_en"),
     ],
 )
 def test_contradictions_are_refused(make, text):
@@ -118,7 +118,7 @@ def test_what_cannot_translate_is_refused_when_it_begins():
     model = TransformerConfig.published("leftover", as_published=True)
     run = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), model=model)
     assert RunConfig.from_dict(run.to_dict()) == run
-    with pytest.raises(ConfigError, match="translations=200: a model with cross_mask='encoder' cannot translate; give"):
+    with pytest.raises(ConfigError, match="translations=200: a model with cross_mask='encoder' cannot translate; set"):
         run.resolved(10)
 
 

@@ -19,6 +19,8 @@ with StopSignals(say, lambda: say("closed")) as stop, stop.during("this update's
 say(f"caught {stop.caught}")
 """
 
+STOPPING = "stopping after this update's compilation; a second signal ends the process now\n"
+
 
 def blocked(rounds):
     process = subprocess.Popen([sys.executable, "-c", BLOCKED, str(rounds)], stdout=subprocess.PIPE, text=True)
@@ -32,12 +34,12 @@ def test_a_signal_is_answered_at_once_and_a_second_one_ends():
     try:
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        assert process.stdout.readline() == "stopping after this update's compilation; once more ends now\n"
+        assert process.stdout.readline() == STOPPING
         answered = time.monotonic()
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(timeout=30) == 128 + signal.SIGINT
-        assert rest == "closed\nended; the same command goes on after the last checkpoint\n"
+        assert rest == "closed\nended; run the same command to resume after the last checkpoint\n"
         assert answered - began < 1
         assert time.monotonic() - answered < 5
     finally:
@@ -50,5 +52,5 @@ def test_the_main_thread_goes_on_after_one_signal():
     process = blocked(2**20)
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=60)
-    assert rest == f"stopping after this update's compilation; once more ends now\ncaught {signal.SIGTERM.value}\n"
+    assert rest == f"{STOPPING}caught {signal.SIGTERM.value}\n"
     assert process.returncode == 0

@@ -257,4 +257,4 @@ def test_what_the_loss_does_not_reach_is_what_torch_gives_no_gradient():
 
 def test_devices_are_described():
     line = describe_devices(["NVIDIA H100"] * 4)
-    assert line == "devices: NVIDIA H100 × 4; each computes 1/4 of the rows of a batch"
+    assert line == "devices: 4 × NVIDIA H100; each computes 1/4 of the rows of a batch"

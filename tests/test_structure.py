@@ -99,10 +99,10 @@ MIRROR = {
 FLAX_ONLY = {
     "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
     | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values"},
-    "decode": {"Past", "Past.ancestors", "Past.layers", "SHORTEST", "checked_sources", "lengthen"},
+    "decode": {"Past", "Past.ancestors", "Past.layers", "SHORTEST", "prepare_sources", "lengthen"},
     "dropout": {"threefry_mask"},
     "initializers": {"init"},
-    "inputs": {"check_number_types", "float64_is_on"},
+    "inputs": {"check_dtypes", "float64_is_on"},
     "layers": {"Embedding.embedding", "Norm.scale", "linear"},
     "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
     | {"Transformer.from_arrays", "Transformer.next_logits"},

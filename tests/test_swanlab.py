@@ -62,9 +62,7 @@ def test_it_gets_what_tensorboard_gets(swanlab, tmp_path):
 
 
 def test_what_is_wrong_is_said(swanlab, tmp_path, monkeypatch):
-    with pytest.raises(
-        DataError, match=r"swanlab='refused': SwanLab does not begin: api key not configured; log in, or"
-    ):
+    with pytest.raises(DataError, match=r"swanlab='refused': SwanLab cannot start: api key not configured; log in, or"):
         SwanLabTracker("refused", tmp_path, SETTINGS)
     monkeypatch.undo()
     monkeypatch.setitem(__import__("sys").modules, "swanlab", None)

@@ -187,9 +187,7 @@ def test_words_of_spacy(joint, tmp_path):
         for one in (tokenizer, Tokenizer.load(tmp_path), load_tokenizer(str(tmp_path), WORDS)):
             assert one.show(one.encode([text])[0]) == words
             assert one.encode_sources([text], 3)[0] == [*one.encode([text])[0][:2], one.eos_id]
-        with pytest.raises(
-            DataError, match=r"tokenizer.json: spaCy cuts words before it, as tokenizer_config.json says"
-        ):
+        with pytest.raises(DataError, match=r"tokenizer.json: tokenizer_config.json sets spaCy for pre-tokenization"):
             load_tokenizer(str(tmp_path / FILE), WORDS)
     settings = json.loads((tmp_path / SETTINGS).read_text())
     (tmp_path / SETTINGS).write_text(json.dumps(settings | {"spacy_language": ["en"]}))
@@ -201,12 +199,12 @@ def test_languages_that_cannot_be():
     with pytest.raises(ConfigError, match=r"languages=\('de',\): must be two"):
         TokenizerConfig(kind="word", languages=("de",))
     with pytest.raises(
-        ConfigError, match=r"kind='bpe': languages=.* has spaCy cut words, which needs 'word'; leave one"
+        ConfigError, match=r"kind='bpe': languages=.* selects spaCy's pre-tokenization, which needs 'word'; omit one"
     ):
         TokenizerConfig(languages=("de", "en"))
     with pytest.raises(ConfigError, match="split='punctuation': languages="):
         TokenizerConfig(kind="word", languages=("de", "en"), split="punctuation")
-    with pytest.raises(DataError, match=r"spaCy cannot cut 'nope' into words: .*nope"):
+    with pytest.raises(DataError, match=r"spaCy cannot tokenize 'nope': .*nope"):
         train_tokenizers(replace(WORDS, languages=("nope", "en")), ["a"], ["b"])
 
 

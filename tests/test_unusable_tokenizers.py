@@ -61,7 +61,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model(name, side, sizes, command,
     code, out, err = command(name, model, *arguments)
     assert (code, out) == (2, "")
     assert err == (
-        f"twinax: {model}: the {side} tokenizer has 2 tokens beyond the model's 31 (the first, 'w27', is 31): it "
+        f"twinax: {model}: the {side} tokenizer has 2 tokens beyond the model's 31 (the first: 'w27', id 31): it "
         "belongs to another model; `twinax convert` with --tokenizer replaces it\n"
     )
 
@@ -70,9 +70,9 @@ def test_a_special_token_beyond_the_model_is_an_error_where_a_text_has_it(bart):
     """BART's <mask> is the last of its tokenizer's 50,265 tokens; models with 50,264 translate without it."""
     translator = twinax.load(with_words(bart, WORDS, WORDS, special=["<mask>"]))
     assert translator.source_ids(["w1 w2"]) == [[5, 6, 2]]
-    with pytest.raises(DataError, match=r"has no token '<mask>' \(31 of 31\), as in 'w1 <mask>'"):
+    with pytest.raises(DataError, match=r"has no token '<mask>' \(id 31, 31 tokens\), as in 'w1 <mask>'"):
         translator.translate(["w1", "w1 <mask>"])
-    with pytest.raises(DataError, match=r"has no token '<mask>' \(31 of 31\), as in '<mask>'"):
+    with pytest.raises(DataError, match=r"has no token '<mask>' \(id 31, 31 tokens\), as in '<mask>'"):
         translator.score(["w1"], ["<mask>"])
 
 
@@ -81,8 +81,8 @@ def test_files_that_cannot_be_read_are_named_and_a_tokenizer_is_added(command, u
     code, _, err = command("translate", unread, unread / "text")
     assert (code, err) == (
         2,
-        f"twinax: {unread}: has no tokenizer that can be read (no tokenizer.json, and source.spm, "
-        "tokenizer_config.json, vocab.json cannot be used yet); `twinax convert` with --tokenizer adds one\n",
+        f"twinax: {unread}: has no readable tokenizer (no tokenizer.json; source.spm, "
+        "tokenizer_config.json, vocab.json cannot be used); `twinax convert` with --tokenizer adds one\n",
     )
     made = unread.parent / "made"
     code, out, _ = command("convert", unread, made, "--layout", "bart", "--tokenizer", unread / "words.txt")
@@ -93,8 +93,8 @@ def test_files_that_cannot_be_read_are_named_and_a_tokenizer_is_added(command, u
     assert twinax.load(made).source_ids(["w1 w2"]) == [[5, 6, 2]]
     code, _, err = command("convert", made, unread.parent / "x", "--tokenizer", unread / "words.txt")
     assert code == 2
-    assert "the checkpoint has tokenizer/tokenizer.json, " in err
-    assert "which can be used; omit it" in err
+    assert "the checkpoint has a tokenizer (tokenizer/tokenizer.json, " in err
+    assert "; omit the flag" in err
     assert not Path(unread.parent / "x").exists()
 
 

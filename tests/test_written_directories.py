@@ -83,9 +83,9 @@ def test_another_layout_lists_every_reason(bart, tmp_path):
         convert.save(convert.load(bart), tmp_path / "x", layout="marian")
     assert str(caught.value).splitlines() == [
         "marian has no such model:",
-        "  embedding_norm='before_dropout': here a marian model has 'none'",
-        "  positions='learned': here a marian model has 'sinusoidal_half'",
-        "  position_offset=2: here a marian model has 0",
+        "  embedding_norm='before_dropout': a marian model has 'none'",
+        "  positions='learned': a marian model has 'sinusoidal_half'",
+        "  position_offset=2: a marian model has 0",
     ]
     assert not (tmp_path / "x").exists()
 
@@ -154,7 +154,7 @@ def test_the_current_directory_is_not_replaced(bart, tmp_path, monkeypatch):
     checkpoint = convert.load(bart)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(convert.ConversionError, match="is the current directory; give the name of a new one"):
+    with pytest.raises(convert.ConversionError, match="is the current directory; give a new name"):
         convert.save(checkpoint, ".", layout="bart")
     with pytest.raises(convert.ConversionError, match="cannot be written"):
         convert.save(checkpoint, "x\0", layout="bart")
@@ -166,6 +166,6 @@ def test_the_current_directory_is_not_replaced(bart, tmp_path, monkeypatch):
 
 def test_unknown_layout(bart, tmp_path):
     with pytest.raises(
-        convert.ConversionError, match=r"layout='t5': there is no such layout; known are twinax, torch_nn, .*, marian"
+        convert.ConversionError, match=r"layout='t5': there is no such layout; choose one of twinax, .*, marian"
     ):
         convert.save(convert.load(bart), tmp_path / "x", layout="t5")

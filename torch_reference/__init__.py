@@ -1,4 +1,4 @@
-"""The Transformer in plain PyTorch; `flax_transformer` has the same files, classes and attribute names."""
+"""The Transformer in plain PyTorch. `flax_transformer` has the same files, classes and attribute names."""
 
 from .decode import generate
 from .dropout import DropoutKey

@@ -69,7 +69,7 @@ def scale_product(q: Float[Tensor, "B T N H"], k: Float[Tensor, "B S N H"]) -> F
 
 
 def scale_query(q: Float[Tensor, "B T N H"], k: Float[Tensor, "B S N H"]) -> Float[Tensor, "B N T S"]:
-    """(q / sqrt(H)) · k: the same number, rounded differently."""
+    """(q / sqrt(H)) · k: `scale_product` up to rounding."""
     scaled = (at_least_float32(q) / q.shape[-1] ** 0.5).to(q.dtype)
     return at_least_float32(torch.einsum("BTNH,BSNH->BNTS", scaled, k))
 
@@ -78,7 +78,7 @@ SCORE_SCALINGS: dict[str, Callable[..., Tensor]] = {"product": scale_product, "q
 
 
 def exact_softmax(scores: Float[Tensor, "B N T S"], mask: Bool[Tensor, "B 1 T S"]) -> Float[Tensor, "B N T S"]:
-    """Softmax over the attended keys only: masked weights are 0, and so is a row in which all keys are masked."""
+    """Softmax over the attended keys only: masked weights are 0, and a fully masked row is all zeros."""
     weights = torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1)
     return torch.where(mask, weights, 0)
 
@@ -86,7 +86,7 @@ def exact_softmax(scores: Float[Tensor, "B N T S"], mask: Bool[Tensor, "B 1 T S"
 def filled_softmax(
     scores: Float[Tensor, "B N T S"], mask: Bool[Tensor, "B 1 T S"], value: float
 ) -> Float[Tensor, "B N T S"]:
-    """Softmax in which masked keys have the score `value`: a fully masked row attends to every key alike."""
+    """Softmax in which masked keys have the score `value`: a fully masked row attends uniformly to every key."""
     return torch.softmax(torch.where(mask, scores, value), dim=-1)
 
 
@@ -96,37 +96,37 @@ MASKED_SOFTMAXES: dict[str, Callable[..., Tensor]] = {"exact": exact_softmax}
 def masked_softmax(
     scores: Float[Tensor, "B N T S"], mask: Bool[Tensor, "B 1 T S"], mask_value: float | str
 ) -> Float[Tensor, "B N T S"]:
-    """The softmax that a config's `mask_value` names; a number is the score of a masked key."""
+    """The softmax selected by a config's `mask_value`; a number is the score of masked keys."""
     if isinstance(mask_value, str):
         return MASKED_SOFTMAXES[mask_value](scores, mask)
     return filled_softmax(scores, mask, mask_value)
 
 
-def source_mask(src_keep: Bool[Tensor, "B S"], length: int) -> Bool[Tensor, "B 1 T S"]:
-    """Every query sees every kept source token; `length` is the number of queries, T."""
-    return src_keep[:, None, None, :].expand(-1, 1, length, -1)
+def source_mask(src_mask: Bool[Tensor, "B S"], length: int) -> Bool[Tensor, "B 1 T S"]:
+    """Every query attends to every unmasked source token; `length` is the number of queries, T."""
+    return src_mask[:, None, None, :].expand(-1, 1, length, -1)
 
 
-def source_and_query_mask(src_keep: Bool[Tensor, "B S"], length: int) -> Bool[Tensor, "B 1 S S"]:
-    """Kept source tokens see every kept source token, padding sees nothing.
+def source_and_query_mask(src_mask: Bool[Tensor, "B S"], length: int) -> Bool[Tensor, "B 1 S S"]:
+    """Unmasked source tokens attend to each other; masked ones attend to nothing.
 
     Raises:
-        ValueError: `length`, the number of queries, is not S: another side's padding is unknown.
+        ValueError: `length`, the number of queries, is not S, so the queries' padding is unknown.
     """
-    if length != src_keep.shape[1]:
+    if length != src_mask.shape[1]:
         raise ValueError(
             f"tgt_tokens: cross_mask='encoder' needs as many target as source tokens, not {length} and "
-            f"{src_keep.shape[1]}; pad both sides to one length"
+            f"{src_mask.shape[1]}; pad both sides to one length"
         )
-    return src_keep[:, None, None, :] & src_keep[:, None, :, None]
+    return src_mask[:, None, None, :] & src_mask[:, None, :, None]
 
 
 def causal_mask(
     tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Tensor, "B 1 T T"]:
-    """A target position sees itself and what stands before it, less what a given mask hides.
+    """A target position attends to itself and earlier positions, except those that `tgt_mask` masks.
 
-    Padding is not hidden by its id: where decoding starts from the pad id, that would hide position 0.
+    Padding is not masked by its id, because that would mask position 0 if decoding starts with the pad id.
     """
     batch, length = tgt_tokens.shape
     mask = torch.ones(length, length, dtype=torch.bool, device=tgt_tokens.device).tril().expand(batch, 1, -1, -1)
@@ -136,14 +136,14 @@ def causal_mask(
 def causal_and_padding_mask(
     tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Tensor, "B 1 T T"]:
-    """The same, less padding by its id."""
+    """As `causal_mask`, with tokens of the pad id masked as keys."""
     return causal_mask(tgt_tokens, tgt_mask, pad_id, training) & (tgt_tokens != pad_id)[:, None, None, :]
 
 
 def causal_padding_and_query_mask(
     tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Tensor, "B 1 T T"]:
-    """The same, and padding sees nothing."""
+    """As `causal_and_padding_mask`, with tokens of the pad id masked as queries too."""
     mask = causal_and_padding_mask(tgt_tokens, tgt_mask, pad_id, training)
     return mask & (tgt_tokens != pad_id)[:, None, :, None]
 
@@ -151,7 +151,7 @@ def causal_padding_and_query_mask(
 def causal_in_training_mask(
     tgt_tokens: Int[Tensor, "B T"], tgt_mask: Bool[Tensor, "B T"] | None, pad_id: int, training: bool
 ) -> Bool[Tensor, "B 1 T T"]:
-    """Causal in training; else a target position sees the later ones too. Source: d2l_note, as published."""
+    """Causal in training; in evaluation each position attends to later ones too. Source: d2l_note, as published."""
     if training:
         return causal_mask(tgt_tokens, tgt_mask, pad_id, training)
     batch, length = tgt_tokens.shape
@@ -159,11 +159,11 @@ def causal_in_training_mask(
     return mask if tgt_mask is None else mask & tgt_mask[:, None, None, :]
 
 
-ENCODER_MASKS: dict[str, Callable[..., Tensor]] = {  # (src_keep, S)
+ENCODER_MASKS: dict[str, Callable[..., Tensor]] = {  # (src_mask, S)
     "source": source_mask,
     "source_and_query": source_and_query_mask,
 }
-CROSS_MASKS: dict[str, Callable[..., Tensor]] = {  # (src_keep, T)
+CROSS_MASKS: dict[str, Callable[..., Tensor]] = {  # (src_mask, T)
     "source": source_mask,
     "encoder": source_and_query_mask,
 }

@@ -1,4 +1,4 @@
-"""The rule of beam search, as `configs.decoding.DecodingConfig` states it, whatever computes the log-probabilities.
+"""One step of beam search, as `configs.decoding.DecodingConfig` defines it, given the log-probabilities.
 
 Letters: B sentences, K beam size, V vocabulary, M longest hypothesis; n is the length of a hypothesis.
 """
@@ -13,34 +13,34 @@ from ..formulas.decoding import Steps
 
 
 class Search(NamedTuple):
-    """Where the search stands. Both kinds of hypotheses are sorted by score; -inf: there is none."""
+    """The state of a beam search. Live and finished hypotheses are sorted by score; -inf marks an empty slot."""
 
-    length: int  # n of those that go on
-    tokens: Int[Tensor, "B K M+1"]  # those that go on, from the start token; padding after n
-    sums: Float[Tensor, "B K"]  # of their log-probabilities
-    finished: Int[Tensor, "B K M+1"]  # the best that ended
-    scores: Float[Tensor, "B K"]  # sum / penalty(n)
-    penalties: Float[Tensor, "B K"]  # of these
-    done: Bool[Tensor, " B"]  # no better one is looked for
-    margins: Float[Tensor, " B"]  # the smallest error of a sum, in nats, that would have turned a decision
+    length: int  # n of the live hypotheses
+    tokens: Int[Tensor, "B K M+1"]  # live hypotheses, from the start token; padding after n
+    sums: Float[Tensor, "B K"]  # their sums of log-probabilities
+    finished: Int[Tensor, "B K M+1"]  # the best finished hypotheses
+    scores: Float[Tensor, "B K"]  # their scores, sum / penalty(n)
+    penalties: Float[Tensor, "B K"]  # their penalties
+    done: Bool[Tensor, " B"]  # whether a sentence's search is finished
+    margins: Float[Tensor, " B"]  # smallest error of a sum, in nats, that would have changed a decision
 
 
 def start(
     batch: int, beam_size: int, longest: int, start_id: int, pad_id: int, dtype: torch.dtype, device: torch.device
 ) -> Search:
-    """One hypothesis a sentence, of the start token alone."""
+    """The initial state: one hypothesis per sentence, the start token."""
     tokens = torch.full((batch, beam_size, longest + 1), pad_id, device=device)
     first = tokens.clone()
     first[:, :, 0] = start_id
-    none = torch.full((batch, beam_size), -torch.inf, dtype=dtype, device=device)
-    sums = none.clone()
+    empty = torch.full((batch, beam_size), -torch.inf, dtype=dtype, device=device)
+    sums = empty.clone()
     sums[:, 0] = 0
-    done = torch.zeros_like(none[:, 0], dtype=torch.bool)
-    return Search(0, first, sums, tokens, none, torch.ones_like(none), done, -none[:, 0])
+    done = torch.zeros_like(empty[:, 0], dtype=torch.bool)
+    return Search(0, first, sums, tokens, empty, torch.ones_like(empty), done, -empty[:, 0])
 
 
 def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
-    """The search one token later."""
+    """The state one token later."""
     n = search.length + 1
     if steps.forced[n]:
         log_probs = torch.zeros_like(log_probs)
@@ -49,10 +49,10 @@ def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos
 
 
 def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
-    """Hypotheses that end leave the beam for a list of their own."""
+    """One step in which finished hypotheses leave the beam for a separate list."""
     beam_size, n = sums.shape[1], search.length + 1
     penalty = float(steps.penalty[n])
-    # The 2K best continuations: as each hypothesis can end but once, K of them go on.
+    # Of the 2K best continuations at most K emit EOS, one per hypothesis, so at least K stay live.
     all_sums, candidates = _best(search, sums, 2 * beam_size)
     sums = all_sums[:, : 2 * beam_size]
     ends = (candidates[:, :, n] == eos_id) | (n == len(steps.kind) - 1)
@@ -64,27 +64,28 @@ def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: i
     scores = pool[:, :beam_size]
     finished = _pick(torch.cat([search.finished, candidates], dim=1), best[:, :beam_size])
 
-    going_on, live = _sort(torch.where(ends, -torch.inf, sums))
-    live_sums, best_live = going_on[:, :beam_size], going_on[:, 0] / penalty
+    unfinished_sums, indices = _sort(torch.where(ends, -torch.inf, sums))
+    live_sums, best_live = unfinished_sums[:, :beam_size], unfinished_sums[:, 0] / penalty
     done = search.done | settled(scores[:, -1], best_live)
 
-    # Two sorted neighbours, the first of which was taken: into the pool or not, to go on or not, to be given back
-    # before or after; and the comparison that ends the search.
-    one = torch.ones_like(all_sums)
-    ending = torch.stack([penalties[:, beam_size - 1], torch.full_like(best_live, penalty)], dim=1)
+    # Each decision compares two sorted neighbours: which continuations may finish, which are candidates, which stay
+    # live, in which order finished hypotheses are returned; and whether the search stops.
+    ones = torch.ones_like(all_sums)
+    stop_penalties = torch.stack([penalties[:, beam_size - 1], torch.full_like(best_live, penalty)], dim=1)
     decisions = [
-        _margin(all_sums, one, beam_size - 1, beam_size + 1),
-        _margin(all_sums, one, 2 * beam_size - 1, 2 * beam_size + 1),
-        _margin(going_on, one, beam_size - 1, beam_size + 1),
+        _margin(all_sums, ones, beam_size - 1, beam_size + 1),
+        _margin(all_sums, ones, 2 * beam_size - 1, 2 * beam_size + 1),
+        _margin(unfinished_sums, ones, beam_size - 1, beam_size + 1),
         _margin(pool, penalties, 0, beam_size + 1),
-        _margin(torch.stack([scores[:, -1], best_live], dim=1), ending, 0, 2),
+        _margin(torch.stack([scores[:, -1], best_live], dim=1), stop_penalties, 0, 2),
     ]
-    tokens, margins = _pick(candidates, live[:, :beam_size]), _closest(search, decisions)
+    tokens = _pick(candidates, indices[:, :beam_size])
+    margins = _closest(search, decisions)
     return Search(n, tokens, live_sums, finished, scores, penalties[:, :beam_size], done, margins)
 
 
 def _stay(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
-    """Hypotheses that end keep their place in the beam and grow on; done when all K have ended."""
+    """One step in which finished hypotheses stay in the beam and grow; done when all K contain EOS."""
     beam_size, n, longest = sums.shape[1], search.length + 1, len(steps.kind) - 1
     all_sums, candidates = _best(search, sums, beam_size)
     sums = all_sums[:, :beam_size]
@@ -97,22 +98,22 @@ def _stay(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: in
     closes = (all_ended | torch.tensor(n == longest, device=ends.device)) & ~search.done
     finished = torch.where(closes[:, None, None], _pick(candidates, best), search.finished)
 
-    # Two sorted neighbours: in the beam or not, and at the end to be given back before or after.
-    last = torch.where(closes, _margin(scores, penalties, 0, beam_size), torch.inf)
-    decisions = [_margin(all_sums, torch.ones_like(all_sums), beam_size - 1, beam_size + 1), last]
+    # Each decision compares two sorted neighbours: which continuations stay in the beam, and the final order.
+    order = torch.where(closes, _margin(scores, penalties, 0, beam_size), torch.inf)
+    decisions = [_margin(all_sums, torch.ones_like(all_sums), beam_size - 1, beam_size + 1), order]
     scores, penalties = (
         torch.where(closes[:, None], *pair) for pair in ((scores, search.scores), (penalties, search.penalties))
     )
-    margins, done = _closest(search, decisions), search.done | closes
-    return Search(n, candidates, sums, finished, scores, penalties, done, margins)
+    margins = _closest(search, decisions)
+    return Search(n, candidates, sums, finished, scores, penalties, search.done | closes, margins)
 
 
-# What hypotheses that ended do -> the search one token later, of the sums of all continuations
+# `DecodingConfig.ended` -> one step of the search, given the sums of all continuations
 ENDED = {"leave": _leave, "stay": _stay}
 
 
 def _best(search: Search, sums: Float[Tensor, "B K V"], number: int) -> tuple[Tensor, Int[Tensor, "B L _"]]:
-    """(sums of all continuations, descending; tokens of the best of them)."""
+    """(sums of all continuations in descending order, tokens of the best ones)."""
     vocab_size = sums.shape[-1]
     all_sums, flat = _sort(sums.flatten(1))
     flat = flat[:, :number]
@@ -122,34 +123,34 @@ def _best(search: Search, sums: Float[Tensor, "B K V"], number: int) -> tuple[Te
 
 
 def _closest(search: Search, decisions: list[Float[Tensor, " B"]]) -> Float[Tensor, " B"]:
-    """The smallest margin so far, of sentences that are not done."""
+    """The smallest margins so far; those of finished sentences stay."""
     return torch.where(search.done, search.margins, torch.stack([search.margins, *decisions]).amin(0))
 
 
 def may_finish(rank: Int[Tensor, " L"], beam_size: int) -> Bool[Tensor, " L"]:
-    """Whether a continuation that ends counts, by its rank among all."""
+    """Whether a continuation that emits EOS counts as finished, by its rank among all continuations."""
     return rank < beam_size
 
 
 def settled(worst_finished: Float[Tensor, " B"], best_live: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Whether no better hypothesis is looked for; both scores are over the penalty of the present length."""
+    """Whether a sentence's search is finished; live scores use the penalty of the current length."""
     return worst_finished >= best_live
 
 
 def _sort(values: Float[Tensor, "B L"]) -> tuple[Tensor, Tensor]:
-    """(descending values, their indices); of equals the first comes first, which `torch.topk` does not promise."""
+    """(values in descending order, their indices). The sort is stable; `torch.topk` does not guarantee that."""
     return torch.sort(values, dim=1, descending=True, stable=True)
 
 
-def _pick(values: Tensor, chosen: Int[Tensor, "B L"]) -> Tensor:
-    """Of each sentence's hypotheses the chosen ones."""
-    return values.gather(1, chosen[..., None].expand(-1, -1, values.shape[-1]))
+def _pick(values: Tensor, indices: Int[Tensor, "B L"]) -> Tensor:
+    """The hypotheses at these indices, per sentence."""
+    return values.gather(1, indices[..., None].expand(-1, -1, values.shape[-1]))
 
 
 def _margin(values: Float[Tensor, "B L"], penalties: Tensor, first: int, last: int) -> Float[Tensor, " B"]:
-    """The error of both sums that makes two neighbours of these columns equal, where values are sums over penalties.
+    """The smallest error of the sums that makes two neighbouring columns equal; values are sums over penalties.
 
-    |a / p - b / q| / (1 / p + 1 / q); inf where one of them is not there.
+    |a / p - b / q| / (1 / p + 1 / q); inf if one of them is empty.
     """
     values, shares = values[:, first:last], 1 / penalties[:, first:last]
     errors = (values[:, 1:] - values[:, :-1]).abs() / (shares[:, 1:] + shares[:, :-1])

@@ -1,4 +1,4 @@
-"""Greedy and beam search, written plainly: the model as it is reads all of the hypotheses so far at each step.
+"""Greedy and beam search without a cache: each step runs the decoder over the whole hypotheses.
 
 Letters: B sentences, S source length, K beam size.
 """
@@ -22,14 +22,14 @@ def generate(
     config: DecodingConfig | None = None,
     src_mask: Bool[Tensor, "B S"] | None = None,
 ) -> Decoded:
-    """The best translations of a batch of sentences, by the rule that `DecodingConfig` states.
+    """Translate a batch of sentences by beam search, as `DecodingConfig` defines it.
 
-    It also says how close the closest of a sentence's decisions was: where another computation decides otherwise, its
-    numerical error has to be that large.
+    The result's `margins` are the smallest margin of each sentence's decisions: another computation can only decide
+    otherwise if its numerical error is at least that large.
 
     Raises:
-        ValueError: no sentence, one without a token or too long, or an id outside the vocabulary.
-        ConfigError: model and `config` do not go together.
+        ValueError: the batch is empty, a sentence is empty or too long, or an id is outside the vocabulary.
+        ConfigError: the model cannot be decoded with `config`.
     Source: `transformers`, `generate` with `early_stopping=False`.
     """
     config = config or DecodingConfig()
@@ -41,7 +41,7 @@ def generate(
     keep = keep.repeat_interleave(beam_size, dim=0)
 
     longest, dtype = len(steps.kind) - 1, at_least_float32(memory).dtype
-    assert settings.decoder_start_id is not None  # `plan` says so
+    assert settings.decoder_start_id is not None  # `plan` raises otherwise
     search = start(
         len(src_tokens), beam_size, longest, settings.decoder_start_id, settings.pad_id, dtype, src_tokens.device
     )
@@ -49,5 +49,5 @@ def generate(
         prefixes = search.tokens[:, :, : search.length + 1].flatten(0, 1)
         logits = model.decode(prefixes, memory, keep)[:, -1].unflatten(0, (-1, beam_size))
         search = advance(search, at_least_float32(logits).log_softmax(-1), steps, settings.eos_id)
-    found, scores, margins = (a.numpy(force=True) for a in (search.finished, search.scores, search.margins))
-    return collect(found, scores, settings, config)._replace(margins=margins)
+    tokens, scores, margins = (a.numpy(force=True) for a in (search.finished, search.scores, search.margins))
+    return collect(tokens, scores, settings, config)._replace(margins=margins)

@@ -1,7 +1,7 @@
-"""Dropout whose masks both frameworks share: a hash of where in the run an element stands, drawn from no stream.
+"""Counter-based dropout: both frameworks compute the same masks by hashing each element's position in the run.
 
-mask = hash(seed, update, site, row in the whole batch, indices in the row) >= rate · 2^32. So micro-batches, padding,
-devices and the framework change nothing, and training with dropout can be compared step by step.
+mask = hash(seed, update, site, row in the whole batch, indices in the row) >= rate · 2^32. The mask does not depend on
+micro-batches, padding, devices or the framework, so training with dropout can be compared step by step.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from .module import at_least_float32
 
-_WORD = 0xFFFFFFFF  # torch has no unsigned 32-bit arithmetic: int64, cut to 32 bits
+_WORD = 0xFFFFFFFF  # torch lacks unsigned 32-bit arithmetic: int64, truncated to 32 bits
 
 
 class DropoutKey(NamedTuple):
-    """Where a forward pass stands in a training run. Dropout is on where a key is given, off where none is."""
+    """The position of a forward pass in a training run. Passing a key switches dropout on."""
 
     seed: int
     update: int  # number of the optimiser update
@@ -25,7 +25,7 @@ class DropoutKey(NamedTuple):
 
 
 class Site(nn.Module):
-    """A place where dropout strikes, with its rate and number."""
+    """A dropout site with its rate and number."""
 
     def __init__(self, rate: float, generator: str = "counter"):
         super().__init__()
@@ -33,15 +33,15 @@ class Site(nn.Module):
         self.site: int | None = None  # the Transformer numbers its sites
 
     def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
-        """True where an element of this shape, batch first, is kept.
+        """The keep mask of this shape, batch first: True for elements that are kept.
 
         Raises:
-            ValueError: the site has no number, or its generator is JAX's own.
+            ValueError: the site has no number, or its generator exists in JAX only.
         """
         if self.site is None:
-            raise ValueError("a dropout site has no number: only a whole Transformer numbers them")
+            raise ValueError("a dropout site has no number: only a complete Transformer numbers its sites")
         if self.generator not in GENERATORS:
-            raise ValueError(f"dropout_generator={self.generator!r}: PyTorch has no such one; both have 'counter'")
+            raise ValueError(f"dropout_generator={self.generator!r}: is available in JAX only; use 'counter'")
         return GENERATORS[self.generator](key, self.site, self.rate, shape)
 
 
@@ -59,7 +59,7 @@ class Dropout(Site):
 
 
 class LayerDrop(Site):
-    """With probability `rate` a layer is skipped for the whole batch: its output is its input. No scaling.
+    """Skips a layer for the whole batch with probability `rate`: its output is then its input. There is no scaling.
 
     Source: Fan et al. 2020, "Reducing Transformer Depth on Demand", section 3.
     """
@@ -74,25 +74,25 @@ class LayerDrop(Site):
 
 
 def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
-    """True where an element of this shape, batch first, is kept."""
+    """The keep mask of this shape, batch first: True for elements that are kept."""
     rows, device = key.rows.to(torch.int64), key.rows.device
     low, high = torch.tensor(0x243F6A88, device=device), torch.tensor(0x85A308D3, device=device)  # digits of pi
     for part in (key.seed, key.update, site, rows):
         low, high = _absorb(low, high, part)
-    for length in shape[1:-1]:  # dimension by dimension: how far another one is padded does not matter
+    for length in shape[1:-1]:  # one dimension at a time, so that padding of another one does not matter
         low, high = _absorb(low[..., None], high[..., None], torch.arange(length, device=device))
-    last = torch.arange(shape[-1], device=device)
-    return _mix(_mix(last ^ low[..., None]) ^ high[..., None]) >= min(round(rate * 2**32), 2**32 - 1)
+    indices = torch.arange(shape[-1], device=device)
+    return _mix(_mix(indices ^ low[..., None]) ^ high[..., None]) >= min(round(rate * 2**32), 2**32 - 1)
 
 
 def _absorb(low: Int[Tensor, "..."], high: Int[Tensor, "..."], part: int | Tensor) -> tuple[Tensor, Tensor]:
-    """64 bits of state, in two words, after one more part of the key."""
+    """The 64-bit state, in two words, after absorbing one more part of the key."""
     word = part & _WORD
     return _mix(low ^ word), _mix((high + word * 0x9E3779B9) & _WORD)
 
 
 def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """A bijection of 32-bit words in which each input bit flips each output bit half of the time.
+    """Mix a 32-bit word bijectively: each input bit flips each output bit with probability about 1/2.
 
     Source: Wellons 2018, "Prospecting for Hash Functions", lowbias32.
     """

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Generator, Tensor
 from torch.nn import init
 
-_TRUNCATED_STD = 0.87962566103423978  # deviation of a standard normal cut at ±2
+_TRUNCATED_STD = 0.87962566103423978  # standard deviation of a standard normal truncated at ±2
 
 
 def _lecun_normal_(weight: Tensor, features: int, generator: Generator | None) -> None:
@@ -23,13 +23,13 @@ def _xavier_per_head_(weight: Tensor, heads: int, generator: Generator | None) -
         init.xavier_uniform_(part, generator=generator)
 
 
-# fills weight (O, I), given I, D, N where its outputs are queries, keys or values, and a generator
+# fills weight (O, I), given I, D, N for queries, keys and values, and a generator
 LINEAR_INITS: dict[str, Callable[[Tensor, int, int, int, Generator | None], object]] = {
     # U(±sqrt(6 / (I + O))). Source: Glorot and Bengio 2010, eq. 16.
     "xavier_uniform": lambda w, features, d_model, heads, g: init.xavier_uniform_(w, generator=g),
-    # the same; bias U(±1/sqrt(I)), for torch.nn.Linear's is left as it is where weights alone are drawn anew
+    # the same; bias U(±1/sqrt(I)), torch.nn.Linear's default, as in code that reinitializes weights only
     "xavier_uniform_torch_bias": lambda w, features, d_model, heads, g: init.xavier_uniform_(w, generator=g),
-    # the same, with U(±sqrt(6 / (I + O/N))) where each head has a matrix of its own
+    # the same, with U(±sqrt(6 / (I + O/N))), as if each head had its own matrix
     "xavier_uniform_per_head": lambda w, features, d_model, heads, g: _xavier_per_head_(w, heads, g),
     # N(0, 1/I), truncated at two deviations. Source: LeCun et al. 1998, section 4.6; flax's default.
     "lecun_normal": lambda w, features, d_model, heads, g: _lecun_normal_(w, features, g),
@@ -41,13 +41,13 @@ LINEAR_INITS: dict[str, Callable[[Tensor, int, int, int, Generator | None], obje
     ),
 }
 
-# fills bias (O,), given I and a generator; zeros where a name is not here
+# fills bias (O,), given I and a generator; other names give zeros
 BIAS_INITS: dict[str, Callable[[Tensor, int, Generator | None], object]] = {
     name: lambda b, features, g: init.uniform_(b, -(features**-0.5), features**-0.5, generator=g)
     for name in ("torch_default", "xavier_uniform_torch_bias", "xavier_uniform_per_head")
 }
 
-# fills an embedding table (V, D), given D, the id of padding, where it has one, and a generator
+# fills an embedding table (V, D), given D, the pad id, if any, and a generator
 EMBEDDING_INITS: dict[str, Callable[[Tensor, int, int | None, Generator | None], object]] = {
     "normal_rsqrt_d_model": lambda w, d_model, pad_id, g: init.normal_(w, std=d_model**-0.5, generator=g),
     "xavier_uniform": lambda w, d_model, pad_id, g: init.xavier_uniform_(w, generator=g),

@@ -1,4 +1,4 @@
-"""Checks of what is given to the model: one clear line instead of an index error or a broadcast shape."""
+"""Checks of the model's inputs: a clear error instead of an index error or a broadcast shape."""
 
 import torch
 from torch import Tensor
@@ -16,15 +16,15 @@ def check_inputs(
     max_length: int,
     dropout_key: DropoutKey | None,
 ) -> None:
-    """Tokens, mask and dropout rows of one side, "src" or "tgt", fit the model and each other.
+    """Check tokens, mask and dropout rows of one side, "src" or "tgt", against the model and each other.
 
     Raises:
         ValueError: names the argument, what it is, and what it must be.
     """
     name = f"{side}_tokens"
     for argument, value in ((name, tokens), (f"{side}_mask", mask)):
-        given = value is not None or argument == name
-        if given and not isinstance(value, Tensor):
+        present = value is not None or argument == name
+        if present and not isinstance(value, Tensor):
             raise ValueError(f"{argument}: must be a torch tensor, not a {type(value).__name__}")
     shape = list(tokens.shape)
     if tokens.ndim != 2 or tokens.dtype not in _INTEGERS:
@@ -38,7 +38,7 @@ def check_inputs(
         )
     if dropout_key is not None and dropout_key.rows.shape != tokens.shape[:1]:
         raise ValueError(
-            f"dropout_key.rows: must be {tokens.shape[0]} row numbers, one a sentence, "
+            f"dropout_key.rows: must be {tokens.shape[0]} row numbers, one per sentence, "
             f"not of shape {list(dropout_key.rows.shape)}"
         )
     outside = ((tokens < 0) | (tokens >= vocab_size)).nonzero().tolist()
@@ -51,11 +51,11 @@ def check_inputs(
 
 
 def check_memory(tgt_tokens: Tensor, memory: Tensor, src_mask: Tensor) -> None:
-    """Raises: ValueError where target, encoder output and source mask are not of one batch and one source."""
+    """Raises: ValueError if target, encoder output and source mask have different batch sizes or source lengths."""
     if not tgt_tokens.shape[0] == memory.shape[0] == src_mask.shape[0]:
         raise ValueError(
-            f"src_tokens and tgt_tokens: must be of one batch, "
-            f"not of {memory.shape[0]} and {tgt_tokens.shape[0]} sentences; src_mask has {src_mask.shape[0]}"
+            f"src_tokens and tgt_tokens: must have one batch size, "
+            f"not {memory.shape[0]} and {tgt_tokens.shape[0]} sentences; src_mask has {src_mask.shape[0]}"
         )
     if src_mask.dtype != torch.bool:
         raise ValueError(f"src_mask: must be booleans, not {src_mask.dtype}; True = attend")

@@ -28,7 +28,7 @@ class Linear(nn.Module):
         outputs: int,
         use_bias: bool,
         generator: Generator | None = None,
-        heads: int = 1,  # of queries, keys or values
+        heads: int = 1,  # number of heads of queries, keys or values
     ):
         super().__init__()
         dtype = dtype_of(config.param_dtype)
@@ -56,7 +56,7 @@ def rms_norm(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L D"]:
 
 
 def sample_std_norm(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L D"]:
-    """(x - mean) / (sample deviation + eps) over D: divides by D - 1, eps outside the root.
+    """(x - mean) / (sample standard deviation + eps) over D: divides by D - 1, with eps outside the root.
 
     Source: The Annotated Transformer, LayerNorm.
     """
@@ -107,7 +107,7 @@ EMBEDDING_SCALES: dict[str, Callable[[int], float]] = {
 }
 
 
-# (rows, whether each is padding) -> rows; frozen: looking padding up trains nothing, as torch's padding_idx
+# (rows, whether each is padding) -> rows; frozen: no gradient from looking up padding, as with torch's padding_idx
 EMBEDDING_PADDINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "trained": lambda rows, padding: rows,
     "frozen": lambda rows, padding: torch.where(padding, rows.detach(), rows),
@@ -132,14 +132,14 @@ class Embedding(nn.Module):
 
 
 def count_all(tokens: Int[Tensor, "B L"], pad_id: int) -> Int[Tensor, "1 L"]:
-    """Position of a token: how many tokens stand before it, padding included."""
+    """Positions: the number of tokens before each token, padding included."""
     return torch.arange(tokens.shape[1], device=tokens.device)[None]
 
 
 def count_non_padding(tokens: Int[Tensor, "B L"], pad_id: int) -> Int[Tensor, "B L"]:
-    """Position of a token: how many tokens but padding stand before it; padding has none, -1.
+    """Positions: the number of non-padding tokens before each token; -1 for padding.
 
-    Source: fairseq `make_positions`, as M2M100 has it.
+    Source: fairseq `make_positions`, as in M2M100.
     """
     keep = (tokens != pad_id).to(torch.int64)
     return torch.cumsum(keep, 1) * keep - 1
@@ -149,7 +149,7 @@ POSITION_COUNTINGS: dict[str, Callable[..., Tensor]] = {"all": count_all, "non_p
 
 
 def count_positions(config: TransformerConfig, tokens: Int[Tensor, "B L"]) -> Int[Tensor, "... L"]:
-    """The positions of tokens, from 0; -1 where a token has none."""
+    """The positions of tokens, from 0; -1 for a token without a position."""
     return POSITION_COUNTINGS[config.position_counting](tokens, config.pad_id)
 
 
@@ -179,7 +179,7 @@ class Positions(nn.Module):
 
 
 class InputStage(nn.Module):
-    """What stands between an embedding and the first layer: positions, a norm, dropout."""
+    """The stage between an embedding and the first layer: positions, a norm, dropout."""
 
     def __init__(self, config: TransformerConfig, generator: Generator | None = None):
         super().__init__()
@@ -240,7 +240,7 @@ NORM_PLACEMENTS: dict[str, Callable[..., Tensor]] = {
 }
 RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": lambda x, y: x + y,
-    "query_only": lambda x, y: x,  # a mistake of precedence in lucky_glass: the decoder never sees the source
+    "query_only": lambda x, y: x,  # lucky_glass's operator-precedence mistake: the decoder never sees the source
 }
 
 

@@ -1,4 +1,4 @@
-"""Cross entropy with label smoothing, written plainly; `train.losses` has the same with a gradient of its own.
+"""Cross entropy with label smoothing in plain PyTorch; `train.losses` is the same with a custom gradient.
 
 Letters: B batch, T target length, V vocabulary.
 """
@@ -15,12 +15,12 @@ from .module import at_least_float32
 def cross_entropy(
     logits: Float[Tensor, "B T V"], labels: Int[Tensor, "B T"], pad_id: int, config: TrainingConfig
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-    """(sum of -sum_v q(v) log p(v) in nats, number of tokens), padding left out; less q's entropy where q says so.
+    """(sum of -sum_v q(v) log p(v) - entropy in nats, number of tokens), both without padding.
 
-    p = softmax(logits), q the smoothed label.
+    p = softmax(logits); q is the smoothed label, and `Target.entropy` states which entropy is subtracted.
 
     Raises:
-        ValueError: the labels are not integers of the logits' batch and length, or not in the vocabulary.
+        ValueError: the labels are not integers of the logits' batch size and length, or not in the vocabulary.
     Source: Szegedy et al. 2016, section 7; `formulas.label_smoothing`.
     """
     if labels.shape != logits.shape[:-1] or labels.is_floating_point():
@@ -36,8 +36,8 @@ def cross_entropy(
     q = torch.full_like(logits, target.other, dtype=at_least_float32(logits).dtype)
     q[..., pad_id] = target.padding
     q.scatter_(-1, labels[..., None].long(), target.label)
-    # Terms of weight 0 are left out: a logit may be -inf.
-    # Not log_softmax: in float32 its sum over V runs term by term, and where one token is likely the rest gets lost.
+    # Terms of weight 0 are skipped, because a logit may be -inf.
+    # Not log_softmax: in float32 its sequential sum over V loses the small terms if one token is likely.
     z = at_least_float32(logits)
     z = z - z.amax(-1, keepdim=True).detach()
     log_p = z - z.exp().sum(-1, keepdim=True).log()

@@ -72,7 +72,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A stack of encoder layers and, if the config says so, a last norm."""
+    """A stack of encoder layers, with an optional final norm."""
 
     def __init__(self, config: TransformerConfig, generator: Generator | None = None):
         super().__init__()
@@ -91,7 +91,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A stack of decoder layers and, if the config says so, a last norm."""
+    """A stack of decoder layers, with an optional final norm."""
 
     def __init__(self, config: TransformerConfig, generator: Generator | None = None):
         super().__init__()
@@ -121,16 +121,15 @@ LOGIT_SCALES: dict[str, Callable[[int], float]] = {
 OUTPUT_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda logits: logits,
     "log_softmax": partial(torch.log_softmax, dim=-1),
-    "softmax": partial(
-        torch.softmax, dim=-1
-    ),  # leftover, as published: cross entropy of it stays within a nat of log V
+    # leftover, as published: its cross entropy stays within one nat of log V
+    "softmax": partial(torch.softmax, dim=-1),
 }
 
 
 class Output(nn.Module):
-    """x W · scale + b, where W is this module's own or the target embedding's transpose.
+    """x W · scale + b, where W is a separate matrix or the transposed target embedding.
 
-    Source: Vaswani et al. 2017, section 3.4; Press and Wolf 2017 for the tie.
+    Source: Vaswani et al. 2017, section 3.4; Press and Wolf 2017 for weight tying.
     """
 
     def __init__(self, config: TransformerConfig, generator: Generator | None = None):
@@ -155,7 +154,7 @@ class Output(nn.Module):
         return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).to(x.dtype)
 
 
-# (embedded target tokens (B, T, D), which of the T are first in their sentence) -> what the decoder reads
+# (embedded target tokens (B, T, D), mask (T,) of first tokens) -> decoder inputs
 DECODER_STARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "token": lambda x, first: x,
     "zero_embedding": lambda x, first: torch.where(first[:, None], 0, x),
@@ -175,18 +174,18 @@ class Transformer(nn.Module):
         self.tgt_input = InputStage(config, generator)
         source, target = self.src_input.positions, self.tgt_input.positions
         if config.positions == "stored" and source is not None and target is not None:
-            target.table.copy_(source.table)  # both sides begin with one table
+            target.table.copy_(source.table)  # both sides start with equal tables
         self.encoder = Encoder(config, generator)
         self.decoder = Decoder(config, generator)
         self.output = Output(config, generator)
         for path, module in self.named_modules():
             if isinstance(module, Site):
                 module.site = zlib.crc32(path.encode())
-        self._warns = False  # at the next forward pass without a dropout key
+        self._warns = False  # whether the next forward pass without a dropout key warns
 
     @classmethod
     def from_state_dict(cls, config: TransformerConfig, state_dict: Mapping[str, Any]) -> "Transformer":
-        """A model that holds these very tensors; draws no random ones.
+        """A model that shares memory with these tensors; draws no random numbers.
 
         `convert` checks names, shapes and dtypes first.
         """
@@ -196,7 +195,7 @@ class Transformer(nn.Module):
         return model
 
     def train(self, mode: bool = True) -> "Transformer":
-        """As `nn.Module.train`; it does not switch dropout, which a key does, and the first pass without one warns."""
+        """As `nn.Module.train`. Only a dropout key switches dropout on; the first forward pass without one warns."""
         self._warns = mode and any(isinstance(module, Site) and module.rate > 0 for module in self.modules())
         return super().train(mode)
 
@@ -208,24 +207,24 @@ class Transformer(nn.Module):
         tgt_mask: Bool[Tensor, "B T"] | None = None,
         dropout_key: DropoutKey | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits (B, T, V). The source mask is `src_tokens != pad_id` where none is given; the target has none then.
+        """Logits (B, T, V). The default source mask is `src_tokens != pad_id`; by default no target is masked.
 
         Raises:
-            ValueError: shapes that do not fit, a length above `max_length`, or an id outside the vocabulary.
+            ValueError: shapes do not fit, a length is above `max_length`, or an id is outside the vocabulary.
         """
         if self._warns:
             self._warns = False
             if dropout_key is None:
                 warnings.warn(
-                    "dropout is off: train() does not switch it on, a key does; call the model with "
+                    "dropout is off: train() does not switch it on; call the model with "
                     "dropout_key=torch_reference.DropoutKey(seed, update, rows)",
-                    stacklevel=4,  # the line that calls the model, behind two of nn.Module
+                    stacklevel=4,  # the line that calls the model, above two frames of nn.Module
                 )
         memory = self.encode(src_tokens, src_mask, dropout_key)
         return self.decode(tgt_tokens, memory, self.source_keep(src_tokens, src_mask), tgt_mask, dropout_key)
 
     def source_keep(self, src_tokens: Int[Tensor, "B S"], src_mask: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"]:
-        """The source tokens that may be attended to: a given mask, else all but padding."""
+        """The mask of source tokens that may be attended to: `src_mask`, by default all but padding."""
         return src_tokens != self.config.pad_id if src_mask is None else src_mask
 
     def encode(
@@ -249,7 +248,7 @@ class Transformer(nn.Module):
         tgt_mask: Bool[Tensor, "B T"] | None = None,
         dropout_key: DropoutKey | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits, given the encoder's output and the source mask. Raises: ValueError, as the whole model."""
+        """Logits (B, T, V) from the encoder's output and the source mask. Raises: ValueError, as the whole model."""
         config = self.config
         check_inputs("tgt", tgt_tokens, tgt_mask, config.tgt_vocab_size, config.max_length, dropout_key)
         check_memory(tgt_tokens, memory, src_mask)

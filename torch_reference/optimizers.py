@@ -1,4 +1,4 @@
-"""The optimiser, which is `torch.optim`'s: one group of parameters that are decayed, one of those that are not."""
+"""The optimiser, from `torch.optim`, with two parameter groups: with and without weight decay."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,18 +8,18 @@ from torch import Tensor
 from ..configs.training import TrainingConfig, check_trainable
 from .model import Transformer
 
-# (norm of all gradients, its bound) -> what the gradients are multiplied with
+# (global gradient norm, its bound) -> factor of the gradients
 CLIP_RULES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "torch": lambda norm, bound: (bound / (norm + 1e-6)).clamp(max=1),
     "optax": lambda norm, bound: torch.where(norm < bound, 1, bound / norm),
 }
-# whether a parameter of so many dimensions is decayed; norms and biases have one
+# whether a parameter is decayed; those of norms and biases have one dimension
 DECAYED: dict[str, Callable[[Tensor], bool]] = {"matrices": lambda p: p.ndim > 1, "all": lambda p: True}
 OPTIMIZERS: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 def clip(gradients: Iterable[Tensor], norm: Tensor, config: TrainingConfig) -> None:
-    """Multiplies the gradients, in place, so that the norm of all of them together is at most `clip_norm`."""
+    """Scale the gradients in place so that their global norm is at most `clip_norm`."""
     if config.clip_norm is not None:
         factor = CLIP_RULES[config.clip_rule](norm, config.clip_norm)
         for gradient in gradients:
@@ -27,7 +27,7 @@ def clip(gradients: Iterable[Tensor], norm: Tensor, config: TrainingConfig) -> N
 
 
 def make_optimizer(model: Transformer, config: TrainingConfig) -> torch.optim.Adam:
-    """`torch.optim.Adam` or `AdamW` of the model's parameters; the step sets the learning rate.
+    """`torch.optim.Adam` or `AdamW` for the model's parameters; the step sets the learning rate.
 
     Raises:
         ConfigError: the model's parameters are float16.

@@ -1,4 +1,4 @@
-"""One training step in plain PyTorch: what `train.step` is compared with.
+"""One training step in plain PyTorch, the reference for `train.step`.
 
 Letters: B sentences in the whole batch, S source length, T target length.
 """
@@ -21,32 +21,32 @@ from .optimizers import clip
 
 
 class Batch(NamedTuple):
-    """Sentence pairs. The decoder reads `tgt_tokens` and is asked for `labels`, which are shifted by one."""
+    """Sentence pairs. The decoder's inputs are `tgt_tokens`; `labels` are the same tokens shifted by one."""
 
     src_tokens: Int[Tensor, "B S"]
     tgt_tokens: Int[Tensor, "B T"]
     labels: Int[Tensor, "B T"]
-    rows: Int[Tensor, " B"]  # of the sentences in the whole batch
+    rows: Int[Tensor, " B"]  # row of each sentence in the whole batch
 
 
 class Metrics(NamedTuple):
-    """What a step tells."""
+    """The metrics of a step."""
 
     loss: float  # nats per token
     tokens: int  # labels that are not padding
     gradient_norm: float  # before clipping
     learning_rate: float
-    applied: bool  # False: nothing was changed
+    applied: bool  # False: the update was skipped
     update: int  # number of the update, from 0
-    nonfinite: tuple[str, ...]  # parameters whose gradient's norm is
+    nonfinite: tuple[str, ...]  # parameters with a non-finite gradient norm
 
 
 def train_step(
     model: Transformer, optimizer: torch.optim.Optimizer, config: TrainingConfig, update: int, batch: Batch
 ) -> Metrics:
-    """Changes model and optimiser by update number `update`, counted from 0; says what it did.
+    """Apply update number `update`, counted from 0, to model and optimiser in place; return its metrics.
 
-    Where it refuses the batch, the next one is update `update` again.
+    After a skipped update the next batch gets the same number `update` again.
 
     Raises:
         ValueError: `accumulation` does not divide the batch, or its arrays do not fit.
@@ -62,9 +62,10 @@ def train_step(
     for part in (Batch(*(tensor[i::parts] for tensor in batch)) for i in range(parts)):
         key = DropoutKey(config.seed, update, part.rows)
         logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)
-        loss, number = cross_entropy(logits, part.labels, model.config.pad_id, config)
-        (loss / max(int(number), 1) if config.reduction == "parts" else loss).backward()  # adds to what is there
-        total, tokens = total + loss.item(), tokens + int(number)
+        loss, count = cross_entropy(logits, part.labels, model.config.pad_id, config)
+        (loss / max(int(count), 1) if config.reduction == "parts" else loss).backward()  # accumulates gradients
+        total += loss.item()
+        tokens += int(count)
 
     parameters = list(model.parameters())
     if config.without_gradient == "decay":
@@ -88,7 +89,7 @@ def train_step(
 
 
 def explain(metrics: Metrics) -> str | None:
-    """Why a step changed nothing, in one line; None where it did."""
+    """The reason why a step was skipped, in one line; None if it was applied."""
     if metrics.applied:
         return None
     return describe_refusal(metrics.update, metrics.tokens, metrics.loss, metrics.nonfinite)

@@ -1,4 +1,4 @@
-"""How good parameters are on validation pairs: loss in nats per token, perplexity, BLEU, and some translations."""
+"""Validation: loss in nats per token, perplexity, BLEU, and sample translations."""
 
 import math
 from typing import Any
@@ -13,49 +13,50 @@ from ..flax_transformer.model import Transformer
 from ..formulas.padding import pad
 from .data.buckets import plan_epoch
 from .data.dataset import pad_rows
-from .data.prepare import Prepared, buckets_of
+from .data.prepare import PreparedRun, buckets_of
 from .losses import cross_entropy
 from .step import Arrays
 
-_SHAPES = 4  # of batches for the loss: few, for each is compiled
-_BLOCK = 100  # sentences that are translated at once
+_SHAPES = 4  # batch shapes for the loss; few, because each is compiled
+_BLOCK = 100  # sentences per decoding batch
 _SAMPLES = 3  # translations to show
 
 
 class Validation:
     """Measures parameters on the validation pairs of a run."""
 
-    def __init__(self, prepared: Prepared):
+    def __init__(self, prepared: PreparedRun):
         self._prepared = prepared
         run, valid = prepared.run, prepared.valid
         self._buckets = buckets_of(run, valid.lengths, _SHAPES)
         self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
-        model_config, plain = run.model, TrainingConfig()  # without label smoothing
+        model_config = run.model
+        without_smoothing = TrainingConfig()
 
         def loss(arrays: Arrays, src: jax.Array, tgt: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
             logits = Transformer.from_arrays(model_config, arrays)(src, tgt)
-            return cross_entropy(logits, labels, model_config.pad_id, plain)
+            return cross_entropy(logits, labels, model_config.pad_id, without_smoothing)
 
         self._loss = jax.jit(loss)
 
     @property
     def shapes(self) -> int:
-        """Number of shapes that the loss is compiled for."""
+        """Number of batch shapes for which the loss is compiled."""
         return len({*self._plan.buckets})
 
     def measure(self, arrays: Arrays) -> dict[str, Any]:
-        """Loss (nats per token, without smoothing), perplexity; and BLEU and samples where the run translates."""
+        """Loss (nats per token, without smoothing) and perplexity; BLEU and samples if the run sets `translations`."""
         total, tokens = 0.0, 0
         for rows, number in zip(self._plan.batches, self._plan.buckets, strict=True):
             padded = pad_rows(self._prepared.valid, rows, self._buckets[number], self._prepared.run.model.pad_id)
             part, count = self._loss(arrays, *padded)
             total, tokens = total + float(part), tokens + int(count)
         loss = total / tokens
-        found: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
-        return found | (self._translate(arrays) if self._prepared.run.loop.translations else {})
+        scores: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+        return scores | (self._translate(arrays) if self._prepared.run.loop.translations else {})
 
     def _translate(self, arrays: Arrays) -> dict[str, Any]:
-        """BLEU of greedy translations of the first pairs, and some of these."""
+        """BLEU of greedy translations of the first pairs, and sample translations."""
         from sacrebleu import corpus_bleu
 
         run, valid, tokenizers = self._prepared.run, self._prepared.valid, self._prepared.tokenizers
@@ -63,11 +64,11 @@ class Validation:
         sources, references = valid.sources(rows), self._prepared.references[: len(rows)]
         model = Transformer.from_arrays(run.model, {name: jnp.asarray(a) for name, a in arrays.items()})
         longest = max(len(ids) for ids in valid.targets(rows))
-        # Untrained models never emit EOS; half as much again as the longest reference is enough to see that.
+        # Untrained models never emit EOS: 1.5 times the longest reference is a sufficient limit.
         decoding = DecodingConfig(max_length=min(run.model.max_length, longest * 3 // 2))
         size = min(_BLOCK, len(rows))
-        filled = [*sources, *[sources[-1]] * (-len(rows) % size)]
-        src = pad(filled, run.model.pad_id)
+        full_blocks = [*sources, *[sources[-1]] * (-len(rows) % size)]
+        src = pad(full_blocks, run.model.pad_id)
         blocks = [generate(model, src[i : i + size], decoding).sentences() for i in range(0, len(src), size)]
         best = [hypotheses[0] if hypotheses else [] for block in blocks for hypotheses in block][: len(rows)]
         texts = tokenizers.tgt.decode(best)
@@ -75,6 +76,6 @@ class Validation:
         bleu = corpus_bleu(
             texts, [references], lowercase=run.tokenizer.lowercase, tokenize="char" if unspaced else "13a", force=True
         )
-        shown = [list(ids) for ids in sources[:_SAMPLES]]
-        samples = zip(tokenizers.src.decode(shown), references, texts, strict=False)
+        sample_sources = [list(ids) for ids in sources[:_SAMPLES]]
+        samples = zip(tokenizers.src.decode(sample_sources), references, texts, strict=False)
         return {"bleu": bleu.score, "samples": [list(sample) for sample in samples]}

@@ -1,7 +1,7 @@
-"""The loop around the step: batches in, checkpoints and metrics out; after any interruption it resumes bit-exactly.
+"""The training loop: it reads batches, writes checkpoints and metrics, and resumes bit-exactly after any interruption.
 
-What belongs to update n is done in this order: the step; its record; where one is due, a checkpoint; then validation.
-After a stop, what is missing behind the last checkpoint is done again, with the same result.
+The order within an update is: the step, its record, a checkpoint if one is due, then validation. On resume, the updates
+after the last checkpoint are computed again, with the same result.
 """
 
 import shutil
@@ -27,8 +27,8 @@ from .checkpointing.checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, avera
 from .checkpointing.run_directory import locked, prepare_in
 from .compilation_cache import use_compilation_cache
 from .data.buckets import Bucket
-from .data.dataset import Padded
-from .data.prepare import Prepared
+from .data.dataset import PaddedBatch
+from .data.prepare import PreparedRun
 from .evaluate import Validation
 from .malloc import keep_freed_memory
 from .milestones import Milestones
@@ -41,121 +41,128 @@ from .tracking.progress import TrainingProgress
 from .tracking.swanlab_tracker import SwanLabTracker, check_swanlab
 from .tracking.tensorboard_tracker import TensorBoardTracker
 from .tracking.tracker import Tracker
-from .warm_start import Initial, read_initial
+from .warm_start import InitialWeights, read_initial_weights
 
 
 class Outcome(NamedTuple):
     """How a run ended."""
 
-    update: int  # that it reached
-    validation: dict[str, Any] | None  # the last; of averaged parameters where there are some
-    stopped_by: int | None  # signal; None: it is finished
+    update: int  # the last one
+    validation: dict[str, Any] | None  # the last one; of the averaged parameters if `average` is set
+    stopped_by: int | None  # signal; None: the run is finished
 
 
 def train(run: RunConfig, directory: Path, console: Console | None = None, trackers: Sequence[Tracker] = ()) -> Outcome:
-    """Trains, or goes on training, in a run directory; `trackers` get the numbers beside the run's own files.
+    """Trains in a run directory, or resumes there. `trackers` get the metrics in addition to the run's own files.
 
     Raises:
-        DataError, ConfigError, CheckpointError: what `run` names cannot be used.
-        RunError: the directory is in use or another run's; or a loss is not finite, and its batch is saved there.
+        DataError, ConfigError, CheckpointError: the corpus, a tokenizer, the config or a checkpoint cannot be used.
+        RunError: the directory is in use or belongs to another run; or a loss is not finite: its batch is saved there.
     """
     keep_freed_memory()
     console = console or Console(stderr=True)
     check_trainable(run.model)
     if run.loop.swanlab is not None:
         check_swanlab(run.loop.swanlab)
-    cache = use_compilation_cache()
+    cache_directory = use_compilation_cache()
     with locked(directory):
 
         def say(line: str) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        # Not where there is a checkpoint: then the weights to start from may be gone.
-        begins = not any((directory / CHECKPOINTS).glob("[0-9]*"))
-        initial = read_initial(run) if begins else None
-        if initial is not None and initial.assumed is not None:
-            say(initial.assumed)
-        prepared = prepare_in(directory, run, initial, say)
+        # On resume the initial weights are not read: their file may no longer exist.
+        is_new = not any((directory / CHECKPOINTS).glob("[0-9]*"))
+        initial_weights = read_initial_weights(run) if is_new else None
+        if initial_weights is not None and initial_weights.assumed is not None:
+            say(initial_weights.assumed)
+        prepared = prepare_in(directory, run, initial_weights, say)
         say(describe_devices([device.device_kind for device in jax.devices()]))
         say(describe_shapes(prepared.buckets))
-        if begins and (most := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
+        if is_new and (updates := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
             say(
-                f"warm-up is {warmup:,} updates and the run has {most:,}: the learning rate never reaches its peak; "
-                f"pass --training.warmup-updates {max(most // 10, 1)}"
+                f"warm-up is {warmup:,} updates and the run has {updates:,}: the learning rate never reaches its peak; "
+                f"pass --training.warmup-updates {max(updates // 10, 1)}"
             )
-        say(f"compiled programs are kept in {cache}" if cache else "compiled programs are not kept")
-        return _Loop(prepared, directory, initial, console, trackers).go()
+        say(f"compilation cache: {cache_directory or 'none'}")
+        return _Loop(prepared, directory, initial_weights, console, trackers).go()
 
 
 def describe_devices(kinds: Sequence[str]) -> str:
-    """The devices and how the rows of a batch are split over them, in a line."""
-    names = ", ".join(f"{kind} × {count}" for kind, count in Counter(kinds).items())
-    share = "all rows" if len(kinds) == 1 else f"1/{len(kinds)} of the rows"
-    return f"devices: {names}; each computes {share} of a batch"
+    """One line on the devices and how they share the rows of a batch."""
+    if len(kinds) == 1:
+        return f"device: {kinds[0]}"
+    names = ", ".join(f"{count} × {kind}" for kind, count in Counter(kinds).items())
+    return f"devices: {names}; each computes 1/{len(kinds)} of the rows of a batch"
 
 
 def describe_shapes(buckets: Sequence[Bucket]) -> str:
-    """The shapes of batches, in a line."""
+    """One line with the batch shapes."""
+    noun = "shape" if len(buckets) == 1 else "shapes"
     shapes = ", ".join(f"{b.sentences}×({b.src_length}+{b.tgt_length})" for b in buckets)
-    return f"{len(buckets)} shapes of batches, rows×(source+target): {shapes}"
+    return f"{len(buckets)} batch {noun}, rows×(source+target tokens): {shapes}"
 
 
 @dataclass
 class _Pending:
-    """An update whose numbers were not asked for yet: asking waits for it."""
+    """An update whose metrics have not been read: reading them waits for the step."""
 
     update: int
-    batch: Padded
+    batch: PaddedBatch
     metrics: Metrics
 
 
 class _Loop:
-    """One process's part of a run: the state, and what happens to it in which order."""
+    """The state of a run in this process, and the order of steps, records, checkpoints and validation."""
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedRun,
         directory: Path,
-        initial: Initial | None,
+        initial_weights: InitialWeights | None,
         console: Console,
         trackers: Sequence[Tracker],
     ):
-        self.prepared, self.run, self.directory, self.console = prepared, prepared.run, directory, console
-        self.batches, project = prepared.batches(), prepared.run.loop.swanlab
-        if project is not None:  # first: it may refuse
+        self.prepared, self.run = prepared, prepared.run
+        self.directory, self.console = directory, console
+        self.batches = prepared.batches()
+        project = prepared.run.loop.swanlab
+        if project is not None:  # before anything slow, because it may fail
             trackers = [SwanLabTracker(project, directory, self.run.to_dict()), *trackers]
         self.step = make_train_step(self.run.model, self.run.training)
         self.validation, self.placement = Validation(prepared), Placement()
-        self.state = self._first_state(initial)
-        self.checkpoints = Checkpoints(directory / CHECKPOINTS, lambda updates: self.milestones.kept(updates))
+        self.state = self._first_state(initial_weights)
+        self.checkpoints = Checkpoints(
+            directory / CHECKPOINTS, lambda updates: self.milestones.checkpoints_to_keep(updates)
+        )
         self.update = 0
-        if found := self.checkpoints.updates:
-            self.update = found[-1]
+        if saved_updates := self.checkpoints.updates:
+            self.update = saved_updates[-1]
             self.state = self.checkpoints.restore(self.state, self.update)
             self._check_position()
         self.log = MetricsLog(directory, self.update)
         self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory), *trackers)
         self.milestones = Milestones(self.run.loop, self.log.validations)
-        self.ready: dict[tuple[int, ...], float] = {}  # seconds until each shape was compiled, or read
+        self.compile_seconds: dict[tuple[int, ...], float] = {}  # per shape; short if its program is in the cache
 
-    def _first_state(self, initial: Initial | None) -> TrainState:
-        if initial is None:
+    def _first_state(self, initial_weights: InitialWeights | None) -> TrainState:
+        if initial_weights is None:
             model = Transformer(self.run.model, rngs=nnx.Rngs(self.run.training.seed))
         else:
-            model = initial.model(self.run.model)
+            model = initial_weights.model(self.run.model)
         return self.placement.replicate(init_state(model, self.run.training))
 
     def _check_position(self) -> None:
-        """Raises: CheckpointError where state and shapes do not belong together."""
-        expected = [self.update, *divmod(self.update, self.batches.an_epoch)]
-        if (found := [int(self.state.update), *map(int, self.state.position)]) != expected:
+        """Raises: CheckpointError if the saved position does not match the corpus and its batch shapes."""
+        expected = [self.update, *divmod(self.update, self.batches.per_epoch)]
+        position = [int(self.state.update), *map(int, self.state.position)]
+        if position != expected:
             raise CheckpointError(
-                f"{self.checkpoints.directory / str(self.update)}: is after update, epoch and batch {found}, and "
-                f"{expected} belongs to this corpus and its shapes"
+                f"{self.checkpoints.directory / str(self.update)}: has update, epoch and batch {position}, but this "
+                f"corpus and its batch shapes give {expected}"
             )
 
     def go(self) -> Outcome:
-        """Trains until the end, a stop or a loss that is not finite."""
+        """Trains until the end of the run, a signal, or a loss that is not finite."""
         try:
             with (
                 TrainingProgress(self.console, self.update, self.milestones.total) as progress,
@@ -163,25 +170,30 @@ class _Loop:
             ):
                 self.progress, self.stop = progress, stop
                 if self.update:
-                    progress.say(f"going on after update {self.update:,}")
-                    self._validate_if_due()  # a kill may have come between the checkpoint and this
-                if self._goes_on():
-                    progress.say(
-                        f"validation compiles {self.validation.shapes} shapes of its own, and what translation needs"
-                    )
+                    progress.say(f"resuming after update {self.update:,}")
+                    self._validate_if_due()  # the process may have been killed between checkpoint and validation
+                if self._continues():
+                    progress.say(self._describe_compilation())
                     self._updates()
                 if stop.caught is not None:
                     self._save()
                     self.checkpoints.wait()
-                    progress.say(f"stopped and saved after update {self.update:,}; the same command goes on")
+                    progress.say(f"stopped and saved after update {self.update:,}; run the same command to resume")
                     return Outcome(self.update, self._last_validation(), stop.caught)
                 return Outcome(self.update, self._finish(), None)
         finally:
             self.checkpoints.close()
             self.log.close()
 
-    def _goes_on(self) -> bool:
-        return self.stop.caught is None and self.milestones.goes_on(self.update)
+    def _continues(self) -> bool:
+        return self.stop.caught is None and self.milestones.continues(self.update)
+
+    def _describe_compilation(self) -> str:
+        """One line on what the first validation compiles."""
+        shapes = self.validation.shapes
+        programs = f"{shapes} more batch shape{'s' if shapes > 1 else ''} for the loss"
+        translation = ", and translation" if self.run.loop.translations else ""
+        return f"the first validation compiles {programs}{translation}"
 
     def _updates(self) -> None:
         pending: _Pending | None = None
@@ -199,41 +211,43 @@ class _Loop:
                     if save_due:
                         self._save()
                     self._validate_if_due()
-                    if not self._goes_on():
+                    if not self._continues():
                         return
         finally:
             stream.close()
 
-    def _step(self, padded: Padded) -> Metrics:
+    def _step(self, padded: PaddedBatch) -> Metrics:
         batch = self.placement.split(padded, self.run.model.pad_id, self.run.training.accumulation)
         shape = (*batch.src_tokens.shape, batch.tgt_tokens.shape[1])
-        began, is_new = time.monotonic(), shape not in self.ready
+        start = time.monotonic()
+        is_new = shape not in self.compile_seconds
         with self.stop.during("this update's compilation" if is_new else "this update"):
             self.state, metrics = self.step(self.state, batch)
         self.update += 1
         if is_new:
-            self.ready[shape] = time.monotonic() - began
-            self.progress.compiled(shape, self.ready, len(self.prepared.buckets))
+            self.compile_seconds[shape] = time.monotonic() - start
+            self.progress.compiled(shape, self.compile_seconds, len(self.prepared.buckets))
         return metrics
 
-    def _record(self, done: _Pending) -> None:
-        metrics = done.metrics
-        if (why := explain(self.state, metrics)) is not None:
-            path = self.directory / f"batch-{done.update}.npz"
-            np.savez(path, **done.batch._asdict())
+    def _record(self, pending: _Pending) -> None:
+        metrics = pending.metrics
+        if (reason := explain(self.state, metrics)) is not None:
+            path = self.directory / f"batch-{pending.update}.npz"
+            np.savez(path, **pending.batch._asdict())
             raise RunError(
-                f"update {done.update}: {why.partition(': ')[2]}; its batch is in {path}. Going on meets it again: "
-                "begin anew with a smaller learning_rate, a longer warm-up or clip_norm"
+                f"update {pending.update}: {reason.partition(': ')[2]}; its batch is in {path}. Resuming repeats this "
+                "update: start a new run with a smaller learning_rate, a longer warm-up or clip_norm"
             )
-        epoch, number = divmod(done.update - 1, self.batches.an_epoch)
+        epoch, number = divmod(pending.update - 1, self.batches.per_epoch)
         loss, rate, tokens = float(metrics.loss), float(metrics.learning_rate), int(metrics.tokens)
-        record = {"update": done.update, "epoch": epoch, "batch": number, "loss": loss, "tokens": tokens}
-        record["checksum"] = crc32(done.batch.src_tokens.tobytes() + done.batch.labels.tobytes())  # which pairs it was
+        record = {"update": pending.update, "epoch": epoch, "batch": number, "loss": loss, "tokens": tokens}
+        # Identifies the pairs of the batch.
+        record["checksum"] = crc32(pending.batch.src_tokens.tobytes() + pending.batch.labels.tobytes())
         self.log.write({**record, "gradient_norm": float(metrics.gradient_norm), "learning_rate": rate})
-        self.progress.advance(done.update, loss, rate, tokens)
+        self.progress.advance(pending.update, loss, rate, tokens)
 
     def _save(self) -> None:
-        position = jnp.array(divmod(self.update, self.batches.an_epoch), jnp.int32)
+        position = jnp.array(divmod(self.update, self.batches.per_epoch), jnp.int32)
         self.log.flush()
         self.state = self.state._replace(position=like(position, self.state.position))
         self.checkpoints.save(self.state, self.run, self.prepared.tokenizers)
@@ -243,42 +257,43 @@ class _Loop:
             self._report(self.state, {})
 
     def _report(self, state: TrainState, notes: dict[str, Any]) -> dict[str, Any]:
-        """Measures, writes down and prints."""
-        began = time.monotonic()
+        """Validates a state, writes the record and prints it."""
+        start = time.monotonic()
         self.progress.pause()
         with self.stop.during("this validation"):
-            found = self.validation.measure({**state.buffers, **state.params})
-        self.log.write({"update": self.update, **notes, "validation": found})
-        what = f"average of {', '.join(map(str, notes['averaged']))}" if notes else f"update {self.update:,}"
-        self.progress.validated(what, found, time.monotonic() - began)
-        return found
+            scores = self.validation.measure({**state.buffers, **state.params})
+        self.log.write({"update": self.update, **notes, "validation": scores})
+        label = f"average of {', '.join(map(str, notes['averaged']))}" if notes else f"update {self.update:,}"
+        self.progress.validated(label, scores, time.monotonic() - start)
+        return scores
 
     def _last_validation(self) -> dict[str, Any] | None:
-        found = self.log.validations
-        return dict(found[max(found)]) if found else None
+        validations = self.log.validations
+        return dict(validations[max(validations)]) if validations else None
 
     def _finish(self) -> dict[str, Any] | None:
-        """Averages where the run asks for it, and says where everything is."""
-        found = self._last_validation()
+        """Averages checkpoints if the run sets `average`, and prints where the results are."""
+        scores = self._last_validation()
         self.progress.say(self.milestones.describe_end(self.update))
         self.checkpoints.wait()
         if self.run.loop.average > 1:
-            found = self._average(self.run.loop.average)
+            scores = self._average(self.run.loop.average)
         self.progress.say(f"everything is in {self.directory}")
-        return found
+        return scores
 
     def _average(self, number: int) -> dict[str, Any] | None:
-        """Validates the mean of the last validated checkpoints, and saves it as a checkpoint of its own."""
-        chosen = [u for u in sorted(self.log.validations)[-number:] if u in self.checkpoints.updates]
-        if len(chosen) < number:
-            self.progress.say(f"of {number} checkpoints to average, {len(chosen)} are there")
-        done = [r for r in self.log.records if r.get("averaged")]
-        if done and done[-1]["averaged"] == chosen and (self.directory / AVERAGED / str(self.update)).is_dir():
-            return dict(done[-1]["validation"])
-        shutil.rmtree(self.directory / AVERAGED, ignore_errors=True)  # of others, or without a record
-        saved = Checkpoints(self.directory / AVERAGED)
-        mean = average([self.checkpoints.restore(self.state, update).params for update in chosen])
+        """Validates the mean of the last validated checkpoints and saves it in its own directory."""
+        updates = [u for u in sorted(self.log.validations)[-number:] if u in self.checkpoints.updates]
+        if len(updates) < number:
+            self.progress.say(f"average={number}: only {len(updates)} validated checkpoints exist; averaging these")
+        records = [r for r in self.log.records if r.get("averaged")]
+        if records and records[-1]["averaged"] == updates and (self.directory / AVERAGED / str(self.update)).is_dir():
+            return dict(records[-1]["validation"])
+        # An average of other checkpoints, or one without a record because the process was killed.
+        shutil.rmtree(self.directory / AVERAGED, ignore_errors=True)
+        averaged = Checkpoints(self.directory / AVERAGED)
+        mean = average([self.checkpoints.restore(self.state, update).params for update in updates])
         state = self.state._replace(params=like(mean, self.state.params))
-        saved.save(state, self.run, self.prepared.tokenizers)
-        saved.close()
-        return self._report(state, {"averaged": chosen})
+        averaged.save(state, self.run, self.prepared.tokenizers)
+        averaged.close()
+        return self._report(state, {"averaged": updates})

@@ -1,4 +1,4 @@
-"""Cross entropy with label smoothing, with a gradient of its own: no (B, T, V) array of float32 waits for it.
+"""Cross entropy with label smoothing and a custom gradient, which stores no (B, T, V) array of float32.
 
 Letters: B batch, T target length, V vocabulary.
 """
@@ -18,9 +18,9 @@ from ..formulas.label_smoothing import SMOOTHINGS, Target
 def cross_entropy(
     logits: Float[Array, "B T V"], labels: Int[Array, "B T"], pad_id: int, config: TrainingConfig
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """(sum of -sum_v q(v) log p(v) in nats, number of tokens), padding left out; less q's entropy where q says so.
+    """(sum of -sum_v q(v) log p(v) in nats, number of tokens), without padding.
 
-    p = softmax(logits), q the smoothed label.
+    p = softmax(logits), q the smoothed label. Some smoothings subtract q's entropy from the sum.
 
     A label outside the vocabulary makes the sum NaN.
 
@@ -49,25 +49,26 @@ def _losses(
 def _forward(
     logits: Float[Array, "B T V"], labels: Int[Array, "B T"], pad_id: int, target: Target
 ) -> tuple[Float[Array, "B T"], tuple[Array, ...]]:
-    largest = at_least_float32(logits.max(-1))  # taken off first: what all logits have in common costs no digits then
+    largest = at_least_float32(logits.max(-1))  # subtracted first, for numerical stability
     z = at_least_float32(logits) - largest[..., None]
     normaliser = jnp.log(jnp.exp(z).sum(-1))
-    labels = jnp.where(labels < 0, z.shape[-1], labels)  # outside the vocabulary is NaN; JAX would count from the end
+    # A label outside the vocabulary gives NaN; a negative index would wrap around.
+    labels = jnp.where(labels < 0, z.shape[-1], labels)
     expected = (target.label - target.other) * jnp.take_along_axis(z, labels[..., None], axis=-1)[..., 0]
     # Terms of weight 0 are left out: a logit may be -inf.
     if target.padding != target.other:
         expected += (target.padding - target.other) * z[..., pad_id]
     if target.other:
         expected += target.other * z.sum(-1)
-    # What waits for the gradient is the logits in their own dtype, not the probabilities in float32.
+    # The residuals are the logits in their own dtype, not the probabilities in float32.
     return normaliser - expected - target.entropy, (logits, labels, largest, normaliser)
 
 
 def _backward(
-    pad_id: int, target: Target, saved: tuple[Array, ...], gradient: Float[Array, "B T"]
+    pad_id: int, target: Target, residuals: tuple[Array, ...], gradient: Float[Array, "B T"]
 ) -> tuple[Float[Array, "B T V"], None]:
     """d loss / d z = p - q."""
-    logits, labels, largest, normaliser = saved
+    logits, labels, largest, normaliser = residuals
     p = jnp.exp(at_least_float32(logits) - largest[..., None] - normaliser[..., None])
     token = jnp.arange(logits.shape[-1])
     q = jnp.where(token == pad_id, target.padding, target.other)

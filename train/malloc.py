@@ -1,17 +1,17 @@
-"""Freed memory, kept by the process: XLA on a CPU asks for the same buffers at every step."""
+"""glibc settings that keep freed memory in the process: on a CPU, XLA allocates the same buffers in every step."""
 
 import ctypes
 
-# Options of mallopt in glibc's malloc.h, and what they are set to: memory comes from one heap, which never shrinks.
+# mallopt option -> (its number in glibc's malloc.h, value). Together: one heap, which never shrinks.
 _OPTIONS = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1)}
 
 
 def keep_freed_memory() -> bool:
-    """Lets glibc keep what is freed for the rest of the process: (whether it does).
+    """Makes glibc keep freed memory until the process ends; returns whether it does.
 
-    By itself it returns large buffers at once, and the kernel clears every page of them anew at the next step. What
-    that costs is in docs/performance.md; the process stays as large as it ever was. It has to come before JAX starts
-    its threads: one that has a heap of its own by then goes on returning it.
+    By default glibc returns large buffers to the system, and the kernel clears all their pages again in the next step;
+    docs/performance.md has the cost. The process then stays at its peak size. Call this before JAX starts its threads:
+    a thread that already has its own heap keeps returning memory.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""What is due after an update: checkpoints, validation, the end."""
+"""Which updates have a checkpoint or a validation, and when a run ends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from ..configs.run import LoopConfig
 from .tracking.metrics import best_update
 
-Validations = Mapping[int, Mapping[str, Any]]  # update -> what was measured after it
+Validations = Mapping[int, Mapping[str, Any]]  # update -> metrics measured after it
 
 
 class Milestones:
-    """The plan of a run whose length and validation interval are in updates.
+    """The schedule of a run, whose length and validation interval are numbers of updates.
 
-    `validations` is looked at anew each time: it grows while the run goes on.
+    `validations` is read again on every call because it grows during the run.
     """
 
     def __init__(self, loop: LoopConfig, validations: Validations):
@@ -26,33 +26,33 @@ class Milestones:
         return update % self._validate_every == 0 or update == self.total
 
     def checkpoint_due(self, update: int) -> bool:
-        """Whether they are saved."""
+        """Whether a checkpoint is saved after this update."""
         every = self._loop.checkpoint_every
         return self.validation_due(update) or (bool(every) and update % every == 0)
 
     def best(self, among: Sequence[int] | None = None) -> int | None:
-        """The update with the best validation, of these or of all."""
-        chosen = {u: v for u, v in self._validations.items() if among is None or u in among}
-        return best_update(chosen, self._loop.metric)
+        """The update with the best validation, among these updates or all."""
+        validations = {u: v for u, v in self._validations.items() if among is None or u in among}
+        return best_update(validations, self._loop.metric)
 
-    def kept(self, updates: Sequence[int]) -> set[int]:
-        """Which checkpoints of these updates stay: the last one, those to average, and the best."""
+    def checkpoints_to_keep(self, updates: Sequence[int]) -> set[int]:
+        """The updates whose checkpoints are kept: the last one, those to average, and the best."""
         validated = [u for u in updates if self.validation_due(u)]
         best = self.best(updates)
         return {*updates[-1:], *validated[-self._loop.average :], *([best] if best is not None else [])}
 
-    def goes_on(self, update: int) -> bool:
-        """Whether another update follows: not after the last, nor when patience is exhausted."""
+    def continues(self, update: int) -> bool:
+        """Whether another update follows: False after the last one or when patience is exhausted."""
         return update < self.total and not self._out_of_patience()
 
     def describe_end(self, update: int) -> str:
-        """Why the run ended, in a line."""
-        why = ""
+        """One line on why the run ended."""
+        reason = ""
         if update > self.total:
-            why = f": it has more than the {self.total:,} updates that are asked for"
+            reason = f", more than the {self.total:,} updates of the config"
         elif update < self.total:
-            why = f", {self._loop.patience} validations without a better one"
-        return f"finished after update {update:,}{why}; best after update {self.best()}"
+            reason = f": no better metric in {self._loop.patience} validations"
+        return f"finished after update {update:,}{reason}; best after update {self.best()}"
 
     def _out_of_patience(self) -> bool:
         best = self.best()

@@ -1,6 +1,6 @@
-"""The optimiser: clipping, Adam, weight decay. Moments are optax's; rate and norm the step's, which reports them.
+"""The optimiser: clipping, Adam and weight decay, by optax. The step computes and reports learning rate and norm.
 
-Parameters are arrays by name, as everywhere here.
+Parameters are a mapping from name to array.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -14,12 +14,12 @@ from ..configs.training import TrainingConfig
 
 Params = Mapping[str, Array]
 
-# (norm of all gradients, its bound) -> what the gradients are multiplied with
+# (norm of all gradients, its bound) -> factor of the gradients
 CLIP_RULES: dict[str, Callable[[Array, float], Array]] = {
     "torch": lambda norm, bound: jnp.minimum(1, bound / (norm + 1e-6)),
     "optax": lambda norm, bound: jnp.where(norm < bound, 1, bound / norm),
 }
-# whether the parameter of a name is decayed
+# config.decayed -> (name of a parameter -> whether it is decayed)
 DECAYED: dict[str, Callable[[str], bool]] = {
     "matrices": lambda name: not name.endswith((".scale", ".bias")),
     "all": lambda name: True,
@@ -27,7 +27,7 @@ DECAYED: dict[str, Callable[[str], bool]] = {
 
 
 def clip(gradients: Params, norm: Float[Array, ""], config: TrainingConfig) -> Params:
-    """The gradients, multiplied so that the norm of all of them together is at most `clip_norm`."""
+    """The gradients, scaled so that their global norm is at most `clip_norm`."""
     if config.clip_norm is None:
         return gradients
     factor = CLIP_RULES[config.clip_rule](norm, config.clip_norm)
@@ -35,20 +35,20 @@ def clip(gradients: Params, norm: Float[Array, ""], config: TrainingConfig) -> P
 
 
 def make_optimizer(config: TrainingConfig, without_gradient: Collection[str] = ()) -> optax.GradientTransformation:
-    """Gradients -> the direction that the step multiplies by minus the learning rate.
+    """A transformation of gradients to the direction that the step multiplies by minus the learning rate.
 
-    m / (1 - b1^n) / (sqrt(v / (1 - b2^n)) + eps), with m, v running means of g and g²; adam: g has weight_decay · p
-    added, adamw: the direction has.
+    m / (1 - b1^n) / (sqrt(v / (1 - b2^n)) + eps), with m, v running means of g and g². adam adds weight_decay · p to g,
+    adamw adds it to the direction.
 
-    `without_gradient`: names of parameters that the loss does not reach. Adam leaves them as they are; decay does too
-    where the config says skip.
+    `without_gradient`: names of parameters on which the loss does not depend. Adam does not change them, and with
+    config.without_gradient="skip" neither does weight decay.
 
     Source: Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, algorithm 2; `torch.optim.Adam` and `AdamW`.
     """
-    left_out = set(without_gradient) if config.without_gradient == "skip" else set()
+    undecayed = set(without_gradient) if config.without_gradient == "skip" else set()
 
     def decays(params: Params) -> dict[str, bool]:
-        return {name: DECAYED[config.decayed](name) and name not in left_out for name in params}
+        return {name: DECAYED[config.decayed](name) and name not in undecayed for name in params}
 
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.eps)
     decay = optax.add_decayed_weights(config.weight_decay, decays)

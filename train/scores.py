@@ -1,4 +1,4 @@
-"""How good translations are: sacreBLEU's BLEU, chrF and TER of detokenised text, and exact match, with signatures."""
+"""Scores of translations: BLEU, chrF and TER of detokenised text by sacreBLEU, and exact match, with signatures."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from ..configs.errors import DataError
 
 
 class Score(NamedTuple):
-    """A number and how it was made."""
+    """A score and its signature, which states how it was computed."""
 
     name: str
     value: float
@@ -15,10 +15,10 @@ class Score(NamedTuple):
 
 
 def corpus_scores(translations: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> list[Score]:
-    """BLEU with case and without, chrF and TER of whole texts; exact match, the percentage that is its reference.
+    """Cased and lowercased BLEU, chrF, TER, and exact match: the percentage of translations equal to their reference.
 
     Raises:
-        DataError: there is nothing to score, or sacreBLEU has no such tokenisation.
+        DataError: the lists are empty or differ in length, or sacreBLEU lacks the tokenisation.
     Source: Post 2018, "A Call for Clarity in Reporting BLEU Scores".
     """
     from sacrebleu.metrics.bleu import BLEU
@@ -26,9 +26,11 @@ def corpus_scores(translations: Sequence[str], references: Sequence[str], tokeni
     from sacrebleu.metrics.ter import TER
 
     if not references or len(translations) != len(references):
-        raise DataError(f"{len(translations)} translations and {len(references)} references: a score needs one each")
+        raise DataError(
+            f"{len(translations)} translations and {len(references)} references: must be equally many, and not 0"
+        )
     if tokenize not in BLEU.TOKENIZERS:
-        raise DataError(f"tokenize={tokenize!r}: sacreBLEU has {', '.join(BLEU.TOKENIZERS)}")
+        raise DataError(f"tokenize={tokenize!r}: must be one of {', '.join(BLEU.TOKENIZERS)}")
     try:
         metrics = {
             "BLEU": BLEU(tokenize=tokenize),
@@ -37,8 +39,11 @@ def corpus_scores(translations: Sequence[str], references: Sequence[str], tokeni
             "TER": TER(),
         }
         values = {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
-    except Exception as error:  # some tokenisations need packages or files of their own
-        raise DataError(f"tokenize={tokenize!r}: sacreBLEU cannot: {' '.join(str(error).split())[:200]}") from None
-    found = [Score(name, values[name], str(metric.get_signature())) for name, metric in metrics.items()]
-    equal = sum(ours.split() == theirs.split() for ours, theirs in zip(translations, references, strict=True))
-    return [*found, Score("exact match", 100 * equal / len(references), f"n:{len(references)}|case:mixed|space:no")]
+    except Exception as error:  # some tokenisations need further packages or files
+        raise DataError(f"tokenize={tokenize!r}: sacreBLEU failed: {' '.join(str(error).split())[:200]}") from None
+    scores = [Score(name, values[name], str(metric.get_signature())) for name, metric in metrics.items()]
+    equal = sum(
+        translation.split() == reference.split()
+        for translation, reference in zip(translations, references, strict=True)
+    )
+    return [*scores, Score("exact match", 100 * equal / len(references), f"n:{len(references)}|case:mixed|space:no")]

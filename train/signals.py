@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM ask training to save and end; a second one ends it at once.
+"""Ctrl-C and SIGTERM stop training after it has saved; a second signal ends the process immediately.
 
-Python runs a handler between bytecodes of the main thread, so not while XLA compiles. The interpreter's C handler
-writes the signal's number to a pipe at once, and a thread that waits at its other end answers.
+Python runs a signal handler between bytecodes of the main thread, so never while XLA compiles. The interpreter's C
+handler writes the signal's number to a pipe immediately, and a thread reads it there and prints a message.
 """
 
 import os
@@ -17,9 +17,9 @@ _GRACE = 1.0  # seconds in which the main thread may end by itself after the sec
 
 
 class StopSignals:
-    """While entered, `caught` is the number of the signal that came, or None.
+    """Context manager; inside it, `caught` is the number of the signal that was received, or None.
 
-    `say` prints the answer, `close` restores the terminal before the process ends: both run in a thread of their own.
+    `say` prints a message, `close` restores the terminal before the process ends. Both run in a separate thread.
     """
 
     def __init__(self, say: Callable[[str], None], close: Callable[[], None]) -> None:
@@ -27,7 +27,7 @@ class StopSignals:
         self._work = "this update"
         self._say, self._close = say, close
         self._before: dict[int, Any] = {}
-        self._left = Event()
+        self._exited = Event()
 
     def __enter__(self) -> "StopSignals":
         for number in _SIGNALS:
@@ -40,17 +40,17 @@ class StopSignals:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._left.set()
+        self._exited.set()
         signal.set_wakeup_fd(self._fd_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        os.close(self._writing)  # the watcher reads an end there
+        os.close(self._writing)  # the watcher reads end-of-file
         self._watcher.join()
         os.close(self._reading)
 
     @contextmanager
     def during(self, work: str) -> Iterator[None]:
-        """What the answer to a signal names meanwhile; a stop waits for its end."""
+        """Names the work that the message about a signal mentions; a stop waits until it is finished."""
         before, self._work = self._work, work
         try:
             yield
@@ -63,16 +63,16 @@ class StopSignals:
         self.caught = number
 
     def _watch(self) -> None:
-        """Answer the first signal, and end the process at the second, where the main thread does not do so itself."""
+        """Prints a message at the first signal; ends the process at the second if the main thread has not ended."""
         count = 0
-        while written := os.read(self._reading, 1):
-            number = written[0]
+        while data := os.read(self._reading, 1):
+            number = data[0]
             if number not in _SIGNALS:
                 continue
             count += 1
             if count == 1:
-                self._say(f"stopping after {self._work}; once more ends now")
-            elif not self._left.wait(_GRACE):
+                self._say(f"stopping after {self._work}; a second signal ends the process now")
+            elif not self._exited.wait(_GRACE):
                 self._close()
-                self._say("ended; the same command goes on after the last checkpoint")
-                os._exit(128 + number)  # as after a SIGKILL, every listed checkpoint is whole
+                self._say("ended; run the same command to resume after the last checkpoint")
+                os._exit(128 + number)  # as after SIGKILL, every listed checkpoint is complete

@@ -1,4 +1,4 @@
-"""One training step: a pure function of (state, batch), jitted once, its state donated.
+"""One training step: a jitted pure function of (state, batch); the input state is donated.
 
 Letters: B sentences in the whole batch, S source length, T target length.
 """
@@ -28,57 +28,57 @@ Arrays = Mapping[str, Array]
 
 
 class Batch(NamedTuple):
-    """Sentence pairs. The decoder reads `tgt_tokens` and is asked for `labels`, which are shifted by one."""
+    """Sentence pairs. The decoder reads `tgt_tokens` and predicts `labels`, the same tokens shifted by one."""
 
     src_tokens: Int[Array, "B S"]
     tgt_tokens: Int[Array, "B T"]
     labels: Int[Array, "B T"]
-    rows: Int[Array, " B"]  # of the sentences in the whole batch, wherever this part of it is computed
+    rows: Int[Array, " B"]  # positions of the sentences in the whole batch; dropout depends on them
 
 
 class TrainState(NamedTuple):
-    """All that training goes on from: with the same batches, equal states give equal updates."""
+    """The complete training state: equal states and equal batches give equal updates."""
 
     params: Arrays
     buffers: Arrays  # fixed tables
     optimizer: optax.OptState
-    update: Int[Array, ""]  # updates made
+    update: Int[Array, ""]  # number of updates applied
     seed: UInt[Array, ""]  # of dropout
-    position: Int[Array, "2"]  # in the data: epoch, batch; the data reader advances it
+    position: Int[Array, "2"]  # in the data: epoch, batch; set when a checkpoint is saved
 
 
 class Metrics(NamedTuple):
-    """What a step tells; arrays on the device, so that asking for them is what waits."""
+    """What a step reports. The arrays stay on the device: reading one waits for the step."""
 
     loss: Float[Array, ""]  # nats per token
     tokens: Int[Array, ""]  # labels that are not padding
     gradient_norm: Float[Array, ""]  # before clipping
     learning_rate: Float[Array, ""]
-    applied: Bool[Array, ""]  # False: the state is what it was
+    applied: Bool[Array, ""]  # False: the state is unchanged
     update: Int[Array, ""]  # number of the update, from 0
-    nonfinite: Bool[Array, " P"]  # for each parameter, sorted by name, whether its gradient's norm is
+    nonfinite: Bool[Array, " P"]  # per parameter, sorted by name: whether its gradient norm is NaN or infinite
 
 
 def init_state(model: Transformer, config: TrainingConfig) -> TrainState:
-    """The state before the first update. It takes the model's arrays over: the first step gives their memory away."""
+    """The state before the first update. It holds the model's own arrays, which the first step donates."""
     params, buffers = named_arrays(model, nnx.Param), named_arrays(model, Buffer)
     optimizer = make_optimizer(config, without_gradient(model.config)).init(params)
-    zero, seed = jnp.zeros((), jnp.int32), jnp.uint32(config.seed)
-    return TrainState(params, buffers, optimizer, zero, seed, jnp.zeros(2, jnp.int32))
+    update = jnp.zeros((), jnp.int32)
+    return TrainState(params, buffers, optimizer, update, jnp.uint32(config.seed), jnp.zeros(2, jnp.int32))
 
 
 def make_train_step(
     model_config: TransformerConfig, config: TrainingConfig
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted step of a model and a way to train it; compiled once for every shape of batch.
+    """The jitted step of a model and a training config; compiled once per batch shape.
 
-    p <- p - rate · direction(clip(g)), where g is the gradient of (sum of losses) / (number of tokens), or what
-    `reduction` has instead. A batch without tokens, or with a loss or gradient that is not finite, changes nothing:
-    `explain` says so.
+    p <- p - rate · direction(clip(g)), where g is the gradient of (sum of losses) / (number of tokens), unless
+    `reduction` sets another denominator. If the batch has no tokens, or if the loss or the gradient norm is not finite,
+    the step changes nothing; `explain` returns the reason.
 
     Raises:
         ConfigError: the model's parameters are float16.
-        ValueError: when it is called on a batch that `accumulation` does not divide, or whose arrays do not fit.
+        ValueError: on a call: `accumulation` does not divide the batch, or its arrays differ in length.
     """
     check_trainable(model_config)
     optimizer = make_optimizer(config, without_gradient(model_config))
@@ -96,13 +96,13 @@ def make_train_step(
         loss = total / jnp.maximum(tokens, 1)
         applied = (tokens > 0) & jnp.isfinite(norm) & jnp.isfinite(loss)
         keep = partial(jax.tree.map, lambda new, old: jnp.where(applied, new, old))
-        after = state._replace(
+        new_state = state._replace(
             params=keep(params, dict(state.params)),
             optimizer=keep(moments, state.optimizer),
             update=state.update + applied,
         )
         nonfinite = ~jnp.isfinite(jnp.stack(list(squares.values())))
-        return after, Metrics(loss, tokens, norm, rate, applied, state.update, nonfinite)
+        return new_state, Metrics(loss, tokens, norm, rate, applied, state.update, nonfinite)
 
     return jax.jit(step, donate_argnums=0)
 
@@ -110,7 +110,7 @@ def make_train_step(
 def _accumulate(
     state: TrainState, batch: Batch, model_config: TransformerConfig, config: TrainingConfig
 ) -> tuple[Float[Array, ""], Int[Array, ""], Arrays]:
-    """(sum of losses, tokens, gradient of the sum) of the batch, computed in `accumulation` parts in turn."""
+    """(sum of losses, tokens, gradient of the sum) of the batch, computed in `accumulation` parts one after another."""
 
     def loss(params: Arrays, part: Batch) -> tuple[Array, Array]:
         model = Transformer.from_arrays(model_config, {**state.buffers, **params})
@@ -122,7 +122,8 @@ def _accumulate(
         (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, part)
         return total, tokens, _per_token(gradients, tokens) if config.reduction == "parts" else gradients
 
-    sentences, parts = len(batch.labels), config.accumulation
+    sentences = len(batch.labels)
+    parts = config.accumulation
     for name, array in batch._asdict().items():
         if len(array) != sentences:
             raise ValueError(f"{name}: must have {sentences} rows, as labels, not {len(array)}")
@@ -130,7 +131,7 @@ def _accumulate(
         raise ValueError(f"accumulation={parts}: does not divide the batch of {sentences} sentences")
     if parts == 1:
         return compute(batch)
-    # A part is every n-th sentence: where the batch is spread over devices, each has its share of every part.
+    # A part is every n-th sentence, so that each device holds an equal share of every part.
     stacked = jax.tree.map(lambda a: a.reshape(sentences // parts, parts, *a.shape[1:]).swapaxes(0, 1), batch)
     zero = jnp.zeros((), jnp.promote_types(model_config.compute_dtype, jnp.float32))
     zeros = zero, jnp.zeros((), int), jax.tree.map(jnp.zeros_like, dict(state.params))
@@ -143,8 +144,8 @@ def _per_token(gradients: Arrays, tokens: Int[Array, ""]) -> Arrays:
 
 
 def explain(state: TrainState, metrics: Metrics) -> str | None:
-    """Why a step changed nothing, in one line; None where it did. Waits for the step."""
+    """One line on why a step changed nothing; None if the update was applied. Waits for the step."""
     if metrics.applied:
         return None
-    names = [name for name, is_bad in zip(sorted(state.params), metrics.nonfinite, strict=True) if is_bad]
+    names = [name for name, nonfinite in zip(sorted(state.params), metrics.nonfinite, strict=True) if nonfinite]
     return describe_refusal(int(metrics.update), int(metrics.tokens), float(metrics.loss), names)

@@ -1,4 +1,4 @@
-"""A trained model with its tokenizers: text in, text out, in either framework."""
+"""A trained model with its tokenizers: translates and scores text in either framework."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,71 +28,72 @@ if TYPE_CHECKING:
     from .. import torch_reference
 
 Framework = Literal["flax", "torch"]
-_BLOCK = 32  # sentences that are decoded at once
-_MULTIPLE = 8  # of which lengths of sources are in a search: each is compiled
+_BLOCK = 32  # sentences per decoding batch
+_MULTIPLE = 8  # source lengths are padded to multiples of it, because each length is compiled
 
 
 class Hypothesis(NamedTuple):
     """A translation of a sentence."""
 
     text: str
-    score: float  # sum of log-probabilities in nats, over the penalty of the length
-    tokens: tuple[int, ...]  # ids without the end
+    score: float  # sum of log-probabilities in nats, divided by the length penalty
+    tokens: tuple[int, ...]  # ids without EOS
 
 
 class Attention(NamedTuple):
-    """Where a translation looks: weights of the last decoder layer, mean of its heads."""
+    """Cross-attention weights of a translation: last decoder layer, mean of its heads."""
 
     weights: np.ndarray  # (T, S)
-    targets: list[str]  # tokens, the end last
+    targets: list[str]  # tokens, EOS last
     sources: list[str]
 
 
 class Translator:
-    """A checkpoint and how text becomes its ids.
+    """A checkpoint whose model translates and scores text.
 
     Raises:
-        CheckpointError: when text is given and there is no tokenizer, or the model does not say how a target starts.
+        CheckpointError: on a call with text: the checkpoint has no tokenizer, or no start token for the decoder.
     """
 
     def __init__(self, checkpoint: Checkpoint, name: str = "the checkpoint", base: "Translator | None" = None):
         self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
-        self._base = base  # whose tokenizers and arrays it shares
+        self._base = base  # shares its tokenizers and arrays
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """Those of both sides.
+        """The tokenizers of source and target.
 
         Raises:
-            CheckpointError: there are none, or twinax cannot read the files that are there.
-            DataError: a file is damaged, or has tokens that the model lacks.
+            CheckpointError: the checkpoint has no tokenizer, or none that twinax can read.
+            DataError: a file is damaged, or has tokens beyond the model's vocabulary.
         """
         if self._base is not None:
             return self._base.tokenizers
-        found = Tokenizers.of_files(self.checkpoint.files, TokenizerConfig(), self.name)
-        if found is None:
-            carried = ", ".join(sorted({Path(name).name for name in self.checkpoint.files}))
-            unread = f"no {FILE}, and {carried} cannot be used yet" if carried else f"no {FILE} or other file of one"
+        tokenizers = Tokenizers.of_files(self.checkpoint.files, TokenizerConfig(), self.name)
+        if tokenizers is None:
+            names = ", ".join(sorted({Path(name).name for name in self.checkpoint.files}))
+            reason = f"no {FILE}; {names} cannot be used" if names else f"no {FILE}"
             raise CheckpointError(
-                f"{self.name}: has no tokenizer that can be read ({unread}); `twinax convert` with --tokenizer adds one"
+                f"{self.name}: has no readable tokenizer ({reason}); `twinax convert` with --tokenizer adds one"
             )
-        for side, tokenizer in zip(("src", "tgt"), found, strict=True):
+        for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
             self._check_vocabulary(side, tokenizer)
-        return found
+        return tokenizers
 
     def _check_vocabulary(self, side: str, tokenizer: Tokenizer) -> None:
-        """Raises: DataError where text could get an id that the model lacks.
+        """Raises: DataError if text could be encoded to ids beyond the model's vocabulary.
 
-        Special tokens may lie beyond the model's vocabulary, as <mask> does in some BART models: text seldom has them.
+        Special tokens may lie beyond it, as <mask> does in some BART models, because text rarely contains them.
         """
         size, fast = getattr(self.config, f"{side}_vocab_size"), tokenizer.fast
         special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
-        beyond = [(i, token) for token, i in fast.get_vocab().items() if i >= size and token not in special]
-        if beyond:
-            number, token = min(beyond)
+        excess_tokens = [(i, token) for token, i in fast.get_vocab().items() if i >= size and token not in special]
+        if excess_tokens:
+            number, token = min(excess_tokens)
             raise DataError(
-                f"{self.name}: the {side} tokenizer has {len(beyond):,} tokens beyond the model's {size:,} (the first, "
-                f"{token!r}, is {number}): it belongs to another model; `twinax convert` with --tokenizer replaces it"
+                f"{self.name}: the {side} tokenizer has {len(excess_tokens):,} tokens beyond the model's {size:,} (the "
+                f"first: {token!r}, id {number}): it belongs to another model; `twinax convert` with --tokenizer "
+                "replaces it"
             )
 
     @cached_property
@@ -112,24 +113,24 @@ class Translator:
     def with_forced_bos(self, token: str | int) -> "Translator":
         """The same model with another `forced_bos_id`, by token or id: the first token of every translation.
 
-        In M2M100, NLLB and mBART-50 it names the target language. Tokenizers and arrays are shared.
+        In M2M100, NLLB and mBART-50 it selects the target language. Tokenizers and arrays are shared.
 
         Raises:
-            CheckpointError, DataError: as `tokenizers`; or there is no such token.
+            CheckpointError, DataError: as `tokenizers`; or the token does not exist.
         """
         number = self.tokenizers.tgt.fast.token_to_id(token) if isinstance(token, str) else token
         if number is None:
-            near = get_close_matches(str(token), self.tokenizers.tgt.fast.get_vocab(), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            suggestions = get_close_matches(str(token), self.tokenizers.tgt.fast.get_vocab(), 1)
+            hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
             raise DataError(f"forced_bos={token!r}: the target tokenizer has no such token{hint}")
         if not 0 <= number < self.config.tgt_vocab_size:
-            raise DataError(f"forced_bos={token!r}: ids of target tokens are 0 to {self.config.tgt_vocab_size - 1}")
+            raise DataError(f"forced_bos={token!r}: must be 0 to {self.config.tgt_vocab_size - 1}")
         config = self.config.replace(forced_bos_id=number)
         return Translator(replace(self.checkpoint, config=config), self.name, base=self)
 
     @property
     def lacks_language(self) -> bool:
-        """Whether the first target token of its family names the language, and neither that nor the start is set."""
+        """Whether the model needs a target language token and the checkpoint sets none."""
         config, layout = self.config, self.checkpoint.layout
         multilingual = layout is not None and family(layout).multilingual
         return multilingual and config.forced_bos_id is None and config.decoder_start_id == config.eos_id
@@ -142,41 +143,45 @@ class Translator:
         forced_bos: str | int | None = None,
         **decoding: Any,
     ) -> list[str]:
-        """The best translation of each text; an empty text's is empty.
+        """The best translation of each text; empty for an empty text.
 
         `forced_bos`: as `with_forced_bos`; `decoding`: fields of `DecodingConfig`.
         """
         if forced_bos is not None:
             return self.with_forced_bos(forced_bos).translate(texts, framework=framework, **decoding)
-        found = self.hypotheses(texts, DecodingConfig(**decoding), framework)
-        return [hypotheses[0].text if hypotheses else "" for hypotheses in found]
+        results = self.hypotheses(texts, DecodingConfig(**decoding), framework)
+        return [hypotheses[0].text if hypotheses else "" for hypotheses in results]
 
     def hypotheses(
         self,
         texts: Sequence[str],
         decoding: DecodingConfig,
         framework: Framework = "flax",
-        progress: Callable[[int], None] = lambda done: None,
+        progress: Callable[[int], None] = lambda count: None,
     ) -> list[list[Hypothesis]]:
-        """The `n_best` translations of each text, best first; none of an empty text.
+        """The `n_best` translations of each text, best first; an empty list for an empty text.
 
-        A text of more than `max_length` tokens is cut there; `too_long` says which.
+        Texts are truncated to the model's `max_length` tokens; `too_long` lists them.
         """
-        ids, found = self.source_ids(texts), [[] for _ in texts]
-        todo, done = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i])), 0
-        for rows, src in self._blocks(ids, todo):
-            decoded = self._generate(framework)(self._lengthened(src), decoding)
+        ids = self.source_ids(texts)
+        results = [[] for _ in texts]
+        order = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i]))
+        count = 0
+        progress(count)
+        for rows, src in self._blocks(ids, order):
+            decoded = self._generate(framework)(self._pad_length(src), decoding)
             for i, tokens, scores in zip(rows, decoded.sentences(), decoded.scores, strict=False):
-                texts_of = self.tokenizers.tgt.decode(tokens)
-                found[i] = [
-                    Hypothesis(text, float(s), tuple(t)) for text, s, t in zip(texts_of, scores, tokens, strict=False)
+                decoded_texts = self.tokenizers.tgt.decode(tokens)
+                results[i] = [
+                    Hypothesis(text, float(s), tuple(t))
+                    for text, s, t in zip(decoded_texts, scores, tokens, strict=False)
                 ]
-            done += len(rows)
-            progress(done)
-        return found
+            count += len(rows)
+            progress(count)
+        return results
 
     def too_long(self, texts: Sequence[str]) -> list[int]:
-        """Which texts have more tokens than the model takes."""
+        """Indices of the texts with more tokens than the model's `max_length`."""
         ids = self.tokenizers.src.encode_sources(texts)
         return [i for i, sentence in enumerate(ids) if len(sentence) > self.config.max_length]
 
@@ -184,61 +189,63 @@ class Translator:
         """log p(target | source) in nats of each pair.
 
         Raises:
-            DataError: a source is empty, or a side is longer than the model takes.
+            DataError: a source is empty, or a side is longer than the model's `max_length`.
         """
         src, tgt = self.source_ids(sources), self.target_ids(targets)
-        too_long = {*self.too_long(sources), *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
+        long_pairs = {*self.too_long(sources), *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
         for i, ids in enumerate(src):
             if not ids:
                 raise DataError(f"pair {i + 1}: the source {sources[i]!r} has no token")
-            if i in too_long:
-                raise DataError(f"pair {i + 1}: has a side of more than {self.config.max_length} tokens")
-        found = [0.0] * len(src)
+            if i in long_pairs:
+                raise DataError(f"pair {i + 1}: a side has more than {self.config.max_length} tokens")
+        scores = [0.0] * len(src)
         order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
-        for rows, padded in self._blocks(src, order):
-            wanted = pad([tgt[i] for i in _filled(rows, len(padded))], self.config.pad_id)
-            for i, value in zip(rows, self._score(framework)(padded, wanted).totals, strict=False):
-                found[i] = float(value)
-        return found
+        for rows, padded_sources in self._blocks(src, order):
+            padded_targets = pad([tgt[i] for i in _fill_block(rows, len(padded_sources))], self.config.pad_id)
+            for i, value in zip(rows, self._score(framework)(padded_sources, padded_targets).totals, strict=False):
+                scores[i] = float(value)
+        return scores
 
     def attention(self, source: str, target: str) -> Attention:
-        """Where the model looks while it says `target`."""
+        """The attention weights of a translation `target` of `source`."""
         src, tgt = self.source_ids([source])[0], self.target_ids([target])[0]
         maps = attention_maps(self.flax, np.array([src]), np.array([tgt]))
         return Attention(maps.cross[0, -1].mean(0), self.tokenizers.tgt.show(tgt), self.tokenizers.src.show(src))
 
     def source_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, cut to what the model takes; none of an empty text.
+        """Ids of each text, truncated to the model's `max_length`; an empty list for an empty text.
 
         Raises:
-            CheckpointError, DataError: as `tokenizers`; or a text has a special token that the model lacks.
+            CheckpointError, DataError: as `tokenizers`; or a text has a token beyond the model's vocabulary.
         """
         tokenizer = self.tokenizers.src
-        found = tokenizer.encode_sources(texts, self.config.max_length)
-        self._check_ids("src", tokenizer, texts, found)
-        return [ids if len(ids) > tokenizer.added else [] for ids in found]
+        sentences = tokenizer.encode_sources(texts, self.config.max_length)
+        self._check_ids("src", tokenizer, texts, sentences)
+        return [ids if len(ids) > tokenizer.added else [] for ids in sentences]
 
     def target_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text with the end. Raises: CheckpointError, DataError, as `source_ids`."""
-        found = self.tokenizers.tgt.encode(texts)
-        self._check_ids("tgt", self.tokenizers.tgt, texts, found)
-        return [[*ids, self.config.eos_id] for ids in found]
+        """Ids of each text, EOS last. Raises: CheckpointError, DataError, as `source_ids`."""
+        sentences = self.tokenizers.tgt.encode(texts)
+        self._check_ids("tgt", self.tokenizers.tgt, texts, sentences)
+        return [[*ids, self.config.eos_id] for ids in sentences]
 
     def _check_ids(self, side: str, tokenizer: Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
         size = getattr(self.config, f"{side}_vocab_size")
         for text, sentence in zip(texts, ids, strict=True):
-            if (beyond := next((i for i in sentence if i >= size), None)) is not None:
-                token = tokenizer.fast.id_to_token(beyond)
-                raise DataError(f"{self.name}: has no token {token!r} ({beyond} of {size:,}), as in {text[:100]!r}")
+            if (excess_id := next((i for i in sentence if i >= size), None)) is not None:
+                token = tokenizer.fast.id_to_token(excess_id)
+                raise DataError(
+                    f"{self.name}: has no token {token!r} (id {excess_id}, {size:,} tokens), as in {text[:100]!r}"
+                )
 
     def _blocks(self, ids: Sequence[list[int]], order: Sequence[int]) -> Iterator[tuple[Sequence[int], np.ndarray]]:
-        """(numbers of sentences, their ids): blocks of few sizes, for each is compiled; the last is filled up."""
+        """(indices of sentences, their ids) in blocks of one size; the last block is filled with copies."""
         size = min(_BLOCK, 1 << max(len(order) - 1, 0).bit_length())
         for start in range(0, len(order), size):
             rows = order[start : start + size]
-            yield rows, pad([ids[i] for i in _filled(rows, size)], self.config.pad_id)
+            yield rows, pad([ids[i] for i in _fill_block(rows, size)], self.config.pad_id)
 
-    def _lengthened(self, src: np.ndarray) -> np.ndarray:
+    def _pad_length(self, src: np.ndarray) -> np.ndarray:
         return pad(src, self.config.pad_id, round_up(src.shape[1], _MULTIPLE, self.config.max_length))
 
     def _generate(self, framework: Framework) -> Callable[..., Any]:
@@ -257,7 +264,7 @@ class Translator:
 
 
 def load(path: str | PathLike[str]) -> Translator:
-    """A trained model: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
+    """Loads a trained model: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
 
     Raises:
         CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
@@ -265,7 +272,7 @@ def load(path: str | PathLike[str]) -> Translator:
     return Translator(load_checkpoint(path), str(path))
 
 
-def _filled(rows: Sequence[int], size: int) -> list[int]:
+def _fill_block(rows: Sequence[int], size: int) -> list[int]:
     return [*rows, *[rows[-1]] * (size - len(rows))]
 
 

@@ -1,4 +1,4 @@
-"""Weights to start from: those of any checkpoint that can be read."""
+"""Initial weights of a run from any checkpoint that twinax can read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,61 +21,63 @@ from .data.tokenization import FILE
 
 
 @dataclass(frozen=True)
-class Initial:
-    """A trained model and its tokenizers, where they come with it."""
+class InitialWeights:
+    """A trained model, and its tokenizers if the checkpoint has them."""
 
     config: TransformerConfig
     arrays: Mapping[str, Any]
     tokenizers: Tokenizers | None
-    assumed: str | None = None  # what was assumed of a published system's file, in a line
+    assumed: str | None = None  # one line on what was assumed about a published system's file
 
     def check(self, model: TransformerConfig) -> None:
-        """Raises: CheckpointError where the arrays are not those of a model, whose vocabularies are theirs."""
+        """Raises: CheckpointError if the arrays do not fit the model, vocabulary sizes aside."""
         fitted = model.replace(**{name: getattr(self.config, name) for name in FROM_TOKENIZERS})
-        needed = {name: spec.shape for name, spec in flax_specs(fitted).items()}
-        given = {name: tuple(array.shape) for name, array in self.arrays.items()}
-        if wrong := [name for name in sorted({*needed, *given}) if needed.get(name) != given.get(name)]:
+        expected_shapes = {name: spec.shape for name, spec in flax_specs(fitted).items()}
+        shapes = {name: tuple(array.shape) for name, array in self.arrays.items()}
+        if mismatches := [
+            name for name in sorted({*expected_shapes, *shapes}) if expected_shapes.get(name) != shapes.get(name)
+        ]:
             raise CheckpointError(
-                f"init_from: {len(wrong)} arrays do not fit the model, as {wrong[0]}: it is "
-                f"{given.get(wrong[0], 'missing')} and should be {needed.get(wrong[0], 'absent')}; leave the sizes of "
-                "the model as they were"
+                f"init_from: {len(mismatches)} arrays do not fit the model; {mismatches[0]} is "
+                f"{shapes.get(mismatches[0], 'missing')} but should be {expected_shapes.get(mismatches[0], 'absent')}: "
+                "do not change the model's sizes"
             )
 
     def model(self, config: TransformerConfig) -> Transformer:
-        """The model with these weights, in the dtype that `config` has."""
+        """The model with these weights in the dtype of `config`."""
         return Transformer.from_arrays(
             config, {name: jnp.asarray(array, config.param_dtype) for name, array in self.arrays.items()}
         )
 
 
-def read_initial(run: RunConfig) -> Initial | None:
-    """What `init_from` names, or None where it names nothing.
+def read_initial_weights(run: RunConfig) -> InitialWeights | None:
+    """The weights that `init_from` names, or None if it is not set.
 
     Raises:
-        CheckpointError, ConversionError: there is none, it cannot be read, or it does not fit the run's model.
+        CheckpointError, ConversionError: the checkpoint is missing, cannot be read, or does not fit the run's model.
         DataError: its tokenizer cannot be used.
     """
     if run.init_from is None:
         return None
-    found = _read(Path(run.init_from), run)
-    found.check(run.model)
-    return found
+    weights = _read_weights(Path(run.init_from), run)
+    weights.check(run.model)
+    return weights
 
 
-def _read(path: Path, run: RunConfig) -> Initial:
+def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     checkpoint = load(_existing(path))
     tokenizers = Tokenizers.of_files(checkpoint.files, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:
-        raise CheckpointError(f"{path}: has no {FILE}; name its tokenizer by the setting load of tokenizer")
+        raise CheckpointError(f"{path}: has no {FILE}; pass its tokenizer by --tokenizer.load")
     assumed = describe_assumed(str(path), checkpoint) if checkpoint.assumed else None
-    return Initial(checkpoint.config, checkpoint.arrays, tokenizers, assumed)
+    return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, assumed)
 
 
 def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:
-    """What describes weights to start from: their model, and their tokenizers where these are ours.
+    """The model config of initial weights, and the tokenizer config if twinax trained them.
 
     Raises:
-        CheckpointError, ConversionError: there are none.
+        CheckpointError, ConversionError: there is no checkpoint, or it cannot be read.
     """
     if is_run_or_checkpoint(path) and (folder_of(path) / "run" / CONFIG).is_file():
         run = read_run(folder_of(path) / "run")
@@ -85,5 +87,5 @@ def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise CheckpointError(f"{path}: there is no such file or directory to start from")
+        raise CheckpointError(f"{path}: there is no such file or directory for the initial weights")
     return path

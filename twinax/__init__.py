@@ -1,6 +1,6 @@
 """Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal.
 
-Sub-packages load when they are first used: `import twinax` brings in neither jax nor torch.
+Subpackages are loaded on first use: `import twinax` imports neither jax nor torch.
 """
 
 import importlib
@@ -14,7 +14,7 @@ _SUBPACKAGES = (
     *("audit", "configs", "convert", "flax_transformer", "formulas", "parity", "presets", "published"),
     *("torch_reference", "train"),
 )
-# What the configs and `convert` find by name, and import when it is asked for.
+# Objects that the configs and `convert` look up by name and import on use.
 registry.PRESETS.register("twinax.presets.models:PRESETS")
 registry.PUBLISHED.register("twinax.published.registry:RECIPES")
 registry.PUBLISHED_LAYOUTS.register("twinax.published.registry:LAYOUTS")

@@ -1,4 +1,4 @@
-"""Pictures of attention: which source token stands behind which target token.
+"""Plots of attention weights between target and source tokens.
 
 Letters: T target tokens (rows), S source tokens (columns), N heads.
 """
@@ -25,20 +25,20 @@ def attention_plot(
     *,
     titles: Sequence[str] | None = None,
 ) -> "Figure":
-    """Attention weights (T, S), or (N, T, S) side by side, with the tokens on the axes; written to `path` as a picture.
+    """Attention weights (T, S), or (N, T, S) side by side, with the tokens on the axes; saved to `path`.
 
-    Dark is the largest weight of each panel. `titles`, one a panel; else the heads are numbered.
+    The largest weight of each panel is the darkest. `titles`: one per panel; by default heads are numbered.
 
     Raises:
-        ValueError: weights, tokens and titles do not fit.
+        ValueError: the shapes of weights, tokens and titles do not match.
     """
     from matplotlib.figure import Figure
 
-    panels = _checked(weights, targets, sources)
+    panels = _as_panels(weights, targets, sources)
     if titles is None:
         titles = [f"head {i}" for i in range(len(panels))] if len(panels) > 1 else [""]
     if len(titles) != len(panels):
-        raise ValueError(f"titles: must be {len(panels)}, one a panel, not {len(titles)}")
+        raise ValueError(f"titles: must have one title per panel, {len(panels)}, not {len(titles)}")
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
     width, height = 1.2 + 0.28 * len(sources), 1.2 + 0.28 * len(targets)  # inches: a token takes 0.28
@@ -46,26 +46,26 @@ def attention_plot(
     for i, (panel, title) in enumerate(zip(panels, titles, strict=True)):
         axes = figure.add_subplot(rows, columns, i + 1)
         axes.imshow(panel, cmap="Greys", vmin=0, aspect="auto")
-        # Tokens are text, not formulas: a dollar sign is one.
+        # Tokens may contain dollar signs, which are not formulas.
         axes.set_xticks(range(len(sources)), list(sources), rotation=90, parse_math=False, fontsize=9)
         axes.set_yticks(range(len(targets)), list(targets), parse_math=False, fontsize=9)
         axes.set_title(title, fontsize=10, parse_math=False)
-        axes.set_xlabel("looked at", fontsize=8)
-        axes.set_ylabel("chosen", fontsize=8)
+        axes.set_xlabel("source", fontsize=8)
+        axes.set_ylabel("target", fontsize=8)
     if path is not None:
         figure.savefig(path, dpi=120)
     return figure
 
 
 def attention_blocks(weights: np.ndarray, targets: Sequence[str], sources: Sequence[str]) -> str:
-    """Attention weights (T, S) as text for a terminal, a line a target token; full blocks are the largest weight.
+    """Attention weights (T, S) as text for a terminal, one line per target token; full blocks are the largest weight.
 
     Raises:
-        ValueError: weights and tokens do not fit.
+        ValueError: the shapes of weights and tokens do not match.
     """
     if np.ndim(weights) != 2:
-        raise ValueError(f"weights: must be of one head, (target, source), not of shape {list(np.shape(weights))}")
-    panel = _checked(weights, targets, sources)[0]
+        raise ValueError(f"weights: must have shape (target, source), not {list(np.shape(weights))}")
+    panel = _as_panels(weights, targets, sources)[0]
     margin = max(cell_len(token) for token in targets)
     names = [token if len(token) <= _LONGEST else token[: _LONGEST - 1] + "…" for token in sources]
     lines = []
@@ -79,12 +79,12 @@ def attention_blocks(weights: np.ndarray, targets: Sequence[str], sources: Seque
     return "\n".join(lines)
 
 
-def _checked(weights: np.ndarray, targets: Sequence[str], sources: Sequence[str]) -> np.ndarray:
+def _as_panels(weights: np.ndarray, targets: Sequence[str], sources: Sequence[str]) -> np.ndarray:
     """The weights as (N, T, S)."""
     weights = np.asarray(weights, np.float64)
     if weights.ndim not in (2, 3) or weights.shape[-2:] != (len(targets), len(sources)) or not weights.size:
         raise ValueError(
-            f"weights: must be of shape (target, source) or (head, target, source) with {len(targets)} target and "
+            f"weights: must have shape (target, source) or (head, target, source) with {len(targets)} target and "
             f"{len(sources)} source tokens, not {list(weights.shape)}"
         )
     return weights.reshape(-1, len(targets), len(sources))

@@ -1,4 +1,4 @@
-"""`twinax audit`: what is wrong with a model."""
+"""`twinax audit`: finds mistakes in a model."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from twinax.convert import load
 from twinax.convert.files import read_json
 from twinax.presets.models import PRESETS
 from twinax.published.registry import SYSTEMS
-from twinax.train.tracking.progress import counted
+from twinax.train.tracking.progress import progress_bar
 
 from .usage import UsageError, check_folder, report_assumed
 
@@ -25,20 +25,20 @@ REPAIRED = "repaired"
 class _Model:
     config: TransformerConfig
     training: TrainingConfig | None = None
-    arrays: Any = None  # None: random ones
+    arrays: Any = None  # None: random weights
 
 
 def examine(model: str, seed: int, json_file: str | None) -> bool:
-    """Prints the audit; True where nothing is wrong."""
+    """Prints the audit; returns whether the model has no mistake."""
     check_folder(json_file)
-    found = _find(model)
-    with counted() as progress:
+    subject = _load(model)
+    with progress_bar() as progress:
         try:
             audit = audit_config(
-                found.config,
+                subject.config,
                 name=model,
-                arrays=found.arrays,
-                training=found.training,
+                arrays=subject.arrays,
+                training=subject.training,
                 seed=seed,
                 progress=progress,
             )
@@ -47,19 +47,19 @@ def examine(model: str, seed: int, json_file: str | None) -> bool:
     console = Console()
     for table in audit.tables():
         console.print(table)
-    for answer in audit.found:
+    for answer in audit.findings:
         console.print(f"{answer.question} No. {answer.breaks}", markup=False, highlight=False, style="red")
     if audit.dtype_line:
         console.print(audit.dtype_line, markup=False, highlight=False, style="dim")
-    if found.arrays is None:
-        console.print("weights: random ones, for a config has none", style="dim")
+    if subject.arrays is None:
+        console.print("weights: random, because a config has none", style="dim")
     if json_file is not None:
         Path(json_file).write_text(json.dumps(audit.document(), indent=2) + "\n", encoding="utf-8")
     return audit.ok
 
 
-def _find(model: str) -> _Model:
-    """A preset, a published system, a config in a JSON file, or a checkpoint."""
+def _load(model: str) -> _Model:
+    """Loads a preset, a published system, a config from a JSON file, or a checkpoint."""
     name, _, variant = model.partition(":")
     if model in PRESETS:
         return _Model(TransformerConfig.preset(model))
@@ -69,7 +69,7 @@ def _find(model: str) -> _Model:
         return _Model(config, TrainingConfig.published(name, as_published=as_published))
     if Path(model).is_file() and Path(model).suffix == ".json":
         values = read_json(Path(model))
-        return _Model(TransformerConfig.from_dict(values.get("model", values)))  # a run's has the model's in it
+        return _Model(TransformerConfig.from_dict(values.get("model", values)))  # a run's config contains the model's
     checkpoint = load(model)
     report_assumed(model, checkpoint)
     training = checkpoint.training.run.training if checkpoint.training is not None else None

@@ -1,4 +1,4 @@
-"""`twinax convert` and `twinax inspect`: checkpoints between forms and layouts, and what is in one."""
+"""`twinax convert` and `twinax inspect`: convert checkpoints between formats and layouts, and print their contents."""
 
 import json
 from collections import Counter
@@ -55,76 +55,87 @@ def convert_checkpoint(
     tokenizer: Sequence[str],
     languages: Sequence[str],
 ) -> int:
-    """Writes `dst`, reads it again and prints what came back. Exit status: 1 where a weight did not."""
+    """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if a weight differs."""
     if layout not in LAYOUTS and not is_file_layout(layout):
-        raise UsageError(f"--layout {layout}: there is none; known are {', '.join((*file_layouts(), *LAYOUTS))}")
+        raise UsageError(
+            f"--layout {layout}: is not a layout; the layouts are {', '.join((*file_layouts(), *LAYOUTS))}"
+        )
     check_new(dst)
-    model, other = (None, None) if config is None else _config(config)
+    model, config_checkpoint = (None, None) if config is None else _config(config)
     checkpoint = convert.load(src, model)
-    if other is not None:  # its config, and with it what was assumed of that
-        checkpoint = replace(checkpoint, assumed=other.assumed)
-    checkpoint, given = replace(checkpoint, files=checkpoint.files or (other.files if other else {})), {}
-    carried, pretokenization = checkpoint.files, ""
+    if config_checkpoint is not None:  # the assumptions belong to the config
+        checkpoint = replace(checkpoint, assumed=config_checkpoint.assumed)
+        checkpoint = replace(checkpoint, files=checkpoint.files or config_checkpoint.files)
+    source_files, new_files, pretokenization = checkpoint.files, {}, ""
     if tokenizer:
-        given, pretokenization = _tokenizer_files(checkpoint, tokenizer, languages)
-        checkpoint = replace(checkpoint, files=_with_tokenizer(carried, given))
+        new_files, pretokenization = _tokenizer_files(checkpoint, tokenizer, languages)
+        checkpoint = replace(checkpoint, files=_with_tokenizer(source_files, new_files))
     elif languages:
         raise UsageError(f"--languages {' '.join(languages)}: needs --tokenizer, the vocabularies of both sides")
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
     convert.save(checkpoint, dst, layout=layout)
-    back = convert.load(dst)
+    result = convert.load(dst)
     table = Table("", "", show_header=False, title=escape(f"{src} → {dst}"), title_justify="left")
     table.add_row("read", escape(describe(src)))
     table.add_row("written", f"{describe(dst)}, layout {layout}")
-    ours, theirs = (replace(side, training=None).tensors for side in (checkpoint, back))
-    different = sorted(name for name in {*ours, *theirs} if _bytes(ours.get(name)) != _bytes(theirs.get(name)))
-    computes = layout in LAYOUTS or (layout in PUBLISHED and PUBLISHED[layout].tables(checkpoint.config))
-    rebuilt = [name for name in different if name.endswith(".table") and computes]
-    said = f"{len(ours)} arrays, {_numbers(ours):,} numbers: "
-    if len(different) > len(rebuilt):
-        said += f"[bold red]{len(different)} came back DIFFERENT, as {different[0]}[/]"
+    arrays, result_arrays = (replace(side, training=None).tensors for side in (checkpoint, result))
+    names = {*arrays, *result_arrays}
+    different = sorted(name for name in names if _bytes(arrays.get(name)) != _bytes(result_arrays.get(name)))
+    has_own_tables = layout in LAYOUTS or (layout in PUBLISHED and PUBLISHED[layout].tables(checkpoint.config))
+    recomputed = [name for name in different if name.endswith(".table") and has_own_tables]
+    weights = f"{len(arrays)} arrays, {_numbers(arrays):,} numbers: "
+    if len(different) > len(recomputed):
+        weights += f"[bold red]{len(different)} DIFFERENT after reading back, first {different[0]}[/]"
     else:
-        said += f"all came back bit-identical, sha256 {checksum(checkpoint.arrays)[:16]}"
-        said += f", but for {', '.join(rebuilt)}, which {layout} computes anew" if rebuilt else ""
-    table.add_row("weights", said)
+        weights += f"bit-identical after reading back, sha256 {checksum(checkpoint.arrays)[:16]}"
+        weights += f", except {', '.join(recomputed)}, which {layout} recomputes" if recomputed else ""
+    table.add_row("weights", weights)
     if checkpoint.unused:
-        table.add_row("read by nothing, kept", escape(_text(list(checkpoint.unused))))
-    optimizer, same_optimizer = _optimizer_came_back(checkpoint, back)
+        table.add_row("unused, kept", escape(_text(list(checkpoint.unused))))
+    optimizer, same_optimizer = _compare_optimizers(checkpoint, result)
     table.add_row("optimiser", optimizer)
     if checkpoint.skipped:
         table.add_row("ignored", escape(", ".join(checkpoint.skipped)))
-    files = _changes(carried, given, checkpoint.files) if given else ", ".join(checkpoint.files) or "none"
-    table.add_row("tokenizer", escape(files) if checkpoint.files == back.files else "[bold red]came back DIFFERENT[/]")
+    files = ", ".join(checkpoint.files) or "none"
+    if new_files:
+        files = _changes(source_files, new_files, checkpoint.files)
+    table.add_row(
+        "tokenizer", escape(files) if checkpoint.files == result.files else "[bold red]DIFFERENT after reading back[/]"
+    )
     if pretokenization:
         table.add_row("pre-tokenization", escape(pretokenization))
     Console().print(table)
     report_assumed(str(src), checkpoint)
-    return int(len(different) > len(rebuilt) or not same_optimizer or checkpoint.files != back.files)
+    return int(len(different) > len(recomputed) or not same_optimizer or checkpoint.files != result.files)
 
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
-    """Prints what is in a checkpoint. Exit status: 0."""
+    """Prints the contents of a checkpoint. Exit status: 0."""
     check_folder(json_file)
     if path.is_file():
         parts = read_parts(path)
-        layout, (checkpoint, holds) = parts.layout, _known(parts)
-        arrays = parts.found["model"] if checkpoint is None else checkpoint.tensors
+        layout = parts.layout
+        checkpoint, contents = _checkpoint_or_contents(parts)
+        arrays = parts.content["model"] if checkpoint is None else checkpoint.tensors
     else:
-        checkpoint, holds = convert.load(path), None
-        layout, arrays = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout, checkpoint.tensors
+        checkpoint, contents = convert.load(path), None
+        layout = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout
+        arrays = checkpoint.tensors
     if checkpoint is not None:
         report_assumed(str(path), checkpoint)
-    found: dict[str, Any] = {"form": describe(path), "layout": layout}
-    found |= ({"holds": holds} if holds else {}) | (_describe(checkpoint) if checkpoint else {})
-    found["arrays"] = dict(Counter(str(array.dtype) for array in arrays.values()))
-    wanted = arrays if tensors or json_file else {}
-    every = {n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in wanted.items()}
+    rows: dict[str, Any] = {"form": describe(path), "layout": layout}
+    rows |= ({"holds": contents} if contents else {}) | (_describe(checkpoint) if checkpoint else {})
+    rows["arrays"] = dict(Counter(str(array.dtype) for array in arrays.values()))
+    shown_arrays = arrays if tensors or json_file else {}
+    details = {
+        n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in shown_arrays.items()
+    }
     if json_file is not None:
-        document = {"path": str(path), **found, "tensors": every}
+        document = {"path": str(path), **rows, "tensors": details}
         Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     table = Table("", Column("", overflow="fold"), show_header=False, title=escape(str(path)), title_justify="left")
-    for name, value in found.items():
+    for name, value in rows.items():
         if name != "config":
             table.add_row(name, escape(_text(value)))
         else:
@@ -134,14 +145,14 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     console.print(table)
     if tensors:
         listing = Table(Column("array", overflow="fold"), "shape", "dtype", "sha256")
-        for name, about in every.items():
-            listing.add_row(escape(name), "×".join(map(str, about["shape"])), about["dtype"], about["sha256"][:16])
+        for name, detail in details.items():
+            listing.add_row(escape(name), "×".join(map(str, detail["shape"])), detail["dtype"], detail["sha256"][:16])
         console.print(listing)
     return 0
 
 
-def _known(parts: Parts) -> tuple[Checkpoint | None, str | None]:
-    """(the checkpoint in a file, where there is a config for it; what to say of bare tensors)."""
+def _checkpoint_or_contents(parts: Parts) -> tuple[Checkpoint | None, str | None]:
+    """(the checkpoint in a file, None without a config; a description of bare tensors, else None)."""
     if not parts.bare:
         return parts.checkpoint(), None
     if not is_published(parts.layout):
@@ -155,28 +166,28 @@ def _known(parts: Parts) -> tuple[Checkpoint | None, str | None]:
 def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     config, arrays = checkpoint.config, checkpoint.arrays
     trained = {name: arrays[name] for name in flax_specs(config, trained_only=True)}
-    found: dict[str, Any] = {"once a directory of": checkpoint.layout} if checkpoint.layout else {}
-    found |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
-    found["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
-    found |= {"assumed": list(checkpoint.assumed)} if checkpoint.assumed else {}
-    found |= {"ignored": list(checkpoint.skipped)} if checkpoint.skipped else {}
-    found["unused numbers"] = _numbers(checkpoint.unused)
-    found |= {"unused, kept": list(checkpoint.unused)} if checkpoint.unused else {}
+    rows: dict[str, Any] = {"once a directory of": checkpoint.layout} if checkpoint.layout else {}
+    rows |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
+    rows["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
+    rows |= {"assumed": list(checkpoint.assumed)} if checkpoint.assumed else {}
+    rows |= {"ignored": list(checkpoint.skipped)} if checkpoint.skipped else {}
+    rows["unused numbers"] = _numbers(checkpoint.unused)
+    rows |= {"unused, kept": list(checkpoint.unused)} if checkpoint.unused else {}
     ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
-    found["ties"] = [text for field, text in ties.items() if getattr(config, field)]
-    found["tokenizer"] = list(checkpoint.files)
+    rows["ties"] = [text for field, text in ties.items() if getattr(config, field)]
+    rows["tokenizer"] = list(checkpoint.files)
     if (training := checkpoint.training) is not None:
         epoch, batch = training.position
-        found["training"] = {"update": training.update, "epoch": epoch, "batch": batch, "seed": training.seed}
-        found["optimiser"] = {"name": training.run.training.optimizer, "updates": training.count}
-    found["sha256 of weights"] = checksum(arrays)
-    return found
+        rows["training"] = {"update": training.update, "epoch": epoch, "batch": batch, "seed": training.seed}
+        rows["optimiser"] = {"name": training.run.training.optimizer, "updates": training.count}
+    rows["sha256 of weights"] = checksum(arrays)
+    return rows
 
 
 def _settings(config: Mapping[str, Any]) -> list[str]:
-    """Fields that are not the defaults'."""
-    own = [(f.name, f.default) for f in fields(TransformerConfig) if f.name not in _SIZES]
-    return [f"{name}={config[name]!r}" for name, default in own if config[name] != default]
+    """Config fields that differ from their defaults."""
+    defaults = [(f.name, f.default) for f in fields(TransformerConfig) if f.name not in _SIZES]
+    return [f"{name}={config[name]!r}" for name, default in defaults if config[name] != default]
 
 
 def _text(value: Any) -> str:
@@ -188,7 +199,7 @@ def _text(value: Any) -> str:
 
 
 def _config(path: str) -> tuple[TransformerConfig | str, Checkpoint | None]:
-    """(a config in a JSON file, that of another checkpoint, or a published system's name; that checkpoint)."""
+    """(config from a JSON file or checkpoint, or a published system's variant name; the checkpoint or None)."""
     if path.partition(":")[0] in PUBLISHED:
         return path, None
     if Path(path).suffix != ".json":
@@ -198,7 +209,7 @@ def _config(path: str) -> tuple[TransformerConfig | str, Checkpoint | None]:
         raise UsageError(f"--config {path}: there is no such file")
     values = read_json(Path(path))
     try:
-        return TransformerConfig.from_dict(values.get("model", values)), None  # a run's has the model's in it
+        return TransformerConfig.from_dict(values.get("model", values)), None  # a run's config contains the model's
     except (ConfigError, TypeError, AttributeError) as error:
         raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from None
 
@@ -206,78 +217,84 @@ def _config(path: str) -> tuple[TransformerConfig | str, Checkpoint | None]:
 def _tokenizer_files(
     checkpoint: Checkpoint, paths: Sequence[str], languages: Sequence[str]
 ) -> tuple[dict[str, bytes], str]:
-    """(files of one tokenizer for both sides or of two, as a checkpoint holds them; a vocabulary's pre-tokenization).
+    """(tokenizer files as in a checkpoint, for both sides or one each; the pre-tokenization of a vocabulary).
 
     Raises:
-        UsageError: the checkpoint has a tokenizer that can be used.
-        DataError: a tokenizer cannot be read, or is not of this model.
+        UsageError: the checkpoint has a usable tokenizer.
+        DataError: a tokenizer cannot be read, or does not match the model.
     """
     config = checkpoint.config
     if checkpoint.files and _has_tokenizer(checkpoint):
         raise UsageError(
-            f"--tokenizer {paths[0]}: the checkpoint has {', '.join(checkpoint.files)}, which can be used; omit it"
+            f"--tokenizer {paths[0]}: the checkpoint has a tokenizer ({', '.join(checkpoint.files)}); omit the flag"
         )
     if len(paths) > 2:
-        raise UsageError(f"--tokenizer {' '.join(paths)}: give one, or the source's and the target's")
+        raise UsageError(f"--tokenizer {' '.join(paths)}: pass one, or one per side (source, target)")
     system = checkpoint.system or system_of(config)
     if languages and not any(path.endswith(".txt") for path in paths):
         raise UsageError(
-            f"--languages {' '.join(languages)}: is for a vocabulary (.txt); {paths[0]} brings its own rules"
+            f"--languages {' '.join(languages)}: is for vocabularies (.txt) only; {paths[0]} has its own rules"
         )
-    how = RECIPES[system].tokenizer if system else TokenizerConfig()
+    tokenizer_config = RECIPES[system].tokenizer if system else TokenizerConfig()
     if languages:
-        how = replace(how, kind="word", languages=tuple(languages), split="whitespace")
-    # One vocabulary that both sides share is two tokenizers where spaCy splits each by its own rules.
-    sides = [paths[0], paths[-1]] if how.languages and paths[0].endswith(".txt") else paths
-    found = Tokenizers.of([load_for_model(path, config, how, side) for side, path in enumerate(sides)])
-    for side, of_side in zip(("src", "tgt"), found, strict=True):
-        check_fits(config, of_side, side)
+        tokenizer_config = replace(tokenizer_config, kind="word", languages=tuple(languages), split="whitespace")
+    # A shared vocabulary gives two tokenizers if spaCy pre-tokenizes each side with its own rules.
+    sides = [paths[0], paths[-1]] if tokenizer_config.languages and paths[0].endswith(".txt") else paths
+    tokenizers = Tokenizers.of(
+        [load_for_model(path, config, tokenizer_config, side) for side, path in enumerate(sides)]
+    )
+    for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
+        check_fits(config, tokenizer, side)
     pretokenization = ""
     if any(path.endswith(".txt") for path in paths) and (system or languages):
-        rule = f"spaCy, {' and '.join(how.languages)}" if how.languages else how.split
+        rule = (
+            f"spaCy, {' and '.join(tokenizer_config.languages)}"
+            if tokenizer_config.languages
+            else tokenizer_config.split
+        )
         pretokenization = rule if languages or system is None else f"{rule}, as in {system}"
     with TemporaryDirectory() as folder:
-        found.save(Path(folder))
+        tokenizers.save(Path(folder))
         files = [path for path in Path(folder).glob("*/*") if path.is_file()]
         return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}, pretokenization
 
 
 def _has_tokenizer(checkpoint: Checkpoint) -> bool:
-    """Whether its files are a tokenizer that twinax can read, of its model."""
+    """Whether the checkpoint has a tokenizer that twinax can read and that matches its model."""
     try:
         return bool(Translator(checkpoint).tokenizers)
     except (CheckpointError, DataError):
         return False
 
 
-def _with_tokenizer(carried: Mapping[str, bytes], given: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The files that a checkpoint carries and those of a tokenizer for it, which alone is read from then on."""
-    return {name: content for name, content in carried.items() if Path(name).name != FILE} | dict(given)
+def _with_tokenizer(source_files: Mapping[str, bytes], new_files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The files of a checkpoint and of its new tokenizer, which is the only one read from then on."""
+    return {name: content for name, content in source_files.items() if Path(name).name != FILE} | dict(new_files)
 
 
-def _changes(carried: Mapping[str, bytes], given: Mapping[str, bytes], files: Mapping[str, bytes]) -> str:
-    """What became of the tokenizer files that a checkpoint carries, where others were given."""
+def _changes(source_files: Mapping[str, bytes], new_files: Mapping[str, bytes], files: Mapping[str, bytes]) -> str:
+    """One line on the tokenizer files that were added, replaced, kept or left out."""
     groups = {
-        "added": [name for name in given if name not in carried],
-        "replaced": [name for name in given if name in carried],
-        "kept, not read": [name for name in carried if name in files and name not in given],
-        "left out": [name for name in carried if name not in files],
+        "added": [name for name in new_files if name not in source_files],
+        "replaced": [name for name in new_files if name in source_files],
+        "kept, not read": [name for name in source_files if name in files and name not in new_files],
+        "left out": [name for name in source_files if name not in files],
     }
-    return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
+    return "; ".join(f"{label}: {', '.join(names)}" for label, names in groups.items() if names)
 
 
-def _optimizer_came_back(checkpoint: Checkpoint, back: Checkpoint) -> tuple[str, bool]:
-    """(what to say, whether nothing is wrong)."""
-    ours, theirs = checkpoint.training, back.training
-    if ours is None:
+def _compare_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str, bool]:
+    """(one line on the optimiser, whether nothing is wrong)."""
+    before, after = checkpoint.training, result.training
+    if before is None:
         states = [name for name in checkpoint.skipped if "optim" in name]
         return f"{states[0]} ignored: the file has no run to resume" if states else "none", True
-    if theirs is None:
-        return f"left out, with the run and its {ours.update:,} updates: there is no place for it", True
-    same = all(checksum(getattr(ours, key)) == checksum(getattr(theirs, key)) for key in MOMENTS)
-    same &= replace(theirs, exp_avg={}, exp_avg_sq={}) == replace(ours, exp_avg={}, exp_avg_sq={})
-    verdict = "came back bit-identical" if same else "[bold red]came back DIFFERENT[/]"
-    return f"{ours.run.training.optimizer} after {ours.count:,} updates: {verdict}", same
+    if after is None:
+        return f"omitted, with the run and its {before.update:,} updates: this format does not store them", True
+    same = all(checksum(getattr(before, key)) == checksum(getattr(after, key)) for key in MOMENTS)
+    same &= replace(after, exp_avg={}, exp_avg_sq={}) == replace(before, exp_avg={}, exp_avg_sq={})
+    verdict = "bit-identical after reading back" if same else "[bold red]DIFFERENT after reading back[/]"
+    return f"{before.run.training.optimizer} after {before.count:,} updates: {verdict}", same
 
 
 def _bytes(array: np.ndarray | None) -> Any:

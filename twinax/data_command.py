@@ -1,4 +1,4 @@
-"""`twinax data`: what a run's corpus looks like, before anything is trained."""
+"""`twinax data`: statistics of a run's corpus before training."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,20 +9,20 @@ from rich.console import Console
 from twinax.train.checkpointing.run_directory import has_begun, prepare_again
 from twinax.train.data.prepare import prepare
 from twinax.train.data.report import corpus_tables, plot_lengths
-from twinax.train.warm_start import read_initial
+from twinax.train.warm_start import read_initial_weights
 
 from .run_arguments import Arguments, parse
 from .usage import check_picture, one_line_errors
 
-_DESCRIPTION = """Print what a run's corpus looks like: pairs, tokens, lengths, unknown words, padding, shapes.
+_DESCRIPTION = """Print statistics of a run's corpus: pairs, tokens, lengths, unknown words, padding, batch shapes.
 
-Takes what `twinax train` takes, and writes nothing but the picture that you ask for.
+Accepts the arguments of `twinax train`, and writes nothing except the picture of --plot.
 
 Example: twinax data --src train.de --tgt train.en --plot lengths.png"""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status: 0."""
+    """Runs the command; returns exit status 0."""
     parsed = parse(arguments, "twinax data", _DESCRIPTION, plot=True)
     if parsed.print_config:
         print(parsed.run.to_json(), end="")
@@ -46,11 +46,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _prepare(parsed: Arguments, say: Callable[[str], None]) -> Any:
-    """What training would see: with the tokenizers and shapes of a run, or of weights to start from."""
+    """Prepares the run as training does, with tokenizers and batch shapes of an existing run or initial weights."""
     if parsed.name is not None and has_begun(Path(parsed.name)):
         return prepare_again(parsed.out, parsed.run, say)
-    initial = read_initial(parsed.run)
-    if initial is None:
+    initial_weights = read_initial_weights(parsed.run)
+    if initial_weights is None:
         return prepare(parsed.run, say=say)
-    tokenizers = None if parsed.run.tokenizer.load else initial.tokenizers
-    return prepare(parsed.run, tokenizers, sizes=initial.config, say=say)
+    tokenizers = None if parsed.run.tokenizer.load else initial_weights.tokenizers
+    return prepare(parsed.run, tokenizers, sizes=initial_weights.config, say=say)

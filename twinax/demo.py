@@ -1,4 +1,4 @@
-"""`twinax demo`: a small language learnt in a minute, translated, and proven equal in both frameworks."""
+"""`twinax demo`: learns a small language in minutes, translates it, and proves both frameworks equal."""
 
 import time
 from collections.abc import Sequence
@@ -23,21 +23,25 @@ from twinax.train.translator import Translator, load
 from .attention_plot import attention_blocks, attention_plot
 from .demo_language import Corpus, Pair, make_corpus
 
-_SHOWN = ("the old women do not see our white cat.", "does the student open the big window?", "where are these eggs?")
+_EXAMPLES = (
+    "the old women do not see our white cat.",
+    "does the student open the big window?",
+    "where are these eggs?",
+)
 
 
 class Results(NamedTuple):
-    """What the demo found."""
+    """The results of the demo."""
 
-    stopped_by: int | None  # signal that ended the training; there are no results then
-    exact: dict[str, float]  # share of sentences that are translated word for word, by set
-    differing_tokens: int  # between the two frameworks
-    equal_arrays: tuple[int, int]  # bit-identical when they came back from PyTorch's file, and all
+    stopped_by: int | None  # signal that ended the training; the other fields are then empty
+    exact: dict[str, float]  # share of exact translations, by test set
+    differing_tokens: int  # that differ between the two frameworks
+    equal_arrays: tuple[int, int]  # bit-identical after a round trip through PyTorch's file, and all
     ladder: bool
 
 
 def run_config(folder: Path, updates: int) -> RunConfig:
-    """The training: 2 + 2 layers of width 64, no dropout, batches of 72 sentences of one shape."""
+    """The run: 2 + 2 layers of width 64, no dropout, batches of one shape with 72 sentences."""
     corpus = {
         f"{part}{side}": str(folder / f"{name}.{end}")
         for part, name in (("", "train"), ("valid_", "valid"))
@@ -71,44 +75,46 @@ def run_config(folder: Path, updates: int) -> RunConfig:
 
 
 def demo(out: Path, updates: int, test: int) -> Results:
-    """Makes a corpus, trains, translates what training has not seen, and proves; everything is kept in `out`.
+    """Makes a corpus, trains, translates unseen sentences and runs the ladder; writes everything to `out`.
 
     Raises:
         RunError, DataError, CheckpointError: as `train`.
     """
-    console, began = Console(), time.monotonic()
+    console = Console()
+    start = time.monotonic()
     corpus = make_corpus(test=test)
     _write(corpus, out / "corpus")
-    console.print(f"{len(corpus.train):,} pairs, as: {corpus.train[0].english} | {corpus.train[0].italian}")
-    again = has_begun(out / "run")
+    console.print(f"{len(corpus.train):,} pairs; the first: {corpus.train[0].english} | {corpus.train[0].italian}")
+    resumed = has_begun(out / "run")
     outcome = train(run_config(out / "corpus", updates), out / "run")
     if outcome.stopped_by is not None:
         return Results(outcome.stopped_by, {}, 0, (0, 0), False)
-    trained = time.monotonic() - began
+    seconds = time.monotonic() - start
     translator = load(out / "run")
-    exact, bleu, differing, tokens = {}, {}, 0, 0
-    for name, pairs in (("unseen sentences", corpus.unseen_sentences), ("unseen word pairs", corpus.unseen_pairs)):
-        texts, differ, count = _translate(translator, pairs)
+    exact, bleu = {}, {}
+    different_tokens, all_tokens = 0, 0
+    test_sets = {"new sentences": corpus.unseen_sentences, "new word combinations": corpus.unseen_pairs}
+    for name, pairs in test_sets.items():
+        texts, different, count = _translate(translator, pairs)
         references = [pair.italian for pair in pairs]
         exact[name] = sum(map(str.__eq__, texts, references)) / len(pairs)
         bleu[name] = corpus_scores(texts, references)[0].value
-        differing, tokens = differing + differ, tokens + count
+        different_tokens, all_tokens = different_tokens + different, all_tokens + count
     _show(translator, out, console)
     arrays = _through_pytorch(translator, out / "model.pt")
     ladder = show_ladder("the trained model", config=translator.config, arrays=translator.checkpoint.arrays).ok
     table = Table("", "", title="twinax demo", show_header=False)
-    table.add_row(
-        "trained", f"{updates} updates" + (", begun before" if again else f" in {trained:.0f} s, with compiling")
-    )
+    duration = "resumed" if resumed else f"{seconds:.0f} s with compilation"
+    table.add_row("training", f"{updates} updates, {duration}")
     for name, share in exact.items():
-        table.add_row(name, f"{share:.1%} of {test} word for word, BLEU {bleu[name]:.2f}")
-    table.add_row("Flax and PyTorch", f"{differing} of {tokens:,} tokens differ")
-    table.add_row("through PyTorch's file", f"{arrays[0]} of {arrays[1]} arrays bit-identical, optimiser too")
-    table.add_row("the ladder", "every rung equal" if ladder else "DIFFERENT, see above")
-    table.add_row("all", f"{time.monotonic() - began:.0f} s")
+        table.add_row(name, f"{share:.1%} of {test} translated exactly, BLEU {bleu[name]:.2f}")
+    table.add_row("Flax and PyTorch", f"{different_tokens} of {all_tokens:,} translated tokens differ")
+    table.add_row("round trip through model.pt", f"{arrays[0]} of {arrays[1]} arrays bit-identical, optimiser included")
+    table.add_row("proof (table above)", "equal on every rung" if ladder else "DIFFERENT")
+    table.add_row("total time", f"{time.monotonic() - start:.0f} s")
     console.print(table)
-    console.print(f"everything is in {out}; now try: twinax translate {out / 'run'}", highlight=False)
-    return Results(None, exact, differing, arrays, ladder)
+    console.print(f"results: {out}; next: twinax translate {out / 'run'}", highlight=False)
+    return Results(None, exact, different_tokens, arrays, ladder)
 
 
 def _write(corpus: Corpus, folder: Path) -> None:
@@ -120,32 +126,35 @@ def _write(corpus: Corpus, folder: Path) -> None:
 
 
 def _translate(translator: Translator, pairs: Sequence[Pair]) -> tuple[list[str], int, int]:
-    """(greedy translations, tokens that differ between the frameworks, tokens)."""
+    """(greedy translations, number of tokens that differ between the frameworks, number of tokens)."""
     sources = [pair.english for pair in pairs]
     flax, pytorch = (
         [h[0] for h in translator.hypotheses(sources, DecodingConfig(), framework)] for framework in ("flax", "torch")
     )
-    differing = sum(
+    different_tokens = sum(
         sum(map(int.__ne__, a.tokens, b.tokens)) + abs(len(a.tokens) - len(b.tokens))
         for a, b in zip(flax, pytorch, strict=True)
     )
-    return [h.text for h in flax], differing, sum(len(h.tokens) for h in flax)
+    return [h.text for h in flax], different_tokens, sum(len(h.tokens) for h in flax)
 
 
 def _show(translator: Translator, out: Path, console: Console) -> None:
-    """Some translations, and where the first looks: in the terminal, and as a picture."""
-    texts = translator.translate(_SHOWN)
-    for source, text in zip(_SHOWN, texts, strict=True):
+    """Prints example translations and the attention weights of the first, which are also saved as a picture."""
+    texts = translator.translate(_EXAMPLES)
+    for source, text in zip(_EXAMPLES, texts, strict=True):
         console.print(f"  {source}\n  [bold]{text}[/]", highlight=False)
-    looked = translator.attention(_SHOWN[0], texts[0])
-    attention_plot(looked.weights, looked.targets, looked.sources, out / "attention.png")
-    console.print(attention_blocks(looked.weights, looked.targets, looked.sources), markup=False, highlight=False)
-    console.print(f"the same as a picture: {out / 'attention.png'}", highlight=False)
+    attention = translator.attention(_EXAMPLES[0], texts[0])
+    attention_plot(attention.weights, attention.targets, attention.sources, out / "attention.png")
+    console.print(
+        attention_blocks(attention.weights, attention.targets, attention.sources), markup=False, highlight=False
+    )
+    console.print(f"attention weights as a picture: {out / 'attention.png'}", highlight=False)
 
 
 def _through_pytorch(translator: Translator, path: Path) -> tuple[int, int]:
-    """(arrays that are bit-identical after PyTorch has saved and loaded them, all)."""
+    """(number of arrays that are bit-identical after a round trip through a PyTorch file, number of arrays)."""
     path.unlink(missing_ok=True)  # of an earlier demo
     convert.save(translator.checkpoint, path)
-    ours, back = translator.checkpoint.tensors, convert.load(path).tensors
-    return sum(name in back and back[name].tobytes() == array.tobytes() for name, array in ours.items()), len(ours)
+    arrays, loaded = translator.checkpoint.tensors, convert.load(path).tensors
+    same = (name in loaded and loaded[name].tobytes() == array.tobytes() for name, array in arrays.items())
+    return sum(same), len(arrays)

@@ -1,8 +1,8 @@
-"""A small piece of English and Italian: sentences in pairs, from a grammar and a lexicon.
+"""A fragment of English and Italian: sentence pairs from a grammar and a lexicon.
 
-Italian has what a copy of words does not give: articles that depend on gender, number and the next sound; adjectives
-that agree, before or behind their noun; verbs in person and tense; prepositions that melt into articles; no subject
-pronouns. Two kinds of word pairs are kept out of training: adjective with noun, and verb with the noun of its object.
+The Italian cannot be produced word by word: articles depend on gender, number and the next sound; adjectives agree and
+stand before or after their noun; verbs inflect for person and tense; prepositions contract with articles; subject
+pronouns are dropped. Some combinations of adjective and noun, and of verb and object noun, are held out of training.
 """
 
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ _PEOPLE = ("friend", "student", "uncle", "aunt", "girl", "boy", "woman", "man", 
 _FAMILY = ("uncle", "aunt")  # "my uncle" has no article
 _PLACES = ("house", "island", "city", "school", "station", "garden", "car", "tree")
 
-# English, Italian by gender and number (m s, f s, m p, f p); the first line stands before its noun
+# English, Italian by gender and number (m s, f s, m p, f p); _BEFORE precede their noun, _AFTER follow it
 _BEFORE = """
 old vecchio vecchia vecchi vecchie|young giovane giovane giovani giovani|new nuovo nuova nuovi nuove
 small piccolo piccola piccoli piccole|big grande grande grandi grandi|long lungo lunga lunghi lunghe
 """
-_BEHIND = """
+_AFTER = """
 red rosso rossa rossi rosse|white bianco bianca bianchi bianche|black nero nera neri nere
 green verde verde verdi verdi|blue blu blu blu blu|tired stanco stanca stanchi stanche
 happy felice felice felici felici|clean pulito pulita puliti pulite|slow lento lenta lenti lente
@@ -69,9 +69,9 @@ eat eats ate mangio mangi mangia mangiamo mangiano mangiato
 _HAVE, _BE = ("ho", "hai", "ha", "abbiamo", "hanno"), ("sono", "sei", "è", "siamo", "sono")
 _AM, _WAS = ("am", "are", "is", "are", "are"), ("was", "were", "was", "were", "were")
 _WAS_ITALIAN = ("ero", "eri", "era", "eravamo", "erano")
-_PRONOUNS = ("I", "you", None, "we", "they")  # of five persons; the third is a noun's
-# of and its like melt into the article; with and behind do not
-_MELTING = {"of": ("de", "di"), "to": ("a", "a"), "from": ("da", "da"), "in": ("ne", "in"), "on": ("su", "su")}
+_PRONOUNS = ("I", "you", None, "we", "they")  # by person; the third person is a noun
+# _CONTRACTED prepositions contract with the article, _FREE ones do not
+_CONTRACTED = {"of": ("de", "di"), "to": ("a", "a"), "from": ("da", "da"), "in": ("ne", "in"), "on": ("su", "su")}
 _FREE = {"with": "con", "behind": "dietro", "for": "per"}
 _POSSESSIVES = {
     "my": ("mio", "mia", "miei", "mie"),
@@ -94,7 +94,7 @@ class Noun(NamedTuple):
     gender: str
 
     def form(self, plural: bool) -> int:
-        """Number of the agreeing form: m s, f s, m p, f p."""
+        """Index of the agreeing form: m s, f s, m p, f p."""
         return 2 * plural + (self.gender == "f" or (self.gender == "mf" and plural))
 
 
@@ -102,7 +102,7 @@ class Phrase(NamedTuple):
     """A part of a sentence in both languages."""
 
     english: str
-    italian: str  # a preposition that melts is not in it: `_with_preposition` adds it
+    italian: str  # without preposition, which `preposition` adds
     plural: bool
     form: int
     noun: str
@@ -110,11 +110,11 @@ class Phrase(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A sentence in both languages, and the word pairs in it that may be kept out of training."""
+    """A sentence in both languages, and its word pairs that can be held out of training."""
 
     english: str
     italian: str
-    used: frozenset[tuple[str, str]]
+    word_pairs: frozenset[tuple[str, str]]
 
 
 @cache
@@ -127,7 +127,7 @@ def _nouns() -> dict[str, Noun]:
     return {row[0]: Noun(*row) for row in _rows(_NOUNS)}
 
 
-def _hard(word: str) -> bool:
+def _takes_lo(word: str) -> bool:
     """Whether a masculine word takes lo and gli: z, ps, gn, or s and a consonant."""
     return word.startswith(("z", "ps", "gn")) or (word[0] == "s" and word[1] not in _VOWELS)
 
@@ -135,24 +135,24 @@ def _hard(word: str) -> bool:
 def definite(word: str, form: int) -> str:
     """The definite article before a word, with its apostrophe or space."""
     if form == 0:
-        return "l'" if word[0] in _VOWELS else "lo " if _hard(word) else "il "
+        return "l'" if word[0] in _VOWELS else "lo " if _takes_lo(word) else "il "
     if form == 1:
         return "l'" if word[0] in _VOWELS else "la "
     if form == 2:
-        return "gli " if word[0] in _VOWELS or _hard(word) else "i "
+        return "gli " if word[0] in _VOWELS or _takes_lo(word) else "i "
     return "le "
 
 
 def indefinite(word: str, form: int) -> str:
-    """The indefinite article before a word; in the plural, that of a part: dei, degli, delle."""
+    """The indefinite article before a word; in the plural, the partitive: dei, degli, delle."""
     if form == 0:
-        return "uno " if _hard(word) else "un "
+        return "uno " if _takes_lo(word) else "un "
     if form == 1:
         return "un'" if word[0] in _VOWELS else "una "
-    return melted("de", definite(word, form))
+    return contracted("de", definite(word, form))
 
 
-def melted(stem: str, article: str) -> str:
+def contracted(stem: str, article: str) -> str:
     """A preposition and a definite article as one word: del, dello, dell', della, dei, degli, delle."""
     if article == "il ":
         return f"{stem}l "
@@ -162,16 +162,16 @@ def melted(stem: str, article: str) -> str:
 
 
 @dataclass
-class _Speaker:
-    """Says sentences at random."""
+class _Generator:
+    """Generates random sentences."""
 
     rng: Random
 
     def sentence(self) -> Pair:
-        make = self.rng.choices((self.acts, self.stands, self.is_so, self.where), (6, 3, 3, 1))[0]
+        make = self.rng.choices((self.action, self.place, self.predicate, self.question), (6, 3, 3, 1))[0]
         return make()
 
-    def noun_phrase(self, used: set[tuple[str, str]], nouns: tuple[str, ...] | None = None) -> Phrase:
+    def noun_phrase(self, word_pairs: set[tuple[str, str]], nouns: tuple[str, ...] | None = None) -> Phrase:
         """Determiner, at most one adjective, noun."""
         rng, noun = self.rng, _nouns()[self.rng.choice(nouns or tuple(_nouns()))]
         kind = rng.choices(("the", "a", "my", "this", "two"), (8, 4, 3, 2, 1))[0]
@@ -181,8 +181,8 @@ class _Speaker:
         is_bare = rng.random() < 0.5
         if not is_bare:
             before = rng.random() < 0.4
-            adjective = rng.choice(_rows(_BEFORE if before else _BEHIND))
-            used.add((adjective[0], noun.singular))
+            adjective = rng.choice(_rows(_BEFORE if before else _AFTER))
+            word_pairs.add((adjective[0], noun.singular))
             english = f"{adjective[0]} {english}"
             italian = f"{adjective[1 + form]} {italian}" if before else f"{italian} {adjective[1 + form]}"
         article = kind in ("the", "my")
@@ -192,10 +192,13 @@ class _Speaker:
             english = f"some {english}" if plural else f"{'an' if english[0] in 'aeiouI' else 'a'} {english}"
             italian = indefinite(italian, form) + italian
         elif kind == "my":
-            whose = rng.choice(tuple(_POSSESSIVES))
-            owned = f"{_POSSESSIVES[whose][form]} {italian}"
+            possessive = rng.choice(tuple(_POSSESSIVES))
+            noun_with_possessive = f"{_POSSESSIVES[possessive][form]} {italian}"
             article = not (noun.singular in _FAMILY and not plural and is_bare)
-            english, italian = f"{whose} {english}", (definite(owned, form) if article else "") + owned
+            english, italian = (
+                f"{possessive} {english}",
+                (definite(noun_with_possessive, form) if article else "") + noun_with_possessive,
+            )
         elif kind == "this":
             this = "quest'" if not plural and italian[0] in _VOWELS else f"{_THIS[form]} "
             english, italian = f"{'these' if plural else 'this'} {english}", this + italian
@@ -210,106 +213,118 @@ class _Speaker:
             italian = f"{_FREE[english]} {phrase.italian}"
         elif phrase.article:
             article, rest = _cut(phrase.italian)
-            italian = melted(_MELTING[english][0], article) + rest
+            italian = contracted(_CONTRACTED[english][0], article) + rest
         else:
-            italian = f"{_MELTING[english][1]} {phrase.italian}"
+            italian = f"{_CONTRACTED[english][1]} {phrase.italian}"
         return f"{english} {phrase.english}", italian
 
-    def subject(self, used: set[tuple[str, str]]) -> tuple[str, str, int, Phrase | None]:
+    def subject(self, word_pairs: set[tuple[str, str]]) -> tuple[str, str, int, Phrase | None]:
         """(English, Italian and a space, person 0 to 4, noun phrase)."""
         person = self.rng.choices(range(5), (2, 2, 6, 2, 2))[0]
         if person != 2:
             return _PRONOUNS[person] or "", "", person, None
-        phrase = self.noun_phrase(used, _PEOPLE)
+        phrase = self.noun_phrase(word_pairs, _PEOPLE)
         return phrase.english, f"{phrase.italian} ", 4 if phrase.plural else 2, phrase
 
-    def acts(self) -> Pair:
-        """Somebody does something to something."""
-        used: set[tuple[str, str]] = set()
+    def action(self) -> Pair:
+        """A sentence with a transitive verb."""
+        word_pairs: set[tuple[str, str]] = set()
         verb = self.rng.choice(_rows(_VERBS))
-        thing = self.noun_phrase(used)
-        used.add((verb[0], thing.noun))
-        more = ("", "")
+        thing = self.noun_phrase(word_pairs)
+        word_pairs.add((verb[0], thing.noun))
+        complement = ("", "")
         if self.rng.random() < 0.25:
-            more = self.preposition(self.noun_phrase(used, _PEOPLE), self.rng.choice(("of", "for", "with")))
-        return self._clause(verb, (thing.english, thing.italian), more, used)
+            complement = self.preposition(self.noun_phrase(word_pairs, _PEOPLE), self.rng.choice(("of", "for", "with")))
+        return self._clause(verb, (thing.english, thing.italian), complement, word_pairs)
 
-    def stands(self) -> Pair:
-        """Somebody does something somewhere."""
-        used: set[tuple[str, str]] = set()
-        where = self.preposition(self.noun_phrase(used, _PLACES), self.rng.choice(("in", "behind", "from", "to", "on")))
-        return self._clause(self.rng.choice(_rows(_INTRANSITIVE)), where, ("", ""), used)
+    def place(self) -> Pair:
+        """A sentence with an intransitive verb and a place."""
+        word_pairs: set[tuple[str, str]] = set()
+        location = self.preposition(
+            self.noun_phrase(word_pairs, _PLACES), self.rng.choice(("in", "behind", "from", "to", "on"))
+        )
+        return self._clause(self.rng.choice(_rows(_INTRANSITIVE)), location, ("", ""), word_pairs)
 
     def _clause(
-        self, verb: tuple[str, ...], rest: tuple[str, str], more: tuple[str, str], used: set[tuple[str, str]]
+        self,
+        verb: tuple[str, ...],
+        objects: tuple[str, str],
+        complement: tuple[str, str],
+        word_pairs: set[tuple[str, str]],
     ) -> Pair:
-        """Subject, verb in a tense, maybe not, maybe asked, and the rest."""
-        who, chi, person, _ = self.subject(used)
-        past, negated, asked = (self.rng.random() < p for p in (0.35, 0.25, 0.2))
-        third = person == 2
-        if asked or negated:
-            auxiliary = "did" if past else "does" if third else "do"
-            no = " not" if negated else ""
-            said = f"{auxiliary} {who}{no} {verb[0]}" if asked else f"{who} {auxiliary}{no} {verb[0]}"
+        """A clause in a random tense, possibly negated, possibly as a question."""
+        subject, italian_subject, person, _ = self.subject(word_pairs)
+        past, negated, is_question = (self.rng.random() < p for p in (0.35, 0.25, 0.2))
+        is_third = person == 2
+        if is_question or negated:
+            auxiliary = "did" if past else "does" if is_third else "do"
+            negation = " not" if negated else ""
+            english_clause = (
+                f"{auxiliary} {subject}{negation} {verb[0]}"
+                if is_question
+                else f"{subject} {auxiliary}{negation} {verb[0]}"
+            )
         else:
-            said = f"{who} {verb[2] if past else verb[1] if third else verb[0]}"
-        detto = f"{_HAVE[person]} {verb[8]}" if past else verb[3 + person]
-        english = " ".join(filter(None, (said, rest[0], more[0])))
-        italian = " ".join(filter(None, (f"{chi}{'non ' if negated else ''}{detto}", rest[1], more[1])))
-        return _ended(english, italian, asked, used)
+            english_clause = f"{subject} {verb[2] if past else verb[1] if is_third else verb[0]}"
+        italian_verb = f"{_HAVE[person]} {verb[8]}" if past else verb[3 + person]
+        english = " ".join(filter(None, (english_clause, objects[0], complement[0])))
+        italian = " ".join(
+            filter(None, (f"{italian_subject}{'non ' if negated else ''}{italian_verb}", objects[1], complement[1]))
+        )
+        return _ended(english, italian, is_question, word_pairs)
 
-    def is_so(self) -> Pair:
-        """Something is red."""
-        used: set[tuple[str, str]] = set()
-        thing = self.noun_phrase(used)
-        adjective = self.rng.choice(_rows(_BEHIND))
-        used.add((adjective[0], thing.noun))
+    def predicate(self) -> Pair:
+        """A sentence with a predicative adjective."""
+        word_pairs: set[tuple[str, str]] = set()
+        thing = self.noun_phrase(word_pairs)
+        adjective = self.rng.choice(_rows(_AFTER))
+        word_pairs.add((adjective[0], thing.noun))
         person, past, negated = 4 if thing.plural else 2, self.rng.random() < 0.4, self.rng.random() < 0.25
-        asked = self.rng.random() < 0.2
-        be, no = (_WAS if past else _AM)[person], " not" if negated else ""
-        subject = f"{be} {thing.english}{no}" if asked else f"{thing.english} {be}{no}"
-        essere = (_WAS_ITALIAN if past else _BE)[person]
-        italian = f"{thing.italian} {'non ' if negated else ''}{essere} {adjective[1 + thing.form]}"
-        return _ended(f"{subject} {adjective[0]}", italian, asked, used)
+        is_question = self.rng.random() < 0.2
+        copula, negation = (_WAS if past else _AM)[person], " not" if negated else ""
+        subject = f"{copula} {thing.english}{negation}" if is_question else f"{thing.english} {copula}{negation}"
+        italian_copula = (_WAS_ITALIAN if past else _BE)[person]
+        italian = f"{thing.italian} {'non ' if negated else ''}{italian_copula} {adjective[1 + thing.form]}"
+        return _ended(f"{subject} {adjective[0]}", italian, is_question, word_pairs)
 
-    def where(self) -> Pair:
-        """Where something is."""
-        used: set[tuple[str, str]] = set()
-        thing = self.noun_phrase(used)
+    def question(self) -> Pair:
+        """A question about a place."""
+        word_pairs: set[tuple[str, str]] = set()
+        thing = self.noun_phrase(word_pairs)
         english = f"where {'are' if thing.plural else 'is'} {thing.english}"
-        return _ended(english, f"{'dove sono ' if thing.plural else 'dov’è '}{thing.italian}", True, used)
+        return _ended(english, f"{'dove sono ' if thing.plural else 'dov’è '}{thing.italian}", True, word_pairs)
 
 
 def _cut(italian: str) -> tuple[str, str]:
-    """(definite article with what separates it, the rest)."""
+    """(definite article with its space or apostrophe, the rest)."""
     for article in ("l'", "lo ", "il ", "la ", "gli ", "i ", "le "):
         if italian.startswith(article):
             return article, italian[len(article) :]
     raise AssertionError(italian)
 
 
-def _ended(english: str, italian: str, asked: bool, used: set[tuple[str, str]]) -> Pair:
-    mark = "?" if asked else "."
-    return Pair(f"{english}{mark}", f"{italian}{mark}".replace("’", "'"), frozenset(used))
+def _ended(english: str, italian: str, is_question: bool, word_pairs: set[tuple[str, str]]) -> Pair:
+    mark = "?" if is_question else "."
+    return Pair(f"{english}{mark}", f"{italian}{mark}".replace("’", "'"), frozenset(word_pairs))
 
 
 def held_out_pairs(seed: int = 0) -> frozenset[tuple[str, str]]:
-    """Adjective with noun, and verb with noun: a twentieth of all, which training never sees together."""
+    """A twentieth of all adjective-noun and verb-noun pairs, which training never sees together."""
     nouns = tuple(_nouns())
-    words = [row[0] for row in (*_rows(_BEFORE), *_rows(_BEHIND), *_rows(_VERBS))]
-    every = [(word, noun) for word in words for noun in nouns]
-    return frozenset(Random(seed).sample(every, len(every) // 20))
+    words = [row[0] for row in (*_rows(_BEFORE), *_rows(_AFTER), *_rows(_VERBS))]
+    candidates = [(word, noun) for word in words for noun in nouns]
+    return frozenset(Random(seed).sample(candidates, len(candidates) // 20))
 
 
 def sentences(seed: int) -> Iterator[Pair]:
-    """Sentences without end, some of them more than once."""
-    speaker = _Speaker(Random(seed))
+    """An infinite stream of sentences, with repetitions."""
+    generator = _Generator(Random(seed))
     while True:
-        yield speaker.sentence()
+        yield generator.sentence()
 
 
 class Corpus(NamedTuple):
-    """Pairs to train on, and two sets that training has not seen: new sentences, and new pairs of words."""
+    """Training pairs and two test sets: new sentences, and sentences with held-out word pairs."""
 
     train: list[Pair]
     unseen_sentences: list[Pair]
@@ -317,13 +332,14 @@ class Corpus(NamedTuple):
 
 
 def make_corpus(train: int = 20_000, test: int = 500, seed: int = 0) -> Corpus:
-    """All English sentences in it differ; only those of `unseen_pairs` have a pair of words that was held out."""
-    out, seen, plain, other = held_out_pairs(seed), set(), [], []
+    """A corpus of distinct English sentences; only those of `unseen_pairs` contain held-out word pairs."""
+    held_out = held_out_pairs(seed)
+    sentence_set, regular, unseen = set(), [], []
     for pair in sentences(seed):
-        if pair.english in seen:
+        if pair.english in sentence_set:
             continue
-        seen.add(pair.english)
-        (other if pair.used & out else plain).append(pair)
-        if len(plain) >= train + test and len(other) >= test:
+        sentence_set.add(pair.english)
+        (unseen if pair.word_pairs & held_out else regular).append(pair)
+        if len(regular) >= train + test and len(unseen) >= test:
             break
-    return Corpus(plain[:train], plain[train : train + test], other[:test])
+    return Corpus(regular[:train], regular[train : train + test], unseen[:test])

@@ -1,4 +1,4 @@
-"""Flags of fairseq, `transformers`, Marian and OpenNMT, answered with ours."""
+"""Flags of fairseq, `transformers`, Marian and OpenNMT, with their equivalents in twinax."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,11 +6,11 @@ from .usage import UsageError
 
 
 def _table(*rows: tuple[str, str]) -> dict[str, str]:
-    """Their flag -> ours, from rows of several of theirs."""
-    return {theirs: ours for names, ours in rows for theirs in names.split()}
+    """Foreign flag -> flag of twinax; each row has several foreign flags."""
+    return {foreign: flag for names, flag in rows for foreign in names.split()}
 
 
-# Ours may have a value, or a remark in brackets.
+# A flag of twinax may have a value, or a remark in brackets.
 _TRAIN = _table(
     ("--lr --learning-rate -lr --learn-rate", "--training.learning-rate"),
     ("--warmup-steps --warmup-updates --lr-warmup --num-warmup-steps", "--training.warmup-updates"),
@@ -79,11 +79,11 @@ FOREIGN: dict[str, dict[str, str]] = {
 
 
 def check_flags(command: str, words: Sequence[str]) -> None:
-    """Raises: UsageError at the first flag of another toolkit, with the name that it has here."""
+    """Raises: UsageError at the first flag of another toolkit, with its equivalent in twinax."""
     for word in _flags(words):
-        if ours := FOREIGN.get(command, {}).get(word):
-            name, bracket, remark = ours.partition(" (")
-            raise UsageError(f"{word}: it is {name} here{bracket}{remark}")
+        if equivalent := FOREIGN.get(command, {}).get(word):
+            name, bracket, remark = equivalent.partition(" (")
+            raise UsageError(f"{word}: in twinax, use {name}{bracket}{remark}")
 
 
 def _flags(words: Sequence[str]) -> Iterable[str]:

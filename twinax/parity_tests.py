@@ -1,11 +1,11 @@
-"""Former place of `twinax.parity` and `twinax.audit`: its names still import from here, with one warning each."""
+"""Former module of `twinax.parity` and `twinax.audit`; its names can still be imported, with a warning each."""
 
 import warnings
 from importlib import import_module
 from typing import Any
 
-# name here -> (module, name there)
-_MOVED = {
+# old name -> (module, new name)
+_NEW_NAMES = {
     "compare": ("twinax.parity", "compare_arrays"),
     **{name: ("twinax.parity", name) for name in ("Criterion", "Finding", "Report")},
     **{name: ("twinax.audit", name) for name in ("assert_healthy", "audit")},
@@ -13,8 +13,8 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MOVED:
+    if name not in _NEW_NAMES:
         raise AttributeError(f"module 'twinax.parity_tests' has no attribute {name!r}")
-    module, new = _MOVED[name]
+    module, new = _NEW_NAMES[name]
     warnings.warn(f"twinax.parity_tests.{name} is now {module}.{new}", DeprecationWarning, stacklevel=2)
     return getattr(import_module(module), new)

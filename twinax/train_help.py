@@ -7,9 +7,9 @@ from rich.table import Column, Table
 
 from twinax.configs.run import RunConfig
 
-# Flag -> what it is. The defaults come from the run.
+# Flag -> description. The defaults come from the run.
 FIRST = {
-    "--src": "training text, a sentence per line (.gz too)",
+    "--src": "training text, one sentence per line (.gz too)",
     "--tgt": "its translations, line by line",
     "--valid-src": "validation text; by default a part of the training text is held out",
     "--valid-tgt": "its translations",
@@ -39,15 +39,15 @@ def show(prog: str, description: str, run: RunConfig, plot: bool) -> None:
     for paragraph in description.split("\n\n"):
         console.print(" ".join(paragraph.split()) + "\n", markup=False, highlight=False)
     table = Table(Column(no_wrap=True), Column(), show_header=False, box=None, padding=(0, 2, 0, 0))
-    for flag, what in FIRST.items():
+    for flag, text in FIRST.items():
         section, dot, name = flag.removeprefix("--").partition(".")
         default = f" (default: {_default(run, section, name)})" if dot else ""
-        table.add_row(flag, what + default)
+        table.add_row(flag, text + default)
     if plot:
         table.add_row("--plot", "picture of the lengths to write (.png, .pdf, .svg)")
-    table.add_row("--print-config", "print the run as JSON, and do nothing else")
+    table.add_row("--print-config", "print the run as JSON and exit")
     console.print(table, highlight=False)
-    console.print(f"\nevery setting: {prog} --help-all, or docs/settings.md", markup=False, highlight=False)
+    console.print(f"\nall settings: {prog} --help-all, or docs/settings.md", markup=False, highlight=False)
 
 
 def _default(run: RunConfig, section: str, name: str) -> Any:

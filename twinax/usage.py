@@ -1,4 +1,4 @@
-"""What the commands share: the cache of compiled programs, and how they say what is wrong or was assumed."""
+"""Shared by the commands: the compilation cache, one-line errors and notes on assumed settings."""
 
 import sys
 from collections.abc import Iterator
@@ -17,47 +17,47 @@ CheckpointPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHE
 
 
 class UsageError(Exception):
-    """What a person gave to the command cannot be used; the text is the one line that they see."""
+    """The command line cannot be used; the message is the one line that is printed."""
 
 
 def check_exists(*paths: str) -> None:
-    """Raises: UsageError where there is nothing, before seconds of imports."""
+    """Raises: UsageError if a path does not exist, before imports that take seconds."""
     for path in paths:
         if not exists(path):
             raise UsageError(f"{path}: there is no such file or directory")
 
 
 def check_folder(path: str | None) -> None:
-    """Raises: UsageError where a file cannot be written there, before anything is computed for it."""
+    """Raises: UsageError if a file cannot be written there, before anything is computed for it."""
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise UsageError(f"{path}: there is no directory {Path(path).parent}")
     if path is not None and Path(path).is_dir():
-        raise UsageError(f"{path}: is a directory; give the name of a file")
+        raise UsageError(f"{path}: is a directory; pass a file name")
 
 
 def check_picture(flag: str, path: str | None) -> None:
-    """Raises: UsageError where a picture cannot be written there."""
+    """Raises: UsageError if a picture cannot be written there."""
     check_folder(path)
     if path is not None and Path(path).suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"{flag} {path}: must end in .png, .pdf or .svg")
 
 
 def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
-    """Prints in one line what a published system's file does not state and was assumed, and how to set it."""
+    """Prints one line with the values assumed for settings that a published system's file does not state."""
     if checkpoint.assumed:
         from twinax.convert.file_layouts import describe_assumed
 
         print(f"twinax: {describe_assumed(name, checkpoint)}", file=sys.stderr)
 
 
-def keep_compiled_programs() -> None:
-    """Enable the cache of compiled programs; `import twinax` alone leaves JAX's settings as they are."""
+def enable_compilation_cache() -> None:
+    """Enables the compilation cache; `import twinax` alone does not change JAX's settings."""
     import_module("twinax.train.compilation_cache").use_compilation_cache()
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """What is wrong with files and settings, as our own errors say it, becomes the one line that a person sees."""
+    """Turns errors about files and settings into a UsageError, which is printed as one line."""
     try:
         yield
     except BrokenPipeError:

@@ -1,1 +1,1 @@
-"""Foreign checkpoints: for each layout one table of rules between its names and ours."""
+"""Layouts of foreign checkpoints: for each, a table of rules between Flax names and its names."""

@@ -18,11 +18,11 @@ FAMILY = Family(
     },
     defaults={},
     constants={
-        "normalize_before": (False, "transformers' BART is post-norm whatever it says"),
+        "normalize_before": (False, "transformers' BART is post-norm regardless of this setting"),
         "normalize_embedding": (True, "transformers' BART has a norm on its embeddings"),
-        "add_final_layer_norm": (False, "transformers' BART has no last norm"),
-        "static_position_embeddings": (False, "transformers' BART learns its positions"),
+        "add_final_layer_norm": (False, "transformers' BART has no final norm"),
+        "static_position_embeddings": (False, "transformers' BART has learned positions"),
         "extra_pos_embeddings": (2, "transformers' BART counts positions from row 2"),
     },
-    ignored=("model.encoder.version", "model.decoder.version"),
+    ignored_arrays=("model.encoder.version", "model.decoder.version"),
 )

@@ -1,11 +1,11 @@
-"""What a config.json of `transformers`' encoder-decoder families may say, and what each setting is to us.
+"""The settings in a config.json of `transformers`' encoder-decoder families, and their meaning in twinax.
 
-A name that stands in none of these tables, nor in a family's own, is refused.
+A setting that is in none of these tables, nor in a family's own, is rejected.
 """
 
 from typing import Any
 
-# theirs -> our config field of the same value
+# setting -> config field with the same value
 SETTINGS = {
     "d_model": "d_model",
     "encoder_layers": "num_encoder_layers",
@@ -26,10 +26,10 @@ SETTINGS = {
     "forced_bos_token_id": "forced_bos_id",
     "forced_eos_token_id": "forced_eos_id",
 }
-# Of these, what generation_config.json says counts where there is one, as in `generate`.
+# generation_config.json, if present, overrides these, as in `generate`.
 DECODING = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 
-# theirs -> (our config field, their value -> ours); of two names for one value the first is written
+# setting -> (config field, value of the setting -> value of the field); of two names for a value the first is written
 VALUES: dict[str, tuple[str, dict[Any, str]]] = {
     "activation_function": (
         "activation",
@@ -44,10 +44,10 @@ VALUES: dict[str, tuple[str, dict[Any, str]]] = {
     ),
     "scale_embedding": ("embedding_scale", {True: "sqrt_d_model", False: "none"}),
 }
-# Settings that become our fields in some other way; the last two where a family has them.
-OTHERS = ("dropout", "vocab_size", "tie_word_embeddings", "dtype", "torch_dtype")
+# Settings that determine config fields in other ways; the second group exists in some families only.
+DERIVED = ("dropout", "vocab_size", "tie_word_embeddings", "dtype", "torch_dtype")
 SEPARATE_EMBEDDINGS = ("share_encoder_decoder_embeddings", "decoder_vocab_size")
-# What a setting is where config.json leaves it out; a family's own differ in part.
+# Values of settings missing from config.json; a family's own defaults override them.
 DEFAULTS: dict[str, Any] = {
     "d_model": 1024,
     "encoder_layers": 12,
@@ -74,31 +74,31 @@ DEFAULTS: dict[str, Any] = {
     "forced_eos_token_id": 2,
     "share_encoder_decoder_embeddings": True,
     "decoder_vocab_size": None,  # None: vocab_size
-    "dtype": None,  # None: that of the weights
+    "dtype": None,  # None: the dtype of the weights
 }
 
-# another name -> the setting that it must agree with
+# alias -> the setting that it must equal
 ALIASES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
     "num_attention_heads": "encoder_attention_heads",
 }
 
-# Settings with one value that we have, and what another would mean.
+# Settings with a single supported value, and the reason.
 CONSTANTS: dict[str, tuple[Any, str]] = {
-    "is_encoder_decoder": (True, "twinax has encoders with decoders only"),
-    "is_decoder": (False, "twinax has encoders with decoders only"),
-    "add_cross_attention": (False, "twinax has encoders with decoders only"),
+    "is_encoder_decoder": (True, "twinax supports encoder-decoders only"),
+    "is_decoder": (False, "twinax supports encoder-decoders only"),
+    "add_cross_attention": (False, "twinax supports encoder-decoders only"),
     "tie_encoder_decoder": (False, "twinax does not share layers between encoder and decoder"),
-    "torchscript": (False, "it breaks the ties of the embeddings"),
-    "chunk_size_feed_forward": (0, "twinax does not cut the feed-forward network into chunks"),
-    "pruned_heads": ({}, "twinax prunes no heads"),
+    "torchscript": (False, "it breaks the tying of the embeddings"),
+    "chunk_size_feed_forward": (0, "twinax does not split the feed-forward network into chunks"),
+    "pruned_heads": ({}, "twinax does not support pruned heads"),
     "do_blenderbot_90_layernorm": (False, "twinax adds positions before the norm of the embeddings"),
-    "use_bfloat16": (False, "dtype is the setting that counts"),
+    "use_bfloat16": (False, "the dtype is set by dtype"),
 }
 
-# Settings of decoding and book-keeping, which change nothing in what the model computes: kept and written back.
-_KEPT = """
+# Settings of decoding and bookkeeping, which do not affect the model's computation; they are written back.
+_IGNORED = """
 _attn_implementation_autoset _commit_hash _name_or_path _num_labels add_bias_logits architectures bad_words_ids
 begin_suppress_tokens classif_dropout classifier_dropout cross_attention_hidden_size diversity_penalty do_sample
 early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty extra_pos_embeddings finetuning_task
@@ -109,4 +109,4 @@ remove_invalid_values renormalize_logits repetition_penalty return_dict return_d
 suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p transformers_version
 typical_p use_cache xla_device
 """
-KEPT = frozenset(_KEPT.split())
+IGNORED = frozenset(_IGNORED.split())

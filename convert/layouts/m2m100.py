@@ -1,4 +1,4 @@
-"""M2M100 (`M2M100ForConditionalGeneration`): pre-norm with a last norm, fixed positions that leave padding out.
+"""M2M100 (`M2M100ForConditionalGeneration`): pre-norm with a final norm, fixed positions that skip padding.
 
 Source: Fan et al. 2021, "Beyond English-Centric Multilingual Machine Translation"; `transformers`' M2M100.
 """
@@ -13,9 +13,9 @@ from .hugging_face import FINAL_NORMS, LAYERS, Family
 
 
 def position_table(config: TransformerConfig) -> np.ndarray:
-    """The table (rows, D) as float32 arithmetic gives it: sin and cos of rounded angles, zeros in the pad id's row.
+    """The table (rows, D) in float32 arithmetic: sin and cos of rounded angles, zeros in the pad id's row.
 
-    Its exact values are up to 7e-5 away at 1,024 positions, and no file holds it, so PyTorch has to compute it.
+    It differs from the exact values by up to 7e-5 at 1,024 positions. No file holds it, so PyTorch has to compute it.
 
     Raises:
         ConversionError: PyTorch is not installed.
@@ -54,13 +54,13 @@ FAMILY = Family(
         "forced_eos_token_id": None,
     },
     constants={
-        "normalize_before": (True, "transformers' M2M100 is pre-norm whatever it says"),
+        "normalize_before": (True, "transformers' M2M100 is pre-norm regardless of this setting"),
         "normalize_embedding": (False, "transformers' M2M100 has no norm on its embeddings"),
-        "add_final_layer_norm": (True, "transformers' M2M100 has a last norm"),
+        "add_final_layer_norm": (True, "transformers' M2M100 has a final norm"),
         "static_position_embeddings": (True, "transformers' M2M100 has fixed positions"),
     },
     multilingual=True,
     saves_tables=False,
-    ignored=("model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"),
+    ignored_arrays=("model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights"),
     position_table=position_table,
 )

@@ -1,4 +1,4 @@
-"""Marian (`MarianMTModel`), as OPUS-MT publishes it: post-norm, fixed positions, embeddings shared or not.
+"""Marian (`MarianMTModel`), as published by OPUS-MT: post-norm, fixed positions, shared or separate embeddings.
 
 Source: Junczys-Dowmunt et al. 2018, "Marian: Fast Neural Machine Translation in C++"; `transformers`' Marian.
 """
@@ -23,9 +23,9 @@ FAMILY = Family(
         "forced_eos_token_id": 0,
     },
     constants={
-        "normalize_before": (False, "transformers' Marian is post-norm whatever it says"),
+        "normalize_before": (False, "transformers' Marian is post-norm regardless of this setting"),
         "normalize_embedding": (False, "transformers' Marian has no norm on its embeddings"),
-        "add_final_layer_norm": (False, "transformers' Marian has no last norm"),
+        "add_final_layer_norm": (False, "transformers' Marian has no final norm"),
         "static_position_embeddings": (True, "transformers' Marian has fixed positions"),
     },
     separate_embeddings=True,

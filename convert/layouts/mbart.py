@@ -1,4 +1,4 @@
-"""mBART (`MBartForConditionalGeneration`): pre-norm with a last norm, else as BART; decoding is told its language.
+"""mBART (`MBartForConditionalGeneration`): BART with pre-norm and a final norm; decoding starts with a language token.
 
 Source: Liu et al. 2020, "Multilingual Denoising Pre-training for Neural Machine Translation"; `transformers`' mBART.
 """
@@ -19,10 +19,10 @@ FAMILY = Family(
     },
     defaults={"decoder_start_token_id": None},
     constants={
-        "normalize_before": (True, "transformers' mBART is pre-norm whatever it says"),
+        "normalize_before": (True, "transformers' mBART is pre-norm regardless of this setting"),
         "normalize_embedding": (True, "transformers' mBART has a norm on its embeddings"),
-        "add_final_layer_norm": (True, "transformers' mBART has a last norm"),
-        "static_position_embeddings": (False, "transformers' mBART learns its positions"),
+        "add_final_layer_norm": (True, "transformers' mBART has a final norm"),
+        "static_position_embeddings": (False, "transformers' mBART has learned positions"),
         "extra_pos_embeddings": (2, "transformers' mBART counts positions from row 2"),
     },
     multilingual=True,

@@ -1,4 +1,4 @@
-"""Pegasus (`PegasusForConditionalGeneration`): pre-norm with a last norm, fixed positions.
+"""Pegasus (`PegasusForConditionalGeneration`): pre-norm with a final norm, fixed positions.
 
 Source: Zhang et al. 2020, "PEGASUS: Pre-training with Extracted Gap-sentences"; `transformers`' Pegasus.
 """
@@ -23,9 +23,9 @@ FAMILY = Family(
         "forced_eos_token_id": 1,
     },
     constants={
-        "normalize_before": (True, "transformers' Pegasus is pre-norm whatever it says"),
+        "normalize_before": (True, "transformers' Pegasus is pre-norm regardless of this setting"),
         "normalize_embedding": (False, "transformers' Pegasus has no norm on its embeddings"),
-        "add_final_layer_norm": (True, "transformers' Pegasus has a last norm"),
+        "add_final_layer_norm": (True, "transformers' Pegasus has a final norm"),
         "static_position_embeddings": (True, "transformers' Pegasus has fixed positions"),
     },
 )

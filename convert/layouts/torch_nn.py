@@ -1,7 +1,7 @@
 """`torch.nn.Transformer` and `torch.nn.MultiheadAttention`: their names, settings and packed projections.
 
-`torch.nn.Transformer` is an encoder and a decoder without embeddings, positions and output layer; the config fields for
-those are the caller's.
+`torch.nn.Transformer` has an encoder and a decoder, but no embeddings, positions or output layer. The caller sets the
+config fields of those.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, Rule, Spec, Transform, target
 from .hugging_face import canonical
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-# Fields of what is around encoder and decoder, and those that change no value of a function in evaluation.
+# Fields of the parts outside encoder and decoder, and fields that do not affect evaluation.
 _OUTSIDE = (
     *("max_length", "shared_embeddings", "embedding_norm", "embedding_scale", "embedding_padding", "decoder_start"),
     *("positions", "position_counting", "position_offset", "position_table_length"),
@@ -32,7 +32,7 @@ _OUTSIDE = (
     *("pad_id", "bos_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id"),
     *("score_scaling", "compute_dtype"),
 )
-# (sublayer of ours, its norm here) -> (theirs, its norm there), a layer
+# sublayer -> (torch's name of the attention, torch's name of the norm), per layer
 _ENCODER = {"self_attention": ("self_attn", "norm1"), "feed_forward": ("", "norm2")}
 _DECODER = {
     "self_attention": ("self_attn", "norm1"),
@@ -41,55 +41,55 @@ _DECODER = {
 }
 
 
-def attention_rules(ours: str, theirs: str, bias: bool) -> list[Rule]:
-    """Rules of one attention; the arguments are prefixes that end in a dot, or are empty."""
-    kernels = tuple(f"{ours}{name}.kernel" for name in _QKV)
+def attention_rules(source: str, target: str, bias: bool) -> list[Rule]:
+    """The rules of one attention; `source` and `target` are prefixes that are empty or end with a dot."""
+    kernels = tuple(f"{source}{name}.kernel" for name in _QKV)
     rules = [
-        Rule(kernels, (f"{theirs}in_proj_weight",), PACK_QKV),
-        *_linear(f"{ours}out_proj", f"{theirs}out_proj", bias),
+        Rule(kernels, (f"{target}in_proj_weight",), PACK_QKV),
+        *_linear(f"{source}out_proj", f"{target}out_proj", bias),
     ]
     if bias:
-        rules.append(Rule(tuple(f"{ours}{name}.bias" for name in _QKV), (f"{theirs}in_proj_bias",), PACK_QKV))
+        rules.append(Rule(tuple(f"{source}{name}.bias" for name in _QKV), (f"{target}in_proj_bias",), PACK_QKV))
     return rules
 
 
 def transformer_rules(fields: dict[str, Any], prefix: str = "") -> list[Rule]:
-    """Rules of a whole `torch.nn.Transformer` with these config fields, from our names to its, after a prefix."""
+    """The rules from Flax names to a `torch.nn.Transformer` with these config fields; its names get the prefix."""
     bias, rules = fields["ffn_bias"], []
     stacks = (("encoder", fields["num_encoder_layers"], _ENCODER), ("decoder", fields["num_decoder_layers"], _DECODER))
     for stack, num_layers, table in stacks:
         for layer in (f"{stack}.layers.{i}." for i in range(num_layers)):
-            there = f"{prefix}{layer}"
-            for sublayer, (theirs, norm) in table.items():
-                rules += _norm(f"{layer}{sublayer}_residual.norm", f"{there}{norm}", bias)
-                if theirs:
-                    rules += attention_rules(f"{layer}{sublayer}.", f"{there}{theirs}.", bias)
-            rules += _linear(f"{layer}feed_forward.inner_proj", f"{there}linear1", bias)
-            rules += _linear(f"{layer}feed_forward.outer_proj", f"{there}linear2", bias)
+            target = f"{prefix}{layer}"
+            for sublayer, (attention, norm) in table.items():
+                rules += _norm(f"{layer}{sublayer}_residual.norm", f"{target}{norm}", bias)
+                if attention:
+                    rules += attention_rules(f"{layer}{sublayer}.", f"{target}{attention}.", bias)
+            rules += _linear(f"{layer}feed_forward.inner_proj", f"{target}linear1", bias)
+            rules += _linear(f"{layer}feed_forward.outer_proj", f"{target}linear2", bias)
         if fields["final_norm"]:
             rules += _norm(f"{stack}.final_norm", f"{prefix}{stack}.norm", bias)
     return rules
 
 
 def read_transformer(module: nn.Transformer) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(config fields, our encoder and decoder arrays by name) of a `torch.nn.Transformer`.
+    """(config fields, encoder and decoder arrays by Flax name) of a `torch.nn.Transformer`.
 
     Raises:
-        ConversionError: lists every setting that our model does not have, or that differs between layers.
+        ConversionError: lists every setting that twinax does not support, or that differs between layers.
     """
     fields = _transformer_fields(module)
     return fields, _read(module, transformer_rules(fields), _specs(fields, ("encoder.", "decoder.")))
 
 
 def fields_of(config: TransformerConfig) -> dict[str, Any]:
-    """The config fields of the `torch.nn.Transformer` that a model of this config has in its middle.
+    """The config fields of the `torch.nn.Transformer` that is equivalent to a config's encoder and decoder.
 
     Raises:
-        ConversionError: lists every field in which none is like it.
+        ConversionError: lists every field that no `torch.nn.Transformer` matches.
     """
     config = canonical(config)
     try:
-        with warnings.catch_warnings(action="ignore"):  # of its fast path, which no parameter depends on
+        with warnings.catch_warnings(action="ignore"):  # about its fast path, which does not affect parameters
             module = nn.Transformer(
                 config.d_model,
                 config.num_heads,
@@ -102,22 +102,22 @@ def fields_of(config: TransformerConfig) -> dict[str, Any]:
                 device="meta",
                 dtype=getattr(torch, config.param_dtype),
             )
-    except AssertionError as error:  # d_model that its heads do not divide
+    except AssertionError as error:  # d_model is not divisible by the number of heads
         raise ConversionError(f"torch.nn.Transformer has no such model: {error}") from None
-    known: dict[str, Any] = {name: function for function, name in _ACTIVATIONS.items()}
-    known["gelu_tanh"] = nn.GELU("tanh")
+    activations: dict[str, Any] = {name: function for function, name in _ACTIVATIONS.items()}
+    activations["gelu_tanh"] = nn.GELU("tanh")
     layers: list[Any] = [*module.encoder.layers, *module.decoder.layers]
     for layer in layers:
-        layer.activation = known[config.activation]
+        layer.activation = activations[config.activation]
     if not config.final_norm:
         module.encoder.norm = module.decoder.norm = None
     fields = _transformer_fields(module)
     sizes = {"src_vocab_size": config.src_vocab_size, "tgt_vocab_size": config.tgt_vocab_size}
-    like = TransformerConfig(**sizes, **fields).replace(**{name: getattr(config, name) for name in _OUTSIDE})
+    nearest = TransformerConfig(**sizes, **fields).replace(**{name: getattr(config, name) for name in _OUTSIDE})
     problems = [
-        f"{name}={getattr(config, name)!r}: there it is {getattr(like, name)!r}"
+        f"{name}={getattr(config, name)!r}: must be {getattr(nearest, name)!r}"
         for name in (f.name for f in dataclasses.fields(config))
-        if getattr(config, name) != getattr(like, name)
+        if getattr(config, name) != getattr(nearest, name)
     ]
     if problems:
         raise ConversionError("torch.nn.Transformer has no such model:\n  " + "\n  ".join(problems))
@@ -125,21 +125,21 @@ def fields_of(config: TransformerConfig) -> dict[str, Any]:
 
 
 def write_transformer(arrays: Mapping[str, np.ndarray], fields: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The state dict of the `torch.nn.Transformer` that `read_transformer` would read so.
+    """The state dict of a `torch.nn.Transformer`; the inverse of `read_transformer`.
 
     Raises:
         ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
     specs = _specs(fields, ("encoder.", "decoder."))
-    translated = translate(transformer_rules(fields), arrays, specs)
-    return {name: to_torch_tensor(a) for name, a in translated.items()}
+    targets = translate(transformer_rules(fields), arrays, specs)
+    return {name: to_torch_tensor(a) for name, a in targets.items()}
 
 
 def read_attention(module: nn.MultiheadAttention) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(config fields, our arrays by name within the attention) of a `torch.nn.MultiheadAttention`.
+    """(config fields, arrays by Flax name within the attention) of a `torch.nn.MultiheadAttention`.
 
     Raises:
-        ConversionError: lists every setting that our model does not have.
+        ConversionError: lists every setting that twinax does not support.
     """
     problems: list[str] = []
     fields = _attention_fields("attention", module, problems)
@@ -159,7 +159,7 @@ def _read(module: nn.Module, rules: list[Rule], specs: dict[str, Spec]) -> dict[
 
 
 def _specs(fields: dict[str, Any], prefixes: tuple[str, ...]) -> dict[str, Spec]:
-    """Our arrays under these prefixes in a model of these fields; the vocabulary is none of torch.nn's."""
+    """Specs of the Flax arrays with these prefixes; torch.nn has no vocabulary, so any size will do."""
     specs = flax_specs(TransformerConfig(src_vocab_size=3, tgt_vocab_size=3, positions="none", **fields))
     return {name: spec for name, spec in specs.items() if name.startswith(prefixes)}
 
@@ -168,24 +168,24 @@ def _dtype(module: nn.Module) -> str:
     return str(next(module.parameters()).dtype).removeprefix("torch.")
 
 
-def _linear(ours: str, theirs: str, bias: bool) -> list[Rule]:
-    return _pair(ours, theirs, "kernel", TRANSPOSE, bias)
+def _linear(source: str, target: str, bias: bool) -> list[Rule]:
+    return _pair(source, target, "kernel", TRANSPOSE, bias)
 
 
-def _norm(ours: str, theirs: str, bias: bool) -> list[Rule]:
-    return _pair(ours, theirs, "scale", IDENTITY, bias)
+def _norm(source: str, target: str, bias: bool) -> list[Rule]:
+    return _pair(source, target, "scale", IDENTITY, bias)
 
 
-def _pair(ours: str, theirs: str, leaf: str, transform: Transform, bias: bool) -> list[Rule]:
-    rules = [Rule((f"{ours}.{leaf}",), (f"{theirs}.weight",), transform)]
-    return [*rules, Rule((f"{ours}.bias",), (f"{theirs}.bias",))] if bias else rules
+def _pair(source: str, target: str, leaf: str, transform: Transform, bias: bool) -> list[Rule]:
+    rules = [Rule((f"{source}.{leaf}",), (f"{target}.weight",), transform)]
+    return [*rules, Rule((f"{source}.bias",), (f"{target}.bias",))] if bias else rules
 
 
 def _transformer_fields(module: nn.Transformer) -> dict[str, Any]:
     problems: list[str] = []
     encoder, decoder = module.encoder, module.decoder
     if type(encoder) is not nn.TransformerEncoder or type(decoder) is not nn.TransformerDecoder:
-        raise ConversionError("torch.nn.Transformer with a custom encoder or decoder: only the built-in ones are known")
+        raise ConversionError("torch.nn.Transformer: custom encoders and decoders are not supported")
     fields: dict[str, Any] = {
         "norm": "layer_norm",
         "norm_scale": True,
@@ -209,7 +209,7 @@ def _transformer_fields(module: nn.Transformer) -> dict[str, Any]:
 
 def _layer_fields(path: str, layer: Any, problems: list[str]) -> dict[str, Any]:
     if type(layer) not in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
-        problems.append(f"{path}: a {type(layer).__name__} is not known")
+        problems.append(f"{path}: a {type(layer).__name__} is not supported")
         return {}
     fields: dict[str, Any] = {"norm_placement": "pre" if layer.norm_first else "post"}
     fields["activation"] = _activation(path, layer.activation, problems)
@@ -227,9 +227,9 @@ def _layer_fields(path: str, layer: Any, problems: list[str]) -> dict[str, Any]:
 
 def _attention_fields(path: str, module: nn.MultiheadAttention, problems: list[str]) -> dict[str, Any]:
     if not module._qkv_same_embed_dim:
-        problems.append(f"{path}: kdim and vdim other than embed_dim are not known")
+        problems.append(f"{path}: kdim and vdim other than embed_dim are not supported")
     if module.bias_k is not None or module.add_zero_attn:
-        problems.append(f"{path}: add_bias_kv and add_zero_attn are not known")
+        problems.append(f"{path}: add_bias_kv and add_zero_attn are not supported")
     bias = module.in_proj_bias is not None
     fields: dict[str, Any] = {f"{name}_bias": bias for name in (*_QKV, "out_proj")}
     return fields | {"d_model": module.embed_dim, "num_heads": module.num_heads, "attention_dropout": module.dropout}
@@ -237,7 +237,7 @@ def _attention_fields(path: str, module: nn.MultiheadAttention, problems: list[s
 
 def _norm_fields(path: str, module: nn.Module, problems: list[str]) -> dict[str, Any]:
     if type(module) is not nn.LayerNorm or module.weight is None:
-        problems.append(f"{path}: a {type(module).__name__} is not known here, only LayerNorm with a gain")
+        problems.append(f"{path}: a {type(module).__name__} is not supported, only LayerNorm with a gain")
         return {}
     return {"norm_eps": module.eps, "norm_bias": module.bias is not None}
 
@@ -258,16 +258,16 @@ def _activation(path: str, activation: Any, problems: list[str]) -> str | None:
     if type(activation) is nn.GELU:
         return "gelu" if activation.approximate == "none" else "gelu_tanh"
     if activation not in _ACTIVATIONS:
-        problems.append(f"{path}: the activation {activation!r} is not known")
+        problems.append(f"{path}: the activation {activation!r} is not supported")
     return _ACTIVATIONS.get(activation)
 
 
-def _merge(fields: dict[str, Any], more: dict[str, Any], path: str, problems: list[str]) -> None:
-    for name, value in more.items():
+def _merge(fields: dict[str, Any], additions: dict[str, Any], path: str, problems: list[str]) -> None:
+    for name, value in additions.items():
         if fields.setdefault(name, value) != value:
             problems.append(f"{path}: {name} is {value!r}, elsewhere {fields[name]!r}")
 
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        raise ConversionError("torch.nn settings that the model does not have:\n  " + "\n  ".join(problems))
+        raise ConversionError("torch.nn settings that twinax does not support:\n  " + "\n  ".join(problems))

@@ -104,8 +104,8 @@ CONVERSION = (
     Mutation(
         "what was assumed is not said",
         "convert.layouts.published.PublishedLayout.assumptions",
-        "if field not in given]",
-        "if field not in given and field != 'num_heads']",
+        "if f not in overrides]",
+        "if f not in overrides and f != 'num_heads']",
         _FILES,
     ),
     Mutation(
@@ -146,7 +146,7 @@ CONVERSION = (
     Mutation(
         "spaCy does not split the text of a vocabulary",
         "train.data.pretrained.load_for_model",
-        'config.languages[side] if config.languages and place.suffix == ".txt" else None',
+        'config.languages[side] if config.languages and location.suffix == ".txt" else None',
         "None",
         _TEXT,
     ),
@@ -188,14 +188,14 @@ CONVERSION = (
     Mutation(
         "the decoder starts with the published BOS",
         "convert.layouts.published.PublishedLayout.config",
-        'dtypes["decoder_start_id"] = given["bos_id"]',
+        'dtypes["decoder_start_id"] = overrides["bos_id"]',
         "pass",
         _FILES,
     ),
     Mutation(
         "a vocabulary of other ids is taken",
         "train.data.pretrained.load_for_model",
-        "_check_ids(place, fast, model, config)",
+        "_check_ids(location, fast, model, config)",
         "pass",
         _FILES,
     ),
@@ -208,9 +208,9 @@ CONVERSION = (
     ),
     Mutation(
         "the scale in jadore801120's settings is not read",
-        "published.jadore801120.layout._stated",
-        'if tied and scaled in ("prj", "emb", "none"):',
-        "if tied and not scaled:",
+        "published.jadore801120.layout._stated_fields",
+        'if tied and scale in ("prj", "emb", "none"):',
+        "if tied and not scale:",
         _FILES,
     ),
 )

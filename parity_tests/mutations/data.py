@@ -18,7 +18,7 @@ DATA = (
     ),
     Mutation(
         "the data's seed is ignored",
-        "train.data.prepare.Prepared.batches",
+        "train.data.prepare.PreparedRun.batches",
         "self.run.training.seed",
         "0",
         _BOOKS,
@@ -33,14 +33,14 @@ DATA = (
     Mutation(
         "pairs of a batch are neighbours of the corpus",
         "train.data.buckets.plan_epoch",
-        "rng.permutation(len(lengths)), np.array(",
-        "np.arange(len(lengths)), np.array(",
+        "shuffled = rng.permutation(len(lengths))",
+        "shuffled = np.arange(len(lengths))",
         _BOOKS,
     ),
     Mutation(
         "pairs that fill no batch are dropped",
         "train.data.buckets.plan_epoch",
-        "waiting[nearest] = np.concatenate([waiting[nearest], rows.pop()])",
+        "waiting[next_larger] = np.concatenate([waiting[next_larger], rows.pop()])",
         "rows.pop()",
         _BUCKETS,
     ),
@@ -82,15 +82,15 @@ DATA = (
     Mutation(
         "held-out pairs are trained on too",
         "train.data.prepare._split",
-        "[p for p, out in zip(pairs, is_out, strict=True) if not out]",
-        "[p for p, out in zip(pairs, is_out, strict=True)]",
+        "[pairs[i] for i in np.flatnonzero(~mask)]",
+        "pairs",
         (*_DATASET, "tests/test_recipes.py::test_scan"),
     ),
     Mutation(
         "columns exchanged",
         "train.data.corpus._tab_separated",
-        "yield fields[at[0]], fields[at[1]]",
-        "yield fields[at[1]], fields[at[0]]",
+        "yield fields[indices[0]], fields[indices[1]]",
+        "yield fields[indices[1]], fields[indices[0]]",
         _CORPUS,
     ),
     Mutation(

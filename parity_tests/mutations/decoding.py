@@ -82,7 +82,7 @@ DECODING = (
     ),
     Mutation(
         "padding counts in scores",
-        "formulas.decoding.counted",
+        "formulas.decoding.target_mask",
         "return ~padding |",
         "return padding | ~padding |",
         _SCORES,
@@ -139,8 +139,8 @@ DECODING = (
     Mutation(
         "cached position is 0 at every step",
         "flax_transformer.decode._next",
-        "positions = jnp.broadcast_to(counted, batch * beam_size)",
-        "positions = jnp.broadcast_to(0 * counted, batch * beam_size)",
+        "positions = jnp.broadcast_to(counts, batch * beam_size)",
+        "positions = jnp.broadcast_to(0 * counts, batch * beam_size)",
         _SEARCH,
     ),
     Mutation(
@@ -188,15 +188,15 @@ DECODING = (
     Mutation(
         "leftover's limit does not count the start",
         "published.leftover.recipe",
-        "START_TOKENS_COUNTED = 1",
-        "START_TOKENS_COUNTED = 0",
+        "COUNTED_START_TOKENS = 1",
+        "COUNTED_START_TOKENS = 0",
         ("tests/test_recipes.py::test_leftover_counts_the_start_token",),
     ),
     Mutation(
         "jadore801120 decodes with the scale that it leaves out",
         "published.jadore801120.recipe",
-        'DECODED_WRONGLY: dict[str, Any] = {"logit_scale": "none"}',
-        "DECODED_WRONGLY: dict[str, Any] = {}",
+        'DECODING_MISTAKES: dict[str, Any] = {"logit_scale": "none"}',
+        "DECODING_MISTAKES: dict[str, Any] = {}",
         ("parity_tests/test_published.py::test_decoding[jadore801120-True]",),
     ),
     Mutation(

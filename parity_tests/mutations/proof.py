@@ -13,22 +13,22 @@ PROOF = (
     Mutation(
         "the ratio of errors is inverted",
         "parity.ladder._Errors.ratios",
-        "np.sqrt(flax / other)",
-        "np.sqrt(other / flax)",
+        "np.sqrt(flax / pytorch)",
+        "np.sqrt(pytorch / flax)",
         _PROOF,
     ),
     Mutation(
         "errors are Flax' alone",
         "parity.ladder._Errors.add",
-        "for side in (flax, other)]",
+        "for side in (flax, pytorch)]",
         "for side in (flax, flax)]",
         _PROOF,
     ),
     Mutation(
         "the narrow run is PyTorch's twice",
         "parity.ladder._run_both",
-        "return flatten(narrow), flatten(other)",
-        "return flatten(other), flatten(other)",
+        "return flatten(flax_outputs), flatten(pytorch_outputs)",
+        "return flatten(pytorch_outputs), flatten(pytorch_outputs)",
         _EPSILON,
     ),
     Mutation(
@@ -41,8 +41,8 @@ PROOF = (
     Mutation(
         "what was resumed is compared with itself",
         "parity.trajectories.resumes",
-        "np.array_equal(end[name], again[name])",
-        "np.array_equal(again[name], again[name])",
+        "np.array_equal(params[name], resumed_params[name])",
+        "np.array_equal(resumed_params[name], resumed_params[name])",
         _TRAJECTORY,
     ),
     Mutation(

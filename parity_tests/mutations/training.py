@@ -133,7 +133,7 @@ TRAINING = (
     Mutation(
         "a parameter without gradient is decayed",
         "train.optimizers.make_optimizer",
-        "and name not in left_out for name in params",
+        "and name not in undecayed for name in params",
         "for name in params",
         _OPTIMIZERS,
     ),

@@ -1,4 +1,4 @@
-"""annotated_transformer: projections are numbered q, k, v, output; gains and shifts are a_2 and b_2."""
+"""Layout of annotated_transformer: projections are numbered q, k, v, output; gains and shifts are a_2 and b_2."""
 
 from typing import Any
 

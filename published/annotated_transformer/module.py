@@ -1,7 +1,7 @@
-"""annotated_transformer: the model of harvardnlp's Annotated Transformer; written anew from what its code computes.
+"""annotated_transformer: a reimplementation of the model of harvardnlp's Annotated Transformer.
 
-As published, dropout of attention weights stays 0.1 whatever the setting; `as_published=False` has it follow. Its other
-mistakes are in how it is trained.
+As published, dropout of attention weights is always 0.1; with `as_published=False` it follows the setting. The other
+mistakes are in its training.
 
 Letters: B batch, S source length, T target length, L either, D d_model, V vocabulary.
 """
@@ -17,7 +17,7 @@ FILL = -1e9
 
 
 class LayerNorm(nn.Module):
-    """a_2 · (x - mean) / (sample deviation + eps) + b_2."""
+    """a_2 · (x - mean) / (sample standard deviation + eps) + b_2."""
 
     def __init__(self, d_model: int, eps: float = 1e-6):
         super().__init__()
@@ -40,7 +40,7 @@ class SublayerConnection(nn.Module):
 
 
 class MultiHeadedAttention(nn.Module):
-    """softmax(q kᵀ / sqrt(d_k)) v, with q, k, v and the output by `linears` 0 to 3."""
+    """softmax(q kᵀ / sqrt(d_k)) v; `linears` 0 to 3 are the projections of q, k, v and the output."""
 
     def __init__(self, h: int, d_model: int, dropout: float):
         super().__init__()
@@ -107,7 +107,7 @@ class DecoderLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers one after the other, and a last norm."""
+    """A stack of layers and a final norm."""
 
     def __init__(self, layers: Iterable[nn.Module], d_model: int):
         super().__init__()
@@ -131,7 +131,7 @@ class Embeddings(nn.Module):
 
 
 class PositionalEncoding(nn.Module):
-    """dropout(x + sin and cos of position · exp(-2k/D · log 10000)), the table in float32 throughout."""
+    """dropout(x + sin and cos of position · exp(-2k/D · log 10000)), with the table computed in float32."""
 
     def __init__(self, d_model: int, dropout: float, rows: int = 5000):
         super().__init__()
@@ -156,7 +156,7 @@ class Generator(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The decoder's output (B, T, D) of ids and their masks; `generator` makes log-probabilities of it."""
+    """The decoder's output (B, T, D) for ids and their masks; `generator` maps it to log-probabilities."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ def make_masks(
 def greedy_decode(
     model: Transformer, src: Int[Tensor, "B S"], src_mask: Bool[Tensor, "B 1 S"], max_len: int, start: int
 ) -> Int[Tensor, "B max_len"]:
-    """The likeliest token at each step; goes on past the end."""
+    """Greedy decoding; does not stop at EOS."""
     memory, tgt = model.encode(src, src_mask), torch.full((len(src), 1), start)
     for length in range(1, max_len):
         causal = torch.ones(1, length, length, dtype=torch.bool).tril()

@@ -1,4 +1,4 @@
-"""The module of annotated_transformer as an oracle."""
+"""Oracle of annotated_transformer."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def _call(model: Transformer, src: Tensor, tgt: Tensor, pad_id: int) -> Tensor:
 
 
 def _decode(model: Transformer, src: Tensor, pad_id: int, bos_id: int, eos_id: int, longest: int) -> list[int]:
-    """Its limit includes the start token."""
+    """Decode; the published limit includes the start token."""
     keep = torch.ones(1, 1, src.shape[1], dtype=torch.bool)
     return greedy_decode(model, src, keep, longest + 1, bos_id)[0, 1:].tolist()
 

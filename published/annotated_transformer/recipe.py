@@ -1,7 +1,7 @@
 """annotated_transformer: harvardnlp's Annotated Transformer.
 
-Its mistakes are not the model's but its training's. That its dropout of attention weights does not follow its setting
-is none of the config, which has a rate for each site.
+Its mistakes concern training, not the model. Its dropout of attention weights ignores the setting; the config cannot
+express this, because it has one rate per dropout site.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ _TRAINING_REPAIRS: dict[str, Any] = {"schedule": "noam", "first_update": 1, "red
 
 _BREAKS: dict[str, str] = {
     "reduction": "the step: gradients of the parts are summed, and updates come after parts 1, 11, 21",
-    "schedule": "the schedule: it counts parts of a batch, so that warm-up is ten times shorter in updates",
+    "schedule": "the schedule: it counts parts of a batch, so warm-up is ten times shorter in updates",
 }
 
 _TOKENIZER = TokenizerConfig(
@@ -64,14 +64,14 @@ _TOKENIZER = TokenizerConfig(
     source_bos=True,
 )
 
-_DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
+_DECODING_FIELDS: dict[str, Any] = {"decoder_mask": "causal"}
 
-# There it goes on past the end, to a fixed length.
+# The published loop does not stop at EOS, but at a fixed length.
 _DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
 
 
 def _run(as_published: bool) -> RunConfig:
-    """Multi30k, eight epochs; an update is of ten parts, each with as many tokens as 32 sentences have."""
+    """Multi30k, eight epochs; an update has ten parts, each with the tokens of about 32 sentences."""
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
         tokenizer=replace(_TOKENIZER, vocab_size=30_000),
@@ -91,5 +91,5 @@ RECIPE = Recipe(
     tokenizer=_TOKENIZER,
     run=_run,
     decoding=_DECODING,
-    decoded_as=_DECODED_AS,
+    decoding_fields=_DECODING_FIELDS,
 )

@@ -1,4 +1,4 @@
-"""The training loop of annotated_transformer, and where its dropouts are."""
+"""The training loop of annotated_transformer, and its dropout sites."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,10 +11,10 @@ from ..training import PublishedTraining, Run
 
 
 def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
-    """KL divergence over tokens.
+    """Train on the KL divergence per token.
 
-    As published: an update after micro-batches 1, 11, 21, of summed gradients, at a rate that counts micro-batches.
-    Repaired: after every tenth, of the mean over all tokens, at a rate that counts updates.
+    As published: an update after micro-batches 1, 11, 21, with summed gradients; the schedule counts micro-batches.
+    Repaired: an update after every tenth one, with the mean over all tokens; the schedule counts updates.
     """
     training, config, pad = run.training, run.config, run.config.pad_id
     warmup, parts = training.warmup_updates, training.accumulation
@@ -27,10 +27,10 @@ def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
 
     schedule = LambdaLR(optimizer, rate)
     criterion = nn.KLDivLoss(reduction="sum")
-    seen = 0
-    for number, whole in enumerate(batches):
-        total, tokens = 0.0, int((whole.labels != pad).sum())
-        micro_batches = [Batch(*(tensor[k::parts] for tensor in whole)) for k in range(parts)]
+    count = 0  # micro-batches so far
+    for number, batch in enumerate(batches):
+        total, tokens = 0.0, int((batch.labels != pad).sum())
+        micro_batches = [Batch(*(tensor[k::parts] for tensor in batch)) for k in range(parts)]
         for part in micro_batches[: 1 if run.as_published and number == 0 else parts]:
             log_probs, gold = run.forward(number, part), part.labels.flatten()
             target = torch.full_like(log_probs, 0.1 / (log_probs.shape[-1] - 2))
@@ -41,10 +41,10 @@ def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
             total += loss.item()
             (loss / (int((gold != pad).sum()) if run.as_published else tokens)).backward()
             if run.as_published:
-                if seen % parts == 0:
+                if count % parts == 0:
                     optimizer.step()
                     optimizer.zero_grad()
-                seen += 1
+                count += 1
                 schedule.step()
         if not run.as_published:
             optimizer.step()

@@ -1,4 +1,4 @@
-"""d2l_note: no biases in attention; position tables are computed and not in the file: their length is the config's."""
+"""Layout of d2l_note: attention has no biases. The file lacks position tables; the config gives their length."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
 
 
 def _tables(config: TransformerConfig) -> dict[str, np.ndarray]:
-    """By PyTorch in float32, as there: another library's sines differ in the last digit."""
+    """The position tables, computed by PyTorch in float32 as published, because other libraries' sines differ."""
     from .module import position_table
 
     values = position_table(config.table_length, config.d_model).numpy().astype(config.param_dtype)

@@ -1,9 +1,8 @@
-"""d2l_note: a weekly note after Dive into Deep Learning; written anew from what its code computes.
+"""d2l_note: a reimplementation of a weekly note after Dive into Deep Learning.
 
-As published (with the one argument passed that the note forgets), inputs must fill the position table or be one token,
-which then becomes a whole table of rows; in evaluation nothing is causal; `as_published=False` has that repaired, in
-cached decoding too. What no source gives, and is chosen here: the arguments of `Transformer`, and dropout after the
-positions, which is upstream's.
+As published (with the argument that the note omits), inputs must fill the position table or be one token, which is
+broadcast to the whole table, and evaluation is not causal. `as_published=False` repairs this, also in cached decoding.
+The note does not specify the arguments of `Transformer`, nor dropout after the positions, which is as in the book.
 
 Letters: B batch, S source length, T target length, L either, P rows of the position table, D d_model, V vocabulary.
 Masks here are True = masked.
@@ -16,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 FILL = -1e6
-# The encoder's output, its mask, and a cache a block: the inputs so far, or nothing yet.
+# The encoder's output, its mask, and one cache per block: its inputs so far, initially None.
 State = tuple[Float[Tensor, "B S D"], Bool[Tensor, "B 1 S"], list[Tensor | None]]
 
 
@@ -65,13 +64,13 @@ class FeedForward(nn.Module):
 
 
 def position_table(seq_len: int, d_model: int) -> Float[Tensor, "P D"]:
-    """sin and cos of position / 10000^(2k/D), side by side, in float32 throughout."""
+    """Interleaved sin and cos of position / 10000^(2k/D), computed in float32."""
     angles = torch.arange(seq_len)[:, None] / 10000 ** (torch.arange(0, d_model, 2) / d_model)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :d_model]
 
 
 class PositionalEncoding(nn.Module):
-    """dropout(x + table); as published the whole table, whatever the input's length. The table is no buffer."""
+    """dropout(x + table); as published the whole table, for any input length. The table is not a buffer."""
 
     def __init__(self, d_model: int, seq_len: int, dropout: float, as_published: bool):
         super().__init__()
@@ -98,7 +97,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Self-attention on the cached inputs too, cross-attention, then the feed-forward network."""
+    """Self-attention over cached and new inputs, cross-attention, then the feed-forward network."""
 
     def __init__(self, index: int, d_model: int, d_ff: int, heads: int, dropout: float, as_published: bool):
         super().__init__()
@@ -109,14 +108,14 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], state: State) -> Float[Tensor, "B T D"]:
         memory, memory_mask, cache = state
-        before = cache[self.index]
-        seen = x if before is None else torch.cat([before, x], dim=1)
-        cache[self.index] = seen
+        past = cache[self.index]
+        inputs = x if past is None else torch.cat([past, x], dim=1)
+        cache[self.index] = inputs
         mask = None
         if self.training or not self.as_published:
-            new, all_ = x.shape[1], seen.shape[1]
-            mask = torch.ones(new, all_, dtype=torch.bool, device=x.device).triu(1 + all_ - new)[None]
-        x = self.addnorm1(x, self.attention1(x, seen, mask))
+            new, total = x.shape[1], inputs.shape[1]
+            mask = torch.ones(new, total, dtype=torch.bool, device=x.device).triu(1 + total - new)[None]
+        x = self.addnorm1(x, self.attention1(x, inputs, mask))
         x = self.addnorm2(x, self.attention2(x, memory, memory_mask))
         return self.addnorm3(x, self.ffn(x))
 
@@ -159,7 +158,7 @@ class Decoder(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits (B, T, V) of source and target ids, and the decoder's state; `mask` hides source padding."""
+    """Logits (B, T, V) of source and target ids, and the decoder's state; `mask` is True for source padding."""
 
     def __init__(
         self,
@@ -191,12 +190,12 @@ class Transformer(nn.Module):
 def predict(
     model: Transformer, src: Int[Tensor, "1 S"], mask: Bool[Tensor, "1 1 S"], bos: int, eos: int, num_steps: int
 ) -> list[int]:
-    """The likeliest token at each step, one at a time through the cache of layer inputs; without start and end.
+    """Greedy decoding with the cache of layer inputs; the result has neither start token nor EOS.
 
-    The loop, which the note leaves out, is the book's.
+    The loop is from the book, because the note omits it.
 
     Raises:
-        RuntimeError: as published, where one token has become a whole table of rows.
+        RuntimeError: as published, because one token is broadcast to the whole position table.
     """
     state = model.decoder.init_state(model.encoder(src, mask), mask)
     tokens, token = [], torch.tensor([[bos]])

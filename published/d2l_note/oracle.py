@@ -1,4 +1,4 @@
-"""The module of d2l_note as an oracle."""
+"""Oracle of d2l_note."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 """d2l_note: a weekly note after Dive into Deep Learning.
 
-Sizes, dropout and ids, which it leaves out, are the book's.
+The note omits sizes, dropout and ids; these are from the book.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ _MODEL = TransformerConfig(
 
 _REPAIRS: dict[str, Any] = {"decoder_mask": "causal"}
 
-# Open there; the book's.
+# Not specified in the note; from the book.
 _TRAINING = TrainingConfig(
     beta2=0.999,
     eps=1e-8,
@@ -53,10 +53,10 @@ _TRAINING = TrainingConfig(
 
 
 _BREAKS: dict[str, str] = {
-    "decoder_mask": "the decoder: causal in training alone, so that validation sees the answer",
+    "decoder_mask": "the decoder: causal in training only, so validation sees the labels",
 }
 
-# Open there; the book's.
+# Not specified in the note; from the book.
 _TOKENIZER = TokenizerConfig(
     kind="word",
     joint=False,
@@ -70,14 +70,14 @@ _TOKENIZER = TokenizerConfig(
 )
 
 
-# Open there; the book's loop. As published its first step raises.
+# Not specified in the note; the book's loop. As published, its first step raises.
 _DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
 
 
 def _run(as_published: bool) -> RunConfig:
-    """Open there, but for the model: Multi30k here, with the book's batches of 128 sentences and 30 epochs.
+    """Multi30k, with the book's batches of 128 sentences and 30 epochs; the note specifies the model only.
 
-    The book's sentences have 10 tokens at most; these have 64.
+    The book's sentences have at most 10 tokens; these have up to 64.
     """
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),

@@ -1,4 +1,4 @@
-"""The training loop of d2l_note, and where its dropouts are."""
+"""The training loop of d2l_note, and its dropout sites."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from ..training import PublishedTraining, Run
 
 
 def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
-    """Open there; the book's optimiser and clipping, on the mean over tokens."""
+    """Train with the book's optimiser and clipping on the mean over tokens; the note does not specify them."""
     optimizer = torch.optim.Adam(run.parameters, lr=5e-3)
     for number, part in enumerate(batches):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""jadore801120: tied tensors stand under each of their names; the widths of heads are free."""
+"""Layout of jadore801120: tied tensors are stored under each of their names; head widths are free."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ _SRC, _TGT, _OUTPUT = "encoder.src_word_emb.weight", "decoder.trg_word_emb.weigh
 _SCALES = ("embedding_scale", "logit_scale")
 
 
-def _stated(settings: Any, arrays: Named) -> dict[str, Any]:
-    """The config fields that the settings in a checkpoint of its training state, an argparse.Namespace."""
-    heads, scaled = getattr(settings, "n_head", None), getattr(settings, "scale_emb_or_prj", None)
+def _stated_fields(settings: Any, arrays: Named) -> dict[str, Any]:
+    """The config fields stated by the settings in a training checkpoint, an argparse.Namespace."""
+    heads, scale = getattr(settings, "n_head", None), getattr(settings, "scale_emb_or_prj", None)
     pads = {getattr(settings, f"{side}_pad_idx", None) for side in ("src", "trg")}
     fields: dict[str, Any] = {"num_heads": heads} if isinstance(heads, int) else {}
     if len(pads) == 1 and isinstance(pad := pads.pop(), int):
         fields["pad_id"] = pad
     tied = _OUTPUT in arrays and _TGT in arrays and np.array_equal(arrays[_OUTPUT], arrays[_TGT])
-    if tied and scaled in ("prj", "emb", "none"):  # untied, the code ignores it
-        fields["embedding_scale"] = "sqrt_d_model" if scaled == "emb" else "none"
-        fields["logit_scale"] = "rsqrt_d_model" if scaled == "prj" else "none"
+    if tied and scale in ("prj", "emb", "none"):  # without tying, the code ignores it
+        fields["embedding_scale"] = "sqrt_d_model" if scale == "emb" else "none"
+        fields["logit_scale"] = "rsqrt_d_model" if scale == "prj" else "none"
     return fields
 
 
@@ -37,10 +37,10 @@ def _embeddings(config: TransformerConfig) -> list[Rule]:
     return rules if tied else [*rules, Rule(("output.proj.kernel",), (_OUTPUT,), TRANSPOSE)]
 
 
-def _attention(ours: str, theirs: str) -> list[Rule]:
+def _attention(source: str, target: str) -> list[Rule]:
     names = {"q_proj": "w_qs", "k_proj": "w_ks", "v_proj": "w_vs", "out_proj": "fc"}
-    rules = attention(ours, {name: f"{theirs}.{there}" for name, there in names.items()}, bias=False)
-    return rules + norm(f"{ours}_residual.norm", f"{theirs}.layer_norm")
+    rules = attention(source, {name: f"{target}.{other}" for name, other in names.items()}, bias=False)
+    return rules + norm(f"{source}_residual.norm", f"{target}.layer_norm")
 
 
 def _rules(config: TransformerConfig) -> list[Rule]:
@@ -53,25 +53,25 @@ def _rules(config: TransformerConfig) -> list[Rule]:
         if config.embedding_norm != "none":
             rules += norm(f"{side}_input.norm", f"{stack}.layer_norm")
         for i in range(number):
-            ours, theirs = f"{stack}.layers.{i}", f"{stack}.layer_stack.{i}"
-            rules += _attention(f"{ours}.self_attention", f"{theirs}.slf_attn")
+            source, target = f"{stack}.layers.{i}", f"{stack}.layer_stack.{i}"
+            rules += _attention(f"{source}.self_attention", f"{target}.slf_attn")
             if stack == "decoder":
-                rules += _attention(f"{ours}.cross_attention", f"{theirs}.enc_attn")
-            rules += linear(f"{ours}.feed_forward.inner_proj", f"{theirs}.pos_ffn.w_1")
-            rules += linear(f"{ours}.feed_forward.outer_proj", f"{theirs}.pos_ffn.w_2")
-            rules += norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.pos_ffn.layer_norm")
+                rules += _attention(f"{source}.cross_attention", f"{target}.enc_attn")
+            rules += linear(f"{source}.feed_forward.inner_proj", f"{target}.pos_ffn.w_1")
+            rules += linear(f"{source}.feed_forward.outer_proj", f"{target}.pos_ffn.w_2")
+            rules += norm(f"{source}.feed_forward_residual.norm", f"{target}.pos_ffn.layer_norm")
     return rules
 
 
 def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
-    """Ties are read from the tensors; a tied model divides its logits by sqrt(D), which is the default there."""
+    """The fields; weight tying is inferred from equal tensors, and tied logits are divided by sqrt(D), the default."""
     src, tgt = arrays[_SRC], arrays[_TGT]
     tied = np.array_equal(arrays[_OUTPUT], tgt)
     widths = [arrays[f"encoder.layer_stack.0.slf_attn.{name}.weight"].shape[0] for name in ("w_qs", "w_vs")]
     if any(width % heads for width in widths):
         raise ConversionError(
-            f"num_heads={heads}: does not divide the attention widths {widths[0]} and {widths[1]}; give "
-            "jadore801120:num_heads=4"
+            f"num_heads={heads}: does not divide the attention widths {widths[0]} and {widths[1]}; set "
+            "it, as in jadore801120:num_heads=4"
         )
     fields = {
         "src_vocab_size": src.shape[0],
@@ -92,16 +92,17 @@ def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
 
 
 def _refusal(config: TransformerConfig, as_published: bool) -> str | None:
-    """One scale at most, and where the head is not tied the code has none for the logits."""
+    """The problem with the scales: the code has at most one, and without tying none for the logits."""
     scales = config.embedding_scale, config.logit_scale
     allowed = [("none", "rsqrt_d_model"), ("sqrt_d_model", "none"), ("none", "none")]
     if not config.tied_output:
         allowed = [("none" if as_published else "sqrt_d_model", "none")]
     if scales in allowed:
         return None
-    like = " or ".join(f"embedding_scale={e!r} with logit_scale={s!r}" for e, s in allowed)
+    choices = " or ".join(f"embedding_scale={e!r} with logit_scale={s!r}" for e, s in allowed)
     return (
-        f"embedding_scale={scales[0]!r}, logit_scale={scales[1]!r}: with tied_output={config.tied_output} it has {like}"
+        f"embedding_scale={scales[0]!r}, logit_scale={scales[1]!r}: with tied_output={config.tied_output} must be "
+        f"{choices}"
     )
 
 
@@ -111,7 +112,7 @@ LAYOUT = PublishedLayout(
     mark=r"encoder\.src_word_emb\.weight",
     free=("shared_embeddings", "tied_output", "embedding_scale", "logit_scale"),
     refusal=_refusal,
-    stated=_stated,
-    # untied, neither embeddings nor logits have a choice of scale
+    stated_fields=_stated_fields,
+    # without tying, the scales of embeddings and logits are fixed
     undetermined=lambda config: ("num_heads", *(_SCALES if config.tied_output else ()), *IDS),
 )

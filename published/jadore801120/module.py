@@ -1,8 +1,8 @@
-"""jadore801120: the model of attention-is-all-you-need-pytorch; written anew from what its code computes.
+"""jadore801120: a reimplementation of the model of attention-is-all-you-need-pytorch.
 
-As published, dropout of attention weights stays 0.1 whatever the setting, a LayerNorm follows the positions, the
-padding row of an embedding is not zero, only 200 positions exist, untied embeddings are not scaled, and the beam search
-leaves the scale of the logits out; `as_published=False` has all of it repaired.
+As published, dropout of attention weights is always 0.1, a LayerNorm follows the positions, the padding row of an
+embedding is not zero, there are only 200 positions, untied embeddings are not scaled, and beam search omits the scale
+of the logits. `as_published=False` repairs all of these.
 
 Letters: B batch, S source length, T target length, L either, N heads, D d_model, V vocabulary.
 """
@@ -18,7 +18,7 @@ FILL = -1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What every part is built from; what as published does not follow from the settings, and what does."""
+    """Sizes and settings of all parts, including those that depend on the variant."""
 
     d_model: int = 512
     d_inner: int = 2048
@@ -33,26 +33,26 @@ class Sizes:
 
     @property
     def positions(self) -> int:
-        """Rows of the table."""
+        """The number of rows of the position table."""
         return self.n_position or (200 if self.as_published else 512)
 
     @property
     def attention_dropout(self) -> float:
-        """Of attention weights."""
+        """The dropout rate of attention weights."""
         return 0.1 if self.as_published else self.dropout
 
     @property
     def embedding_scale(self) -> float:
-        """That multiplies embeddings."""
+        """The factor of embeddings."""
         return self.d_model**0.5 if self.scaled else 1.0
 
     def input_norm(self) -> nn.Module:
-        """What follows the positions and their dropout."""
+        """The module after the positions and their dropout."""
         return nn.LayerNorm(self.d_model, eps=1e-6) if self.as_published else nn.Identity()
 
 
 def position_table(rows: int, d_model: int) -> Float[Tensor, "1 P D"]:
-    """sin and cos of position · 10000^(-2k/D), side by side; float64, rounded once."""
+    """Interleaved sin and cos of position · 10000^(-2k/D), computed in float64 and rounded once."""
     frequencies = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     angles = torch.arange(rows)[:, None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[None, :, :d_model].float()
@@ -137,7 +137,7 @@ class DecoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embedding, positions, dropout, as published one more norm, and the layers."""
+    """Embedding, positions, dropout, as published an additional norm, and the layers."""
 
     def __init__(self, vocab_size: int, pad_idx: int, sizes: Sizes):
         super().__init__()
@@ -155,7 +155,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The same, with the encoder's output beside it."""
+    """As `Encoder`, with cross-attention to the encoder's output."""
 
     def __init__(self, vocab_size: int, pad_idx: int, sizes: Sizes):
         super().__init__()
@@ -198,14 +198,14 @@ class Transformer(nn.Module):
         self.src_pad_idx, self.trg_pad_idx, self.as_published = src_pad_idx, trg_pad_idx, as_published
         tied = trg_emb_prj_weight_sharing
         scaled = scale_emb_or_prj == "emb" if tied else not as_published
-        given = Sizes(scaled=scaled, as_published=as_published, **sizes)  # pyright: ignore[reportArgumentType]
-        self.logit_scale = given.d_model**-0.5 if tied and scale_emb_or_prj == "prj" else 1.0
-        self.encoder = Encoder(n_src_vocab, src_pad_idx, given)
-        self.decoder = Decoder(n_trg_vocab, trg_pad_idx, given)
-        self.trg_word_prj = nn.Linear(given.d_model, n_trg_vocab, bias=False)
+        settings = Sizes(scaled=scaled, as_published=as_published, **sizes)  # pyright: ignore[reportArgumentType]
+        self.logit_scale = settings.d_model**-0.5 if tied and scale_emb_or_prj == "prj" else 1.0
+        self.encoder = Encoder(n_src_vocab, src_pad_idx, settings)
+        self.decoder = Decoder(n_trg_vocab, trg_pad_idx, settings)
+        self.trg_word_prj = nn.Linear(settings.d_model, n_trg_vocab, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
-                nn.init.xavier_uniform_(parameter)  # refills the rows of padding
+                nn.init.xavier_uniform_(parameter)  # overwrites the zero rows of padding
         if not as_published:
             for table, pad_idx in ((self.encoder.src_word_emb, src_pad_idx), (self.decoder.trg_word_emb, trg_pad_idx)):
                 nn.init.zeros_(table.weight.data[pad_idx])
@@ -233,10 +233,10 @@ def translate_sentence(
     max_seq_len: int = 100,
     alpha: float = 0.7,
 ) -> list[int]:
-    """The translation of one sentence, from its start to its end.
+    """The translation of one sentence by beam search, with start token and EOS.
 
-    Hypotheses that ended keep their places and grow on; when all have ended, the best sum over length^alpha wins, the
-    length counting the start. Where they never all end, the first of the beam is the answer.
+    Finished hypotheses stay in the beam and grow. When all are finished, the best sum over length^alpha wins, where the
+    length includes the start token. If they do not all finish, the first hypothesis is returned.
     """
     src_keep = (src_seq != model.src_pad_idx)[:, None, :]
     memory, src_keep = (side.expand(beam_size, -1, -1) for side in (model.encoder(src_seq, src_keep), src_keep))
@@ -255,10 +255,10 @@ def translate_sentence(
     scores, sequences[:, 1] = first_scores[0], first[0]
     answer, lengths = 0, torch.full((beam_size,), max_seq_len)
     for step in range(2, max_seq_len):
-        more, tokens = next_best(sequences[:, :step])
-        scores, chosen = (more + scores[:, None]).flatten().topk(beam_size)
-        sequences[:, :step] = sequences[chosen // beam_size, :step]
-        sequences[:, step] = tokens.flatten()[chosen]
+        log_probs, tokens = next_best(sequences[:, :step])
+        scores, indices = (log_probs + scores[:, None]).flatten().topk(beam_size)
+        sequences[:, :step] = sequences[indices // beam_size, :step]
+        sequences[:, step] = tokens.flatten()[indices]
         ends = sequences == trg_eos_idx
         lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, max_seq_len)
         if ends.any(1).all():

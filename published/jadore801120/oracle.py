@@ -1,4 +1,4 @@
-"""The module of jadore801120 as an oracle."""
+"""Oracle of jadore801120."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def _build(config: TransformerConfig, as_published: bool, dropout: float) -> Tra
         n_position=config.table_length,
         trg_emb_prj_weight_sharing=config.tied_output,
         emb_src_trg_weight_sharing=config.shared_embeddings,
-        scale_emb_or_prj=next((where for where, scale in scales.items() if scale != "none"), "none"),
+        scale_emb_or_prj=next((name for name, scale in scales.items() if scale != "none"), "none"),
         as_published=as_published,
     )
 
@@ -35,21 +35,21 @@ def _call(model: Transformer, src: Tensor, tgt: Tensor, pad_id: int) -> Tensor:
 
 
 def _decode(model: Transformer, src: Tensor, pad_id: int, bos_id: int, eos_id: int, longest: int) -> list[int]:
-    """Its limit includes the start token."""
+    """Decode; the published limit includes the start token."""
     return translate_sentence(model, src, bos_id, eos_id, max_seq_len=longest + 1)[1:]
 
 
 def _accepts(config: TransformerConfig, as_published: bool) -> bool:
-    """Untied, embeddings are scaled where that is repaired, and have no setting."""
+    """Whether there is such a model: without tying, the scale of embeddings depends on the variant only."""
     return config.tied_output or (config.embedding_scale == "none") == as_published
 
 
-def _raise_logit(model: Transformer, token: int, more: Tensor) -> None:
-    """By the last norm's shift, because the output layer has no bias."""
+def _raise_logit(model: Transformer, token: int, amount: Tensor) -> None:
+    """Raise a logit through the last norm's shift, because the output layer has no bias."""
     row = model.trg_word_prj.weight[token]
     shift = model.decoder.layer_stack[-1].get_submodule("pos_ffn.layer_norm").get_parameter("bias")
     with torch.no_grad():
-        shift.add_(more / model.logit_scale * row / row.square().sum())
+        shift.add_(amount / model.logit_scale * row / row.square().sum())
 
 
 ORACLE = Oracle(
@@ -59,7 +59,7 @@ ORACLE = Oracle(
     accepts=_accepts,
     raise_logit=_raise_logit,
     small=lambda length: {"num_heads": 8, "head_dim": 5, "v_head_dim": 3},
-    spread=0.0,  # all of a beam end only where tokens are not far apart
+    spread=0.0,  # with a larger scale, some hypotheses of a beam never emit EOS
     activations=layer_activations(
         "encoder.layer_stack.*.",
         {

@@ -1,6 +1,7 @@
 """jadore801120: attention-is-all-you-need-pytorch, with its class's defaults.
 
-That its dropout of attention weights does not follow its setting is none of the config, which has a rate for each site.
+Its dropout of attention weights ignores the setting; the config cannot express this, because it has one rate per
+dropout site.
 """
 
 from dataclasses import replace
@@ -59,9 +60,9 @@ _TRAINING = TrainingConfig(
 
 
 _BREAKS: dict[str, str] = {
-    "embedding_norm": "both inputs: one more norm behind the positions",
-    "max_length": "both inputs: longer sentences than 200 tokens fail",
-    "embedding_init": "the embedding: Xavier's pass refills the row of padding, which trains through the tied output",
+    "embedding_norm": "both inputs: an additional norm after the positions",
+    "max_length": "both inputs: sentences of more than 200 tokens fail",
+    "embedding_init": "the embedding: Xavier initialisation overwrites padding's zero row; the tied output trains it",
 }
 
 _TOKENIZER = TokenizerConfig(
@@ -76,8 +77,8 @@ _TOKENIZER = TokenizerConfig(
     source_bos=True,
 )
 
-_DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
-_DECODED_WRONGLY: dict[str, Any] = {"logit_scale": "none"}
+_DECODING_FIELDS: dict[str, Any] = {"decoder_mask": "causal"}
+_DECODING_MISTAKES: dict[str, Any] = {"logit_scale": "none"}
 
 _DECODING: DecodingConfig | None = DecodingConfig(
     beam_size=5,
@@ -91,9 +92,9 @@ _DECODING: DecodingConfig | None = DecodingConfig(
 
 
 def _run(as_published: bool) -> RunConfig:
-    """Multi30k with the flags of its README: one vocabulary, 128,000 updates of warm-up, 400 epochs.
+    """Multi30k with the flags of its README: one vocabulary, 128,000 warm-up updates, 400 epochs.
 
-    Batches have as many tokens as 256 sentences.
+    Batches have the tokens of about 256 sentences.
     """
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
@@ -113,6 +114,6 @@ RECIPE = Recipe(
     tokenizer=_TOKENIZER,
     run=_run,
     decoding=_DECODING,
-    decoded_as=_DECODED_AS,
-    decoded_wrongly=_DECODED_WRONGLY,
+    decoding_fields=_DECODING_FIELDS,
+    decoding_mistakes=_DECODING_MISTAKES,
 )

@@ -1,4 +1,4 @@
-"""The training loop of jadore801120, and where its dropouts are."""
+"""The training loop of jadore801120, and its dropout sites."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from ..training import PublishedTraining, Run
 
 
 def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
-    """Smoothed cross entropy, summed; the rate counts updates from 1."""
+    """Train on the sum of the smoothed cross entropy; the schedule counts updates from 1."""
     optimizer = torch.optim.Adam(run.parameters, betas=(0.9, 0.98), eps=1e-9)
     warmup, d_model = run.training.warmup_updates, run.config.d_model
     for number, part in enumerate(batches):
@@ -27,7 +27,7 @@ def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
         loss = -(smoothed * functional.log_softmax(logits, dim=1)).sum(dim=1).masked_select(keep).sum()
         loss.backward()
         optimizer.step()
-        # ours is a KL divergence, less by the entropy of the smoothed label
+        # twinax computes a KL divergence, which is smaller by the entropy of the smoothed label
         yield loss.item() / int(keep.sum()) - SMOOTHINGS["others"](0.1, classes).entropy
 
 

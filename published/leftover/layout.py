@@ -1,7 +1,6 @@
-"""leftover: gains and shifts are gamma and beta; a layer of the decoder that nothing reads is kept.
+"""Layout of leftover: gains and shifts are gamma and beta; the decoder's unused layer is preserved.
 
-The write-up leaves the outer class out, so the first parts of the names may be others than `encoder`, `decoder` and
-`projection`.
+The write-up omits the outer class, so the prefixes of the names may differ from `encoder`, `decoder` and `projection`.
 """
 
 import re
@@ -43,18 +42,18 @@ def _fields(arrays: Named, as_published: bool, heads: int) -> dict[str, Any]:
 
 
 def _prefixes(names: Collection[str]) -> dict[str, str]:
-    """What stands for `encoder`, `decoder` and `projection` in these names."""
-    found = {}
+    """The prefixes in these names that correspond to `encoder`, `decoder` and `projection`."""
+    prefix_of = {}
     for part, pattern in {
         "encoder": r"(.+)\.encoder_blocks\.\d+\..*",
         "decoder": r"(.+)\.decoder_layers\.\d+\..*",
         "projection": r"(.+)\.proj\.weight",
     }.items():
         prefixes = {match[1] for name in names if (match := re.fullmatch(pattern, name))}
-        prefixes -= set(found.values())  # the decoder has a layer `proj` of its own
+        prefixes -= set(prefix_of.values())  # the decoder has a layer `proj` too
         if len(prefixes) == 1:
-            found[part] = prefixes.pop()
-    return found
+            prefix_of[part] = prefixes.pop()
+    return prefix_of
 
 
 LAYOUT = PublishedLayout(

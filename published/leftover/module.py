@@ -1,10 +1,10 @@
-"""leftover: a hand-written Transformer of 2025, for opus_books, English to Italian; written anew from what it computes.
+"""leftover: a reimplementation of a hand-written Transformer of 2025, for opus_books, English to Italian.
 
-As published, masks hide nothing, the head ends in a softmax, and cross-attention gets the encoder's square mask;
-`as_published=False` has all of it repaired, hides no query rows, and has no dead layer. What no source gives, and is
-chosen here: the outer class, and the dead layer's shape.
+As published, masks have no effect, the head ends with a softmax, and cross-attention gets the encoder's square mask.
+`as_published=False` repairs these, does not mask query rows, and has no unused layer. The write-up does not specify the
+outer class, nor the shape of the unused layer.
 
-There a mask of S rows makes S of one target token, which is why some lengths are `_`.
+A mask with S rows broadcasts one target token to S, which is why some lengths are `_`.
 
 Letters: B batch, S source length, T target length, L either, N heads, D d_model, V vocabulary.
 """
@@ -30,7 +30,7 @@ class InputEmbedding(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """dropout(x + sin and cos of position · 10000^(-2k/D)), the table in float32 throughout."""
+    """dropout(x + sin and cos of position · 10000^(-2k/D)), with the table computed in float32."""
 
     def __init__(self, d_model: int, seq_len: int, dropout: float):
         super().__init__()
@@ -75,7 +75,7 @@ class MultiHeadAttention(nn.Module):
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         fill = PUBLISHED_FILL if self.as_published else torch.finfo(scores.dtype).min
         weights = scores.masked_fill(~mask, fill).softmax(-1)
-        if not self.as_published:  # a row without any key attends to nothing
+        if not self.as_published:  # a fully masked row attends to nothing
             weights = weights.masked_fill(~mask, 0)
         return self.w_o((self.dropout(weights) @ v).transpose(1, 2).flatten(2))
 
@@ -93,7 +93,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """norm(x + dropout(f(x))) of self-attention and the feed-forward network."""
+    """norm(x + dropout(f(x))) for self-attention and the feed-forward network."""
 
     def __init__(self, d_model: int, d_ff: int, heads: int, dropout: float, as_published: bool):
         super().__init__()
@@ -108,7 +108,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """The same, with cross-attention between."""
+    """As `EncoderBlock`, with cross-attention in between."""
 
     def __init__(self, d_model: int, d_ff: int, heads: int, dropout: float, as_published: bool):
         super().__init__()
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, positions, blocks; as published with a layer that nothing uses."""
+    """Embedding, positions, blocks; as published with an unused layer."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Projection(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits (B, T, V), as published probabilities, of ids and their masks."""
+    """Logits (B, T, V), as published probabilities, for ids and their masks."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Transformer(nn.Module):
 def make_masks(
     src: Int[Tensor, "B S"], tgt: Int[Tensor, "B T"], pad: int, as_published: bool
 ) -> tuple[Bool[Tensor, "B 1 #S S"], Bool[Tensor, "B 1 T T"]]:
-    """Masks of source and target, True = keep; as published the query rows of padding are hidden too."""
+    """Masks of source and target, True = keep; as published the query rows of padding are masked too."""
     causal = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool, device=tgt.device).tril()
     src_keep, tgt_keep = src != pad, tgt != pad
     src_mask, tgt_mask = src_keep[:, None, None, :], tgt_keep[:, None, None, :] & causal
@@ -241,9 +241,9 @@ def make_masks(
 
 @torch.no_grad()
 def greedy_decode(model: Transformer, src: Int[Tensor, "1 S"], pad: int, sos: int, eos: int, max_len: int) -> list[int]:
-    """The likeliest token at each step, from the start to the end or `max_len` tokens.
+    """Greedy decoding up to EOS or `max_len` tokens, with the start token.
 
-    As published cross-attention gets the encoder's square mask, which fits one target token by broadcasting and no two.
+    As published, cross-attention gets the encoder's square mask, which broadcasts to one target token, but not to two.
 
     Raises:
         RuntimeError: as published, at the second step, unless the source has two tokens.

@@ -1,4 +1,4 @@
-"""The module of leftover as an oracle."""
+"""Oracle of leftover."""
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ def _call(model: Transformer, src: Tensor, tgt: Tensor, pad_id: int) -> Tensor:
 
 
 def _decode(model: Transformer, src: Tensor, pad_id: int, bos_id: int, eos_id: int, longest: int) -> list[int]:
-    """Its limit is the length of its positions, and includes the start token."""
+    """Decode; the limit is the number of positions and includes the start token."""
     positions = model.get_buffer("decoder.pos_embedding.pe").shape[1]
     return greedy_decode(model, src, pad_id, bos_id, eos_id, positions)[1:]
 

@@ -40,7 +40,7 @@ _REPAIRS: dict[str, Any] = {
     "cross_mask": "source",
 }
 
-# That a resumed training begins another cosine is its loop's mistake, not one of the config.
+# A resumed training restarts the cosine schedule; this mistake of its loop is not part of the config.
 _TRAINING = TrainingConfig(
     label_smoothing=0.05,
     beta2=0.999,
@@ -54,11 +54,11 @@ _TRAINING = TrainingConfig(
 
 
 _BREAKS: dict[str, str] = {
-    "output_activation": "the output: cross entropy takes a softmax of a softmax and stays within a nat of log V",
-    "mask_value": "every attention: masked scores become -1e-9, which hides neither padding nor the future",
-    "encoder_mask": "the encoder: padding as a query sees nothing, and then attends to every key alike",
-    "decoder_mask": "the decoder: padding as a query sees nothing, and then attends to every key alike",
-    "cross_mask": "cross-attention: it gets the encoder's square mask, so that both sides must have one length",
+    "output_activation": "the output: cross entropy of a softmax of a softmax stays within one nat of log V",
+    "mask_value": "every attention: masked scores become -1e-9, which masks neither padding nor the future",
+    "encoder_mask": "the encoder: query rows of padding are fully masked and attend uniformly to every key",
+    "decoder_mask": "the decoder: query rows of padding are fully masked and attend uniformly to every key",
+    "cross_mask": "cross-attention: it gets the encoder's square mask, so both sides must have the same length",
 }
 
 _TOKENIZER = TokenizerConfig(
@@ -76,17 +76,17 @@ _TOKENIZER = TokenizerConfig(
     source_bos=True,
 )
 
-_DECODED_AS: dict[str, Any] = {"decoder_mask": "causal"}
+_DECODING_FIELDS: dict[str, Any] = {"decoder_mask": "causal"}
 
-# As published it raises at its second step; so does this, before the first.
+# As published, decoding raises at its second step; twinax raises before the first.
 _DECODING: DecodingConfig | None = DecodingConfig(force_end=False, allow_padding=True)
-_START_TOKENS_COUNTED = 1  # its longest length, that of the positions, includes the start token
+_COUNTED_START_TOKENS = 1  # its maximum length, the number of positions, includes the start token
 
 
 def _run(as_published: bool) -> RunConfig:
-    """opus_books, English to Italian, 100 epochs; batches of as many tokens as 32 sentences have.
+    """opus_books, English to Italian, 100 epochs; batches with the tokens of about 32 sentences.
 
-    As published what is validated on is trained on too. A tenth that comes last stands for one that was drawn.
+    As published, the validation pairs are part of the training data. They are the last tenth here, not a random one.
     """
     return RunConfig(
         corpus=CorpusConfig(
@@ -113,6 +113,6 @@ RECIPE = Recipe(
     tokenizer=_TOKENIZER,
     run=_run,
     decoding=_DECODING,
-    decoded_as=_DECODED_AS,
-    start_tokens_counted=_START_TOKENS_COUNTED,
+    decoding_fields=_DECODING_FIELDS,
+    counted_start_tokens=_COUNTED_START_TOKENS,
 )

@@ -1,4 +1,4 @@
-"""The training loop of leftover, and where its dropouts are."""
+"""The training loop of leftover, and its dropout sites."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ from ..training import PublishedTraining, Run
 
 
 def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
-    """Cross entropy of what the module gives, as published a softmax; clipped; a cosine over all updates."""
+    """Train on the cross entropy of the module's output, as published a softmax; clipping; cosine over all updates."""
     optimizer = torch.optim.Adam(run.parameters, lr=1e-3, eps=1e-9)
     schedule = CosineAnnealingLR(optimizer, T_max=len(batches), eta_min=1e-4)
     for number, part in enumerate(batches):

@@ -1,1 +1,1 @@
-"""lucky_glass: a blog of 2023, Multi30k, German to English."""
+"""lucky_glass: a blog post of 2023, Multi30k, German to English."""

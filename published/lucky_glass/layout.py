@@ -1,4 +1,4 @@
-"""lucky_glass: one matrix a head and projection, (in, out); one position table for both sides."""
+"""Layout of lucky_glass: one matrix (in, out) per head and projection; one position table for both sides."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ def _heads(number: int) -> Transform:
     )
 
 
-def _attention(ours: str, theirs: str, heads: int) -> list[Rule]:
+def _attention(source: str, target: str, heads: int) -> list[Rule]:
     rules = [
-        Rule((f"{ours}.{name}.kernel",), tuple(f"{theirs}.attentions.{j}.{there}" for j in range(heads)), _heads(heads))
-        for name, there in (("q_proj", "wq"), ("k_proj", "wk"), ("v_proj", "wv"))
+        Rule((f"{source}.{name}.kernel",), tuple(f"{target}.attentions.{j}.{w}" for j in range(heads)), _heads(heads))
+        for name, w in (("q_proj", "wq"), ("k_proj", "wk"), ("v_proj", "wv"))
     ]
-    return [*rules, Rule((f"{ours}.out_proj.kernel",), (f"{theirs}.wo",))]
+    return [*rules, Rule((f"{source}.out_proj.kernel",), (f"{target}.wo",))]
 
 
 def _rules(config: TransformerConfig) -> list[Rule]:

@@ -1,7 +1,7 @@
-"""lucky_glass: a blog of 2023 that trains on Multi30k, German to English; written anew from what its code computes.
+"""lucky_glass: a reimplementation of a blog post of 2023, trained on Multi30k, German to English.
 
-As published, the decoder never sees the source, and norms mix positions; `as_published=False` has both repaired.
-What no source gives, and is chosen here: the arguments of `Transformer`, and that it makes its masks from the padding.
+As published, the decoder never sees the source, and norms mix positions; `as_published=False` repairs both. The post
+does not specify the arguments of `Transformer`, nor how masks are made; here they are made from the padding.
 
 Letters: B batch, S source length, T target length, L either, D d_model, H width of a head, V vocabulary.
 """
@@ -19,13 +19,13 @@ POSITIONS = 1000
 
 
 def published_position_table(rows: int, d_model: int) -> Float[Tensor, "P D"]:
-    """sin(position · 10000^(+2k/D)) in both columns of a pair: the sign is wrong, and so are the odd columns."""
+    """sin(position · 10000^(+2k/D)) in both columns of a pair: the exponent's sign and the odd columns are wrong."""
     frequencies = 10000.0 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     return torch.sin(torch.arange(rows)[:, None] * frequencies).repeat_interleave(2, dim=1)[:, :d_model].float()
 
 
 def position_table(rows: int, d_model: int) -> Float[Tensor, "P D"]:
-    """sin and cos of position · 10000^(-2k/D), side by side. Source: Vaswani et al. 2017, section 3.5."""
+    """Interleaved sin and cos of position · 10000^(-2k/D). Source: Vaswani et al. 2017, section 3.5."""
     frequencies = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     angles = torch.arange(rows)[:, None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :d_model].float()
@@ -43,7 +43,7 @@ class TokenEmbedding(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """dropout(table + x); the table is a parameter that is not trained."""
+    """dropout(table + x); the table is an untrained parameter."""
 
     def __init__(self, table: Float[Tensor, "P D"], dropout: float):
         super().__init__()
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         super().__init__()
         self.as_published = as_published
         self.wk, self.wq, self.wv = (nn.Parameter(torch.zeros(d_model, width)) for _ in range(3))
-        self.weights = nn.Identity()  # where a comparison looks
+        self.weights = nn.Identity()  # a hook point for comparisons
 
     def forward(
         self, query: Float[Tensor, "B T D"], memory: Float[Tensor, "B S D"], keep: Bool[Tensor, "B T S"]
@@ -69,7 +69,7 @@ class Attention(nn.Module):
         q, k, v = query @ self.wq, memory @ self.wk, memory @ self.wv
         scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
         weights = scores.masked_fill(~keep, -math.inf).softmax(-1)
-        if not self.as_published:  # a row without any key is NaN
+        if not self.as_published:  # a fully masked row is NaN
             weights = weights.masked_fill(~keep, 0)
         return self.weights(weights) @ v
 
@@ -107,7 +107,7 @@ class FeedForward(nn.Module):
 
 
 def norm(x: Float[Tensor, "B L D"], as_published: bool) -> Float[Tensor, "B L D"]:
-    """LayerNorm without gain and bias; as published over all positions and features of a sentence together."""
+    """LayerNorm without gain and bias; as published over all positions and features of a sentence."""
     return functional.layer_norm(x, x.shape[1:] if as_published else x.shape[2:], eps=1e-5)
 
 
@@ -144,7 +144,7 @@ class DecoderLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers one after the other."""
+    """A stack of layers."""
 
     def __init__(self, layers: Iterable[nn.Module]):
         super().__init__()
@@ -181,7 +181,7 @@ class Transformer(nn.Module):
         self.decoder = Stack(DecoderLayer(*sizes) for _ in range(layers))
         self.linear = nn.Linear(d_model, tgt_vocab_size)
         for name, parameter in self.named_parameters():
-            # As published the table of positions is overwritten with noise too.
+            # As published, this overwrites the position table with noise too.
             if parameter.dim() > 1 and (as_published or name != "pos_embed.additive"):
                 nn.init.xavier_uniform_(parameter)
 

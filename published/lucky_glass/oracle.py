@@ -1,4 +1,4 @@
-"""The module of lucky_glass as an oracle."""
+"""Oracle of lucky_glass."""
 
 from torch import Tensor
 

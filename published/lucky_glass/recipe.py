@@ -1,4 +1,4 @@
-"""lucky_glass: a blog of 2023, Multi30k, German to English."""
+"""lucky_glass: a blog post of 2023, Multi30k, German to English."""
 
 from dataclasses import replace
 from typing import Any
@@ -53,10 +53,11 @@ _TRAINING = TrainingConfig(
 _TRAINING_REPAIRS: dict[str, Any] = {"schedule": "constant", "step_updates": None}
 
 _BREAKS: dict[str, str] = {
-    "norm": "every norm: over positions and features together, so that later tokens and padding change outputs",
-    "positions": "both inputs: initialisation overwrites the table with noise, and the formula beneath is wrong too",
-    "cross_attention_residual": "every decoder layer: cross-attention is thrown away, so that the source is never seen",
-    "schedule": "the schedule: the rate falls by ten each epoch, to 1e-13, so that the loss stops",
+    "norm": "every norm: over positions and features together, so later tokens and padding change the outputs",
+    "positions": "both inputs: initialisation overwrites the table with noise, and its formula is wrong too",
+    "cross_attention_residual": "every decoder layer: the output of cross-attention is discarded, so the source has no "
+    "effect",
+    "schedule": "the schedule: the rate is divided by ten after each epoch, down to 1e-13, so the loss stops falling",
 }
 
 _TOKENIZER = TokenizerConfig(
@@ -71,11 +72,11 @@ _TOKENIZER = TokenizerConfig(
 )
 
 
-_DECODING: DecodingConfig | None = None  # none was published
+_DECODING: DecodingConfig | None = None  # no decoding was published
 
 
 def _run(as_published: bool) -> RunConfig:
-    """Multi30k, ten epochs; batches of as many tokens as 128 sentences have, in shuffled order."""
+    """Multi30k, ten epochs; batches with the tokens of about 128 sentences, in shuffled order."""
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
         tokenizer=replace(_TOKENIZER, vocab_size=30_000),

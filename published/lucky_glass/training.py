@@ -1,4 +1,4 @@
-"""The training loop of lucky_glass, and where its dropouts are."""
+"""The training loop of lucky_glass, and its dropout sites."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +11,7 @@ from ..training import PublishedTraining, Run
 
 
 def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
-    """Mean cross entropy; the rate is divided by 10 after each epoch, unless that is repaired."""
+    """Train on the mean cross entropy; as published, the rate is divided by 10 after each epoch."""
     optimizer = torch.optim.Adam(run.parameters, lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
     schedule = StepLR(optimizer, 1, gamma=0.1)
     for number, part in enumerate(batches):

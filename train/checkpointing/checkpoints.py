@@ -1,6 +1,6 @@
-"""Checkpoints of a run: written while training goes on, and there whole or not at all.
+"""Checkpoints of a run, written asynchronously and atomically.
 
-A checkpoint is a folder named by its number of updates: `state` (orbax: model, optimiser, update, seed of dropout,
+A checkpoint is a folder named after its number of updates: `state` (orbax: model, optimiser, update, seed of dropout,
 position in the data) and `run` (config.json, tokenizers).
 """
 
@@ -29,12 +29,12 @@ from ..tracking.metrics import best_update, read_metrics, validations
 
 CONFIG = "config.json"
 CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
-WEIGHTS = "weights"  # in a checkpoint of weights alone, which no run writes, where others have `state`
-_DELETED = "deleted"  # a checkpoint is renamed into it before its files go, so that none is listed in part
+WEIGHTS = "weights"  # replaces `state` in a checkpoint of weights alone, which `convert` writes
+_DELETED = "deleted"  # a checkpoint is moved here before deletion, so that none is listed in part
 
 
 class _FilesHandler(ocp.CheckpointHandler):
-    """Lets a function write files into a part of a checkpoint."""
+    """Writes an item of a checkpoint by calling a function."""
 
     def save(self, directory: Any, args: "_Files") -> None:
         args.write(Path(directory))
@@ -49,27 +49,27 @@ class _Files(ocp.args.CheckpointArgs):
     write: Callable[[Path], None]
 
 
-class _Keep:
-    """Keeps the checkpoints whose numbers of updates a function names."""
+class _PreservationPolicy:
+    """A preservation policy that keeps the checkpoints chosen by a function of their updates."""
 
     def __init__(self, keep: Callable[[Sequence[int]], set[int]]):
         self._keep = keep
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        kept = self._keep([checkpoint.step for checkpoint in checkpoints])
-        return [checkpoint.step in kept for checkpoint in checkpoints]
+        updates = self._keep([checkpoint.step for checkpoint in checkpoints])
+        return [checkpoint.step in updates for checkpoint in checkpoints]
 
 
 class Checkpoints:
-    """The checkpoints in a directory. `keep` names those to keep, among those there are; the last always stays."""
+    """The checkpoints in a directory. `keep` selects those to keep; the last one is always kept."""
 
     def __init__(self, directory: Path, keep: Callable[[Sequence[int]], set[int]] = lambda updates: {updates[-1]}):
         self.directory = directory.absolute()
-        self._sweep()
+        self._remove_deleted()
         self._manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=_Keep(lambda updates: {max(updates), *keep(sorted(updates))}),
+                preservation_policy=_PreservationPolicy(lambda updates: {max(updates), *keep(sorted(updates))}),
                 todelete_subdir=_DELETED,
                 cleanup_tmp_directories=True,
             ),
@@ -78,11 +78,11 @@ class Checkpoints:
 
     @property
     def updates(self) -> list[int]:
-        """Numbers of updates of the checkpoints that are there, ascending."""
+        """Updates of the existing checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, run: RunConfig, tokenizers: Tokenizers) -> None:
-        """Begins to write a checkpoint; the state may be donated at once. One that is there already stays."""
+        """Starts writing a checkpoint unless it exists; the state may be donated immediately."""
         update = int(state.update)
         if update in self.updates:
             return
@@ -92,50 +92,50 @@ class Checkpoints:
 
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=_Files(write))
         self.wait()
-        with self._said():
+        with self._one_line_errors():
             self._manager.save(update, args=items)
 
     def restore(self, like: TrainState, update: int) -> TrainState:
-        """The state of a checkpoint, on the devices of `like`. Raises: CheckpointError where it cannot be read."""
+        """The state of a checkpoint, on the devices of `like`. Raises: CheckpointError if it cannot be read."""
         return _restore(self.directory / str(update), like)
 
     def wait(self) -> None:
-        """Returns when all that was begun is written. Raises: CheckpointError where it cannot be."""
-        with self._said():
+        """Waits until the last checkpoint is written. Raises: CheckpointError if it cannot be."""
+        with self._one_line_errors():
             self._manager.wait_until_finished()
-        self._sweep()  # not while orbax deletes
+        self._remove_deleted()  # not while orbax deletes
 
     def close(self) -> None:
-        """Waits, and ends the threads behind it. Raises: CheckpointError where what was begun cannot be written."""
+        """Waits, and ends orbax's threads. Raises: CheckpointError if the last checkpoint cannot be written."""
         try:
             self.wait()
         finally:
-            with contextlib.suppress(Exception):  # said already
+            with contextlib.suppress(Exception):  # reported above
                 self._manager.close()
 
     @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
+    def _one_line_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # orbax and tensorstore raise what they like
+        except Exception as error:  # orbax and tensorstore raise many types
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(
-                f"{self.directory}: a checkpoint cannot be written: {reason}; those that are there are whole: mend "
-                "that and start again"
+                f"{self.directory}: a checkpoint cannot be written: {reason}; earlier checkpoints are complete: fix "
+                "the cause and run the same command to resume"
             ) from None
 
-    def _sweep(self) -> None:
+    def _remove_deleted(self) -> None:
         shutil.rmtree(self.directory / _DELETED, ignore_errors=True)
 
 
 def write_run(folder: Path, run: RunConfig, tokenizers: Tokenizers) -> None:
-    """Writes config and tokenizers of a run."""
+    """Writes the config and tokenizers of a run."""
     tokenizers.save(folder)
     (folder / CONFIG).write_text(run.to_json(), encoding="utf-8")
 
 
 def read_run(folder: Path) -> RunConfig:
-    """The config that `write_run` wrote. Raises: CheckpointError where there is none or it cannot be read."""
+    """The config that `write_run` wrote. Raises: CheckpointError if it is missing or cannot be read."""
     try:
         return RunConfig.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -144,19 +144,19 @@ def read_run(folder: Path) -> RunConfig:
         raise CheckpointError(f"{folder / CONFIG}: {' '.join(str(error).split())}") from None
 
 
-class Saved(NamedTuple):
-    """A checkpoint that was read."""
+class RunCheckpoint(NamedTuple):
+    """Config, tokenizers and state of a checkpoint."""
 
     run: RunConfig
     tokenizers: Tokenizers
     state: TrainState
 
 
-def read_checkpoint(path: Path) -> Saved:
-    """A checkpoint by its own folder, or that of a run which `folder_of` chooses.
+def read_checkpoint(path: Path) -> RunCheckpoint:
+    """Reads a checkpoint from its own folder, or the one that `folder_of` chooses in a run.
 
     Raises:
-        CheckpointError: there is none, or it cannot be read.
+        CheckpointError: there is no checkpoint, or it cannot be read.
     """
     folder = folder_of(path)
     try:
@@ -166,36 +166,36 @@ def read_checkpoint(path: Path) -> Saved:
     if tokenizers is None:
         raise CheckpointError(f"{folder / 'run'}: has no tokenizer")
     run, state = read_state(folder)
-    return Saved(run, tokenizers, state)
+    return RunCheckpoint(run, tokenizers, state)
 
 
 def read_state(folder: Path) -> tuple[RunConfig, TrainState]:
-    """What a checkpoint's own folder holds beside tokenizers. Raises: CheckpointError where it cannot be read."""
+    """Config and state from a checkpoint's own folder. Raises: CheckpointError if they cannot be read."""
     run = read_run(folder / "run")
     return run, _restore(folder, _abstract_state(run))
 
 
 def is_run_or_checkpoint(path: Path) -> bool:
-    """Whether `folder_of` finds a checkpoint by it, or says why not."""
+    """Whether the path is a checkpoint, or a run with or without checkpoints."""
     return _is_checkpoint(path) or any((path / name).is_dir() for name in (CHECKPOINTS, AVERAGED))
 
 
 def folder_of(path: Path) -> Path:
-    """The checkpoint that a path means: itself; of a run the averaged one, else the best, else the last.
+    """The folder of a checkpoint: the path itself, or in a run the averaged one, else the best, else the last.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no checkpoint.
     """
     if _is_checkpoint(path):
         return path
-    averaged, found = (_numbers(path / name) for name in (AVERAGED, CHECKPOINTS))
+    averaged, updates = (_numbers(path / name) for name in (AVERAGED, CHECKPOINTS))
     if averaged:
         return path / AVERAGED / str(averaged[-1])
-    if not found:
-        raise CheckpointError(f"{path}: is neither a checkpoint nor a run that has one")
-    metric = read_run(path / CHECKPOINTS / str(found[-1]) / "run").loop.metric
-    best = best_update({u: v for u, v in validations(read_metrics(path)).items() if u in found}, metric)
-    return path / CHECKPOINTS / str(found[-1] if best is None else best)
+    if not updates:
+        raise CheckpointError(f"{path}: is neither a checkpoint nor a run with one")
+    metric = read_run(path / CHECKPOINTS / str(updates[-1]) / "run").loop.metric
+    best = best_update({u: v for u, v in validations(read_metrics(path)).items() if u in updates}, metric)
+    return path / CHECKPOINTS / str(updates[-1] if best is None else best)
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -207,7 +207,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _abstract_state(run: RunConfig) -> TrainState:
-    """Shapes and dtypes of a run's state, on one device."""
+    """Shapes and dtypes of a run's state, placed on one device."""
     return on_one_device(jax.eval_shape(lambda: init_state(Transformer(run.model, rngs=nnx.Rngs(0)), run.training)))
 
 
@@ -216,15 +216,15 @@ def _restore(folder: Path, like: TrainState) -> TrainState:
     try:
         with ocp.StandardCheckpointer() as reader:
             return reader.restore(folder.absolute() / "state", abstract)
-    except Exception as error:  # orbax and tensorstore raise what they like
+    except Exception as error:  # orbax and tensorstore raise many types
         raise CheckpointError(
-            f"{folder}: cannot be read: {' '.join(str(error).split())[:300]}; where an older checkpoint is beside it, "
-            "remove this one and start again"
+            f"{folder}: cannot be read: {' '.join(str(error).split())[:300]}; if the run has an older checkpoint, "
+            "remove this one and run the same command to resume"
         ) from None
 
 
 def average(states: Sequence[Mapping[str, Any]]) -> dict[str, jax.Array]:
-    """The mean of parameters, summed in float64 where NumPy has it."""
+    """The mean of parameters, computed in float64."""
 
     def mean(*arrays: Any) -> jax.Array:
         total = reduce(np.add, (np.asarray(a, np.float64) for a in arrays))

@@ -1,4 +1,4 @@
-"""Our runs and checkpoints, which orbax writes, as a format of `convert`."""
+"""Runs and their checkpoints, which orbax writes, as a format of `convert`."""
 
 import json
 from pathlib import Path
@@ -25,15 +25,15 @@ from ..optimizers import make_optimizer
 from ..step import TrainState
 from .checkpoints import AVERAGED, CONFIG, WEIGHTS, folder_of, is_run_or_checkpoint, read_run, read_state
 
-_MODEL = "model.json"  # of a checkpoint of weights alone, where others have their run's config
-_SOURCE, _UNUSED = "source.json", "unused.safetensors"  # of what was a Hugging Face directory
+_MODEL = "model.json"  # replaces the run's config in a checkpoint of weights alone
+_SOURCE, _UNUSED = "source.json", "unused.safetensors"  # of a converted Hugging Face directory
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint of a run, or of its own folder. Raises: CheckpointError where it cannot be read."""
+    """Reads a checkpoint from its own folder or from a run. Raises: CheckpointError if it cannot be read."""
     folder = folder_of(path)
     try:
-        with jax.enable_x64(True):  # which moves float64 as it is
+        with jax.enable_x64(True):  # without it, JAX would convert float64 to float32
             return _read_weights(folder) if (folder / WEIGHTS).is_dir() else _read_training(folder)
     except ConversionError as error:
         raise CheckpointError(f"{folder}: {error}") from None
@@ -46,12 +46,14 @@ def _read_config(path: Path) -> TransformerConfig:
 
 def _describe(path: Path) -> str:
     folder = folder_of(path)
-    kind = "checkpoint of weights" if (folder / WEIGHTS).is_dir() else "checkpoint of a training"
-    return kind if folder == path else f"run, of which {folder.relative_to(path)}"
+    kind = "checkpoint of weights" if (folder / WEIGHTS).is_dir() else "checkpoint of a run"
+    if folder == path:
+        return kind
+    return f"run, {'averaged checkpoint' if folder.parent.name == AVERAGED else 'checkpoint'} {folder.name}"
 
 
 def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
-    with new_directory(path) as folder, jax.enable_x64(True):  # which moves float64 as it is
+    with new_directory(path) as folder, jax.enable_x64(True):  # without it, JAX would convert float64 to float32
         source: dict[str, Any] = {"layout": checkpoint.layout}
         source |= {"system": checkpoint.system, "assumed": checkpoint.assumed}
         source["documents"] = {n: dict(d) for n, d in checkpoint.documents.items()}
@@ -74,17 +76,17 @@ def _save(folder: Path, tree: Any) -> None:
 
 
 def _read_training(folder: Path) -> Checkpoint:
-    """Of averaged weights without the optimiser, whose state is another one's: the last checkpoint's."""
+    """A checkpoint with training state; averaged weights have none, because theirs is the last checkpoint's."""
     run, state = read_state(folder)
     arrays = _to_numpy({**state.buffers, **state.params})
     if folder.parent.name == AVERAGED:
-        return Checkpoint(run.model, arrays, **_kept(folder))
+        return Checkpoint(run.model, arrays, **_other_contents(folder))
     adam = find_adam(state.optimizer)
     epoch, batch = (int(number) for number in state.position)
     moments = (_to_numpy(arrays) for arrays in (adam.mu, adam.nu))
     count = int(np.asarray(adam.count))
     training = Training(run, int(state.update), int(state.seed), (epoch, batch), count, *moments)
-    return Checkpoint(run.model, arrays, **_kept(folder), training=training)
+    return Checkpoint(run.model, arrays, **_other_contents(folder), training=training)
 
 
 def _read_weights(folder: Path) -> Checkpoint:
@@ -92,14 +94,14 @@ def _read_weights(folder: Path) -> Checkpoint:
     try:
         with ocp.PyTreeCheckpointer() as reader:
             arrays = _to_numpy(reader.restore(folder.absolute() / WEIGHTS))
-    except Exception as error:  # orbax and tensorstore raise what they like
+    except Exception as error:  # orbax and tensorstore raise many types
         raise CheckpointError(f"{folder}: cannot be read: {' '.join(str(error).split())[:300]}") from None
-    translate([], arrays, flax_specs(config))  # for what it refuses
-    return Checkpoint(config, arrays, **_kept(folder))
+    translate([], arrays, flax_specs(config))  # raises if names or shapes do not match
+    return Checkpoint(config, arrays, **_other_contents(folder))
 
 
-def _kept(folder: Path) -> dict[str, Any]:
-    """What else a checkpoint of ours holds; those that a run writes have tokenizers alone."""
+def _other_contents(folder: Path) -> dict[str, Any]:
+    """The other contents of a checkpoint; in one that a run wrote, only tokenizers."""
     run = folder / "run"
     source = read_json(run / _SOURCE) if (run / _SOURCE).is_file() else {}
     paths = sorted(path for name in FOLDERS for path in (run / name).glob("*") if path.name in TOKENIZER_FILES)
@@ -115,7 +117,7 @@ def _kept(folder: Path) -> dict[str, Any]:
 
 def _texts(value: Any, path: Path) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise CheckpointError(f"{path}: assumed is {value!r}, not a list of texts")
+        raise CheckpointError(f"{path}: assumed must be a list of strings, not {value!r}")
     return tuple(value)
 
 
@@ -131,8 +133,8 @@ def _train_state(checkpoint: Checkpoint, training: Training) -> TrainState:
     trained = flax_specs(config, trained_only=True)
     params = {name: a for name, a in arrays.items() if name in trained}
     buffers = {name: a for name, a in arrays.items() if name not in trained}
-    fresh = make_optimizer(training.run.training, without_gradient(config)).init(params)
-    optimizer = put_adam(fresh, training.count, training.exp_avg, training.exp_avg_sq)
+    initial_state = make_optimizer(training.run.training, without_gradient(config)).init(params)
+    optimizer = put_adam(initial_state, training.count, training.exp_avg, training.exp_avg_sq)
     numbers = jnp.asarray(training.update, jnp.int32), jnp.uint32(training.seed)
     return TrainState(params, buffers, optimizer, *numbers, jnp.asarray(training.position, jnp.int32))
 

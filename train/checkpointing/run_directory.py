@@ -17,8 +17,8 @@ from ...configs.errors import CheckpointError, DataError, RunError
 from ...configs.run import RunConfig, differences
 from ...convert.atomic_io import replace_file
 from ..data.buckets import Bucket
-from ..data.prepare import Prepared, Tokenizers, prepare
-from ..warm_start import Initial
+from ..data.prepare import PreparedRun, Tokenizers, prepare
+from ..warm_start import InitialWeights
 from .checkpoints import CONFIG, read_run
 
 _DATA, _LOCK = "data.json", "lock"
@@ -26,18 +26,18 @@ _DATA, _LOCK = "data.json", "lock"
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Makes the directory and keeps other processes out. Raises: RunError where one is in it."""
+    """Makes the directory and locks it. Raises: RunError if another process uses it."""
     try:
-        made = [path for path in (directory, *directory.parents) if not path.exists()]
+        new_directories = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / _LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise RunError(f"{directory}: cannot be used as a run directory: {error.strerror}") from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the system, however the process ends
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it, however the process ends
             if not os.path.samestat(os.fstat(file.fileno()), os.stat(directory / _LOCK)):
-                raise OSError  # it was taken away at that moment
+                raise OSError  # another process removed it in between
         except OSError:
             file.seek(0)
             raise RunError(
@@ -50,86 +50,91 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if [p.name for p in directory.iterdir()] == [_LOCK]:  # nothing came of it: leave nothing behind
+            if [p.name for p in directory.iterdir()] == [_LOCK]:  # failed before writing anything: remove the directory
                 (directory / _LOCK).unlink()
-                for path in made:
+                for path in new_directories:
                     if not any(path.iterdir()):
                         path.rmdir()
 
 
 def has_begun(directory: Path) -> bool:
-    """Whether there is a run to go on with."""
+    """Whether the directory contains a run to resume."""
     return (directory / CONFIG).is_file()
 
 
-def prepare_in(directory: Path, run: RunConfig, initial: Initial | None, say: Callable[[str], None]) -> Prepared:
-    """What `prepare` makes, with the tokenizers and shapes that the directory has; written there where it has none.
+def prepare_in(
+    directory: Path, run: RunConfig, initial_weights: InitialWeights | None, say: Callable[[str], None]
+) -> PreparedRun:
+    """Prepares a run with the tokenizers and batch shapes of its directory; writes them there in a new run.
 
     Raises:
-        RunError: the directory belongs to a run with other settings or another corpus, or is no run's.
+        RunError: the directory belongs to a run with other settings or another corpus, or has other files.
     """
     if has_begun(directory):
         prepared = prepare_again(directory, run, say)
     else:
-        if strange := [p.name for p in directory.iterdir() if p.name != _LOCK and not _is_ours(p)]:
-            raise RunError(f"{directory}: has no {CONFIG} and is not empty ({strange[0]}); choose another directory")
-        tokenizers = initial.tokenizers if initial is not None and not run.tokenizer.load else None
-        prepared = prepare(run, tokenizers, sizes=initial and initial.config, say=say)
+        if foreign_names := [p.name for p in directory.iterdir() if p.name != _LOCK and not _is_leftover(p)]:
+            raise RunError(
+                f"{directory}: has no {CONFIG} and is not empty ({foreign_names[0]}); choose another directory"
+            )
+        tokenizers = initial_weights.tokenizers if initial_weights is not None and not run.tokenizer.load else None
+        prepared = prepare(run, tokenizers, sizes=initial_weights and initial_weights.config, say=say)
         prepared.tokenizers.save(directory)
         replace_file(directory / _DATA, _describe(prepared))
-    replace_file(directory / CONFIG, prepared.run.to_json())  # last: with it, all is there
+    replace_file(directory / CONFIG, prepared.run.to_json())  # last: it marks the directory as complete
     return prepared
 
 
-def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -> Prepared:
-    """The same of a run that has begun, from its directory's tokenizers and shapes; writes nothing.
+def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -> PreparedRun:
+    """Prepares a run that was started before, with its directory's tokenizers and batch shapes; writes nothing.
 
     Raises:
         RunError: the directory belongs to a run with other settings or another corpus.
     """
-    began = _read_config(directory)
+    first_run = _read_config(directory)
     try:
-        found = json.loads((directory / _DATA).read_text(encoding="utf-8"))
-        buckets, said = [Bucket(*shape) for shape in found["shapes"]], found["ids"]
+        document = json.loads((directory / _DATA).read_text(encoding="utf-8"))
+        buckets = [Bucket(*shape) for shape in document["shapes"]]
+        first_fingerprint = document["ids"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{directory / _DATA}: cannot be read ({error}); a run cannot go on without it") from None
-    saved = Tokenizers.load(directory)
-    if saved is None:
-        raise RunError(f"{directory}: has no tokenizer; a run cannot go on without it")
+        raise RunError(f"{directory / _DATA}: cannot be read ({error}); the run cannot be resumed without it") from None
+    tokenizers = Tokenizers.load(directory)
+    if tokenizers is None:
+        raise RunError(f"{directory}: has no tokenizer; the run cannot be resumed without it")
     try:
-        prepared = prepare(_as_begun(run, began), saved, buckets, began.model, say)
+        prepared = prepare(_with_first_values(run, first_run), tokenizers, buckets, first_run.model, say)
     except DataError as error:
         raise DataError(
-            f"{error} (where the corpus of {directory} is elsewhere now, give its files anew; another run needs "
-            "another directory)"
+            f"{error} (if the corpus of {directory} has moved, pass its new paths; a different run needs "
+            "its own directory)"
         ) from None
-    if (now := _fingerprint(prepared)) != said:
-        part = "training" if now.split()[0] != said.split()[0] else "validation"
-        now_kept = ", ".join(f"{count.kept:,} of {name}" for name, count in prepared.counts.items())
+    if (fingerprint := _fingerprint(prepared)) != first_fingerprint:
+        part = "training" if fingerprint.split()[0] != first_fingerprint.split()[0] else "validation"
+        counts = ", ".join(f"{count.kept:,} of {name}" for name, count in prepared.counts.items())
         raise RunError(
-            f"{directory}: began with another corpus: the {part} pairs have changed (now {now_kept}; {_DATA} has what "
-            "they were); give the same, or choose another directory"
+            f"{directory}: was started with another corpus: the {part} pairs have changed (now {counts}; {_DATA} has "
+            "the earlier counts); use the same corpus or choose another directory"
         )
-    # How long, how often and with how many workers may change: no update depends on it. Of the corpus, the ids decide.
-    workers = replace(prepared.run.batches, workers=began.batches.workers)
-    same = replace(prepared.run, loop=began.loop, batches=workers, corpus=began.corpus)
-    if changed := differences(same, began):
-        raise RunError(f"{directory}: began with other settings: {'; '.join(changed)}; choose another directory")
-    end, updates = began.training.total_updates, prepared.run.loop.updates
-    if began.training.schedule == "cosine" and began.loop.updates == end and updates != end:
+    # Loop settings, workers and corpus paths may change: no update depends on them. The ids are compared above.
+    workers = replace(prepared.run.batches, workers=first_run.batches.workers)
+    comparable_run = replace(prepared.run, loop=first_run.loop, batches=workers, corpus=first_run.corpus)
+    if changes := differences(comparable_run, first_run):
+        raise RunError(f"{directory}: was started with other settings: {'; '.join(changes)}; choose another directory")
+    end, updates = first_run.training.total_updates, prepared.run.loop.updates
+    if first_run.training.schedule == "cosine" and first_run.loop.updates == end and updates != end:
         raise RunError(
-            f"{directory}: cannot go to {updates} updates: its rate comes down until update {end}; choose another "
-            f"directory, and --init-from {directory} to start from these weights"
+            f"{directory}: cannot be extended to {updates} updates: its cosine schedule ends at update {end}; choose "
+            f"another directory, with --init-from {directory} to start from these weights"
         )
     return prepared
 
 
-def _as_begun(run: RunConfig, began: RunConfig) -> RunConfig:
-    """The run with what was left open for the corpus to decide as it was decided then."""
+def _with_first_values(run: RunConfig, first_run: RunConfig) -> RunConfig:
+    """The run with the values that the corpus determined at the first start, where the config leaves them open."""
     if run.batches.tokens is None:
-        run = replace(run, batches=replace(run.batches, tokens=began.batches.tokens))
+        run = replace(run, batches=replace(run.batches, tokens=first_run.batches.tokens))
     if run.training.schedule == "cosine" and run.training.total_updates is None:
-        run = replace(run, training=replace(run.training, total_updates=began.training.total_updates))
+        run = replace(run, training=replace(run.training, total_updates=first_run.training.total_updates))
     return run
 
 
@@ -140,16 +145,16 @@ def _read_config(directory: Path) -> RunConfig:
         raise RunError(str(error)) from None
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether it is what an interrupted beginning leaves behind."""
+def _is_leftover(path: Path) -> bool:
+    """Whether an interrupted start left this file or folder."""
     return path.name in (_DATA, "tokenizer", "source_tokenizer", "target_tokenizer") or path.suffix == ".tmp"
 
 
-def _fingerprint(prepared: Prepared) -> str:
+def _fingerprint(prepared: PreparedRun) -> str:
     return f"{prepared.train.fingerprint()} {prepared.valid.fingerprint()}"
 
 
-def _describe(prepared: Prepared) -> str:
-    counts = {name: found._asdict() for name, found in prepared.counts.items()}
+def _describe(prepared: PreparedRun) -> str:
+    counts = {name: part._asdict() for name, part in prepared.counts.items()}
     shapes = [list(bucket) for bucket in prepared.buckets]
     return json.dumps({"shapes": shapes, "ids": _fingerprint(prepared), "counts": counts}, indent=2) + "\n"

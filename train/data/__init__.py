@@ -1,1 +1,1 @@
-"""From text to batches: corpora, tokenizers, shapes of batches, and their order."""
+"""From text to batches: corpora, tokenizers, batch shapes and batch order."""

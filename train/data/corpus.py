@@ -1,4 +1,4 @@
-"""Sentence pairs from files and the hub, as they stand there; whatever is wrong with a file is said with its name."""
+"""Reads sentence pairs from files and the Hugging Face hub, unchanged; every error names the file."""
 
 import gzip
 import itertools
@@ -12,22 +12,22 @@ from ...configs.errors import DataError
 
 Pairs = Iterator[tuple[str, str]]
 
-# What `datasets` reads from single files, by their ending.
+# Suffix of a file -> the builder of `datasets` that reads it.
 _BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_pairs(config: CorpusConfig) -> Pairs:
-    """(source, target) sentences in their order; empty ones too.
+    """(source, target) sentences in order, empty ones included.
 
     Raises:
-        DataError: a file is missing, damaged, not UTF-8 or without a pair; files differ in their number of lines; a
-            column is missing or has no text.
+        DataError: a file is missing, damaged, not UTF-8 or empty; the two files differ in their number of lines; a
+            column is missing or is not text.
     """
     pairs = _parallel(config) if config.dataset is None else _columns(config, config.dataset)
     first = next(pairs, None)
     if first is None:
-        raise DataError(f"{config.dataset or config.src}: there is no sentence pair in it")
+        raise DataError(f"{config.dataset or config.src}: has no sentence pair")
     return itertools.chain([first], pairs)
 
 
@@ -43,13 +43,13 @@ def _parallel(config: CorpusConfig) -> Pairs:
             src_rest, tgt_rest = (sum(1 for _ in side) for side in sides)
             raise DataError(
                 f"{config.src} has {number + (src is not None) + src_rest} lines and "
-                f"{config.tgt} has {number + (tgt is not None) + tgt_rest}: a line must be the other's translation"
+                f"{config.tgt} has {number + (tgt is not None) + tgt_rest}: they must have the same number"
             )
         yield src, tgt
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """Lines of a UTF-8 file, gzipped or not, without what ends them. Raises: DataError, as `read_pairs`."""
+    """Lines of a UTF-8 file, gzipped or not, without line endings. Raises: DataError, as `read_pairs`."""
     if not Path(path).is_file():
         raise DataError(f"{path}: there is no such file")
     with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
@@ -57,7 +57,7 @@ def read_lines(path: str) -> Iterator[str]:
 
 
 def decode_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines of UTF-8 bytes. Raises: DataError where they are not, with `name` and the line."""
+    """Lines of UTF-8 bytes. Raises: DataError, with `name` and the line, if they cannot be decoded."""
     number = 0
     try:
         for number, line in enumerate(file, 1):
@@ -84,34 +84,35 @@ def _columns(config: CorpusConfig, dataset: str) -> Pairs:
 
 
 def _tab_separated(config: CorpusConfig, path: str) -> Pairs:
-    """Two columns by the names in the first line, or the first two where no names are asked for; nothing is quoted."""
-    lines, at = read_lines(path), (0, 1)
+    """Two columns by the names in the header, or the first two if the config names none; quotes are not special."""
+    lines = read_lines(path)
+    indices = (0, 1)
     names = (config.src_column, config.tgt_column)
     if config.src_column is not None:
         header = next(lines, "").split("\t")
-        at = tuple(header.index(name) if name in header else _missing(path, name, header) for name in names)
+        indices = tuple(header.index(name) if name in header else _missing(path, name, header) for name in names)
     for number, line in enumerate(lines, 1 if config.src_column is None else 2):
         fields = line.split("\t")
-        if len(fields) <= max(at):
-            raise DataError(f"{path}, line {number}: has {len(fields)} columns, and {max(at) + 1} are needed")
-        yield fields[at[0]], fields[at[1]]
+        if len(fields) <= max(indices):
+            raise DataError(f"{path}, line {number}: must have at least {max(indices) + 1} columns, not {len(fields)}")
+        yield fields[indices[0]], fields[indices[1]]
 
 
 def _scan(path: str) -> Pairs:
     """Lines `IN: command OUT: actions`. Source: Lake and Baroni 2018, SCAN."""
     for number, line in enumerate(read_lines(path), 1):
-        command, found, actions = line.removeprefix("IN: ").partition(" OUT: ")
-        if not found or not line.startswith("IN: "):
-            raise DataError(f"{path}, line {number}: is not 'IN: ... OUT: ...'; give text as src and tgt")
+        command, separator, actions = line.removeprefix("IN: ").partition(" OUT: ")
+        if not separator or not line.startswith("IN: "):
+            raise DataError(f"{path}, line {number}: is not 'IN: ... OUT: ...'; pass text files as src and tgt")
         yield command, actions
 
 
 def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pairs:
-    """A file by its builder, or a directory or hub name by itself."""
+    """A file through its builder, or a directory or hub name directly."""
     import datasets
 
     if config.src_column is None or config.tgt_column is None:
-        raise DataError(f"{name}: say which columns are source and target, as src_column and tgt_column")
+        raise DataError(f"{name}: set src_column and tgt_column to the columns of source and target")
     if builder is not None and not Path(name).is_file():
         raise DataError(f"{name}: there is no such file")
     try:
@@ -119,24 +120,27 @@ def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pair
             rows = datasets.load_dataset(name, config.subset, split=config.split)
         else:
             rows = datasets.load_dataset(builder, data_files=name, split="train")
-    except Exception as error:  # whatever it is, it says that the library does not take it
+    except Exception as error:  # the library raises many types
         cause = error.__cause__ or error
         text = " ".join(f"{error} {cause if cause is not error else ''}".split())
         raise DataError(f"{name}: datasets cannot load it: {text[:300]}") from None
     assert isinstance(rows, datasets.Dataset)
     if "translation" in rows.column_names:
         rows = rows.flatten()
-        prefix, present = "translation.", [c for c in rows.column_names if c.startswith("translation.")]
-        present = [c.removeprefix(prefix) for c in present]
+        prefix = "translation."
+        columns = [c for c in rows.column_names if c.startswith("translation.")]
+        columns = [c.removeprefix(prefix) for c in columns]
     else:
-        prefix, present = "", rows.column_names
-    names = [prefix + c if c in present else _missing(name, c, present) for c in (config.src_column, config.tgt_column)]
-    chosen, number = iter(rows.select_columns(names)), 0
+        prefix = ""
+        columns = rows.column_names
+    names = [prefix + c if c in columns else _missing(name, c, columns) for c in (config.src_column, config.tgt_column)]
+    iterator = iter(rows.select_columns(names))
+    number = 0
     while True:
         number += 1
         try:
-            row = next(chosen, None)
-        except Exception as error:  # bytes that are not UTF-8 are found only here
+            row = next(iterator, None)
+        except Exception as error:  # invalid UTF-8 is noticed only on reading
             raise DataError(f"{name}, row {number}: cannot be read: {' '.join(str(error).split())[:200]}") from None
         if row is None:
             return
@@ -150,5 +154,5 @@ def _text(name: str, number: int, column: str, row: Any) -> str:
     return value or ""
 
 
-def _missing(name: str, column: str | None, present: list[str]) -> Any:
-    raise DataError(f"{name}: has no column {column!r}; it has {', '.join(present)}")
+def _missing(name: str, column: str | None, columns: list[str]) -> Any:
+    raise DataError(f"{name}: has no column {column!r}; it has {', '.join(columns)}")

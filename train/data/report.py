@@ -1,21 +1,21 @@
-"""What a run's corpus looks like: tables for a terminal, and a picture of the lengths."""
+"""Corpus statistics of a run: tables for a terminal, and a plot of the lengths."""
 
 from os import PathLike
 
 import numpy as np
 from rich.table import Table
 
-from .prepare import Prepared
+from .prepare import PreparedRun
 
 _BINS, _WIDTH = 12, 24  # rows of a histogram in the terminal, and characters of its longest bar
 
 
-def corpus_tables(prepared: Prepared) -> list[Table]:
-    """Pairs and tokens; lengths; shapes of batches with the padding of the first epoch."""
+def corpus_tables(prepared: PreparedRun) -> list[Table]:
+    """Tables of pairs and tokens, of lengths, and of batch shapes with the padding of the first epoch."""
     return [_corpus_table(prepared), _length_table(prepared), _shape_table(prepared)]
 
 
-def _corpus_table(prepared: Prepared) -> Table:
+def _corpus_table(prepared: PreparedRun) -> Table:
     table = Table("", "train", "validation", title="corpus")
     train, valid = (prepared.counts[name] for name in ("train", "valid"))
     rows = {
@@ -35,42 +35,51 @@ def _corpus_table(prepared: Prepared) -> Table:
     return table
 
 
-def _length_table(prepared: Prepared) -> Table:
-    """How many sentences have so many tokens, as blocks."""
+def _length_table(prepared: PreparedRun) -> Table:
+    """A histogram of sentence lengths."""
     lengths = prepared.train.lengths
     width = -(-int(lengths.max()) // _BINS)
     table = Table("tokens", "sources", "targets", title="lengths, special tokens included")
     counts = [np.bincount(side // width, minlength=_BINS + 1) for side in lengths.T]
     for i in range(_BINS + 1):
-        here = [int(side[i]) for side in counts]
-        if any(here):
-            bars = [f"{'█' * -(-n * _WIDTH // max(side.max(), 1))} {n:,}" for n, side in zip(here, counts, strict=True)]
+        bin_counts = [int(side[i]) for side in counts]
+        if any(bin_counts):
+            bars = [
+                f"{'█' * -(-n * _WIDTH // max(side.max(), 1))} {n:,}"
+                for n, side in zip(bin_counts, counts, strict=True)
+            ]
             table.add_row(f"{max(i * width, 1)}–{i * width + width - 1}", *bars)
     return table
 
 
-def _shape_table(prepared: Prepared) -> Table:
-    """The shapes of batches, and the padding of the first epoch."""
+def _shape_table(prepared: PreparedRun) -> Table:
+    """Batch shapes and the padding of the first epoch."""
     plan = prepared.batches().plan(0)
     lengths = prepared.train.lengths
     table = Table("rows", "source", "target", "batches per epoch", "padding", title="shapes", show_footer=True)
-    full, used = 0, 0
-    for number, bucket in enumerate(prepared.buckets):
-        batches = [rows for rows, chosen in zip(plan.batches, plan.buckets, strict=True) if chosen == number]
-        room = len(batches) * bucket.sentences * (bucket.src_length + bucket.tgt_length)
+    all_positions, all_tokens = 0, 0
+    for bucket_index, bucket in enumerate(prepared.buckets):
+        batches = [rows for rows, index in zip(plan.batches, plan.buckets, strict=True) if index == bucket_index]
+        positions = len(batches) * bucket.sentences * (bucket.src_length + bucket.tgt_length)
         tokens = sum(int(lengths[rows].sum()) for rows in batches)
-        full, used = full + room, used + tokens
+        all_positions, all_tokens = all_positions + positions, all_tokens + tokens
         shape = (bucket.sentences, bucket.src_length, bucket.tgt_length, len(batches))
-        table.add_row(*map(str, shape), f"{1 - tokens / room:.1%}" if room else "")
-    footers = (f"{len(prepared.buckets)} shapes", "", "", str(len(plan.batches)), f"{1 - used / full:.1%}")
+        table.add_row(*map(str, shape), f"{1 - tokens / positions:.1%}" if positions else "")
+    footers = (
+        f"shapes: {len(prepared.buckets)}",
+        "",
+        "",
+        str(len(plan.batches)),
+        f"{1 - all_tokens / all_positions:.1%}",
+    )
     for column, footer in zip(table.columns, footers, strict=True):
         column.footer = footer
         column.justify = "right"
     return table
 
 
-def plot_lengths(prepared: Prepared, path: str | PathLike[str]) -> None:
-    """Histograms of the lengths of both sides, and the pairs among the shapes of batches, as a picture."""
+def plot_lengths(prepared: PreparedRun, path: str | PathLike[str]) -> None:
+    """Saves histograms of the lengths of both sides, and a scatter plot of the pairs with the batch shapes."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -88,7 +97,5 @@ def plot_lengths(prepared: Prepared, path: str | PathLike[str]) -> None:
         right.add_patch(
             Rectangle((0, 0), bucket.src_length, bucket.tgt_length, fill=False, edgecolor="C0", linewidth=0.8)
         )
-    right.set(
-        xlabel="source tokens", ylabel="target tokens", title=f"pairs and {len(prepared.buckets)} shapes of batches"
-    )
+    right.set(xlabel="source tokens", ylabel="target tokens", title=f"pairs and batch shapes: {len(prepared.buckets)}")
     figure.savefig(path, dpi=120)

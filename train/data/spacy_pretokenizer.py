@@ -1,7 +1,7 @@
-"""Words by the rules of spaCy, an optional package: those of a language alone, without a trained pipeline.
+"""Pre-tokenization by spaCy, an optional package, with the rules of a language and no trained pipeline.
 
-A trained pipeline, as `de_core_news_sm` or `en_core_web_sm`, cuts with the rules of its language, which training leaves
-as they are: those of `spacy.blank("de")` and `spacy.blank("en")`, in the version of spaCy that it was made with.
+A trained pipeline such as `de_core_news_sm` or `en_core_web_sm` tokenizes with the rules of its language. Training does
+not change them: they are those of `spacy.blank("de")` and `spacy.blank("en")` in the spaCy version of the pipeline.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,12 +13,12 @@ from ...configs.errors import DataError
 
 
 def has_spacy() -> bool:
-    """Whether it is installed."""
+    """Whether spaCy is installed."""
     return find_spec("spacy") is not None
 
 
 def split_words(texts: Iterable[str], language: str) -> Iterator[list[str]]:
-    """The tokens of each text; extra whitespace is one of them, but a blank text has none.
+    """The tokens of each text; extra whitespace is a token, but a blank text has no tokens.
 
     Raises:
         DataError: as `check_language`.
@@ -28,20 +28,18 @@ def split_words(texts: Iterable[str], language: str) -> Iterator[list[str]]:
 
 
 def check_language(language: str) -> None:
-    """Raises: DataError where spaCy is not installed, or has no such language."""
+    """Raises: DataError if spaCy is not installed or lacks the language."""
     _tokenizer(language)
 
 
 @cache
 def _tokenizer(language: str) -> Any:
     if not has_spacy():
-        raise DataError(
-            f"languages: the words of {language!r} need spaCy, which is not installed: pip install 'twinax[spacy]'"
-        )
+        raise DataError(f"languages={language!r}: needs spaCy, which is not installed: pip install 'twinax[spacy]'")
     try:
         import spacy
 
         return spacy.blank(language).tokenizer
-    except ImportError as error:  # it does not know the language, or that needs a package more
-        said = " ".join(str(error).split())[:200]
-        raise DataError(f"languages: spaCy cannot cut {language!r} into words: {said}") from None
+    except ImportError as error:  # spaCy lacks the language, or the language needs another package
+        cause = " ".join(str(error).split())[:200]
+        raise DataError(f"languages: spaCy cannot tokenize {language!r}: {cause}") from None

@@ -1,6 +1,6 @@
-"""Text to ids and back: fast tokenizers of the library `tokenizers`, trained here or elsewhere.
+"""Text to ids and back, with fast tokenizers of the library `tokenizers`.
 
-A tokenizer is saved as `transformers.PreTrainedTokenizerFast` loads it.
+A tokenizer is saved in the form that `transformers.PreTrainedTokenizerFast` loads.
 """
 
 import json
@@ -19,7 +19,7 @@ from .spacy_pretokenizer import check_language, split_words
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 LANGUAGE = "spacy_language"  # in SETTINGS
 
-# For words, what cuts them; their decoder puts spaces between them, or nothing.
+# Word tokenizers: split -> (pre-tokenizer, decoder); the decoder joins words with spaces, or without.
 _WORDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
     "whitespace": (pre_tokenizers.WhitespaceSplit, None),
     "punctuation": (
@@ -36,7 +36,7 @@ _WORDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
         decoders.Fuse,
     ),
 }
-# For parts of words, which keep spaces as a mark, so that nothing is lost.
+# Subword tokenizers: split -> (pre-tokenizer, decoder); spaces are marked, so that decoding is lossless.
 _PARTS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
     "whitespace": (pre_tokenizers.Metaspace, decoders.Metaspace),
     "punctuation": (
@@ -50,10 +50,10 @@ _NORMALIZERS: dict[str, Callable[[], Any]] = {"nfc": normalizers.NFC, "nfkc": no
 
 
 class Tokenizer:
-    """A fast tokenizer and the ids of its special tokens; `language`: whose words spaCy cuts before it.
+    """A fast tokenizer and the ids of its special tokens; `language`: pre-tokenize with spaCy's rules for it.
 
     Raises:
-        DataError: it has no token of one of the roles pad, bos, eos, unk; or spaCy is needed and not there.
+        DataError: a token for one of the roles pad, bos, eos, unk is missing; or spaCy is needed but not installed.
     """
 
     def __init__(self, fast: FastTokenizer, special_tokens: dict[str, str], language: str | None = None):
@@ -76,7 +76,7 @@ class Tokenizer:
         return [encoding.ids for encoding in self._encode(texts, add_special_tokens=False)]
 
     def encode_sources(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-        """Ids of each text with the special tokens that a source has around it, cut to `longest` of them in all."""
+        """Ids of each text with the special tokens of a source, truncated to `longest` ids in total."""
         if longest is not None:
             self.fast.enable_truncation(longest)
         try:
@@ -96,7 +96,7 @@ class Tokenizer:
         return self.fast.num_special_tokens_to_add(False)
 
     def frame_sources(self, config: TokenizerConfig) -> "Tokenizer":
-        """The same, with the special tokens around sources that `config` names."""
+        """Sets the special tokens around sources from `config`; returns self."""
         bos, eos = self.special_tokens["bos"], self.special_tokens["eos"]
         template = (bos if config.source_bos else "", "$A", eos if config.source_eos else "")
         self.fast.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
@@ -109,18 +109,18 @@ class Tokenizer:
         return self.fast.decode_batch([list(ids) for ids in sentences], skip_special_tokens=True)
 
     def show(self, ids: Sequence[int]) -> list[str]:
-        """Each token as a person reads it: of bytes their letters where these are whole, and ▁ for a space before."""
+        """Each token in readable form: bytes are decoded if they form whole characters, ▁ marks a preceding space."""
         tokens = [self.fast.id_to_token(i) or "?" for i in ids]
         if not isinstance(self.fast.decoder, decoders.ByteLevel):
             return tokens
         texts = self.fast.decode_batch([[i] for i in ids], skip_special_tokens=False)
-        shown = [f"▁{text[1:]}" if text.startswith(" ") else text for text in texts]
-        return [token if not text or "\ufffd" in text else text for token, text in zip(tokens, shown, strict=True)]
+        readable = [f"▁{text[1:]}" if text.startswith(" ") else text for text in texts]
+        return [token if not text or "\ufffd" in text else text for token, text in zip(tokens, readable, strict=True)]
 
     def save(self, directory: str | PathLike[str]) -> None:
         """Writes the two files that `PreTrainedTokenizerFast.from_pretrained` reads.
 
-        Where spaCy makes the tokens, that class takes them alone, with `is_split_into_words=True`.
+        With spaCy pre-tokenization, that class needs the words as input, with `is_split_into_words=True`.
         """
         Path(directory).mkdir(parents=True, exist_ok=True)
         self.fast.save(str(Path(directory) / FILE))
@@ -156,22 +156,22 @@ class Tokenizer:
 
 
 def read_fast(path: Path) -> FastTokenizer:
-    """The library's tokenizer in a file. Raises: DataError where it is none."""
+    """The library's tokenizer in a file. Raises: DataError if it cannot be read."""
     try:
         fast = FastTokenizer.from_file(str(path))
-    except Exception as error:  # the library has no class of its own for it
+    except Exception as error:  # the library raises a bare Exception
         raise DataError(f"{path}: is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
-    # Batches are cut and padded by us; a file may ask for its own lengths.
+    # A file may set truncation and padding; twinax does both itself.
     fast.no_truncation()
     fast.no_padding()
     return fast
 
 
 def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: Sequence[str]) -> list[Tokenizer]:
-    """One tokenizer for both sides, or two: where each cuts words by its language's rules, or where they are apart.
+    """One tokenizer if it is joint and uses no spaCy rules, else one per side.
 
     Raises:
-        DataError: one cannot be trained, or spaCy is needed and not there.
+        DataError: one cannot be trained, or spaCy is needed but not installed.
     """
     if not config.languages:
         sides = [[*sources, *targets]] if config.joint else [sources, targets]
@@ -181,23 +181,23 @@ def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: S
     sides = [
         list(split_words(texts, language)) for texts, language in zip((sources, targets), config.languages, strict=True)
     ]
-    found = [train_tokenizer(config, texts) for texts in ([sides[0] + sides[1]] if config.joint else sides)]
+    tokenizers = [train_tokenizer(config, texts) for texts in ([sides[0] + sides[1]] if config.joint else sides)]
     return [
         Tokenizer(tokenizer.fast, tokenizer.special_tokens, language)
-        for tokenizer, language in zip(found * (2 if config.joint else 1), config.languages, strict=True)
+        for tokenizer, language in zip(tokenizers * (2 if config.joint else 1), config.languages, strict=True)
     ]
 
 
 def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]]) -> Tokenizer:
-    """A tokenizer learnt from sentences, or from their words where `config` has languages.
+    """A tokenizer trained on sentences, or on lists of words if `config` sets languages.
 
-    Where `config` names no vocabulary size, the number of sentences decides it.
+    If `config` sets no vocabulary size, it follows from the number of sentences.
 
     Source: Sennrich et al. 2016 (bpe); Kudo 2018 (unigram).
     """
     if config.vocab_size is None:
-        listed = list(sentences)
-        config, sentences = config.sized(len(listed)), iter(listed)
+        sentence_list = list(sentences)
+        config, sentences = config.sized(len(sentence_list)), iter(sentence_list)
     special, unk = config.special_tokens, config.unk_token
     common: dict[str, Any] = {
         "vocab_size": config.vocab_size,
@@ -212,9 +212,9 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]
     elif config.kind == "bpe":
         model = models.BPE(unk_token=unk)
         alphabet = pre_tokenizers.ByteLevel.alphabet() if config.split == "bytes" else []
-        room = max(common["vocab_size"] - len(special), 1)  # for letters; rarer ones are unknown
+        max_characters = max(common["vocab_size"] - len(special), 1)  # rarer characters become unknown
         trainer = trainers.BpeTrainer(
-            min_frequency=config.min_frequency, initial_alphabet=alphabet, limit_alphabet=room, **common
+            min_frequency=config.min_frequency, initial_alphabet=alphabet, limit_alphabet=max_characters, **common
         )
     else:
         model = models.Unigram()
@@ -223,15 +223,15 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]
     prepare_text(fast, config)
     try:
         fast.train_from_iterator(sentences, trainer)
-    except Exception as error:  # the library has no class of its own for it
+    except Exception as error:  # the library raises a bare Exception
         raise DataError(f"a {config.kind} tokenizer of {config.vocab_size} tokens cannot be trained: {error}") from None
     return Tokenizer(fast, {role: getattr(config, f"{role}_token") for role in ROLES}).frame_sources(config)
 
 
 def prepare_text(fast: FastTokenizer, config: TokenizerConfig) -> None:
-    """Gives a tokenizer the normalizer, pre-tokenizer and decoder of a config.
+    """Sets the normalizer, pre-tokenizer and decoder of a tokenizer from a config.
 
-    There is no pre-tokenizer where spaCy makes the words: each of them is one token, whitespace included.
+    With spaCy there is no further pre-tokenizer: each spaCy token, whitespace included, is one word.
     """
     steps = [_NORMALIZERS[config.normalization]()] if config.normalization != "none" else []
     steps += [normalizers.Lowercase()] if config.lowercase else []

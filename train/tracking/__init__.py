@@ -1,1 +1,1 @@
-"""What a run records: metrics as JSON lines, TensorBoard, SwanLab and a plot, and progress on a terminal."""
+"""Metrics of a run as JSON lines, TensorBoard, SwanLab and a plot; progress on a terminal."""

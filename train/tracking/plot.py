@@ -1,4 +1,4 @@
-"""The curves of a run as a picture."""
+"""A plot of loss and BLEU over a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +9,13 @@ PLOT = "loss.png"
 
 
 class PlotTracker:
-    """Draws the records of a run after each validation."""
+    """A tracker that redraws the plot after each validation."""
 
     def __init__(self, records: list[Record], directory: Path):
         self._records, self._path = records, directory / PLOT
 
     def log(self, update: int, numbers: Mapping[str, float]) -> None:
-        """Draws everything anew where the numbers are a validation's."""
+        """Redraws the plot if the numbers are from a validation."""
         if any(name.startswith("validation/") for name in numbers):
             plot_losses(self._records, self._path)
 
@@ -27,22 +27,22 @@ class PlotTracker:
 
 
 def plot_losses(records: list[Record], path: Path) -> None:
-    """Losses of training and validation over updates, and BLEU where there is some, as a picture."""
+    """Plots training and validation loss over updates, and BLEU if the run measures it."""
     from matplotlib.figure import Figure
 
     train = [(r["update"], r["loss"]) for r in records if "loss" in r]
-    found = validations(records)
+    scores = validations(records)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    every = max(1, len(train) // 2000)
-    axes.plot(*zip(*train[::every], strict=True), color="0.75", linewidth=0.8, label="training, with smoothing")
+    stride = max(1, len(train) // 2000)
+    axes.plot(*zip(*train[::stride], strict=True), color="0.75", linewidth=0.8, label="training, with smoothing")
     axes.set(xlabel="updates", ylabel="loss in nats per token")
-    if found:
-        axes.plot(list(found), [v["loss"] for v in found.values()], color="C0", marker="o", ms=3, label="validation")
-    bleu = {update: v["bleu"] for update, v in found.items() if "bleu" in v}
+    if scores:
+        axes.plot(list(scores), [v["loss"] for v in scores.values()], color="C0", marker="o", ms=3, label="validation")
+    bleu = {update: v["bleu"] for update, v in scores.items() if "bleu" in v}
     if bleu:
         right = axes.twinx()
-        right.plot(list(bleu), list(bleu.values()), color="C1", marker="s", ms=3, label="BLEU of validation")
+        right.plot(list(bleu), list(bleu.values()), color="C1", marker="s", ms=3, label="validation BLEU")
         right.set_ylabel("BLEU")
         right.set_ylim(0, 1.1 * max(1, *bleu.values()))
     handles = [handle for part in figure.axes for handle in part.get_legend_handles_labels()[0]]

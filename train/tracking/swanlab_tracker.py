@@ -1,6 +1,6 @@
-"""A run's numbers for SwanLab, an optional package, beside the run's own files.
+"""Logs a run's metrics to SwanLab, an optional package, in addition to the run's own files.
 
-SWANLAB_MODE says where they go: online, offline (files for `swanlab sync`), local or disabled.
+SWANLAB_MODE sets the destination: online, offline (files for `swanlab sync`), local or disabled.
 """
 
 import secrets
@@ -11,11 +11,11 @@ from typing import Any
 
 from ...configs.errors import DataError
 
-_ID = "swanlab_id"  # file of a run directory: a run that goes on goes on with its experiment
+_ID = "swanlab_id"  # file of a run directory: a resumed run continues its experiment
 
 
 def check_swanlab(project: str) -> None:
-    """Raises: DataError where SwanLab is not installed."""
+    """Raises: DataError if SwanLab is not installed."""
     try:
         import_module("swanlab")
     except ImportError:
@@ -23,10 +23,10 @@ def check_swanlab(project: str) -> None:
 
 
 class SwanLabTracker:
-    """An experiment of a project.
+    """A tracker that logs to an experiment of a SwanLab project.
 
     Raises:
-        DataError: SwanLab is not installed, or does not begin.
+        DataError: SwanLab is not installed or cannot start.
     """
 
     def __init__(self, project: str, directory: Path, settings: Mapping[str, Any]):
@@ -43,10 +43,10 @@ class SwanLabTracker:
                 id=(directory / _ID).read_text(),
                 resume="allow",
             )
-        except Exception as error:  # it has no class of its own for what it cannot do
-            said = " ".join(str(error).split())[:200]
+        except Exception as error:  # SwanLab raises many types
+            cause = " ".join(str(error).split())[:200]
             raise DataError(
-                f"swanlab={project!r}: SwanLab does not begin: {said}; log in, or set SWANLAB_MODE=offline"
+                f"swanlab={project!r}: SwanLab cannot start: {cause}; log in, or set SWANLAB_MODE=offline"
             ) from None
 
     def log(self, update: int, numbers: Mapping[str, float]) -> None:
@@ -57,5 +57,5 @@ class SwanLabTracker:
         """SwanLab sends by itself."""
 
     def close(self) -> None:
-        """Ends the experiment."""
+        """Finishes the experiment."""
         self._swanlab.finish()

@@ -1,4 +1,4 @@
-"""The numbers of a run for TensorBoard, without TensorFlow or torch."""
+"""Logs the metrics of a run to TensorBoard, without TensorFlow or torch."""
 
 import time
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 class TensorBoardTracker:
-    """Event files in `tensorboard` of a run directory; what was logged after `update` no longer counts."""
+    """Event files in `tensorboard` of a run directory; events after `update` are marked as superseded."""
 
     def __init__(self, directory: Path, update: int):
         self._writer = EventFileWriter(str(directory / "tensorboard"))
@@ -27,5 +27,5 @@ class TensorBoardTracker:
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         self._writer.close()

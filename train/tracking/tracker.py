@@ -1,20 +1,20 @@
-"""What gets the numbers of a run while it trains."""
+"""The interface of trackers, which receive the metrics of a run."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
 
 class Tracker(Protocol):
-    """TensorBoard, SwanLab, a plot, or one of your own: `train(run, directory, trackers=[mine])`."""
+    """TensorBoard, SwanLab, a plot, or your own: `train(run, directory, trackers=[tracker])`."""
 
     def log(self, update: int, numbers: Mapping[str, float]) -> None:
-        """Takes the numbers of an update, `training/loss`, or of a validation after it, `validation/loss`."""
+        """Logs the numbers of an update (`training/loss`, …) or of a validation after it (`validation/loss`, …)."""
         ...
 
     def flush(self) -> None:
-        """Returns when everything logged is stored: a checkpoint that goes on from it follows."""
+        """Stores everything logged so far; called before each checkpoint."""
         ...
 
     def close(self) -> None:
-        """Ends."""
+        """Closes the tracker."""
         ...

@@ -212,7 +212,7 @@ class Transformer(nnx.Module):
 
     @classmethod
     def abstract(cls, config: TransformerConfig) -> "Transformer":
-        """A model of shapes and dtypes (`jax.ShapeDtypeStruct`) in place of arrays. Raises: ValueError, as the model."""
+        """A model whose arrays are shapes and dtypes (`jax.ShapeDtypeStruct`). Raises: ValueError, as the model."""
         check_dtypes(config)
         graphdef, variables = _structure(config)
         return nnx.merge(graphdef, nnx.from_flat_state(variables.values()))
@@ -297,8 +297,9 @@ def _structure(config: TransformerConfig) -> tuple[Any, dict[str, tuple[tuple[An
     """The graph definition of a model, and by name the path and the abstract value of each of its variables."""
 
     def build() -> Transformer:
-        rngs, key = nnx.Rngs(0), jax.random.key(0)
-        rngs.params = lambda: key  # nnx counts each draw, and under a trace that takes the square of the model's depth
+        rngs: Any = nnx.Rngs(0)
+        key = jax.random.key(0)
+        rngs.params = lambda: key  # nnx counts the keys drawn, which takes quadratic time under a trace
         return Transformer(config, rngs=rngs)
 
     graphdef, state = nnx.split(nnx.eval_shape(build))

@@ -216,17 +216,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """activation(x W1 + b1) W2 + b2. Source: Vaswani et al. 2017, section 3.3."""
+    """activation(x W1 + b1) W2 + b2; if gated, (activation(x Wg + bg) ⊙ (x W1 + b1)) W2 + b2.
 
-    def __init__(self, config: TransformerConfig, d_ff: int, generator: Generator | None = None):
+    Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, "GLU Variants Improve Transformer", section 2.
+    """
+
+    def __init__(self, config: TransformerConfig, d_ff: int, generator: Generator | None = None, gated: bool = False):
         super().__init__()
         self.config = config
         self.inner_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, generator)
+        self.gate_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, generator) if gated else None
         self.outer_proj = Linear(config, d_ff, config.d_model, config.ffn_bias, generator)
         self.dropout = Dropout(config.ffn_dropout, config.dropout_generator)
 
     def forward(self, x: Float[Tensor, "B L D"], dropout_key: DropoutKey | None = None) -> Float[Tensor, "B L D"]:
-        inner = ACTIVATIONS[self.config.activation](self.inner_proj(x))
+        activation, inner = ACTIVATIONS[self.config.activation], self.inner_proj(x)
+        inner = activation(inner) if self.gate_proj is None else activation(self.gate_proj(x)) * inner
         record(self, "inner", inner)
         output = self.outer_proj(self.dropout(inner, dropout_key))
         record(self, "output", output)

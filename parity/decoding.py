@@ -124,16 +124,16 @@ def random_family(name: str, folder: Path) -> tuple[Any, Checkpoint]:
     return model, convert.load(folder)
 
 
-def sentences(pad_id: int) -> np.ndarray:
-    """200 sentences of 2 to 16 tokens."""
+def sentences(pad_id: int, number: int = 200) -> np.ndarray:
+    """Random sentences of 2 to 16 tokens."""
     rng = np.random.default_rng(0)
     src = rng.integers(3, 99, (200, 16))
-    return np.where(np.arange(16) < rng.integers(2, 17, (200, 1)), src, pad_id)
+    return np.where(np.arange(16) < rng.integers(2, 17, (200, 1)), src, pad_id)[:number]
 
 
 @dataclass(frozen=True)
 class Row:
-    """Agreement of three searches on 200 sentences, all hypotheses of each."""
+    """Agreement of three searches on the same sentences, all hypotheses of each."""
 
     name: str
     dtype: str
@@ -149,12 +149,14 @@ class Row:
         return scores_close and not (self.flax.different or self.transformers.different)
 
 
-def measure(name: str, transformers_model: Any, checkpoint: Checkpoint, dtype: str, beam_size: int) -> Row:
-    """The row of a family. Needs `jax_enable_x64` for float64."""
+def measure(
+    name: str, transformers_model: Any, checkpoint: Checkpoint, dtype: str, beam_size: int, number: int = 200
+) -> Row:
+    """The row of a family, on so many sentences. Needs `jax_enable_x64` for float64."""
     config = checkpoint.config.replace(param_dtype=dtype, compute_dtype=dtype)
     arrays = {name: jnp.asarray(a.astype(dtype)) for name, a in checkpoint.arrays.items()}
     model = flax_transformer.Transformer.from_arrays(config, arrays)
-    src = sentences(config.pad_id)
+    src = sentences(config.pad_id, number)
     decoding = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
     reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
     candidate = flax_transformer.generate(model, src, decoding)

@@ -169,19 +169,20 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, *random_family(request.param, tmp_path_factory.mktemp("decoding") / "model")
 
 
-@pytest.mark.parametrize(("dtype", "beam_size"), [("float32", 4), ("float64", 1), ("float64", 4)])
-def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int) -> None:
-    row = measure(*family, dtype, beam_size)
+@pytest.mark.parametrize(("dtype", "beam_size", "number"), [("float32", 4, 200), ("float64", 1, 60), ("float64", 4, 60)])
+def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int, number: int) -> None:
+    """200 sentences where a rule is broken by two of them alone, "an end of any rank finishes"."""
+    row = measure(*family, dtype, beam_size, number)
     assert row.ok, row
     assert len(row.flax.ties) + len(row.transformers.ties) <= 2, row
-    assert len(set(row.lengths.tolist())) >= 8  # or the test is blind
+    assert len(set(row.lengths.tolist())) >= min(8, number // 20)  # or the test is blind
     assert (row.lengths < LONGEST).mean() > 0.2
 
 
 @pytest.mark.parametrize(("length_exponent", "min_length"), [(0.5, 1), (2.0, 5), (0.0, 1), (-1.0, 1)])
 def test_transformers_penalises_and_bounds_lengths_alike(family: Any, length_exponent: float, min_length: int) -> None:
     _, theirs, checkpoint = family
-    src = sentences(checkpoint.config.pad_id)
+    src = sentences(checkpoint.config.pad_id, 60)
     config = DecodingConfig(
         beam_size=4, n_best=4, length_exponent=length_exponent, min_length=min_length, max_length=20, forbidden_ids=(8,)
     )

@@ -38,7 +38,7 @@ def test_the_second_process_compiles_nothing(tmp_path, forks):
         printed.append(done.stdout)
         counts.append(json.loads(done.stderr.splitlines()[-1]))
     programs = {path.name.partition("-")[0] for path in (tmp_path / "cache" / "twinax" / "xla").glob("*-cache")}
-    assert {"jit_begin", "jit_go_on"} <= programs
+    assert {"jit_prefill", "jit_extend"} <= programs
     assert printed == ["A B\n"] * 2
     assert counts[0]["cache_hits"] == 0
     assert counts[1] == {"cache_hits": counts[0]["cache_misses"], "cache_misses": 0}

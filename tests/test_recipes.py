@@ -201,5 +201,5 @@ def test_systems_without_a_search():
     leftovers = TransformerConfig.published("leftover", as_published=True)
     with pytest.raises(ConfigError, match=r"cross_mask='encoder': needs as many target as source tokens"):
         plan(*as_decoded("leftover", leftovers, as_published=True))
-    with pytest.raises(ConfigError, match=r"allow_padding=True: decoder_mask='causal_padding_and_query' hides"):
+    with pytest.raises(ConfigError, match=r"allow_padding=True: decoder_mask='causal_padding_and_query' masks"):
         plan(leftovers.replace(cross_mask="source"), DecodingConfig(allow_padding=True))

@@ -105,7 +105,7 @@ FLAX_ONLY = {
     "inputs": {"check_dtypes", "float64_is_on"},
     "layers": {"Embedding.embedding", "Norm.scale", "linear"},
     "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
-    | {"Transformer.from_arrays", "Transformer.next_logits"},
+    | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits"},
     "module": {"Buffer", "join_path", "named_arrays"},
     "optimizers": {"Params"},
     "step": {"Arrays", "TrainState", "init_state", "make_train_step"}

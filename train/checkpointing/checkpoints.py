@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from flax import nnx
 
 from ...configs.errors import CheckpointError, ConfigError, DataError
 from ...configs.run import RunConfig
 from ...flax_transformer.model import Transformer
+from ...flax_transformer.module import named_arrays
 from ..data.prepare import Tokenizers
 from ..partitioning import on_one_device
 from ..step import TrainState, init_state
@@ -208,7 +208,10 @@ def _numbers(folder: Path) -> list[int]:
 
 def _abstract_state(run: RunConfig) -> TrainState:
     """Shapes and dtypes of a run's state, placed on one device."""
-    return on_one_device(jax.eval_shape(lambda: init_state(Transformer(run.model, rngs=nnx.Rngs(0)), run.training)))
+    arrays = named_arrays(Transformer.abstract(run.model))
+    return on_one_device(
+        jax.eval_shape(lambda arrays: init_state(Transformer.from_arrays(run.model, arrays), run.training), arrays)
+    )
 
 
 def _restore(folder: Path, like: TrainState) -> TrainState:

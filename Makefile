@@ -11,7 +11,7 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-# A test runs its programs once or twice: compiling them with less optimisation halves the time of the suite. The other
+# A test runs its programs once or twice: compiling them with less optimization halves the time of the suite. The other
 # targets, `test-slow` among them, compile as usual.
 test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false $(XLA_FLAGS)
 test: install

@@ -132,7 +132,7 @@ def _examine(
             subject, True
         ),
         "May a target be longer or shorter than its source?": lambda: checks.takes_any_lengths(subject),
-        "Does an empty source give numbers?": lambda: checks.stays_finite(subject),
+        "Are outputs finite for an all-padding source?": lambda: checks.stays_finite(subject),
         "Are attention weights of masked keys zero?": lambda: checks.hides_masked_keys(subject, harmless()),
         "Does every parameter receive a gradient?": lambda: state_checks.reaches_every_parameter(subject),
         "Does decoding with a cache equal decoding without?": cache,

@@ -38,7 +38,7 @@ def reaches_every_parameter(subject: Subject) -> Answer:
         next(iter(missing or broken or [""])).rpartition(".")[0],
         "These parameters keep their initial values: a part of the model is not trained, or not used."
         if not unregistered
-        else "Optimisers and checkpoints omit them: a layer is in a plain list or dictionary.",
+        else "Optimizers and checkpoints omit them: a layer is in a plain list or dictionary.",
     )
 
 

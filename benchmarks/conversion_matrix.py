@@ -14,7 +14,7 @@ from rich.progress import track
 from benchmarks.pages import marks, write_table
 from twinax.parity.conversion import VARIANTS, Row, measure
 
-HEADER = ("family", "encoder output", "logits", "gradients", "attention maps", "round trip")
+HEADER = ("family", "encoder output", "logits", "gradients", "attention weights", "round trip")
 
 
 def as_cells(row: Row) -> tuple[str, ...]:

@@ -40,7 +40,9 @@ def _cells(row: Row) -> tuple[str, ...]:
     agreements = (
         f"{a.equal} of {len(row.lengths)}"
         + "".join(
-            f", {len(margins)} {name}" for name, margins in (("tied", a.ties), ("DIFFERENT", a.different)) if margins
+            f", {len(margins)} {name}"
+            for name, margins in (("within rounding", a.ties), ("DIFFERENT", a.different))
+            if margins
         )
         for a in (row.flax, row.transformers)
     )

@@ -26,6 +26,7 @@ SIZES = {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_encoder_layers": 2, "n
 LONGEST = 64  # tokens of a translation
 HEADER = ("system", "variant", "validation loss", "validation BLEU", "minutes")
 ABLATED = "lucky_glass"
+ABLATED_LABELS = {"model repaired": "all model repairs", "repaired": "all repairs, schedule included"}
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,17 @@ class Variant:
     training: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def label(self) -> str:
+        """The name in the table and the plot; `name` is that of the run directory."""
+        return ABLATED_LABELS.get(self.name, self.name) if self.system == ABLATED else self.name
+
+    @property
     def run(self) -> Path:
         """The run directory."""
         return OUT / f"{self.system}-{self.name.replace(' ', '_')}"
 
     def config(self, folder: Path, updates: int) -> RunConfig:
-        """The run: loss, optimiser and schedule of the system; sizes, tokenizer, batches and peak rate are common."""
+        """The run: loss, optimizer and schedule of the system; sizes, tokenizer, batches and peak rate are common."""
         base = recipe(self.system, as_published=True)
         (src, tgt), valid = (text(folder, part, ("de", "en")) for part in ("train", "val"))
         files = {"src": str(src), "tgt": str(tgt), "valid_src": str(valid[0]), "valid_tgt": str(valid[1])}
@@ -155,7 +161,7 @@ def _lines(path: Path) -> list[str]:
 
 def _row(variant: Variant, results: dict[str, Any]) -> tuple[str, ...]:
     bleu = "cannot translate" if results["bleu"] is None else f"{results['bleu']:.1f}"
-    return f"`{variant.system}`", variant.name, f"{results['loss']:.2f}", bleu, f"{results['minutes']:.0f}"
+    return f"`{variant.system}`", variant.label, f"{results['loss']:.2f}", bleu, f"{results['minutes']:.0f}"
 
 
 def _draw(all_variants: list[Variant]) -> None:
@@ -172,7 +178,7 @@ def _draw(all_variants: list[Variant]) -> None:
             style = "--" if variant.name == "as published" else "-"
             left.plot(*curve, style, color=colors[variant.system], label=f"{variant.system}, {variant.name}")
         if variant.system == ABLATED:
-            right.plot(*curve, marker="o", ms=3, label=variant.name)
+            right.plot(*curve, marker="o", ms=3, label=variant.label)
     left.set(title="as published and repaired", ylabel="validation loss in nats per token")
     right.set(title=f"{ABLATED}: repaired alone and together")
     for axes in (left, right):

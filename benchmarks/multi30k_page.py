@@ -21,7 +21,16 @@ PICTURES = {
 }
 METRICS = ("BLEU, lower case", "BLEU", "chrF", "TER")
 HEADER = ("run", *METRICS, "validation perplexity", "updates", "minutes on one core")
-PROOF = ("run", "ladder in float64", "beam", "search", "equal", "tied", "tokens", "score difference")
+PROOF = (
+    "run",
+    "ladder in float64",
+    "beam",
+    "compared",
+    "identical sentences",
+    "within rounding",
+    "tokens",
+    "score difference",
+)
 EXAMPLES = 5  # translations
 
 
@@ -73,9 +82,9 @@ def _proof(name: str, proof: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows = []
     for t in proof["translations"]:
         sentences = t["equal"] + len(t["ties"]) + len(t["different"])
-        tied = ", ".join(f"line {line}: {margin:.1e}" for line, margin in t["ties"].items()) or "none"
+        within_rounding = ", ".join(f"line {line}: {margin:.1e}" for line, margin in t["ties"].items()) or "none"
         equal = f"{t['equal']:,} of {sentences:,}" + (" DIFFERENT" if t["different"] else "")
-        cells = (str(t["beam_size"]), f"{t['search']} to PyTorch", equal, tied, f"{t['tokens']:,}")
+        cells = (str(t["beam_size"]), f"{t['search']} to PyTorch", equal, within_rounding, f"{t['tokens']:,}")
         sums = f"{t['score_error']:.1e}" if t["search"] == "Flax" else "–"  # generate returns no scores for a beam of 1
         rows.append((name, ladder, *cells, sums))
     return rows

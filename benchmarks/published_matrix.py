@@ -81,10 +81,10 @@ def _compare_training(name: str, as_published: bool) -> tuple[str, bool]:
 def _compare_decoding(name: str, as_published: bool) -> tuple[str, bool]:
     comparison = search(name, as_published)
     count = f"{comparison.equal} of {len(comparison.lengths)}" + (
-        f", {comparison.ties} tied" if comparison.ties else ""
+        f", {comparison.ties} within rounding" if comparison.ties else ""
     )
     if comparison.published == "ran":
-        return f"{count}, all three", comparison.ok
+        return f"{count}: module, Flax, PyTorch", comparison.ok
     if comparison.rejected:
         return "the original raises; the twins reject it", comparison.ok
     return (

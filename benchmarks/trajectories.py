@@ -30,16 +30,16 @@ def draw(outcomes: list[Outcome], picture: Path) -> None:
         losses.plot(outcome.losses[:, 1], color=color, linewidth=0.8, linestyle="--")
         for axes, pairs in ((wide, outcome.losses), (narrow, outcome.narrow_losses)):
             axes.semilogy(np.maximum.accumulate(np.abs(np.subtract(*pairs.T))), color=color)
-    losses.set(title="loss in float64: Flax (wide) and PyTorch (dashed)", ylabel="nats per token")
+    losses.set(title="loss in float64: Flax (solid) and PyTorch (dashed)", ylabel="nats per token")
     losses.legend(fontsize=8, ncols=2)
     wide.axhline(LOSS_BOUND, color="black", linewidth=0.8, linestyle=":")
     wide.set(title=f"largest difference so far in float64; bound {LOSS_BOUND:g}", ylabel="nats per token")
-    narrow.set(title="largest difference so far in float32, free-running (for information only)", xlabel="update")
+    narrow.set(title="largest difference so far in float32, full runs; reported only", xlabel="update")
     narrow.set(ylabel="nats per token")
     figure.savefig(picture, dpi=110)
 
 
-HEADER = ("case", "loss", "relay", "parameters", "resumed", "float32", "verdict")
+HEADER = ("case", "loss", "relay", "parameters", "after resume", "float32", "verdict")
 
 
 def as_cells(outcome: Outcome) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ class TransformerConfig:
     decoder_layerdrop: float = 0.0
     dropout_generator: DropoutGenerator = "counter"  # counter: shared by both frameworks; threefry: JAX's generator
 
-    # Initialisation.
+    # Initialization.
     linear_init: LinearInit = "xavier_uniform"
     embedding_init: EmbeddingInit = "normal_rsqrt_d_model"
 

@@ -1,4 +1,4 @@
-"""The training config that both frameworks share: loss, optimiser, schedule, step."""
+"""The training config that both frameworks share: loss, optimizer, schedule, step."""
 
 import math
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ class TrainingConfig:
     label_smoothing: float = 0.0  # probability mass moved from the label to other tokens
     smoothing: Smoothing = "all"  # tokens that share this mass
 
-    # Optimiser.
+    # Optimizer.
     optimizer: Optimizer = "adam"  # weight_decay is an L2 gradient in adam, decoupled in adamw, as in torch.optim
     beta1: float = 0.9
     beta2: float = 0.98
@@ -52,8 +52,8 @@ class TrainingConfig:
     first_update: Literal[0, 1] = 1  # n of the first update in the schedule's formula; torch's schedulers use 0
 
     # The step.
-    accumulation: int = 1  # parts of a batch that are computed one after another
-    reduction: Reduction = "tokens"  # gradient of the mean over tokens, of the sum, or of the sum of the parts' means
+    accumulation: int = 1  # micro-batches per update, computed one after another
+    reduction: Reduction = "tokens"  # gradient of: the mean over tokens; the sum; the sum of the micro-batches' means
     seed: int = 0  # seed of dropout; in a run, of the initial weights and the order of the data too
 
     def __post_init__(self) -> None:

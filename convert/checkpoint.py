@@ -94,7 +94,7 @@ class Checkpoint:
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """All arrays by name: weights, unused arrays and the optimiser's moments."""
+        """All arrays by name: weights, unused arrays and the optimizer's moments."""
         tensors = {**self.arrays, **{f"unused.{name}": a for name, a in self.unused.items()}}
         if self.training is not None:
             for key in MOMENTS:

@@ -70,7 +70,7 @@ def to_named(
 ) -> Arrays:
     """Convert arrays by Flax name to the names of a file layout.
 
-    `trained_only`: the arrays are an optimiser's, without fixed tables. `unused` arrays that the layout stores are
+    `trained_only`: the arrays are an optimizer's, without fixed tables. `unused` arrays that the layout stores are
     included.
 
     Raises:

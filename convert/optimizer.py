@@ -1,7 +1,7 @@
 """Conversion of Adam's state between optax and `torch.optim`: moments, step count and parameter groups.
 
 Names, layouts and dtypes are converted as for parameters. The parameter groups of `torch.optim` and the structure of
-optax's state are taken from an existing optimiser with the same settings.
+optax's state are taken from an existing optimizer with the same settings.
 """
 
 from collections.abc import Collection, Mapping
@@ -39,7 +39,7 @@ def to_optimizer_state(
     `without_gradient`: Flax names of parameters without a gradient, which have no entry in `torch.optim`.
 
     Raises:
-        ConversionError: the state or the optimiser is not Adam's, or the moments are not those of the model.
+        ConversionError: the state or the optimizer is not Adam's, or the moments are not those of the model.
     """
     adam = find_adam(state)
     moments = (_by_name(adam.mu), _by_name(adam.nu))
@@ -55,7 +55,7 @@ def to_optax_state(
     """`like`, a new optax state with the same settings, with the moments and the step count of `optimizer`.
 
     Raises:
-        ConversionError: the optimiser is not Adam, step counts differ between parameters, or a parameter with a
+        ConversionError: the optimizer is not Adam, step counts differ between parameters, or a parameter with a
             gradient has no state while others have.
     """
     count, *moments = _moments(optimizer, model, without_gradient)
@@ -81,7 +81,7 @@ def find_adam(state: optax.OptState) -> optax.ScaleByAdamState:
 
 
 def to_torch_optimizer(training: Training, model: "torch_reference.Transformer") -> dict[str, Any]:
-    """The state dict of a `torch.optim` optimiser that resumes a training."""
+    """The state dict of a `torch.optim` optimizer that resumes a training."""
     from ..torch_reference.optimizers import make_optimizer
 
     config = training.run.training
@@ -97,7 +97,7 @@ def from_torch_optimizer(
     """(step count, means, means of squares), both by Flax name, from a state dict of `to_torch_optimizer`.
 
     Raises:
-        ConversionError: it is not the state dict of the run's optimiser.
+        ConversionError: it is not the state dict of the run's optimizer.
     """
     from ..torch_reference.optimizers import make_optimizer
 
@@ -147,12 +147,12 @@ def _moments(
 
 
 def _names(model: "torch_reference.Transformer", optimizer: "torch.optim.Optimizer") -> dict[int, str]:
-    """The model's parameter names, by index in the optimiser's `state_dict`."""
+    """The model's parameter names, by index in the optimizer's `state_dict`."""
     _check_optimizer(optimizer)
     by_identity = {id(p): name for name, p in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if sorted(map(id, parameters)) != sorted(by_identity):
-        raise ConversionError("the optimiser must hold each of the model's parameters exactly once")
+        raise ConversionError("the optimizer must hold each of the model's parameters exactly once")
     return {index: by_identity[id(p)] for index, p in enumerate(parameters)}
 
 
@@ -162,14 +162,14 @@ def _check_optimizer(optimizer: "torch.optim.Optimizer") -> None:
 
     kind = type(optimizer)
     if kind not in (torch.optim.Adam, torch.optim.AdamW):
-        raise ConversionError(f"the optimiser is {kind.__name__}; torch.optim.Adam or AdamW is needed")
+        raise ConversionError(f"the optimizer is {kind.__name__}; torch.optim.Adam or AdamW is needed")
     for name in ("amsgrad", "maximize"):
         if any(group[name] for group in optimizer.param_groups):
-            raise ConversionError(f"the optimiser has {name}=True, which optax' Adam does not have")
+            raise ConversionError(f"the optimizer has {name}=True, which optax' Adam does not have")
     for entry in optimizer.state.values():
         if set(entry) != set(_ENTRY):
             keys = ", ".join(map(str, entry)) or "nothing"
-            raise ConversionError(f"the optimiser's state of a parameter has {keys}; {', '.join(_ENTRY)} are needed")
+            raise ConversionError(f"the optimizer's state of a parameter has {keys}; {', '.join(_ENTRY)} are needed")
 
 
 def _flax_names(model: "torch_reference.Transformer") -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 A .pt file is a dict with `model` (a state dict), `config`, `layout`, `files` (of tokenizers) and, for a training,
 `optimizer` (a state dict of `torch.optim`), `run`, `update`, `seed` and `position`. A .safetensors file has the same
-entries in its metadata, and the optimiser's arrays as `optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME`.
+entries in its metadata, and the optimizer's arrays as `optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME`.
 """
 
 import base64

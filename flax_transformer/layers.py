@@ -21,7 +21,7 @@ from .module import Buffer, at_least_float32, record
 def linear(
     config: TransformerConfig, inputs: int, outputs: int, use_bias: bool, rngs: nnx.Rngs, heads: int = 1
 ) -> nnx.Linear:
-    """x W + b with the config's initialisation and dtypes; `heads` counts the heads of queries, keys or values."""
+    """x W + b with the config's initialization and dtypes; `heads` counts the heads of queries, keys or values."""
     kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model, heads)
     return nnx.Linear(
         inputs,

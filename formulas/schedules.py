@@ -28,7 +28,7 @@ def noam(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
 
 
 def noam_per_part(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
-    """noam with n counting parts of batches, and n = 0 taken as 1: its warm-up is `accumulation` times shorter.
+    """noam with n counting micro-batches, and n = 0 taken as 1: its warm-up is `accumulation` times shorter.
 
     Source: annotated_transformer, as published.
     """

@@ -1,4 +1,4 @@
-"""Compares the families of `transformers` with the twins: values, gradients, attention maps and the round trip."""
+"""Compares the families of `transformers` with the twins: values, gradients, attention weights and the round trip."""
 
 import json
 from dataclasses import dataclass, replace

@@ -37,7 +37,7 @@ class Agreement:
     def __str__(self) -> str:
         """One line."""
         text = f"{self.equal} sentences equal, sums within {self.score_error:.1e}"
-        for name, margins in (("tied", self.ties), ("different", self.different)):
+        for name, margins in (("within rounding", self.ties), ("different", self.different)):
             details = ", ".join(f"{sentence} (margin {margin:.1e})" for sentence, margin in margins.items())
             text += f"; {len(margins)} {name}" + (f": {details}" if margins else "")
         return text
@@ -144,7 +144,7 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is equal except for ties, which rounding explains."""
+        """Whether everything is equal, except for differences that rounding explains."""
         scores_close = self.dtype != "float64" or self.flax.score_error <= 1e-10
         return scores_close and not (self.flax.different or self.transformers.different)
 
@@ -174,16 +174,16 @@ def measure(
 # name -> context in which the PyTorch search has the mistake
 WRONG_RULES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "none": lambda: patch.dict(LENGTH_PENALTIES),
-    "an end of any rank finishes": lambda: patch.object(beam, "may_finish", lambda rank, beam_size: rank >= 0),
-    "done with K finished": lambda: patch.object(beam, "settled", lambda worst, best: worst > -torch.inf),
-    "never done": lambda: patch.object(beam, "settled", lambda worst, best: worst > torch.inf),
-    "the start counts": lambda: patch.dict(LENGTH_PENALTIES, power=lambda n, a: (n + 1) ** a),
-    "the end does not count": lambda: patch.dict(LENGTH_PENALTIES, power=lambda n, a: np.maximum(n - 1, 1) ** a),
+    "EOS accepted below rank K": lambda: patch.object(beam, "may_finish", lambda rank, beam_size: rank >= 0),
+    "stops at K finished hypotheses": lambda: patch.object(beam, "settled", lambda worst, best: worst > -torch.inf),
+    "never stops early": lambda: patch.object(beam, "settled", lambda worst, best: worst > torch.inf),
+    "length includes BOS": lambda: patch.dict(LENGTH_PENALTIES, power=lambda n, a: (n + 1) ** a),
+    "length excludes EOS": lambda: patch.dict(LENGTH_PENALTIES, power=lambda n, a: np.maximum(n - 1, 1) ** a),
 }
 
 
 def count_differences(transformers_model: Any, checkpoint: Checkpoint, rule: str) -> int:
-    """Number of 200 sentences, beam size 4, that differ from `transformers` by more than rounding."""
+    """Number of 200 sentences, beam size 4, that differ from `transformers` beyond rounding."""
     src = sentences(checkpoint.config.pad_id)
     config = DecodingConfig(beam_size=4, n_best=4, max_length=LONGEST)
     oracle = transformers_generate(transformers_model.float(), checkpoint.config, src, config)

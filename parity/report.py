@@ -51,10 +51,10 @@ def _caption(ladder: Ladder, oracle_name: str) -> str:
         return f"{caption}float32 and bf16: not compared."
     caption += f"Ratio: Flax error / PyTorch error, both against float64, over {POOLED} inputs"
     if not ladder.ratios_decide:
-        return f"{caption}. On text the ratios are informative only."
+        return f"{caption}. On text the ratios are reported only."
     return (
         f"{caption}; must be between 1/{RATIO_BOUND} and {RATIO_BOUND}. The float32 bounds are widened by the ratio of "
-        f"bare float32 matrix products of this width, {ladder.product_ratio:.2f}."
+        f"isolated float32 matmuls of this width, {ladder.product_ratio:.2f}."
     )
 
 

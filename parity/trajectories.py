@@ -44,9 +44,8 @@ class TrajectoryCase:
     def name(self) -> str:
         """The settings in which the cases differ."""
         parts = [self.training.optimizer, self.training.schedule, f"{self.model.norm_placement}-norm"]
-        return ", ".join(
-            [*parts, f"in {self.training.accumulation} parts"] if self.training.accumulation > 1 else parts
-        )
+        parts += [f"{self.training.accumulation} micro-batches"] if self.training.accumulation > 1 else []
+        return ", ".join(parts)
 
     def narrow(self) -> "TrajectoryCase":
         """The same case in float32."""
@@ -150,7 +149,7 @@ class InPyTorch:
         return tuple(map(float, metrics[:-1]))
 
     def serialize(self) -> bytes:
-        """Model and optimiser as bytes, as in a checkpoint file."""
+        """Model and optimizer as bytes, as in a checkpoint file."""
         file = io.BytesIO()
         torch.save([self.model.state_dict(), self.optimizer.state_dict()], file)
         return file.getvalue()
@@ -181,7 +180,7 @@ class Outcome:
 
     name: str
     losses: np.ndarray
-    narrow_losses: np.ndarray  # free-running in float32, for information only
+    narrow_losses: np.ndarray  # of full runs in float32; reported only
     parameters: float  # largest difference at the end, relative to the largest parameter
     resumed: bool  # whether a save and load halfway is bit-identical in both frameworks
     relay: float  # worst loss difference of a relay: a third each in Flax, PyTorch and Flax

@@ -49,7 +49,7 @@ def randomize(model: Any, seed: int = 0) -> None:
 
 
 def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
-    """f(batch) -> encoder and decoder output, logits, loss, attention maps and gradients, by the twins' paths.
+    """f(batch) -> encoder and decoder output, logits, loss, attention weights and gradients, by the twins' paths.
 
     Attention maps need `transformers`' eager attention; everything else uses its default attention.
     """

@@ -100,7 +100,7 @@ def show_translations(
             flax_total = totals["Flax"]
             table.add_row(str(beam_size), *cells, f"{flax_total.tokens:,}", f"{flax_total.score_error:.1e}")
             for name, total in totals.items():
-                for kind, margins in (("tied", total.ties), ("DIFFERENT", total.different)):
+                for kind, margins in (("within rounding", total.ties), ("DIFFERENT", total.different)):
                     lines += [f"beam {beam_size}, line {i}, {name}: {kind}, margin {m:.1e}" for i, m in margins.items()]
                 documents.append({"beam_size": beam_size, "search": name, **vars(total)})
     console.print(table)

@@ -33,7 +33,7 @@ SIZES: dict[str, list[Any]] = {
     "decoder_layerdrop": [0.0, 0.5],
     "pad_id": [0, 3],
 }
-# Initialisers and special ids, which no forward pass reads; dtypes, which the ladder's columns are; and the
+# Initializers and special ids, which no forward pass reads; dtypes, which the ladder's columns are; and the
 # generator of dropout, which PyTorch has one of.
 NOT_VARIED = {
     "linear_init",

@@ -20,7 +20,7 @@ PADDING = "Is padding of the source without effect?"
 TARGET_PADDING = "Is padding of the target without effect?"
 APART, APART_TRAINING = (f"Are the sentences of a batch independent, in {m}?" for m in ("evaluation", "training"))
 LENGTHS = "May a target be longer or shorter than its source?"
-EMPTY = "Does an empty source give numbers?"
+EMPTY = "Are outputs finite for an all-padding source?"
 WEIGHTS = "Are attention weights of masked keys zero?"
 GRADIENTS = "Does every parameter receive a gradient?"
 CACHE = "Does decoding with a cache equal decoding without?"
@@ -223,7 +223,7 @@ DEFECTS = (
     Defect("no causal mask", CAUSAL, _mask(torch.ones_like)),
     Defect("causal mask off by one", CAUSAL, _mask(lambda ones: ones.tril(1))),
     Defect("causal mask of which the first row is empty", CAUSAL, _mask(lambda ones: ones.tril(-1))),
-    Defect("causal mask upside down", CAUSAL, _mask(torch.triu)),
+    Defect("causal mask transposed", CAUSAL, _mask(torch.triu)),
     Defect("causal mask in training alone", CAUSAL, _mask(torch.ones_like, lambda training: not training)),
     Defect("causal mask in evaluation alone", CAUSAL_TRAINING, _mask(torch.ones_like, lambda training: training)),
     Defect(
@@ -234,8 +234,8 @@ DEFECTS = (
     Defect("masked scores become -1e-9", WEIGHTS, _every(Attention, lambda part: setattr(part, "fill", -1e-9))),
     Defect("masked scores become -5", WEIGHTS, _every(Attention, lambda part: setattr(part, "fill", -5.0))),
     Defect("softmax over queries", WEIGHTS, _every(Attention, _is_now(_AcrossQueries))),
-    Defect("a position sees itself alone", PAST, _mask(lambda ones: ones.tril().triu())),
-    Defect("a position sees itself and one more", PAST, _mask(lambda ones: ones.tril().triu(-1))),
+    Defect("a position attends only to itself", PAST, _mask(lambda ones: ones.tril().triu())),
+    Defect("a position attends only to itself and the one before", PAST, _mask(lambda ones: ones.tril().triu(-1))),
     Defect("cross-attention left out", SOURCE, _every(Layer, lambda layer: setattr(layer, "cross_attention", None))),
     Defect("the encoder's output is lost", SOURCE, _encoded(torch.zeros_like)),
     Defect("the first source token is cut off", SOURCE, _methods(encode=_cut_source, cross_mask=_cut_mask)),
@@ -255,15 +255,15 @@ DEFECTS = (
     Defect("masked scores become -inf", EMPTY, _every(Attention, lambda part: setattr(part, "fill", -torch.inf))),
     Defect("a layer that is never called", GRADIENTS, lambda model: setattr(model, "spare", nn.Linear(3, 3))),
     Defect("layers in a plain list", GRADIENTS, _in_a_list),
-    Defect("gradients that are nan", GRADIENTS, _encoded(lambda x: x + 0 * (x - x).square().sum(-1, True).sqrt())),
+    Defect("NaN gradients", GRADIENTS, _encoded(lambda x: x + 0 * (x - x).square().sum(-1, True).sqrt())),
     Defect("an embedding that is detached", GRADIENTS, lambda model: _is_now(_Detached)(model.src_embedding)),
     Defect("the encoder's output is detached", GRADIENTS, _encoded(torch.Tensor.detach)),
-    Defect("matrices that begin at zero", GRADIENTS, _every(Attention, lambda part: nn.init.zeros_(part.out.weight))),
+    Defect("zero-initialized matrices", GRADIENTS, _every(Attention, lambda part: nn.init.zeros_(part.out.weight))),
     Defect("decoding with a cache stays at position 0", CACHE, arguments={"cached": _at_position_0}),
-    Defect("a cache that forgets", CACHE, arguments={"cached": _forgetful}),
+    Defect("a cache of the last two positions only", CACHE, arguments={"cached": _forgetful}),
     Defect("softmax before cross entropy", FREE, _outputs(lambda logits: logits.softmax(-1))),
     Defect("tanh behind the logits", FREE, _outputs(torch.tanh)),
-    Defect("logits are cosines", FREE, _outputs(lambda logits: nn.functional.normalize(logits, dim=-1))),
+    Defect("cosine-similarity logits", FREE, _outputs(lambda logits: nn.functional.normalize(logits, dim=-1))),
     Defect("padding counts in the loss", LOSS, arguments={"loss": _with_padding}),
     Defect("a sum for a mean in the loss", LOSS, arguments={"loss": lambda z, y: mean_loss(z, y) * (y != 0).sum()}),
     Defect("softmax twice in the loss", LOSS, arguments={"loss": _of_probabilities}),
@@ -275,10 +275,14 @@ DEFECTS = (
     Defect("dropout active in evaluation", STILL, _head(lambda head, x: nn.functional.dropout(x, 0.1, True))),
     Defect("evaluation draws noise", STILL, _head(lambda head, x: x + 1e-9 * torch.randn_like(x))),
     Defect("evaluation draws from NumPy", STILL, _head(lambda head, x: x * (1 + 1e-9 * np.random.rand()))),
-    Defect("evaluation counts in a buffer", STILL, _head(_count)),
-    Defect("and in one that is not saved", STILL, lambda model: setattr(model, "head", _Uncounted(model.head))),
+    Defect("evaluation modifies a buffer", STILL, _head(_count)),
+    Defect(
+        "evaluation modifies a non-persistent buffer",
+        STILL,
+        lambda model: setattr(model, "head", _Uncounted(model.head)),
+    ),
     Defect("a short source switches a layer off for good", STILL, _methods(encode=_layer_off_for_good)),
-    Defect("ids are written into", STILL, _methods(forward=_written_into)),
+    Defect("input ids modified in place", STILL, _methods(forward=_written_into)),
     Defect("no padding mask in training", SAME, _methods(source_mask=_unmasked_in_training)),
     Defect("another scale in training", SAME, _head(lambda head, x: x * (1.1 if head.training else 1.0))),
 )

@@ -245,7 +245,7 @@ IN_FLOAT32 = (
     "causal mask off by one",
     "no padding mask in the encoder",
     "norm over the batch",
-    "a cache that forgets",
+    "a cache of the last two positions only",
     "dropout without 1/(1 - rate)",
     "no padding mask in training",
 )
@@ -345,7 +345,7 @@ def test_an_empty_source_that_overflows_in_float64_alone_is_healthy():
             part.normalise = normalise
     found = audit(module, **SIZES)
     assert found.ok, str(found)
-    (answer,) = (a for a in found.answers if a.question == "Does an empty source give numbers?")
+    (answer,) = (a for a in found.answers if a.question == "Are outputs finite for an all-padding source?")
     assert answer.measured == "all outputs are finite in float32; in float64 50% are not"
 
 

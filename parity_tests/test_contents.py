@@ -1,4 +1,4 @@
-"""Whatever stands in a batch: ragged padding, one token, all padding, holes, huge attention scores."""
+"""Whatever is in a batch: ragged padding, one token, all padding, padding inside a sentence, huge attention scores."""
 
 from functools import lru_cache
 

@@ -197,11 +197,11 @@ def test_transformers_penalises_and_bounds_lengths_alike(family: Any, length_exp
 
 # sentences of 200 that have to differ
 FEWEST = {
-    "an end of any rank finishes": 2,
-    "done with K finished": 40,
-    "never done": 20,
-    "the start counts": 40,
-    "the end does not count": 20,
+    "EOS accepted below rank K": 2,
+    "stops at K finished hypotheses": 40,
+    "never stops early": 20,
+    "length includes BOS": 40,
+    "length excludes EOS": 20,
 }
 
 

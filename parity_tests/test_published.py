@@ -242,7 +242,7 @@ def test_what_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_updates_as_published(name):
-    """With dropout on, by each system's own rule; lucky_glass' optimiser skips what gets no gradient, for one.
+    """With dropout on, by each system's own rule; lucky_glass' optimizer skips what gets no gradient, for one.
 
     Fewer where one is of ten batches; `make published` makes 50 of every variant.
     """

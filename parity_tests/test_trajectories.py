@@ -1,4 +1,4 @@
-"""A short form of the trajectories; the port of the optimiser's state, and what it refuses."""
+"""A short form of the trajectories; the port of the optimizer's state, and what it refuses."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from twinax.torch_reference.optimizers import make_optimizer
 
 CASES = {case.name: case for case in trajectories.trajectory_cases()}
 # one with everything: decay, accumulation, post-norm, cosine
-SHORT = ("adam, noam, pre-norm", "adamw, cosine, post-norm, in 3 parts")
+SHORT = ("adam, noam, pre-norm", "adamw, cosine, post-norm, 3 micro-batches")
 
 
 def test_any_three_choices_meet():
@@ -201,14 +201,14 @@ def test_what_is_not_adam_is_refused(case, trained):
 
 def other_optimizers(parameters):
     """What the state of each would be taken for Adam's, or lose."""
-    yield torch.optim.SGD(parameters, lr=0.1), "the optimiser is SGD; torch.optim.Adam or AdamW is needed"
-    yield torch.optim.RAdam(parameters), "the optimiser is RAdam; torch.optim.Adam or AdamW is needed"
+    yield torch.optim.SGD(parameters, lr=0.1), "the optimizer is SGD; torch.optim.Adam or AdamW is needed"
+    yield torch.optim.RAdam(parameters), "the optimizer is RAdam; torch.optim.Adam or AdamW is needed"
     for name in ("amsgrad", "maximize"):
-        line = f"the optimiser has {name}=True, which optax' Adam does not have"
+        line = f"the optimizer has {name}=True, which optax' Adam does not have"
         yield torch.optim.AdamW(parameters, **{name: True}), line
     odd = torch.optim.Adam(parameters)
     odd.state[parameters[0]] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(1)}
-    yield odd, "the optimiser's state of a parameter has step, exp_avg; step, exp_avg, exp_avg_sq are needed"
+    yield odd, "the optimizer's state of a parameter has step, exp_avg; step, exp_avg, exp_avg_sq are needed"
 
 
 def test_other_optimizers_are_refused(trained):

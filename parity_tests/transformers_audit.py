@@ -77,7 +77,7 @@ EXPLAINED: dict[tuple[str, str], Explanation] = {
         "12 of 103 tensors get no gradient",
     ),
     ("NllbMoeForConditionalGeneration", GRADIENTS): Explanation(
-        "`NllbMoeExperts` reads the 0 and 1 of the router's mask as numbers of experts: only the first two are used",
+        "`NllbMoeExperts` reads the 0 and 1 of the router's mask as expert indices: only the first two are used",
         "16 of 115 tensors get no gradient",
     ),
     **{

@@ -46,7 +46,7 @@ TRAININGS: "Mapping[str, PublishedTraining]" = _Part("training")
 
 
 def recipe(name: str, *, as_published: bool) -> RunConfig:
-    """A system's complete training run: data, tokenizers, model, optimiser, schedule and length.
+    """A system's complete training run: data, tokenizers, model, optimizer, schedule and length.
 
     Raises:
         ConfigError: there is no such system.

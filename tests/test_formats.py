@@ -292,7 +292,7 @@ def test_averaged_weights_have_no_optimizer(command, tmp_path):
     shutil.copytree(STORED, tmp_path / "run" / "averaged" / "600")
     assert convert.load(tmp_path / "run").training is None
     code, out, _ = command("convert", tmp_path / "run", tmp_path / "x.pt")
-    assert (code, "run, averaged checkpoint 600" in _flat(out), "optimiser none" in _flat(out)) == (0, True, True)
+    assert (code, "run, averaged checkpoint 600" in _flat(out), "optimizer none" in _flat(out)) == (0, True, True)
     assert convert.load(tmp_path / "run" / "averaged" / "600").training is None
 
 

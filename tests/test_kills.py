@@ -109,8 +109,8 @@ def kill_and_compare(folder: Path, kills: int, updates: int, seed: int) -> Count
         counts["kills"] += 1
         checkpoints = folder / "killed" / "checkpoints"
         names = [p.name for p in checkpoints.glob("*")] if checkpoints.is_dir() else []
-        counts["in a save"] += any("tmp" in name for name in names)
-        counts["in a deletion"] += (checkpoints / "deleted").is_dir()
+        counts["during a save"] += any("tmp" in name for name in names)
+        counts["during a deletion"] += (checkpoints / "deleted").is_dir()
         for update in listed(folder / "killed"):
             counts["listed checkpoints read"] += 1
             assert int(read_checkpoint(checkpoints / str(update)).state.update) == update
@@ -143,4 +143,4 @@ def test_twenty_kills(tmp_path, capsys):
     with capsys.disabled():
         print("\n" + "\n".join(f"{name}: {number}" for name, number in counts.items()))
     assert counts["kills"] == 20
-    assert counts["in a save"] > 0
+    assert counts["during a save"] > 0

@@ -200,7 +200,7 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, capsys, finished
 
 
 def test_a_run_goes_on_from_what_was_a_file_of_pytorch(finished, tmp_path):
-    """Its optimiser was a state of `torch.optim`, then tensors of safetensors."""
+    """Its optimizer was a state of `torch.optim`, then tensors of safetensors."""
     _, directory, run = finished
     again = shutil.copytree(directory, tmp_path / "r")
     shutil.rmtree(again / "averaged")

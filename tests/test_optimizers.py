@@ -1,4 +1,4 @@
-"""Optimiser and schedules against torch.optim over 50 updates, in float64: within 1e-12 of the largest parameter."""
+"""Optimizer and schedules against torch.optim over 50 updates, in float64: within 1e-12 of the largest parameter."""
 
 import math
 

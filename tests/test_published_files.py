@@ -209,7 +209,7 @@ def test_other_files_are_refused(content, command, tmp_path):
 
 
 def test_what_is_left_out_of_a_checkpoint_is_named(command, tmp_path):
-    """leftover saves its optimiser and counters, for which no run is there to go on with."""
+    """leftover saves its optimizer and counters, for which no run is there to go on with."""
     state = torch.load(save("leftover", tmp_path / "theirs.pt"))
     whole = {"epoch": 3, "model_state_dict": state, "optimizer_state_dict": {"state": {}}, "global_step": 5}
     torch.save(whole, tmp_path / "theirs.pt")

@@ -20,7 +20,7 @@ class DropoutKey(NamedTuple):
     """The position of a forward pass in a training run. Passing a key switches dropout on."""
 
     seed: int
-    update: int  # number of the optimiser update
+    update: int  # number of the optimizer update
     rows: Int[Tensor, " B"]  # row of each sentence in the whole batch
 
 

@@ -19,7 +19,7 @@ from .module import at_least_float32, dtype_of, record
 
 
 class Linear(nn.Module):
-    """x Wᵀ + b with the config's initialisation and dtypes."""
+    """x Wᵀ + b with the config's initialization and dtypes."""
 
     def __init__(
         self,

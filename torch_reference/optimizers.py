@@ -1,4 +1,4 @@
-"""The optimiser, from `torch.optim`, with two parameter groups: with and without weight decay."""
+"""The optimizer, from `torch.optim`, with two parameter groups: with and without weight decay."""
 
 from collections.abc import Callable, Iterable
 

@@ -44,7 +44,7 @@ class Metrics(NamedTuple):
 def train_step(
     model: Transformer, optimizer: torch.optim.Optimizer, config: TrainingConfig, update: int, batch: Batch
 ) -> Metrics:
-    """Apply update number `update`, counted from 0, to model and optimiser in place; return its metrics.
+    """Apply update number `update`, counted from 0, to model and optimizer in place; return its metrics.
 
     After a skipped update the next batch gets the same number `update` again.
 

@@ -1,4 +1,4 @@
-"""The optimiser: clipping, Adam and weight decay, by optax. The step computes and reports learning rate and norm.
+"""The optimizer: clipping, Adam and weight decay, by optax. The step computes and reports learning rate and norm.
 
 Parameters are a mapping from name to array.
 """

@@ -1,6 +1,6 @@
 """Data parallelism: the devices of a run as a mesh with one axis, `data`.
 
-The rows of a batch are split over it; parameters, optimiser state and everything else are replicated.
+The rows of a batch are split over it; parameters, optimizer state and everything else are replicated.
 """
 
 from collections.abc import Sequence

@@ -110,7 +110,7 @@ def make_train_step(
 def _accumulate(
     state: TrainState, batch: Batch, model_config: TransformerConfig, config: TrainingConfig
 ) -> tuple[Float[Array, ""], Int[Array, ""], Arrays]:
-    """(sum of losses, tokens, gradient of the sum) of the batch, computed in `accumulation` parts one after another."""
+    """(sum of losses, tokens, gradient of the sum) of the batch, computed in `accumulation` micro-batches."""
 
     def loss(params: Arrays, part: Batch) -> tuple[Array, Array]:
         model = Transformer.from_arrays(model_config, {**state.buffers, **params})

@@ -119,7 +119,7 @@ def convert(
     tokenizer: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
 ) -> int:
-    """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimiser.
+    """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimizer.
 
     The suffix of NEW selects the format: .pt (PyTorch), .safetensors, or else a directory. A directory has the layout
     of a Hugging Face family if --layout names one, else that of a run's checkpoint. The result is read back and
@@ -132,7 +132,7 @@ def convert(
         dst: file or directory to write; must not exist.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot (directories).
-        weights_only: omit the optimiser and the run.
+        weights_only: omit the optimizer and the run.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             used too; for a published system, the settings that its tensors do not determine, as in
             leftover:repaired,num_heads=4.

@@ -94,7 +94,7 @@ def convert_checkpoint(
     if checkpoint.unused:
         table.add_row("unused, kept", escape(_text(list(checkpoint.unused))))
     optimizer, same_optimizer = _compare_optimizers(checkpoint, result)
-    table.add_row("optimiser", optimizer)
+    table.add_row("optimizer", optimizer)
     if checkpoint.skipped:
         table.add_row("ignored", escape(", ".join(checkpoint.skipped)))
     files = ", ".join(checkpoint.files) or "none"
@@ -179,7 +179,7 @@ def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     if (training := checkpoint.training) is not None:
         epoch, batch = training.position
         rows["training"] = {"update": training.update, "epoch": epoch, "batch": batch, "seed": training.seed}
-        rows["optimiser"] = {"name": training.run.training.optimizer, "updates": training.count}
+        rows["optimizer"] = {"name": training.run.training.optimizer, "updates": training.count}
     rows["sha256 of weights"] = checksum(arrays)
     return rows
 
@@ -284,7 +284,7 @@ def _changes(source_files: Mapping[str, bytes], new_files: Mapping[str, bytes], 
 
 
 def _compare_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str, bool]:
-    """(one line on the optimiser, whether nothing is wrong)."""
+    """(one line on the optimizer, whether nothing is wrong)."""
     before, after = checkpoint.training, result.training
     if before is None:
         states = [name for name in checkpoint.skipped if "optim" in name]

@@ -109,7 +109,7 @@ def demo(out: Path, updates: int, test: int) -> Results:
     for name, share in exact.items():
         table.add_row(name, f"{share:.1%} of {test} translated exactly, BLEU {bleu[name]:.2f}")
     table.add_row("Flax and PyTorch", f"{different_tokens} of {all_tokens:,} translated tokens differ")
-    table.add_row("round trip through model.pt", f"{arrays[0]} of {arrays[1]} arrays bit-identical, optimiser included")
+    table.add_row("round trip through model.pt", f"{arrays[0]} of {arrays[1]} arrays bit-identical, optimizer included")
     table.add_row("proof (table above)", "equal on every rung" if ladder else "DIFFERENT")
     table.add_row("total time", f"{time.monotonic() - start:.0f} s")
     console.print(table)

@@ -309,7 +309,7 @@ def _ended(english: str, italian: str, is_question: bool, word_pairs: set[tuple[
 
 
 def held_out_pairs(seed: int = 0) -> frozenset[tuple[str, str]]:
-    """A twentieth of all adjective-noun and verb-noun pairs, which training never sees together."""
+    """5 % of all adjective-noun and verb-noun pairs, which training never sees together."""
     nouns = tuple(_nouns())
     words = [row[0] for row in (*_rows(_BEFORE), *_rows(_AFTER), *_rows(_VERBS))]
     candidates = [(word, noun) for word in words for noun in nouns]

@@ -102,14 +102,14 @@ DECODING = (
         _SCORES,
     ),
     Mutation(
-        "an end of any rank finishes",
+        "EOS accepted below rank K",
         "flax_transformer.beam.may_finish",
         "return rank < beam_size",
         "return rank >= 0",
         _SEARCH,
     ),
     Mutation(
-        "done as soon as K are finished",
+        "stops at K finished hypotheses",
         "flax_transformer.beam.settled",
         "return worst_finished >= best_live",
         "return worst_finished > -jnp.inf",

@@ -189,7 +189,7 @@ def run(mistake: TwinMistake | None) -> Report:
 
 def main() -> None:
     """Prints the table."""
-    table = Table("mistake", "first rung", "it begins at", "error there", "arrays off")
+    table = Table("mistake", "first rung", "first differing array", "its error", "differing arrays")
     for mistake in (None, *MISTAKES):
         report = run(mistake)
         first = report.first

@@ -1,4 +1,4 @@
-"""Mistakes in loss, step, optimiser, schedule and the loop's bookkeeping."""
+"""Mistakes in loss, step, optimizer, schedule and the loop's bookkeeping."""
 
 from parity_tests.mutations.planting import Mutation
 
@@ -61,14 +61,14 @@ TRAINING = (
         _PRECISION,
     ),
     Mutation(
-        "gradients are means of the parts",
+        "gradients are means of the micro-batches",
         "train.step._accumulate",
         '_per_token(gradients, tokens) if config.reduction == "parts" else gradients',
         "_per_token(gradients, tokens)",
         _STEP,
     ),
     Mutation(
-        "parts of a batch are rows in a run",
+        "micro-batches are contiguous rows",
         "train.step._accumulate",
         "a.reshape(sentences // parts, parts, *a.shape[1:]).swapaxes(0, 1)",
         "a.reshape(parts, sentences // parts, *a.shape[1:])",
@@ -180,7 +180,7 @@ TRAINING = (
         _BOOKS,
     ),
     Mutation(
-        "loss of validation is a mean of batches",
+        "validation loss is a mean of batches",
         "train.evaluate.Validation.measure",
         "total, tokens = total + float(part), tokens + int(count)",
         "total, tokens = total + float(part) / int(count), tokens + 1",

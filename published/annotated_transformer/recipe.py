@@ -50,7 +50,7 @@ _TRAINING_REPAIRS: dict[str, Any] = {"schedule": "noam", "first_update": 1, "red
 
 _BREAKS: dict[str, str] = {
     "reduction": "the step: gradients of the parts are summed, and updates come after parts 1, 11, 21",
-    "schedule": "the schedule: it counts parts of a batch, so warm-up is ten times shorter in updates",
+    "schedule": "the schedule: it counts micro-batches, so warm-up is ten times shorter in updates",
 }
 
 _TOKENIZER = TokenizerConfig(

@@ -11,7 +11,7 @@ from ..training import PublishedTraining, Run
 
 
 def _loop(run: Run, batches: Sequence[Batch]) -> Iterator[float]:
-    """Train with the book's optimiser and clipping on the mean over tokens; the note does not specify them."""
+    """Train with the book's optimizer and clipping on the mean over tokens; the note does not specify them."""
     optimizer = torch.optim.Adam(run.parameters, lr=5e-3)
     for number, part in enumerate(batches):
         optimizer.zero_grad()

@@ -62,7 +62,7 @@ _TRAINING = TrainingConfig(
 _BREAKS: dict[str, str] = {
     "embedding_norm": "both inputs: an additional norm after the positions",
     "max_length": "both inputs: sentences of more than 200 tokens fail",
-    "embedding_init": "the embedding: Xavier initialisation overwrites padding's zero row; the tied output trains it",
+    "embedding_init": "the embedding: Xavier initialization overwrites padding's zero row; the tied output trains it",
 }
 
 _TOKENIZER = TokenizerConfig(

@@ -20,7 +20,7 @@ _MODEL = TransformerConfig(
     norm="layer_norm_over_length",
     norm_scale=False,
     norm_bias=False,
-    positions="stored",  # initialisation overwrites the table with noise
+    positions="stored",  # initialization overwrites the table with noise
     q_proj_bias=False,
     k_proj_bias=False,
     v_proj_bias=False,
@@ -54,7 +54,7 @@ _TRAINING_REPAIRS: dict[str, Any] = {"schedule": "constant", "step_updates": Non
 
 _BREAKS: dict[str, str] = {
     "norm": "every norm: over positions and features together, so later tokens and padding change the outputs",
-    "positions": "both inputs: initialisation overwrites the table with noise, and its formula is wrong too",
+    "positions": "both inputs: initialization overwrites the table with noise, and its formula is wrong too",
     "cross_attention_residual": "every decoder layer: the output of cross-attention is discarded, so the source has no "
     "effect",
     "schedule": "the schedule: the rate is divided by ten after each epoch, down to 1e-13, so the loss stops falling",

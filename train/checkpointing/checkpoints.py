@@ -1,6 +1,6 @@
 """Checkpoints of a run, written asynchronously and atomically.
 
-A checkpoint is a folder named after its number of updates: `state` (orbax: model, optimiser, update, seed of dropout,
+A checkpoint is a folder named after its number of updates: `state` (orbax: model, optimizer, update, seed of dropout,
 position in the data) and `run` (config.json, tokenizers).
 """
 

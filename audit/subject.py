@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,15 +134,15 @@ class Subject:
         before = {name: value.clone() for name, value in self.module.named_buffers()}
         states = random.getstate(), np.random.get_state()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+            self._seed_torch()
             random.seed(self.seed)
             np.random.seed(self.seed)
-            seeded = repr((random.getstate(), np.random.get_state()))
+            seeded = _generator_states()
             self.module.train(training)
             try:
                 yield
             finally:
-                self.uses_generators = repr((random.getstate(), np.random.get_state())) != seeded
+                self.uses_generators = _generator_states() != seeded
                 random.setstate(states[0])
                 np.random.set_state(states[1])
                 buffers = dict(self.module.named_buffers())
@@ -150,10 +151,24 @@ class Subject:
                     for name in self.changed_buffers:
                         buffers[name].copy_(before[name])
 
+    def _seed_torch(self) -> None:
+        """Seeds the generators of all devices; of the CPU alone for a module on it, which is a hundred times faster."""
+        parameter = next(self.module.parameters(), None)
+        if parameter is not None and parameter.device.type == "cpu":
+            torch.default_generator.manual_seed(self.seed)
+        else:
+            torch.manual_seed(self.seed)
+
     def change(self, a: Tensor, b: Tensor) -> float:
         """The largest absolute difference of two outputs; 0 if it is within rounding."""
         value = difference(a, b)
         return value if value > self.bound * largest(a) else 0.0
+
+
+def _generator_states() -> tuple[Any, ...]:
+    """States of Python's and numpy's global generators, comparable with ==."""
+    name, keys, *position = np.random.get_state()
+    return random.getstate(), name, np.asarray(keys).tobytes(), *position
 
 
 def make_subject(

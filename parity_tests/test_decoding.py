@@ -169,7 +169,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, *random_family(request.param, tmp_path_factory.mktemp("decoding") / "model")
 
 
-@pytest.mark.parametrize(("dtype", "beam_size", "number"), [("float32", 4, 200), ("float64", 1, 60), ("float64", 4, 60)])
+@pytest.mark.parametrize(
+    ("dtype", "beam_size", "number"), [("float32", 4, 200), ("float64", 1, 60), ("float64", 4, 60)]
+)
 def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int, number: int) -> None:
     """200 sentences where a rule is broken by two of them alone, "an end of any rank finishes"."""
     row = measure(*family, dtype, beam_size, number)

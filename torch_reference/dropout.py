@@ -85,13 +85,13 @@ def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -
     return _mix(_mix(indices ^ low[..., None]) ^ high[..., None]) >= min(round(rate * 2**32), 2**32 - 1)
 
 
-def _absorb(low: Int[Tensor, "..."], high: Int[Tensor, "..."], part: int | Tensor) -> tuple[Tensor, Tensor]:
+def _absorb(low: Tensor, high: Tensor, part: int | Tensor) -> tuple[Tensor, Tensor]:
     """The 64-bit state, in two words, after absorbing one more part of the key."""
     word = part & _WORD
     return _mix(low ^ word), _mix((high + word * 0x9E3779B9) & _WORD)
 
 
-def _mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+def _mix(x: Tensor) -> Tensor:
     """Mix a 32-bit word bijectively: each input bit flips each output bit with probability about 1/2.
 
     Source: Wellons 2018, "Prospecting for Hash Functions", lowbias32.

@@ -1,4 +1,4 @@
-"""The settings and sizes at which parity is proven: every pair of values of every two settings, on small primes."""
+"""The settings and sizes at which parity is proven: all pairs of setting values, on small sizes."""
 
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -7,7 +7,7 @@ from allpairspy import AllPairs
 
 from twinax.configs.schema import TransformerConfig
 
-# Sizes that no two of are equal by chance; d_model is divisible by num_heads, since head_dim may be left to it.
+# Distinct sizes, so that swapped dimensions fail; num_heads divides d_model because head_dim may be None.
 SIZES: dict[str, list[Any]] = {
     "src_vocab_size": [31],
     "tgt_vocab_size": [29],
@@ -33,8 +33,8 @@ SIZES: dict[str, list[Any]] = {
     "decoder_layerdrop": [0.0, 0.5],
     "pad_id": [0, 3],
 }
-# Initializers and special ids, which no forward pass reads; dtypes, which the ladder's columns are; and the
-# generator of dropout, which PyTorch has one of.
+# The forward pass reads no initializers or special ids; dtypes are the ladder's columns; PyTorch has only one
+# dropout generator.
 NOT_VARIED = {
     "linear_init",
     "dropout_generator",
@@ -47,12 +47,12 @@ NOT_VARIED = {
     "param_dtype",
     "compute_dtype",
 }
-# What the batch brings: given masks and dropout.
+# Inputs besides the config: explicit masks and dropout.
 INPUTS: dict[str, list[bool]] = {"src_mask": [False, True], "tgt_mask": [False, True], "dropout": [False, True]}
 
 
 def factors() -> dict[str, list[Any]]:
-    """Every setting with the values it takes here: all of a registry, both of a switch, and `SIZES`."""
+    """Test values per setting: all choices of a Literal, both booleans, or those in `SIZES`."""
     hints = get_type_hints(TransformerConfig)
     values: dict[str, list[Any]] = {}
     for field in fields(TransformerConfig):
@@ -69,7 +69,7 @@ def factors() -> dict[str, list[Any]]:
 
 
 def pairwise() -> list[tuple[TransformerConfig, dict[str, bool]]]:
-    """Configs, each with the inputs it is run on, in which any two values of any two settings meet."""
+    """Pairs of (config, inputs) that cover every combination of values of any two settings."""
     names = list(factors())
     rows = [dict(zip(names, row, strict=True)) for row in AllPairs(list(factors().values()))]
     cases = []

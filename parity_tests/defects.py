@@ -1,4 +1,4 @@
-"""Known mistakes of Transformers, each planted in a small healthy one, and which question of an audit finds it."""
+"""Common Transformer mistakes to plant in a small healthy model, each with the audit question that must detect it."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -35,13 +35,13 @@ class Defect(NamedTuple):
     """One mistake."""
 
     name: str
-    question: str  # that finds it
-    plant: Callable[[ToyTransformer], Any] = lambda model: None  # changes a healthy model
-    arguments: Mapping[str, Any] = MappingProxyType({})  # of `audit`, where the mistake is not in the model
+    question: str  # the audit question that must fail
+    plant: Callable[[ToyTransformer], Any] = lambda model: None  # modifies a healthy model in place
+    arguments: Mapping[str, Any] = MappingProxyType({})  # for `audit`, if the mistake is outside the model
 
 
 def _methods(**methods: Callable[..., Any]) -> Callable[[ToyTransformer], None]:
-    """Other methods, which a copy of the model has too."""
+    """Overrides methods in a subclass, so that copies of the model have them too."""
     return lambda model: setattr(model, "__class__", type("Planted", (ToyTransformer,), methods))
 
 
@@ -54,12 +54,12 @@ def _every(kind: type[nn.Module], change: Callable[[Any], Any]) -> Callable[[Toy
     return plant
 
 
-def _mask(build: Callable[[Tensor], Tensor], when: Callable[[bool], bool] = lambda training: True) -> Any:
-    """Another mask of targets, made of ones (T, T), in training or evaluation or both."""
+def _mask(build: Callable[[Tensor], Tensor], applies: Callable[[bool], bool] = lambda training: True) -> Any:
+    """Replaces the target mask by `build` of ones (T, T) in the modes where `applies(training)` is true."""
 
     def target_mask(self: ToyTransformer, tgt: Tensor) -> Tensor:
         ones = torch.ones(tgt.shape[1], tgt.shape[1])
-        return build(ones).bool()[None, None] if when(self.training) else ToyTransformer.target_mask(self, tgt)
+        return build(ones).bool()[None, None] if applies(self.training) else ToyTransformer.target_mask(self, tgt)
 
     return _methods(target_mask=target_mask)
 
@@ -90,19 +90,19 @@ def _outputs(change: Callable[[Tensor], Tensor]) -> Callable[[ToyTransformer], N
 
 
 class _Head(nn.Module):
-    """The last matrix, and something before it."""
+    """The output projection, with a function applied to its input."""
 
-    def __init__(self, head: nn.Module, before: Callable[["_Head", Tensor], Tensor]):
+    def __init__(self, head: nn.Module, preprocess: Callable[["_Head", Tensor], Tensor]):
         super().__init__()
-        self.head, self.before = head, before
+        self.head, self.preprocess = head, preprocess
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.before(self, x))
+        return self.head(self.preprocess(self, x))
 
 
-def _head(before: Callable[[Any, Tensor], Tensor]) -> Callable[[ToyTransformer], None]:
-    return lambda model: setattr(model, "head", _Head(model.head, before))
+def _head(preprocess: Callable[[Any, Tensor], Tensor]) -> Callable[[ToyTransformer], None]:
+    return lambda model: setattr(model, "head", _Head(model.head, preprocess))
 
 
 def _count(head: Any, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def _count(head: Any, x: Tensor) -> Tensor:
 
 
 class _NormOver(nn.Module):
-    """A norm over some dimensions of (B, T, D)."""
+    """Normalizes (B, T, D) over the given dimensions."""
 
     def __init__(self, *dims: int):
         super().__init__()
@@ -123,14 +123,14 @@ class _NormOver(nn.Module):
 
 
 class _BatchNorm(nn.BatchNorm1d):
-    """Over batch and positions, with running means in evaluation."""
+    """Batch norm over batch and positions, with running statistics in evaluation."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.transpose(1, 2)).transpose(1, 2)
 
 
 def _norm(build: Callable[[int], nn.Module]) -> Callable[[ToyTransformer], None]:
-    """Another first norm of the decoder."""
+    """Replaces the first norm of the decoder."""
     return lambda model: model.decoder[0].norms.__setitem__(0, build(model.positions.embedding_dim))  # pyright: ignore
 
 
@@ -159,7 +159,7 @@ class _Detached(nn.Embedding):
 
 
 def _by_row(self: ToyTransformer, src: Tensor) -> Tensor:
-    """What a table for (length, batch) does to (batch, length)."""
+    """Indexes the position table by batch row, as code for (length, batch) inputs does with (batch, length)."""
     x = self.src_embedding(src) + self.positions.weight[: len(src), None]
     for layer in self.encoder:
         x = layer(x, self.source_mask(src))
@@ -183,9 +183,9 @@ def _layer_off_for_good(self: ToyTransformer, src: Tensor) -> Tensor:
 
 
 def _written_into(self: ToyTransformer, src: Tensor, tgt: Tensor) -> Tensor:
-    found = ToyTransformer.forward(self, src, tgt)
+    logits = ToyTransformer.forward(self, src, tgt)
     tgt[:, -1] = self.PAD
-    return found
+    return logits
 
 
 class _Uncounted(_Head):
@@ -195,7 +195,7 @@ class _Uncounted(_Head):
 
 
 def _at_position_0(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-    """Decoding that gives every token the first position."""
+    """Decodes with position 0 for every token."""
     model = copy.deepcopy(module)
     assert isinstance(model, ToyTransformer)
     _methods(places=lambda self, tokens: torch.zeros(tokens.shape[1], dtype=torch.long))(model)
@@ -203,7 +203,7 @@ def _at_position_0(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 def _forgetful(module: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-    """Decoding whose cache holds the last two positions."""
+    """Decodes with a cache of the last two positions only."""
     assert isinstance(module, ToyTransformer)
     memory, cross = module.encode(src), module.cross_mask(src)
     steps = (module.decode(tgt[:, max(0, t - 1) : t + 1], memory, cross) for t in range(tgt.shape[1]))
@@ -289,18 +289,22 @@ DEFECTS = (
 
 
 def examine(defect: Defect | None, seed: int = 0, **arguments: Any) -> Audit:
-    """The audit of the healthy model, or of one with the mistake; `arguments`: more of `audit`."""
+    """Audits the model with the defect, or the healthy model if None; `arguments` are passed on to `audit`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = ToyTransformer()
-    given: dict[str, Any] = {"cached": step_by_step, "loss": mean_loss, "dropout": ToyTransformer.DROPOUT} | arguments
+    audit_arguments: dict[str, Any] = {
+        "cached": step_by_step,
+        "loss": mean_loss,
+        "dropout": ToyTransformer.DROPOUT,
+    } | arguments
     if defect is not None:
         defect.plant(model)
-        given |= defect.arguments
+        audit_arguments |= defect.arguments
     return audit(
         model,
         vocab_size=ToyTransformer.VOCABULARY,
         pad_id=ToyTransformer.PAD,
         max_length=ToyTransformer.LONGEST,
-        **given,
+        **audit_arguments,
     )

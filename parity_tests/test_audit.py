@@ -1,4 +1,4 @@
-"""The audit finds what is planted and what was published, and nothing in healthy models."""
+"""The audit finds planted and published mistakes, and none in healthy models."""
 
 import random
 import types
@@ -35,8 +35,8 @@ SOURCE, PADDING, TARGET_PADDING, WEIGHTS, GRADIENTS, LENGTHS, FREE, DROPOUT, SAM
     "Does dropout obey its setting?",
     "Does training compute what evaluation does, dropout aside?",
 )
-# What each published system does, and a repaired one does not.
-FOUND = {
+# Questions that each published system fails; the repaired systems pass all.
+FAILED_QUESTIONS = {
     "lucky_glass": {CAUSAL, CAUSAL_TRAINING, SOURCE, TARGET_PADDING, GRADIENTS},
     "jadore801120": set(),
     "leftover": {CAUSAL, CAUSAL_TRAINING, PADDING, TARGET_PADDING, WEIGHTS, LENGTHS, FREE},
@@ -51,17 +51,17 @@ def questions(report):
 
 def test_nothing_in_a_healthy_model():
     module = ToyTransformer()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
+    initial_values = {name: value.clone() for name, value in module.state_dict().items()}
     state = torch.get_rng_state()
     assert_healthy(module, **SIZES, cached=step_by_step, loss=mean_loss, dropout=ToyTransformer.DROPOUT)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(torch.equal(value, initial_values[name]) for name, value in module.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert module.training
 
 
 @pytest.mark.parametrize("length", [7, 8, 9, 12])
 def test_a_short_model_is_asked_with_two_lengths(length):
-    """Five and five are both within 8 positions; that is no sign that a module wants them equal."""
+    """A short position table must not be mistaken for a module that requires equal lengths."""
     assert not make_subject(ToyTransformer(), None, (23, 23), 0, max_length=length).one_length
 
 
@@ -71,45 +71,45 @@ def test_every_answer_of_a_healthy_model_is_measured():
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.name)
 def test_a_planted_mistake_is_found(defect):
-    found = examine(defect)
-    assert defect.question in questions(found), str(found)
-    assert not found.ok
+    report = examine(defect)
+    assert defect.question in questions(report), str(report)
+    assert not report.ok
 
 
 def published_config(name, as_published):
-    more = {"tgt_vocab_size": 31} if name == "jadore801120" else {"tgt_vocab_size": 29}
-    return TransformerConfig.published(name, as_published=as_published, src_vocab_size=31, **more, **SMALL)
+    target_sizes = {"tgt_vocab_size": 31} if name == "jadore801120" else {"tgt_vocab_size": 29}
+    return TransformerConfig.published(name, as_published=as_published, src_vocab_size=31, **target_sizes, **SMALL)
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", FAILED_QUESTIONS)
 def test_a_published_system_as_published(name):
     training = TrainingConfig.published(name, as_published=True)
-    found = audit_config(published_config(name, True), name=name, training=training, cache=False)
-    assert questions(found) == FOUND[name], str(found)
-    named = {mistake.setting.partition("=")[0] for mistake in found.mistakes}
-    assert named == set(RECIPES[name].breaks)
+    report = audit_config(published_config(name, True), name=name, training=training, cache=False)
+    assert questions(report) == FAILED_QUESTIONS[name], str(report)
+    mistaken_settings = {mistake.setting.partition("=")[0] for mistake in report.mistakes}
+    assert mistaken_settings == set(RECIPES[name].breaks)
     assert set(RECIPES[name].breaks) <= {*RECIPES[name].repairs, *RECIPES[name].training_repairs}
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", FAILED_QUESTIONS)
 def test_a_published_system_repaired(name):
     training = TrainingConfig.published(name, as_published=False)
-    found = audit_config(published_config(name, False), name=name, training=training, cache=False)
-    assert found.ok, str(found)
+    report = audit_config(published_config(name, False), name=name, training=training, cache=False)
+    assert report.ok, str(report)
 
 
 def modules(as_published):
-    """Systems' own modules, small, and the id of their padding."""
+    """Small modules of the published systems, each with its pad id."""
     torch.manual_seed(0)
     sizes = {"d_model": 16, "d_ff": 12, "layers": 2, "dropout": 0.0, "as_published": as_published}
-    theirs = {"d_model": 16, "d_inner": 12, "n_layers": 2, "n_head": 2, "d_k": 8, "d_v": 8, "dropout": 0.0}
+    jadore801120_sizes = {"d_model": 16, "d_inner": 12, "n_layers": 2, "n_head": 2, "d_k": 8, "d_v": 8, "dropout": 0.0}
     yield lucky_glass.Transformer(31, 31, heads=4, **sizes), 1
     yield leftover.Transformer(31, 31, heads=2, seq_len=30, pad=1, **sizes), 1
-    yield jadore801120.Transformer(31, 31, 1, 1, **theirs, as_published=as_published), 1
+    yield jadore801120.Transformer(31, 31, 1, 1, **jadore801120_sizes, as_published=as_published), 1
     yield annotated_transformer.Transformer(31, 31, h=2, **sizes), 2
 
 
-def audit_theirs(module, pad_id):
+def audit_system(module, pad_id):
     def forward(module, src, tgt):
         system = type(module).__module__.split(".")[-2]
         return ORACLES[system].call(module, src, tgt, pad_id)
@@ -118,19 +118,19 @@ def audit_theirs(module, pad_id):
 
 
 def test_their_own_modules():
-    """An audit knows nothing of these; two fix a dropout rate in their code, which only a setting shows."""
-    found = [audit_theirs(*module) for module in modules(True)]
-    expected = [FOUND["lucky_glass"], FOUND["leftover"] | {GRADIENTS}, {DROPOUT}, {DROPOUT}]
-    assert [questions(a) for a in found] == expected
-    lost = [answer.measured for a in found for answer in a.findings if answer.question == GRADIENTS]
-    assert lost[0].startswith("61 of 98 tensors get no gradient")
-    assert lost[1] == "2 of 90 tensors get no gradient: decoder.proj.weight, decoder.proj.bias"
+    """The original PyTorch modules; two of them hard-code a dropout rate, which fails the dropout question."""
+    reports = [audit_system(*module) for module in modules(True)]
+    expected = [FAILED_QUESTIONS["lucky_glass"], FAILED_QUESTIONS["leftover"] | {GRADIENTS}, {DROPOUT}, {DROPOUT}]
+    assert [questions(a) for a in reports] == expected
+    measurements = [answer.measured for a in reports for answer in a.findings if answer.question == GRADIENTS]
+    assert measurements[0].startswith("61 of 98 tensors get no gradient")
+    assert measurements[1] == "2 of 90 tensors get no gradient: decoder.proj.weight, decoder.proj.bias"
     for module in modules(False):
-        assert (healthy := audit_theirs(*module)).ok, str(healthy)
+        assert (report := audit_system(*module)).ok, str(report)
 
 
 def healthy_config(seed):
-    """A config of values drawn from those that are no mistakes."""
+    """A random config of settings without mistakes."""
     rng = np.random.default_rng(seed)
 
     def one_of(*values):
@@ -180,8 +180,8 @@ def healthy_config(seed):
 @pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 100), marks=pytest.mark.slow)])
 def test_nothing_in_healthy_configs(seeds):
     for seed in seeds:
-        found = audit_config(healthy_config(seed), name=f"seed {seed}", seed=seed, cache=False)
-        assert found.ok, str(found)
+        report = audit_config(healthy_config(seed), name=f"seed {seed}", seed=seed, cache=False)
+        assert report.ok, str(report)
 
 
 def test_the_cache_of_ours():
@@ -211,9 +211,9 @@ def test_what_cannot_be_audited():
 
 
 def test_what_raises_is_not_healthy():
-    found = audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: m(src, tgt) if len(src) != 3 else 1 / 0)
-    assert not found.ok
-    assert "it raises ZeroDivisionError" in str(found)
+    report = audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: m(src, tgt) if len(src) != 3 else 1 / 0)
+    assert not report.ok
+    assert "it raises ZeroDivisionError" in str(report)
 
 
 def test_nan_everywhere_gets_one_answer_that_names_where_it_begins():
@@ -235,12 +235,12 @@ def test_a_computation_between_parts_that_gives_nan_is_named_by_the_part_around_
 
 
 def only_float32(module, src, tgt):
-    """Calls a module, and returns NaN where it is in float64."""
+    """Calls a module; returns NaN logits in float64."""
     logits = module(src, tgt)
     return logits * torch.nan if logits.dtype == torch.float64 else logits
 
 
-# One of each kind of measurement that has a bound: causality, padding, rows, the cache, training.
+# One defect per measurement with a tolerance: causality, padding, batch rows, cache, training.
 IN_FLOAT32 = (
     "causal mask off by one",
     "no padding mask in the encoder",
@@ -252,21 +252,21 @@ IN_FLOAT32 = (
 
 
 def test_float32_is_the_dtype_to_judge_by_where_float64_is_not_finite():
-    found = examine(None, forward=only_float32)
-    assert found.ok, str(found)
+    report = examine(None, forward=only_float32)
+    assert report.ok, str(report)
     line = "audited in float32: the outputs are not finite in float64, first in the whole model"
-    assert found.dtype_line == line
-    assert line in str(found)
-    assert (found.document()["dtype"], examine(None).dtype_line) == ("float32", "")
+    assert report.dtype_line == line
+    assert line in str(report)
+    assert (report.document()["dtype"], examine(None).dtype_line) == ("float32", "")
 
 
 def test_a_dtype_that_raises_is_named():
-    def refuses(module, src, tgt):
+    def require_float32(module, src, tgt):
         assert module.head.weight.dtype == torch.float32, "no float64 here"
         return module(src, tgt)
 
     line = "audited in float32: float64 raises AssertionError: no float64 here"
-    assert examine(None, forward=refuses).dtype_line.startswith(line)
+    assert examine(None, forward=require_float32).dtype_line.startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -275,13 +275,13 @@ def test_a_dtype_that_raises_is_named():
     ids=lambda defect: defect.name,
 )
 def test_a_planted_mistake_is_found_in_float32(defect):
-    found = examine(defect, forward=only_float32)
-    assert found.dtype == "float32"
-    assert defect.question in questions(found), str(found)
+    report = examine(defect, forward=only_float32)
+    assert report.dtype == "float32"
+    assert defect.question in questions(report), str(report)
 
 
 class Healthy(ToyTransformer):
-    """Settings in an object, dropout in place, words that are forbidden, a last state, draws of Python in training."""
+    """Unusual but correct: rate in an object, in-place dropout, forbidden tokens, stored outputs, Python's `random`."""
 
     def __init__(self):
         super().__init__()
@@ -293,8 +293,8 @@ class Healthy(ToyTransformer):
         self.last = super().forward(src, tgt)
         if self.training and random.random() < 0.5:
             self.last = self.last + 0
-        found = nn.functional.dropout(self.last, self.settings.dropout, self.training)
-        return found.masked_fill(torch.arange(23) == 0, -torch.inf)
+        logits = nn.functional.dropout(self.last, self.settings.dropout, self.training)
+        return logits.masked_fill(torch.arange(23) == 0, -torch.inf)
 
 
 def test_what_is_unusual_and_no_mistake():
@@ -304,15 +304,15 @@ def test_what_is_unusual_and_no_mistake():
     with torch.inference_mode():
         assert_healthy(module, **SIZES)
     assert random.getstate() == state
-    short = ToyTransformer()
-    short.positions = nn.Embedding(10, 12)
-    assert_healthy(short, vocab_size=23, pad_id=0)
+    short_model = ToyTransformer()
+    short_model.positions = nn.Embedding(10, 12)
+    assert_healthy(short_model, vocab_size=23, pad_id=0)
     nll = nn.functional.nll_loss
     assert_healthy(ToyTransformer(), **SIZES, loss=lambda z, y: nll(z.flatten(0, 1), y.flatten(), ignore_index=0))
 
 
 class Routed(ToyTransformer):
-    """As a mixture of experts: dropout over some tokens alone, a weight that few tokens use, noise in training."""
+    """Like a mixture of experts: dropout on some tokens, a weight that few tokens use, and noise in training."""
 
     def __init__(self, routed_id):
         super().__init__()
@@ -343,14 +343,14 @@ def test_an_empty_source_that_overflows_in_float64_alone_is_healthy():
     for part in module.modules():
         if isinstance(part, Attention):
             part.normalise = normalise
-    found = audit(module, **SIZES)
-    assert found.ok, str(found)
-    (answer,) = (a for a in found.answers if a.question == "Are outputs finite for an all-padding source?")
+    report = audit(module, **SIZES)
+    assert report.ok, str(report)
+    (answer,) = (a for a in report.answers if a.question == "Are outputs finite for an all-padding source?")
     assert answer.measured == "all outputs are finite in float32; in float64 50% are not"
 
 
 class Wrapped(nn.Module):
-    """torch.nn.Transformer as a translator, with the masks that `masks` makes for it."""
+    """A translation model around torch.nn.Transformer; `masks` returns its mask arguments."""
 
     def __init__(self, masks, *, batch_first=True, scale=1.0):
         super().__init__()
@@ -364,29 +364,29 @@ class Wrapped(nn.Module):
 
 
 def masks_of_torch(src, tgt, *, causal=True, padding=True, memory=True):
-    """What torch.nn.Transformer wants: True = masked."""
-    found = {}
+    """Mask arguments of torch.nn.Transformer; True = masked."""
+    masks = {}
     if causal:
-        found["tgt_mask"] = torch.ones(tgt.shape[1], tgt.shape[1]).triu(1).bool()
+        masks["tgt_mask"] = torch.ones(tgt.shape[1], tgt.shape[1]).triu(1).bool()
     if padding:
-        found["src_key_padding_mask"] = src == 0
+        masks["src_key_padding_mask"] = src == 0
     if memory:
-        found["memory_key_padding_mask"] = src == 0
-    return found
+        masks["memory_key_padding_mask"] = src == 0
+    return masks
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_torch_nn_transformer_wrapped_rightly_and_wrongly():
-    """Wrongly: the mask of the memory left out; no causal mask; batch and length taken for each other."""
+    """The mistakes: no memory padding mask; no causal mask; batch and length dimensions swapped."""
 
-    def wrongly(masks=masks_of_torch, **how):
+    def failed_questions(masks=masks_of_torch, **settings):
         torch.manual_seed(0)
-        return questions(audit(Wrapped(masks, **how), vocab_size=23, pad_id=0, max_length=16))
+        return questions(audit(Wrapped(masks, **settings), vocab_size=23, pad_id=0, max_length=16))
 
-    assert wrongly() == set()
-    assert wrongly(lambda src, tgt: masks_of_torch(src, tgt, memory=False)) == {PADDING, WEIGHTS, SAME}
-    assert wrongly(lambda src, tgt: masks_of_torch(src, tgt, causal=False)) == {
+    assert failed_questions() == set()
+    assert failed_questions(lambda src, tgt: masks_of_torch(src, tgt, memory=False)) == {PADDING, WEIGHTS, SAME}
+    assert failed_questions(lambda src, tgt: masks_of_torch(src, tgt, causal=False)) == {
         *(CAUSAL, CAUSAL_TRAINING, TARGET_PADDING, WEIGHTS)
     }
-    swapped = wrongly(lambda src, tgt: {}, batch_first=False)
-    assert {APART, APART_TRAINING} <= swapped
+    failures = failed_questions(lambda src, tgt: {}, batch_first=False)
+    assert {APART, APART_TRAINING} <= failures

@@ -1,4 +1,4 @@
-"""Models of `transformers` under the audit: what they fail is explained, and the failure goes with its cause."""
+"""Audits of models of `transformers`: each failure is explained, and disappears when its cause is removed."""
 
 import inspect
 import shutil
@@ -26,15 +26,15 @@ PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
 def test_t5():
     config = transformers.T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=12, num_layers=2, num_heads=2)
     torch.manual_seed(0)
-    found = audit(transformers.T5ForConditionalGeneration(config), max_length=32)
-    assert found.ok, str(found)
+    report = audit(transformers.T5ForConditionalGeneration(config), max_length=32)
+    assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("family", ["BART", "Marian", "Marian, two vocabularies", "M2M100"])
 def test_models_of_transformers(family):
-    found = audit(random_model(family))
-    assert found.ok, str(found)
-    assert all(answer.ok for answer in found.answers if "loss" not in answer.question), str(found.answers)
+    report = audit(random_model(family))
+    assert report.ok, str(report)
+    assert all(answer.ok for answer in report.answers if "loss" not in answer.question), str(report.answers)
 
 
 def test_sizes_of_a_config():
@@ -44,7 +44,7 @@ def test_sizes_of_a_config():
 
 
 def with_source(monkeypatch, owner, method, replacements):
-    """Replaces text within a method of `transformers`."""
+    """Patches the source text of a method of `transformers`."""
     source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
     for old, new in replacements.items():
         assert source.count(old) == 1
@@ -55,49 +55,51 @@ def with_source(monkeypatch, owner, method, replacements):
 
 
 def check_cause(architecture, without_cause):
-    """The model fails what is explained; the one that `without_cause` returns passes everything."""
+    """Asserts that the model fails only explained questions, and that `without_cause` returns a passing audit."""
     model = small_model(architecture)
     report = audit(model)
     assert list(complaints(report)) == []
     assert not report.ok
-    healthy = without_cause(model)
-    assert healthy.ok, str(healthy)
+    healthy_report = without_cause(model)
+    assert healthy_report.ok, str(healthy_report)
 
 
 def test_prophetnet_is_judged_in_float32_and_its_bias_order_explains_all_it_fails(monkeypatch):
-    def repaired(model):
+    def audit_repaired(model):
         method = "get_predict_relative_pos_embeddings"
-        orders = {"permute(0, 2, 1, 4, 3)": "permute(0, 1, 4, 2, 3)"}
-        with_source(monkeypatch, ProphetNetNgramSelfAttention, method, orders)
+        replacements = {"permute(0, 2, 1, 4, 3)": "permute(0, 1, 4, 2, 3)"}
+        with_source(monkeypatch, ProphetNetNgramSelfAttention, method, replacements)
         report = audit(model)
         line = "audited in float32: the outputs are not finite in float64, first in prophetnet.encoder"
         assert report.dtype_line == line
         return report
 
-    check_cause(transformers.ProphetNetForConditionalGeneration, repaired)
+    check_cause(transformers.ProphetNetForConditionalGeneration, audit_repaired)
 
 
 def test_led_uses_its_global_projections_where_a_token_attends_globally():
     def forward(model, src, tgt):
-        given = {"attention_mask": (src != 0).long(), "decoder_input_ids": tgt, "use_cache": False}
-        return model(src, global_attention_mask=(torch.arange(src.shape[1]) == 0).long().expand_as(src), **given).logits
+        inputs = {"attention_mask": (src != 0).long(), "decoder_input_ids": tgt, "use_cache": False}
+        return model(
+            src, global_attention_mask=(torch.arange(src.shape[1]) == 0).long().expand_as(src), **inputs
+        ).logits
 
     check_cause(transformers.LEDForConditionalGeneration, lambda model: audit(model, forward=forward))
 
 
 @pytest.mark.slow
 def test_nllb_moe_uses_all_experts_where_their_numbers_are_read(monkeypatch):
-    def repaired(model):
-        numbers = {
+    def audit_repaired(model):
+        replacements = {
             "torch.nn.functional.one_hot(router_mask, num_classes=self.num_experts).permute(2, 1, 0)": (
                 "(router_probs > 0).T[:, None]"
             ),
             "router_probs[top_x, idx, None]": "router_probs[top_x, expert_idx, None]",
         }
-        with_source(monkeypatch, NllbMoeExperts, "forward", numbers)
+        with_source(monkeypatch, NllbMoeExperts, "forward", replacements)
         return audit(model)
 
-    check_cause(transformers.NllbMoeForConditionalGeneration, repaired)
+    check_cause(transformers.NllbMoeForConditionalGeneration, audit_repaired)
 
 
 @pytest.mark.slow
@@ -122,22 +124,24 @@ def test_a_setting_removes_the_cause(name, settings):
     ],
 )
 def test_all_parameters_without_a_gradient_belong_to_the_named_part(name, unused):
-    def frozen(model):
+    def audit_frozen(model):
         for path, parameter in model.named_parameters():
             parameter.requires_grad_(not any(part in path for part in unused))
         return audit(model)
 
-    check_cause(getattr(transformers, name), frozen)
+    check_cause(getattr(transformers, name), audit_frozen)
 
 
 def test_an_unexplained_answer_and_a_stale_explanation_are_complaints():
     name, question = "EncoderDecoderModel", "Does every parameter receive a gradient?"
-    right = Answer(False, EXPLAINED[name, question].measured + ".weight", question=question)
-    assert list(complaints(Audit(name, (right,)))) == []
+    explained_answer = Answer(False, EXPLAINED[name, question].measured + ".weight", question=question)
+    assert list(complaints(Audit(name, (explained_answer,)))) == []
     assert list(complaints(Audit(name, ()))) == [f"{name}: {question} Yes. Remove it from EXPLAINED"]
-    other = Answer(False, "9 of 9 tensors", question=question)
-    assert list(complaints(Audit(name, (other,)))) == [f"{name}: {question} No: 9 of 9 tensors. It is not in EXPLAINED"]
-    assert len(list(complaints(Audit("Other", (right,))))) == 1
+    unexplained_answer = Answer(False, "9 of 9 tensors", question=question)
+    assert list(complaints(Audit(name, (unexplained_answer,)))) == [
+        f"{name}: {question} No: 9 of 9 tensors. It is not in EXPLAINED"
+    ]
+    assert len(list(complaints(Audit("Other", (explained_answer,))))) == 1
 
 
 def test_the_command_fails_where_a_class_cannot_be_audited_or_explanations_are_stale(tmp_path, monkeypatch, capsys):
@@ -150,16 +154,16 @@ def test_the_command_fails_where_a_class_cannot_be_audited_or_explanations_are_s
     monkeypatch.setattr(audit_transformers, "architectures", lambda: ([Broken], []))
     assert audit_transformers.main(page) == 1
     assert "| Broken |  |  | NOT AUDITED: ValueError: no config |" in page.read_text()
-    said = capsys.readouterr().err
-    assert "Broken: ValueError: no config" in said
-    assert "not in transformers. Remove it from EXPLAINED" in " ".join(said.split())
+    stderr = capsys.readouterr().err
+    assert "Broken: ValueError: no config" in stderr
+    assert "not in transformers. Remove it from EXPLAINED" in " ".join(stderr.split())
 
 
 def test_the_page_has_every_class():
-    kept, left_out = transformers_audit.architectures()
+    classes, excluded_classes = transformers_audit.architectures()
     page = PAGE.read_text()
-    assert [c.__name__ for c in kept if f"| {c.__name__} |" not in page] == []
-    assert [c.__name__ for c in left_out if c.__name__ not in page] == []
+    assert [c.__name__ for c in classes if f"| {c.__name__} |" not in page] == []
+    assert [c.__name__ for c in excluded_classes if c.__name__ not in page] == []
 
 
 @pytest.mark.slow

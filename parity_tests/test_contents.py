@@ -1,4 +1,4 @@
-"""Whatever is in a batch: ragged padding, one token, all padding, padding inside a sentence, huge attention scores."""
+"""Parity for unusual batches: ragged, inner or full padding, one token, huge attention scores."""
 
 from functools import lru_cache
 
@@ -31,7 +31,7 @@ CONFIGS = {
     "pre-norm, exact mask": SMALL,
     "post-norm, filled mask": SMALL.replace(norm_placement="post", mask_value=-1e9, score_scaling="query"),
 }
-# ((B, S, T), masks given): each compiles once per config. The second config has the masks of the first in other order.
+# ((B, S, T), explicit masks): each shape compiles once per config; the second config permutes the masks.
 SHAPES = [((2, 1, 1), "src"), ((3, 5, 2), "both"), ((2, 2, 7), "neither"), ((3, 8, 8), "tgt")]
 OTHER_SHAPES = [((2, 1, 1), "neither"), ((3, 5, 2), "tgt"), ((2, 2, 7), "src"), ((3, 8, 8), "both")]
 LARGEST_SCORE = 1e3
@@ -39,7 +39,7 @@ LARGEST_SCORE = 1e3
 
 @lru_cache
 def arrays_and_scale(name):
-    """Random arrays, and the factor on the queries that brings the largest score of random sentences to 100."""
+    """Random arrays, and the factor on the queries that makes the largest score of random sentences 100."""
     config = CONFIGS[name]
     arrays = random_arrays(config, seed=3)
     rng = np.random.default_rng(3)
@@ -58,9 +58,9 @@ def scaled_queries(arrays, factor):
 
 @st.composite
 def batches(draw, shapes):
-    (batch, src_length, tgt_length), masks_given = draw(st.sampled_from(shapes))
+    (batch, src_length, tgt_length), mask_sides = draw(st.sampled_from(shapes))
     masks = [
-        draw(hnp.arrays(bool, (batch, length))) if masks_given in (side, "both") else None
+        draw(hnp.arrays(bool, (batch, length))) if mask_sides in (side, "both") else None
         for side, length in (("src", src_length), ("tgt", tgt_length))
     ]
     src, tgt, labels = (
@@ -69,8 +69,8 @@ def batches(draw, shapes):
     )
     for tokens in (src, labels):
         if draw(st.booleans()):  # padding at the end, up to the whole row
-            kept = draw(hnp.arrays(np.int64, (batch, 1), elements=st.integers(0, tokens.shape[1])))
-            tokens[np.arange(tokens.shape[1]) >= kept] = 0
+            lengths = draw(hnp.arrays(np.int64, (batch, 1), elements=st.integers(0, tokens.shape[1])))
+            tokens[np.arange(tokens.shape[1]) >= lengths] = 0
     return Batch(src, tgt, labels, *masks)
 
 

@@ -1,4 +1,4 @@
-"""The families of `transformers`, which nobody here wrote: values, gradients, maps, and the way there and back."""
+"""The families of `transformers` as an independent oracle: values, gradients, attention maps and round trips."""
 
 import dataclasses
 from dataclasses import replace
@@ -17,7 +17,7 @@ from twinax.parity.harness import compare_arrays
 from twinax.parity.ladder import comparable, rung_of
 from twinax.parity.transformers_oracle import load_oracle, oracle_of
 
-# `transformers` says how it writes and what it will change in later versions
+# `transformers` warns about saving and about changes in later versions
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -36,7 +36,7 @@ def test_every_layout_has_a_variant():
 
 
 ENCODER, DECODER = "encoder.layers.*", "decoder.layers.*"
-# what is wrong -> (variant, part of the family, the wrong value or what it changes)
+# mistake -> (variant, field of the family, the wrong value or the entries to change)
 MISTAKES = {
     "q and k swapped": (
         "BART",
@@ -65,44 +65,47 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_a_family_is_seen(mistake, tmp_path, monkeypatch):
-    """Through PyTorch alone, which needs no compiling."""
-    name, part, wrong = MISTAKES[mistake]
+    """In PyTorch only, which needs no compilation."""
+    name, part, replacement = MISTAKES[mistake]
     layout = conversion.VARIANTS[name][0]
     conversion.random_model(name).save_pretrained(tmp_path)
-    right = family(layout)
-    expected_of = load_oracle(tmp_path, convert.load(tmp_path))
+    layout_family = family(layout)
+    oracle = load_oracle(tmp_path, convert.load(tmp_path))
     if part == "modules":
-        wrong = {**wrong, **{ours: right.modules[ours] for ours in right.modules.keys() - wrong.keys()}}
+        replacement = {
+            **replacement,
+            **{path: layout_family.modules[path] for path in layout_family.modules.keys() - replacement.keys()},
+        }
     elif part == "fixed":
-        changes, wrong = wrong, lambda settings: right.fixed(settings) | changes
-    monkeypatch.setattr(f"twinax.convert.layouts.{layout}.FAMILY", replace(right, **{part: wrong}))
+        changes, replacement = replacement, lambda settings: layout_family.fixed(settings) | changes
+    monkeypatch.setattr(f"twinax.convert.layouts.{layout}.FAMILY", replace(layout_family, **{part: replacement}))
     checkpoint = convert.load(tmp_path)
     config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
     batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
     batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id
     monkeypatch.undo()
-    expected = expected_of(batch)
-    found = torch_function(config)({n: a.astype(np.float64) for n, a in checkpoint.arrays.items()}, batch)
-    found = comparable(found, expected, batch, config.pad_id)
-    assert not compare_arrays(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).ok
+    expected = oracle(batch)
+    outputs = torch_function(config)({n: a.astype(np.float64) for n, a in checkpoint.arrays.items()}, batch)
+    outputs = comparable(outputs, expected, batch, config.pad_id)
+    assert not compare_arrays(expected, outputs, criteria=conversion.CRITERIA, rung_of=rung_of).ok
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["M2M100", "Marian, untied", "BART"])
 def test_narrow_checkpoints_are_the_same_function(name, dtype, tmp_path):
-    """Tables that a file lacks are rounded to its dtype, as `transformers` does."""
+    """Position tables missing from a file are rounded to its dtype, as in `transformers`."""
     conversion.random_model(name).to(dtype).save_pretrained(tmp_path)
     checkpoint = convert.load(tmp_path)
     config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
     batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
     expected = load_oracle(tmp_path, checkpoint)(batch)
     arrays = {n: a.astype(np.float64) for n, a in checkpoint.arrays.items()}
-    found = comparable(torch_function(config)(arrays, batch), expected, batch, config.pad_id)
-    compare_arrays(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).check()
+    outputs = comparable(torch_function(config)(arrays, batch), expected, batch, config.pad_id)
+    compare_arrays(expected, outputs, criteria=conversion.CRITERIA, rung_of=rung_of).check()
 
 
 def test_a_zero_start_is_marian_s_with_a_zero_pad_row(tmp_path):
-    """Marian was trained to start from zeros; in `transformers` it starts from the pad id, whose row is 0 then."""
+    """Marian was trained to start from zeros; in `transformers` it starts from the pad id, whose row is zero."""
     model = conversion.random_model("Marian, two vocabularies").double()
     model.save_pretrained(tmp_path)
     checkpoint = convert.load(tmp_path)  # its pad row is random
@@ -118,12 +121,12 @@ def test_a_zero_start_is_marian_s_with_a_zero_pad_row(tmp_path):
     batch = batch._replace(tgt_tokens=tgt)
     expected = {"logits": oracle_of(model, checkpoint)(batch)["logits"]}
     for function in (torch_function, flax_function):
-        found = {"logits": function(config, gradients=False)(checkpoint.arrays, batch)["logits"]}
-        compare_arrays(expected, found, criteria=conversion.CRITERIA, rung_of=rung_of).check()
+        outputs = {"logits": function(config, gradients=False)(checkpoint.arrays, batch)["logits"]}
+        compare_arrays(expected, outputs, criteria=conversion.CRITERIA, rung_of=rung_of).check()
 
 
 def test_random_models_hide_nothing():
-    """No learned array and no output bias is constant, as gains and biases of a new model are."""
+    """No learned array or output bias is constant, unlike the gains and biases of a new model."""
     for name in conversion.VARIANTS:
         for path, array in conversion.random_model(name).state_dict().items():
             assert array.flatten().std() > 0 or "embed_positions" in path, path
@@ -132,9 +135,9 @@ def test_random_models_hide_nothing():
 def test_row_shows_what_changed():
     row = conversion.Row("X", 1e-15, 1e-15, 1e-16, 1e-16, (), ())
     assert row.ok
-    changed = dataclasses.replace(row, changes=("through flax: ties",))
-    assert not changed.ok
-    assert as_cells(changed)[-1] == "through flax: ties"
+    changed_row = dataclasses.replace(row, changes=("through flax: ties",))
+    assert not changed_row.ok
+    assert as_cells(changed_row)[-1] == "through flax: ties"
 
 
 def test_the_table_goes_between_its_marks(tmp_path):

@@ -1,4 +1,4 @@
-"""Cached = uncached = PyTorch = `transformers`, token for token."""
+"""Decoding with and without a cache, in PyTorch and in `transformers` gives identical tokens."""
 
 from functools import cache
 from typing import Any
@@ -46,13 +46,13 @@ SMALL = TransformerConfig.preset(
 
 
 @cache
-def arrays_of(config: TransformerConfig, seed: int, twins: bool = False) -> dict[str, Any]:
-    """Random weights; ends are likely. Where there are `twins`, each second token is the one before it again."""
+def arrays_of(config: TransformerConfig, seed: int, duplicate_tokens: bool = False) -> dict[str, Any]:
+    """Random weights with a likely EOS. `duplicate_tokens` copies every second token's weights from the one before."""
     arrays = random_arrays(config, seed)
     kernel, bias = arrays["output.proj.kernel"], arrays["output.bias"]
     kernel *= 2
     bias[config.eos_id] += 1.5
-    if twins:
+    if duplicate_tokens:
         for array in (kernel.T, bias, arrays["tgt_embedding.embedding"]):
             array[4::2] = array[3:-1:2]
     return arrays
@@ -60,14 +60,14 @@ def arrays_of(config: TransformerConfig, seed: int, twins: bool = False) -> dict
 
 @pytest.fixture(autouse=True)
 def wide() -> Any:
-    """float64."""
+    """Runs the tests in float64."""
     with jax.enable_x64(True):
         yield
 
 
 @pytest.fixture
 def growing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache that has to grow in short sentences too."""
+    """Shortens the first cache, so that it grows in short sentences too."""
     monkeypatch.setattr(decode, "SHORTEST", 2)
 
 
@@ -81,7 +81,7 @@ def twins_of(
 
 @st.composite
 def sources(draw: st.DrawFn, batch: int = 3) -> np.ndarray:
-    """Sentences of different lengths, with holes."""
+    """Sentences of different lengths, with padding inside."""
     tokens = st.integers(3, SMALL.src_vocab_size - 1) | st.just(SMALL.pad_id)
     row = st.lists(tokens, min_size=7, max_size=7).filter(any)
     return np.array(draw(st.lists(row, min_size=batch, max_size=batch)))
@@ -98,25 +98,27 @@ def sources(draw: st.DrawFn, batch: int = 3) -> np.ndarray:
 )
 def test_flax_and_pytorch_find_the_same(beam_size: int, others: dict[str, Any]) -> None:
     config = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=4, **others)
-    tied = []
+    tie_flags = []
 
     @settings(max_examples=15, deadline=None)
     @given(src=sources(), seed=st.integers(0, 3), equal_scores=st.booleans())
     def check(src: np.ndarray, seed: int, equal_scores: bool) -> None:
-        model, other = twins_of(SMALL, arrays_of(SMALL, seed, equal_scores))
-        expected = torch_reference.generate(other, torch.from_numpy(src), config)  # it has no cache
-        agreement = compare_decoded(flax_transformer.generate(model, src, config), expected, config, rounding=1e-12)
+        flax_model, torch_model = twins_of(SMALL, arrays_of(SMALL, seed, equal_scores))
+        expected = torch_reference.generate(torch_model, torch.from_numpy(src), config)  # it has no cache
+        agreement = compare_decoded(
+            flax_transformer.generate(flax_model, src, config), expected, config, rounding=1e-12
+        )
         assert not agreement.different, str(agreement)
         assert agreement.score_error <= 1e-10, str(agreement)
         assert equal_scores or not agreement.ties, str(agreement)
         assert expected.margins is not None
-        tied.append(bool(expected.margins.min() < 1e-12))
+        tie_flags.append(bool(expected.margins.min() < 1e-12))
 
     check()
-    assert set(tied) == {True, False}
+    assert set(tie_flags) == {True, False}
 
 
-# name -> (settings of the model, of decoding): every setting in one case at least
+# name -> (model settings, decoding settings); each setting occurs in at least one case
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gnmt, forced, start is padding": (
         {"forced_bos_id": 9, "forced_eos_id": 2, "decoder_start_id": 0, "position_counting": "non_padding"},
@@ -147,25 +149,25 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.usefixtures("growing")
 @pytest.mark.parametrize("name", CASES)
 def test_settings_mean_the_same_in_both(name: str) -> None:
-    changed, chosen = CASES[name]
-    model_config = SMALL.replace(**changed)
-    model, other = twins_of(model_config, arrays_of(model_config, 0))
-    config = DecodingConfig(**{"beam_size": 3, "n_best": 3, **chosen})
+    model_changes, decoding_changes = CASES[name]
+    model_config = SMALL.replace(**model_changes)
+    flax_model, torch_model = twins_of(model_config, arrays_of(model_config, 0))
+    config = DecodingConfig(**{"beam_size": 3, "n_best": 3, **decoding_changes})
     src = np.random.default_rng(0).integers(3, 13, (11, 6))
     src[np.arange(6) >= np.arange(11)[:, None] % 6 + 1] = model_config.pad_id
-    expected = torch_reference.generate(other, torch.from_numpy(src), config)
-    agreement = compare_decoded(flax_transformer.generate(model, src, config), expected, config, rounding=1e-12)
+    expected = torch_reference.generate(torch_model, torch.from_numpy(src), config)
+    agreement = compare_decoded(flax_transformer.generate(flax_model, src, config), expected, config, rounding=1e-12)
     assert agreement.equal == len(src), str(agreement)
     assert agreement.score_error <= 1e-10, str(agreement)
-    # Neither the other sentences nor padding change anything.
-    alone = torch_reference.generate(other, torch.from_numpy(src[3:4, :4]), config)
-    assert (alone.lengths == expected.lengths[3]).all()
-    assert (alone.tokens[0] == expected.tokens[3, :, : alone.tokens.shape[-1]]).all()
+    # Other sentences and padding do not affect a sentence.
+    single_output = torch_reference.generate(torch_model, torch.from_numpy(src[3:4, :4]), config)
+    assert (single_output.lengths == expected.lengths[3]).all()
+    assert (single_output.tokens[0] == expected.tokens[3, :, : single_output.tokens.shape[-1]]).all()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """(name, a random model of `transformers`, what it is here)."""
+    """(name, random model of `transformers`, converted checkpoint)."""
     return request.param, *random_family(request.param, tmp_path_factory.mktemp("decoding") / "model")
 
 
@@ -173,7 +175,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ("dtype", "beam_size", "number"), [("float32", 4, 200), ("float64", 1, 60), ("float64", 4, 60)]
 )
 def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int, number: int) -> None:
-    """200 sentences where a rule is broken by two of them alone, "an end of any rank finishes"."""
+    """200 sentences, because only two of them detect the rule "EOS accepted below rank K"."""
     row = measure(*family, dtype, beam_size, number)
     assert row.ok, row
     assert len(row.flax.ties) + len(row.transformers.ties) <= 2, row
@@ -183,12 +185,12 @@ def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int, nu
 
 @pytest.mark.parametrize(("length_exponent", "min_length"), [(0.5, 1), (2.0, 5), (0.0, 1), (-1.0, 1)])
 def test_transformers_penalises_and_bounds_lengths_alike(family: Any, length_exponent: float, min_length: int) -> None:
-    _, theirs, checkpoint = family
+    _, oracle_model, checkpoint = family
     src = sentences(checkpoint.config.pad_id, 60)
     config = DecodingConfig(
         beam_size=4, n_best=4, length_exponent=length_exponent, min_length=min_length, max_length=20, forbidden_ids=(8,)
     )
-    oracle = transformers_generate(theirs.float(), checkpoint.config, src, config)
+    oracle = transformers_generate(oracle_model.float(), checkpoint.config, src, config)
     expected = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
     agreement = compare_decoded(oracle, expected, config, ROUNDING["float32"])
     assert not agreement.different, str(agreement)
@@ -197,7 +199,7 @@ def test_transformers_penalises_and_bounds_lengths_alike(family: Any, length_exp
     assert not (expected.tokens == 8).any()
 
 
-# sentences of 200 that have to differ
+# fewest of 200 sentences that must differ
 FEWEST = {
     "EOS accepted below rank K": 2,
     "stops at K finished hypotheses": 40,
@@ -210,33 +212,33 @@ FEWEST = {
 @pytest.mark.parametrize("rule", WRONG_RULES)
 @pytest.mark.parametrize("family", ["BART"], indirect=True)
 def test_another_rule_is_seen(family: Any, rule: str) -> None:
-    wrong = count_differences(*family[1:], rule)
-    assert wrong == 0 if rule == "none" else wrong >= FEWEST[rule]
+    differences = count_differences(*family[1:], rule)
+    assert differences == 0 if rule == "none" else differences >= FEWEST[rule]
 
 
 @pytest.mark.parametrize("length_exponent", [-4.0, 1.0, 6.0])
 def test_a_penalty_does_not_make_a_mistake_a_tie(length_exponent: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Margins are errors of sums, whatever the sums are divided by."""
+    """Margins are errors of sums of log-probabilities, independent of the length penalty."""
     _, model = twins_of(SMALL, arrays_of(SMALL, 1))
     config = DecodingConfig(beam_size=4, n_best=4, length_exponent=length_exponent)
     src = torch.from_numpy(np.random.default_rng(0).integers(3, 13, (40, 6)))
-    right = torch_reference.generate(model, src, config)
+    expected = torch_reference.generate(model, src, config)
     monkeypatch.setattr(beam, "may_finish", lambda rank, beam_size: rank < beam_size - 1)
-    agreement = compare_decoded(torch_reference.generate(model, src, config), right, config, ROUNDING["float32"])
+    agreement = compare_decoded(torch_reference.generate(model, src, config), expected, config, ROUNDING["float32"])
     assert len(agreement.different) > 10, str(agreement)
     assert len(agreement.ties) <= 2, str(agreement)
 
 
-@pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+@pytest.mark.filterwarnings("ignore")  # `transformers` warns about saving
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_blenderbot_is_decoded_as_transformers_does(beam_size, tmp_path, monkeypatch):
     monkeypatch.setitem(FAMILIES, "Blenderbot", {"init_std": 0.6})
-    theirs, checkpoint = random_family("Blenderbot", tmp_path)
+    oracle_model, checkpoint = random_family("Blenderbot", tmp_path)
     src = np.random.default_rng(0).integers(3, 99, (20, 7))
-    how = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=12)
-    expected = torch_reference.generate(checkpoint.to_torch().eval(), torch.from_numpy(src), how)
-    oracle = transformers_generate(theirs, checkpoint.config, src, how)
-    agreement = compare_decoded(oracle, expected, how, ROUNDING["float32"])
+    config = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=12)
+    expected = torch_reference.generate(checkpoint.to_torch().eval(), torch.from_numpy(src), config)
+    oracle = transformers_generate(oracle_model, checkpoint.config, src, config)
+    agreement = compare_decoded(oracle, expected, config, ROUNDING["float32"])
     assert not agreement.different, agreement
     assert agreement.equal > 15
     assert len({tuple(tokens) for tokens in expected.tokens[:, 0].tolist()}) > 10

@@ -1,4 +1,4 @@
-"""Rules of decoding that both twins share, against the papers' numbers and `transformers`, where all ids differ."""
+"""Decoding rules shared by both twins, against the papers' formulas and a `transformers` model with distinct ids."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ START, PAD, EOS, BOS, FORCED_END, LONGEST = 5, 1, 2, 0, 9, 10
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """(BART of `transformers` in which every special id is another, and padding is likely; what it is here)."""
+    """(BART of `transformers` with distinct special ids and likely padding, converted checkpoint)."""
     sizes: dict[str, Any] = {"vocab_size": 41, "d_model": 16, "max_position_embeddings": 16, "init_std": 0.6}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 32}
@@ -47,14 +47,14 @@ def sources(pad_id: int = PAD, sentences: int = 60) -> np.ndarray:
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_forced_end_start_and_padding_are_those_of_transformers(bart: Any, beam_size: int) -> None:
-    theirs, checkpoint = bart
+    oracle_model, checkpoint = bart
     assert (checkpoint.config.forced_eos_id, checkpoint.config.decoder_start_id) == (FORCED_END, START)
-    src, how = sources(), DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
-    oracle = transformers_generate(theirs, checkpoint.config, src, how)
-    expected = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), how)
-    found = flax_transformer.generate(checkpoint.to_flax(), src, how)
-    for other in (oracle, found):
-        agreement = compare_decoded(other, expected, how, ROUNDING["float32"])
+    src, config = sources(), DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
+    oracle = transformers_generate(oracle_model, checkpoint.config, src, config)
+    expected = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
+    flax_output = flax_transformer.generate(checkpoint.to_flax(), src, config)
+    for candidate in (oracle, flax_output):
+        agreement = compare_decoded(candidate, expected, config, ROUNDING["float32"])
         assert not agreement.different, str(agreement)
         assert len(agreement.ties) <= 1, str(agreement)
     inside = np.arange(expected.tokens.shape[-1]) < expected.lengths[..., None]
@@ -63,58 +63,62 @@ def test_forced_end_start_and_padding_are_those_of_transformers(bart: Any, beam_
     assert (expected.tokens[longest][:, -1] == FORCED_END).all()
     assert not (expected.tokens == PAD)[inside].any()
     logits = checkpoint.to_torch()(torch.from_numpy(src), torch.full((len(src), 1), START))
-    assert (logits[:, 0].argmax(-1) == PAD).float().mean() > 0.3  # or nothing was forbidden
+    assert (logits[:, 0].argmax(-1) == PAD).float().mean() > 0.3  # otherwise the test has no power
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_the_first_token_can_be_forced(bart: Any, beam_size: int) -> None:
-    """By an argument of `generate`: the configs of `transformers` 5 drop it."""
-    theirs, checkpoint = bart
+    """Passed to `generate`, because the configs of `transformers` 5 drop it."""
+    oracle_model, checkpoint = bart
     config = checkpoint.config.replace(forced_bos_id=11)
     src, model = sources(), replace(checkpoint, config=config).to_torch()
-    how = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
-    expected = torch_reference.generate(model, torch.from_numpy(src), how)
+    decoding = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
+    expected = torch_reference.generate(model, torch.from_numpy(src), decoding)
     assert (expected.tokens[:, :, 0] == 11).all()
-    assert not compare_decoded(transformers_generate(theirs, config, src, how), expected, how, 1e-5).different
-    free = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), how)
-    assert (free.tokens[:, 0, 0] != 11).mean() > 0.8
+    assert not compare_decoded(
+        transformers_generate(oracle_model, config, src, decoding), expected, decoding, 1e-5
+    ).different
+    unforced_output = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), decoding)
+    assert (unforced_output.tokens[:, 0, 0] != 11).mean() > 0.8
 
 
 def test_the_commonest_token_can_be_forbidden(bart: Any) -> None:
-    theirs, checkpoint = bart
+    oracle_model, checkpoint = bart
     src, model = sources(), checkpoint.to_torch()
-    free = torch_reference.generate(model, torch.from_numpy(src), DecodingConfig(beam_size=2, max_length=LONGEST))
-    ordinary = free.tokens[free.tokens > FORCED_END]
-    commonest = int(np.bincount(ordinary).argmax())
-    how = DecodingConfig(beam_size=2, max_length=LONGEST, forbidden_ids=(commonest,))
-    expected = torch_reference.generate(model, torch.from_numpy(src), how)
-    assert (free.tokens == commonest).sum() > 10
-    assert not (expected.tokens == commonest).any()
-    oracle = transformers_generate(theirs, checkpoint.config, src, how)
-    assert not compare_decoded(oracle, expected, how, ROUNDING["float32"]).different
+    unconstrained_output = torch_reference.generate(
+        model, torch.from_numpy(src), DecodingConfig(beam_size=2, max_length=LONGEST)
+    )
+    ordinary_tokens = unconstrained_output.tokens[unconstrained_output.tokens > FORCED_END]
+    commonest_token = int(np.bincount(ordinary_tokens).argmax())
+    config = DecodingConfig(beam_size=2, max_length=LONGEST, forbidden_ids=(commonest_token,))
+    expected = torch_reference.generate(model, torch.from_numpy(src), config)
+    assert (unconstrained_output.tokens == commonest_token).sum() > 10
+    assert not (expected.tokens == commonest_token).any()
+    oracle = transformers_generate(oracle_model, checkpoint.config, src, config)
+    assert not compare_decoded(oracle, expected, config, ROUNDING["float32"]).different
 
 
 def test_scores_are_the_loss_of_transformers(bart: Any) -> None:
-    """Which puts its decoder's start token, not BOS, before the labels."""
-    theirs, checkpoint = bart
+    """`transformers` puts the decoder start token, not BOS, before the labels."""
+    oracle_model, checkpoint = bart
     src, rng = sources(sentences=5), np.random.default_rng(1)
     tgt = np.where(np.arange(6) < np.array([6, 5, 4, 3, 2])[:, None] - 1, rng.integers(10, 41, (5, 6)), PAD)
     tgt[np.arange(5), [5, 4, 3, 2, 1]] = EOS
     for i in range(5):
         labels = torch.from_numpy(np.where(tgt[i : i + 1] == PAD, -100, tgt[i : i + 1]))
         with torch.no_grad():
-            loss = theirs(
+            loss = oracle_model(
                 input_ids=torch.from_numpy(src[i : i + 1]),
                 attention_mask=torch.from_numpy(src[i : i + 1] != PAD).long(),
                 labels=labels,
             ).loss
         expected = -float(loss) * int((labels != -100).sum())
         pair = src[i : i + 1], tgt[i : i + 1]
-        found = (
+        results = (
             flax_transformer.score(checkpoint.to_flax(), *pair),
             torch_reference.score(checkpoint.to_torch(), *map(torch.from_numpy, pair)),
         )
-        assert [scored.totals[0] for scored in found] == pytest.approx([expected] * 2, rel=1e-5)
+        assert [result.totals[0] for result in results] == pytest.approx([expected] * 2, rel=1e-5)
 
 
 # (rule, exponent) -> penalties of 1, 4 and 7 tokens.
@@ -160,7 +164,7 @@ LITERAL = {
 
 
 def all_sums(model: Any, src: np.ndarray) -> list[dict[tuple[int, ...], float]]:
-    """Sums of log-probabilities of every hypothesis there is, by sentence; the end is forced at the fourth token."""
+    """Summed log-probabilities of all hypotheses per sentence; EOS is forced at the fourth token."""
     ordinary = [1, 3, 4, 5]
     hypotheses = [(*body, EOS) for n in range(4) for body in itertools.product(ordinary, repeat=n)]
     inputs = torch.tensor([[3, *row[:-1], *[PAD] * (4 - len(row))] for row in hypotheses])
@@ -168,16 +172,21 @@ def all_sums(model: Any, src: np.ndarray) -> list[dict[tuple[int, ...], float]]:
     for sentence in src:
         with torch.no_grad():
             log_probs = model(torch.from_numpy(sentence).expand(len(inputs), -1), inputs).log_softmax(-1)
-        said = [[float(log_probs[i, j, token]) for j, token in enumerate(row)] for i, row in enumerate(hypotheses)]
-        # a forced token costs nothing
+        token_log_probs = [
+            [float(log_probs[i, j, token]) for j, token in enumerate(row)] for i, row in enumerate(hypotheses)
+        ]
+        # a forced token has log-probability 0
         sums.append(
-            {row: sum(each[:-1] if len(row) == 4 else each) for row, each in zip(hypotheses, said, strict=True)}
+            {
+                row: sum(values[:-1] if len(row) == 4 else values)
+                for row, values in zip(hypotheses, token_log_probs, strict=True)
+            }
         )
     return sums
 
 
 def test_the_penalty_chooses_the_winner() -> None:
-    """By exhaustive search with penalties written out here; each rule has other winners, or the test is blind."""
+    """Exhaustive search with the `LITERAL` penalties; the winners must differ between rules."""
     with jax.enable_x64(True):
         arrays = random_arrays(SMALL, 0)
         arrays["output.bias"][EOS] += 0.5
@@ -185,12 +194,12 @@ def test_the_penalty_chooses_the_winner() -> None:
         twin, src = convert.to_torch(model), np.random.default_rng(0).integers(3, 13, (12, 5))
         sums, winners = all_sums(twin, src), {}
         for rule, penalty in LITERAL.items():
-            how = DecodingConfig(beam_size=6, length_penalty=rule, length_exponent=1.5, max_length=4)  # pyright: ignore
+            config = DecodingConfig(beam_size=6, length_penalty=rule, length_exponent=1.5, max_length=4)  # pyright: ignore
             winners[rule] = [max(row, key=lambda h, row=row, p=penalty: row[h] / p(len(h))) for row in sums]
-            searches = [torch_reference.generate(twin, torch.from_numpy(src), how)]
-            if rule == "gnmt":  # the table of penalties is shared, and each is compiled
-                searches.append(flax_transformer.generate(model, src, how))
-            for found in searches:
-                assert [(*row[0], EOS) for row in found.sentences()] == winners[rule]
-    for one, other in itertools.combinations(winners, 2):
-        assert winners[one] != winners[other]
+            outputs = [torch_reference.generate(twin, torch.from_numpy(src), config)]
+            if rule == "gnmt":  # once, because the penalty table is shared and each config compiles
+                outputs.append(flax_transformer.generate(model, src, config))
+            for output in outputs:
+                assert [(*row[0], EOS) for row in output.sentences()] == winners[rule]
+    for rule, other_rule in itertools.combinations(winners, 2):
+        assert winners[rule] != winners[other_rule]

@@ -1,4 +1,4 @@
-"""The harness on functions that are not ours."""
+"""The comparison harness on functions outside the package."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,18 +47,18 @@ def test_names_the_element_that_differs(row, column, change):
 
 
 def test_first_rung_follows_the_criteria_and_first_array_the_computation():
-    def differing(early, late):
+    def report_of(early, late):
         reference, candidate = {"late": 1.0, "early": 1.0}, {"late": late, "early": early}
         rung_of = {"early": "all", "late": "later"}.__getitem__
         return compare_arrays(
             reference, candidate, criteria=[CLOSE, Criterion("later", 0.0, "one", "exact")], rung_of=rung_of
         )
 
-    report = differing(early=2.0, late=2.0)
+    report = report_of(early=2.0, late=2.0)
     assert report.failed_rung == "all"
     assert report.first.path == "late"
     assert "computation order: late" in str(report)
-    assert differing(early=1.0, late=2.0).failed_rung == "later"
+    assert report_of(early=1.0, late=2.0).failed_rung == "later"
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,15 @@ def test_nothing_to_compare_is_no_proof():
         report.check()
 
 
-@pytest.mark.parametrize(("scale", "allowed"), [("one", 0.1), ("array", 1.0), ("rung", 10.0)])
-def test_scales(scale, allowed):
+@pytest.mark.parametrize(("scale", "tolerance"), [("one", 0.1), ("array", 1.0), ("rung", 10.0)])
+def test_scales(scale, tolerance):
     criteria = [Criterion("all", 0.1, scale, "because")]
     reference = {"x": np.array([-10.0, 1.0]), "y": np.array([100.0])}
-    assert compare_arrays(reference, {**reference, "x": np.array([-10.0, 1.0 + 0.99 * allowed])}, criteria=criteria).ok
+    assert compare_arrays(
+        reference, {**reference, "x": np.array([-10.0, 1.0 + 0.99 * tolerance])}, criteria=criteria
+    ).ok
     assert not compare_arrays(
-        reference, {**reference, "x": np.array([-10.0, 1.0 + 1.01 * allowed])}, criteria=criteria
+        reference, {**reference, "x": np.array([-10.0, 1.0 + 1.01 * tolerance])}, criteria=criteria
     ).ok
 
 
@@ -106,9 +108,9 @@ def test_infinities_and_nan(scale):
     criteria = [Criterion("all", 1e-12, scale, "because")]
     infinite = np.array([np.inf, 1.0])
     assert compare_arrays({"x": infinite}, {"x": infinite.copy()}, criteria=criteria).ok
-    for other in ([3.0, 1.0], [np.inf, 5.0], [-np.inf, 1.0], [np.nan, 1.0]):
+    for values in ([3.0, 1.0], [np.inf, 5.0], [-np.inf, 1.0], [np.nan, 1.0]):
         assert not compare_arrays(
-            {"x": infinite, "y": np.ones(1)}, {"x": np.array(other), "y": np.ones(1)}, criteria=criteria
+            {"x": infinite, "y": np.ones(1)}, {"x": np.array(values), "y": np.ones(1)}, criteria=criteria
         ).ok
     assert not compare_arrays({"x": np.array([np.nan])}, {"x": np.array([np.nan])}, criteria=criteria).ok
 

@@ -1,4 +1,4 @@
-"""The whole ladder, float32 and bfloat16 included, on the presets; and that the key bias' zero gradient is zero."""
+"""The full ladder on the presets, including float32 and bfloat16; and the key bias' zero gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,17 @@ from twinax.parity.harness import compare_arrays
 @pytest.mark.parametrize("preset", ["tiny", "small", "base"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_preset(preset, seed):
-    """The command's own test climbs the ladder of `tiny` each time."""
-    found = ladder.run_ladder(TransformerConfig.preset(preset), seed)
-    found.report.check()
-    assert [rung for rung in found.rungs if not rung.ok] == []
-    assert [rung.name for rung in found.rungs] == list(ladder.RUNGS)
-    assert found.ok
+    """Slow; the fast suite runs the ladder on `tiny` in the test of the command."""
+    result = ladder.run_ladder(TransformerConfig.preset(preset), seed)
+    result.report.check()
+    assert [rung for rung in result.rungs if not rung.ok] == []
+    assert [rung.name for rung in result.rungs] == list(ladder.RUNGS)
+    assert result.ok
 
 
 @pytest.mark.parametrize("preset", ["tiny", pytest.param("small", marks=pytest.mark.slow)])
 def test_eager_is_the_same_function(preset):
-    """Outside jit, operation by operation, with dropout on; gradients included."""
+    """Without jit, with dropout on, including gradients."""
     one_layer = {"num_encoder_layers": 1, "num_decoder_layers": 1}
     config = TransformerConfig.preset(preset, param_dtype="float64", compute_dtype="float64", **one_layer)
     batch = random_batch(config, np.random.default_rng(0), 3, 7, 5)._replace(dropout=(1, 2))
@@ -38,30 +38,30 @@ def test_eager_is_the_same_function(preset):
 
 
 def test_narrow_types_see_a_wrong_epsilon(monkeypatch):
-    """An eps of 1e-6 for 1e-5 moves float32 far beyond the bound, as the design says it must."""
+    """An eps of 1e-6 instead of 1e-5 puts the float32 error ratio far outside its bound."""
     from twinax.torch_reference import layers
 
     config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)
-    wrong = {
+    norms = {
         **layers.NORMS,
         "layer_norm": lambda x, eps: layers.layer_norm(x, eps / 10 if x.dtype.itemsize == 4 else eps),
     }
-    monkeypatch.setattr(layers, "NORMS", wrong)
-    found = ladder.run_ladder(config)
-    worse = {rung.name: rung.float32_ratio for rung in found.rungs if not rung.ok}
-    assert worse.keys() >= {"sublayers", "encoder", "logits"}
-    assert worse["logits"] < 1 / 3  # Flax' error over PyTorch's, which is the larger one
-    assert found.report.ok
-    assert not found.ok
+    monkeypatch.setattr(layers, "NORMS", norms)
+    result = ladder.run_ladder(config)
+    float32_ratios = {rung.name: rung.float32_ratio for rung in result.rungs if not rung.ok}
+    assert float32_ratios.keys() >= {"sublayers", "encoder", "logits"}
+    assert float32_ratios["logits"] < 1 / 3  # Flax' error over PyTorch's, which is the larger one
+    assert result.report.ok
+    assert not result.ok
 
 
 def test_too_few_inputs_prove_nothing(monkeypatch):
-    """Where no draw counts, no rung holds: a column without numbers must not read as equal."""
+    """Without a usable draw every rung fails: an empty column must not count as equal."""
     monkeypatch.setattr(ladder, "MAX_DRAWS", 2)
     monkeypatch.setattr(ladder, "rounding_crosses_relu", lambda *_: True)
-    found = ladder.run_ladder(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1))
-    assert not any(rung.ok for rung in found.rungs)
-    assert found.report.ok
+    result = ladder.run_ladder(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1))
+    assert not any(rung.ok for rung in result.rungs)
+    assert result.report.ok
 
 
 def test_key_bias_gradient_is_zero_in_both():

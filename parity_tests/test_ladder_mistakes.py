@@ -1,4 +1,4 @@
-"""Known mistakes are seen, at the rung where they belong, and the healthy model raises no alarm."""
+"""Each known mistake fails at its expected rung, and the healthy model passes."""
 
 import pytest
 

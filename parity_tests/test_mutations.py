@@ -1,4 +1,4 @@
-"""The list of planted mistakes applies to the source as it is; a sample of them is planted where there is time."""
+"""All mutations apply to the current source; the slow test plants a sample of them."""
 
 from pathlib import Path
 
@@ -19,13 +19,13 @@ def package(tmp_path_factory):
 
 
 def test_every_mutation_applies(package):
-    """One that no longer does has to follow the code, or nobody notices that its check is gone."""
+    """A mutation that no longer applies must be updated, because otherwise its check is never verified."""
     assert len(MUTATIONS) >= 100
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
     root = Path(__file__).parents[1]
     for mutation in MUTATIONS:
-        path, changed = mutation.apply(package)
-        assert changed != path.read_text(encoding="utf-8")
+        path, mutated_source = mutation.apply(package)
+        assert mutated_source != path.read_text(encoding="utf-8")
         assert all((root / test.partition("::")[0]).is_file() for test in mutation.checks)
     assert all(len(mutations) >= 10 for mutations in AREAS.values())
 
@@ -46,25 +46,25 @@ def test_a_mutation_that_does_not_apply_is_refused(package, place, old, message)
 
 
 def test_what_its_checks_do_not_see_survives(package, monkeypatch):
-    """And the source is as it was. One that breaks the import is no proof that a check works."""
+    """The source is restored. An ImportError does not count as caught."""
     checks = ("tests/test_positions.py::test_tables_are_float64",)
     place, old = "formulas.position_tables.sinusoidal_half", "np.sin(angles), np.cos("
     path = package / "formulas" / "position_tables.py"
-    before = path.read_bytes()
+    original = path.read_bytes()
     assert run(Mutation("x", place, old, "np.cos(angles), np.sin(", checks), package).caught_by is None
-    narrow = Mutation("x", place, "axis=1)", "axis=1).astype(np.float32)", checks)
-    assert run(narrow, package).caught_by == checks[0]
+    float32_mutation = Mutation("x", place, "axis=1)", "axis=1).astype(np.float32)", checks)
+    assert run(float32_mutation, package).caught_by == checks[0]
     monkeypatch.setattr(planting, "check", lambda *arguments: (2, "ImportError"))
-    broken = run(
+    import_verdict = run(
         Mutation("x", "formulas.position_tables", "import numpy as np", "import numpy_ as np", checks), package
     )
-    assert broken.caught_by is None
-    assert "its checks do not run" in str(broken)
-    assert path.read_bytes() == before
+    assert import_verdict.caught_by is None
+    assert "its checks do not run" in str(import_verdict)
+    assert path.read_bytes() == original
 
 
 @pytest.mark.slow
 def test_a_sample_is_caught():
-    chosen = np.random.default_rng(0).choice(len(MUTATIONS), SAMPLE, replace=False)
-    verdicts = plant([MUTATIONS[i] for i in chosen], Console(stderr=True))
+    indices = np.random.default_rng(0).choice(len(MUTATIONS), SAMPLE, replace=False)
+    verdicts = plant([MUTATIONS[i] for i in indices], Console(stderr=True))
     assert [verdict.mutation.name for verdict in verdicts if verdict.caught_by is None] == []

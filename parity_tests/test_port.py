@@ -1,4 +1,4 @@
-"""The port: bit for bit there and back, ties stay ties, and a wrong transposition never passes."""
+"""Conversion: bit-identical round trips, ties are preserved, and a wrong transposition always fails."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ OBLONG = TransformerConfig(
     embedding_norm="before_dropout",
     **FLOAT64,
 )
-# Every matrix is square, so that a transposed one passes each check of shapes.
+# Every matrix is square, so that a transposed one passes all shape checks.
 SQUARE = OBLONG.replace(
     src_vocab_size=6, tgt_vocab_size=6, head_dim=2, v_head_dim=2, d_ff=6, max_length=6, positions="learned"
 )
@@ -59,7 +59,7 @@ def test_round_trip_is_bit_identical(dtype, positions, tied, square, seed):
     config = (SQUARE if square else OBLONG).replace(param_dtype=dtype, positions=positions, tied_output=tied)
     rng = np.random.default_rng(seed)
     kind = jnp.dtype(dtype)
-    arrays = {  # any bits at all, NaN with payloads included
+    arrays = {  # arbitrary bits, including NaN payloads
         name: rng.integers(0, 256, kind.itemsize * int(np.prod(spec.shape)), np.uint8).view(kind).reshape(spec.shape)
         for name, spec in port.flax_specs(config).items()
     }
@@ -68,11 +68,11 @@ def test_round_trip_is_bit_identical(dtype, positions, tied, square, seed):
 
 def test_models_round_trip():
     model = flax_transformer.Transformer(OBLONG, rngs=nnx.Rngs(0))
-    there = convert.to_torch(model)
-    back = convert.to_flax(there)
-    assert back.config == there.config == model.config
-    assert same_bits(flax_transformer.named_arrays(model), flax_transformer.named_arrays(back))
-    graphs = nnx.split(model)[0], nnx.split(back)[0]
+    torch_model = convert.to_torch(model)
+    round_trip_model = convert.to_flax(torch_model)
+    assert round_trip_model.config == torch_model.config == model.config
+    assert same_bits(flax_transformer.named_arrays(model), flax_transformer.named_arrays(round_trip_model))
+    graphs = nnx.split(model)[0], nnx.split(round_trip_model)[0]
     assert graphs[0] == graphs[1]
 
 
@@ -81,9 +81,9 @@ def test_bare_trees_in_any_form():
     by_name = flax_transformer.named_arrays(model)
     state = nnx.state(model)
     forms = [by_name, state, nnx.to_pure_dict(state)]
-    first, *others = (convert.to_state_dict(form, OBLONG) for form in forms)
-    for other in others:
-        assert all(torch.equal(first[name], other[name]) for name in first)
+    first, *other_state_dicts = (convert.to_state_dict(form, OBLONG) for form in forms)
+    for state_dict in other_state_dicts:
+        assert all(torch.equal(first[name], state_dict[name]) for name in first)
 
 
 def test_gradients_convert_without_the_fixed_tables():
@@ -95,39 +95,39 @@ def test_gradients_convert_without_the_fixed_tables():
 
 def test_memory_is_not_shared():
     model = flax_transformer.Transformer(OBLONG, rngs=nnx.Rngs(0))
-    before = {k: np.array(v) for k, v in flax_transformer.named_arrays(model).items()}
-    there = convert.to_torch(model)
-    back = convert.to_flax(there)
+    initial_arrays = {k: np.array(v) for k, v in flax_transformer.named_arrays(model).items()}
+    torch_model = convert.to_torch(model)
+    round_trip_model = convert.to_flax(torch_model)
     with torch.no_grad():
-        for tensor in there.state_dict().values():
+        for tensor in torch_model.state_dict().values():
             tensor.zero_()
-    assert same_bits(before, flax_transformer.named_arrays(model))
-    assert same_bits(before, flax_transformer.named_arrays(back))
+    assert same_bits(initial_arrays, flax_transformer.named_arrays(model))
+    assert same_bits(initial_arrays, flax_transformer.named_arrays(round_trip_model))
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_ties_stay_ties(tied):
     config = SQUARE.replace(tied_output=tied, shared_embeddings=tied)
-    there = convert.to_torch(convert.to_flax(torch_reference.Transformer(config)))
-    tables = [name for name in there.state_dict() if "embedding" in name or "output.proj" in name]
+    torch_model = convert.to_torch(convert.to_flax(torch_reference.Transformer(config)))
+    tables = [name for name in torch_model.state_dict() if "embedding" in name or "output.proj" in name]
     assert len(tables) == (1 if tied else 3)
-    pointers = [tensor.data_ptr() for tensor in there.state_dict().values()]
+    pointers = [tensor.data_ptr() for tensor in torch_model.state_dict().values()]
     assert len(set(pointers)) == len(pointers)
     with torch.no_grad():
-        there.src_embedding.weight.zero_()
-    logits = there(torch.ones(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.long))
-    assert torch.equal(logits, there.output.bias.expand(1, 2, -1)) == tied
+        torch_model.src_embedding.weight.zero_()
+    logits = torch_model(torch.ones(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.long))
+    assert torch.equal(logits, torch_model.output.bias.expand(1, 2, -1)) == tied
 
 
 def test_fixed_tables_are_carried_not_recomputed():
     config = OBLONG.replace(positions="sinusoidal_half")
     arrays = random_arrays(config, 0)
     arrays["src_input.positions.table"] = np.full_like(arrays["src_input.positions.table"], 0.25)
-    there = torch_reference.Transformer.from_state_dict(config, convert.to_state_dict(arrays, config))
-    assert (there.src_input.positions.table == 0.25).all()
-    back = flax_transformer.named_arrays(convert.to_flax(there))
-    assert same_bits(dict(sorted(arrays.items())), back)
-    assert "src_input.positions.table" not in dict(there.named_parameters())
+    torch_model = torch_reference.Transformer.from_state_dict(config, convert.to_state_dict(arrays, config))
+    assert (torch_model.src_input.positions.table == 0.25).all()
+    round_trip_arrays = flax_transformer.named_arrays(convert.to_flax(torch_model))
+    assert same_bits(dict(sorted(arrays.items())), round_trip_arrays)
+    assert "src_input.positions.table" not in dict(torch_model.named_parameters())
 
 
 def test_errors_are_listed_together():
@@ -136,27 +136,27 @@ def test_errors_are_listed_together():
     arrays["output.extra"] = np.ones(2)
     arrays["encoder.layers.0.feed_forward.inner_proj.kernel"] = np.ones((7, 6))
     arrays["decoder.final_norm.scale"] = np.ones(6, np.float32)
-    with pytest.raises(convert.ConversionError) as caught:
+    with pytest.raises(convert.ConversionError) as error:
         convert.to_state_dict(arrays, OBLONG)
-    assert str(caught.value).splitlines() == [
+    assert str(error.value).splitlines() == [
         "4 arrays do not fit the model:",
         "  missing: output.bias, float64[13]",
         "  not in the model: output.extra, float64[2]",
         "  wrong: decoder.final_norm.scale is float32[6], must be float64[6]",
         "  wrong: encoder.layers.0.feed_forward.inner_proj.kernel is float64[7, 6], must be float64[6, 7]",
     ]
-    with pytest.raises(convert.ConversionError) as caught:
+    with pytest.raises(convert.ConversionError) as error:
         convert.to_params({}, OBLONG)
     number = len(port.flax_specs(OBLONG))
-    assert str(caught.value).splitlines()[0] == f"{number} arrays do not fit the model:"
-    assert str(caught.value).splitlines()[31:] == [f"  … and {number - 30} more"]
+    assert str(error.value).splitlines()[0] == f"{number} arrays do not fit the model:"
+    assert str(error.value).splitlines()[31:] == [f"  … and {number - 30} more"]
 
 
 def test_float64_is_refused_where_jax_would_cut_it():
-    there = torch_reference.Transformer(OBLONG)
+    torch_model = torch_reference.Transformer(OBLONG)
     with jax.enable_x64(False):
         with pytest.raises(convert.ConversionError, match="jax_enable_x64"):
-            convert.to_flax(there)
+            convert.to_flax(torch_model)
         with pytest.raises(ValueError, match="jax_enable_x64"):
             flax_transformer.Transformer(OBLONG, rngs=nnx.Rngs(0))
 
@@ -176,32 +176,34 @@ def test_square_model_is_equal_as_it_is(square):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_each_transposition_is_seen(name, square):
-    """A square matrix that arrives transposed passes every check of shapes, and must fail on the ladder."""
+    """A transposed square matrix passes all shape checks, so it must fail on the ladder."""
     batch, arrays, reference = square
-    flipped = {**arrays, name: arrays[name].T}
-    report = compare_arrays(reference, flax_function(SQUARE)(flipped, batch), criteria=CRITERIA, rung_of=rung_of)
+    transposed_arrays = {**arrays, name: arrays[name].T}
+    report = compare_arrays(
+        reference, flax_function(SQUARE)(transposed_arrays, batch), criteria=CRITERIA, rung_of=rung_of
+    )
     sublayer = "attention weights" if (".q_proj." in name or ".k_proj." in name) else "sublayers"
     assert any(finding.rung in (sublayer, "logits") for finding in report.failures)
     assert report.failed_rung != "gradients"
 
 
 @pytest.mark.parametrize("config", [SQUARE, OBLONG])
-@pytest.mark.parametrize("leaf", ["kernel", "embedding", "table"])  # the others are vectors, which have no transpose
+@pytest.mark.parametrize("leaf", ["kernel", "embedding", "table"])  # the other leaves are vectors
 def test_each_rule_flipped_is_seen(leaf, config, monkeypatch):
-    """Every rule with the wrong transform: refused by shape where matrices are oblong, by the ladder where square."""
+    """A rule with the wrong transform fails: by shape for oblong matrices, on the ladder for square ones."""
     batch, arrays = random_batch(config, np.random.default_rng(0), 3, 5, 4), random_arrays(config, 0)
     reference = flax_function(config)(arrays, batch)
     name, transform = port.LEAVES[leaf]
     with monkeypatch.context() as patch:
         patch.setitem(port.LEAVES, leaf, (name, IDENTITY if transform is TRANSPOSE else TRANSPOSE))
-        port.port_of.cache_clear()  # the rules of a config are made once
-        wrong = convert.to_state_dict(arrays, config)
+        port.port_of.cache_clear()  # the rules of a config are cached
+        state_dict = convert.to_state_dict(arrays, config)
     port.port_of.cache_clear()
     if config is OBLONG:
         with pytest.raises(RuntimeError, match="size mismatch"):
-            torch_reference.Transformer.from_state_dict(config, wrong)
+            torch_reference.Transformer.from_state_dict(config, state_dict)
         return
-    outputs = run_torch(torch_reference.Transformer.from_state_dict(config, wrong), batch, gradients=False)
+    outputs = run_torch(torch_reference.Transformer.from_state_dict(config, state_dict), batch, gradients=False)
     reference = {path: value for path, value in reference.items() if not path.startswith("gradients.")}
     assert not compare_arrays(reference, outputs, criteria=CRITERIA, rung_of=rung_of).ok
 
@@ -212,13 +214,13 @@ def test_every_leaf_of_the_model_has_a_rule_and_every_rule_a_leaf():
 
 
 def test_outputs_of_ported_models_agree():
-    there = torch_reference.Transformer(OBLONG, generator=torch.Generator().manual_seed(0))
-    back = convert.to_flax(there)
+    torch_model = torch_reference.Transformer(OBLONG, generator=torch.Generator().manual_seed(0))
+    flax_model = convert.to_flax(torch_model)
     batch = random_batch(OBLONG, np.random.default_rng(0), 3, 5, 4)
     tokens = Batch(*map(torch.from_numpy, batch[:3]))
     compare_arrays(
-        {"logits": there(tokens.src_tokens, tokens.tgt_tokens)},
-        {"logits": back(jnp.asarray(batch.src_tokens), jnp.asarray(batch.tgt_tokens))},
+        {"logits": torch_model(tokens.src_tokens, tokens.tgt_tokens)},
+        {"logits": flax_model(jnp.asarray(batch.src_tokens), jnp.asarray(batch.tgt_tokens))},
         criteria=CRITERIA,
         rung_of=rung_of,
     ).check()

@@ -1,4 +1,4 @@
-"""Nothing that must be float32 is computed in bfloat16: the programs themselves are read."""
+"""Operations that must be float32 are not computed in bfloat16; checked in the traced programs."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from twinax.train.checkpointing.checkpoints import average
 
 
 def every_value_once() -> list[TransformerConfig]:
-    """As few configs as there are values of the longest setting; each value of each setting is in one."""
+    """A minimal list of configs in which each value of each setting occurs."""
     values = {name: choices for name, choices in factors().items() if name not in INPUTS}
     configs = []
     for i in range(max(map(len, values.values()))):
@@ -34,9 +34,9 @@ def every_value_once() -> list[TransformerConfig]:
 def test_what_must_be_wide_is(config: TransformerConfig) -> None:
     batch = random_batch(config, np.random.default_rng(0), 3, 5, 4)
     with jax.enable_x64(False):
-        found = narrow_operations(config, random_arrays(config, 0), batch)
-    assert {where: operations for where, operations in found.items() if operations} == {}
-    assert len(found) >= 6
+        operations = narrow_operations(config, random_arrays(config, 0), batch)
+    assert {part: names for part, names in operations.items() if names} == {}
+    assert len(operations) >= 6
 
 
 @pytest.mark.parametrize("smoothing", ["all", "others", "others_but_padding"])
@@ -44,46 +44,48 @@ def test_the_loss_is_wide(smoothing: Any) -> None:
     config, labels = TrainingConfig(label_smoothing=0.1, smoothing=smoothing), np.array([[4, 5, 0], [6, 0, 0]])
     with jax.enable_x64(False):
         logits = jnp.zeros((2, 3, 37), jnp.bfloat16)
-        in_jax = narrow_in_jax(lambda z: losses.cross_entropy(z, jnp.asarray(labels), 0, config), logits, vocab_size=37)
-    narrow = torch.zeros(2, 3, 37, dtype=torch.bfloat16)
-    in_torch = narrow_in_torch(
-        lambda z: torch_losses.cross_entropy(z, torch.from_numpy(labels), 0, config), narrow, vocab_size=37
+        jax_operations = narrow_in_jax(
+            lambda z: losses.cross_entropy(z, jnp.asarray(labels), 0, config), logits, vocab_size=37
+        )
+    torch_logits = torch.zeros(2, 3, 37, dtype=torch.bfloat16)
+    torch_operations = narrow_in_torch(
+        lambda z: torch_losses.cross_entropy(z, torch.from_numpy(labels), 0, config), torch_logits, vocab_size=37
     )
-    assert (in_jax, in_torch) == ([], [])
+    assert (jax_operations, torch_operations) == ([], [])
 
 
 def test_averages_of_bfloat16_are_rounded_once() -> None:
     states = [{"a": jnp.asarray(row, jnp.bfloat16)} for row in np.random.default_rng(0).normal(size=(5, 100))]
     expected = jnp.asarray(np.mean([np.asarray(s["a"], np.float64) for s in states], axis=0), jnp.bfloat16)
     assert np.array_equal(np.asarray(average(states)["a"]), np.asarray(expected))
-    narrow = sum(state["a"] for state in states) / 5
-    assert not np.array_equal(np.asarray(narrow), np.asarray(expected))  # or the test is blind
+    narrow_mean = sum(state["a"] for state in states) / 5
+    assert not np.array_equal(np.asarray(narrow_mean), np.asarray(expected))  # otherwise the test has no power
 
 
 def test_a_narrow_operation_is_named() -> None:
-    """The walk reaches into jit, scan and custom rules, and the bias of the logits is no residual."""
+    """The walk enters jit, scan and custom rules, and does not exempt the logits' bias as a residual."""
 
     def softmax(x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda c, row: (c, jax.jit(jax.nn.softmax)(row)), 0, x)[1]
 
-    found = narrow_in_jax(softmax, jnp.zeros((2, 3), jnp.bfloat16), vocab_size=37)
-    assert {name.split()[0] for name in found} == {"exp", "div", "sub"}
+    operations = narrow_in_jax(softmax, jnp.zeros((2, 3), jnp.bfloat16), vocab_size=37)
+    assert {name.split()[0] for name in operations} == {"exp", "div", "sub"}
     assert narrow_in_jax(softmax, jnp.zeros((2, 3), jnp.float32), vocab_size=37) == []
     x, bias = jnp.zeros((2, 37), jnp.bfloat16), jnp.zeros(37, jnp.bfloat16)
     assert narrow_in_jax(jnp.add, x, bias, vocab_size=37) != []
     assert narrow_in_jax(jnp.add, x, bias, vocab_size=5) == []
-    narrow = torch.zeros(2, 37, dtype=torch.bfloat16)
-    assert narrow_in_torch(lambda x: x.softmax(-1), narrow, vocab_size=5) == ["_softmax on torch.bfloat16[2, 37]"]
-    assert narrow_in_torch(lambda x: x + x, narrow, vocab_size=37) != []
-    assert narrow_in_torch(lambda x: x / 3, narrow, vocab_size=5) != []
+    tensor = torch.zeros(2, 37, dtype=torch.bfloat16)
+    assert narrow_in_torch(lambda x: x.softmax(-1), tensor, vocab_size=5) == ["_softmax on torch.bfloat16[2, 37]"]
+    assert narrow_in_torch(lambda x: x + x, tensor, vocab_size=37) != []
+    assert narrow_in_torch(lambda x: x / 3, tensor, vocab_size=5) != []
     for function in (
         lambda x: x / torch.tensor(3.0),
         lambda x: x * torch.tensor(3.0),
         lambda x: x * x,
         lambda x: x + 1e-5,
-        lambda x: torch.addmm(narrow[0], x, torch.zeros(37, 37, dtype=torch.bfloat16)),
+        lambda x: torch.addmm(tensor[0], x, torch.zeros(37, 37, dtype=torch.bfloat16)),
     ):
-        assert narrow_in_torch(function, narrow, vocab_size=37) != []
+        assert narrow_in_torch(function, tensor, vocab_size=37) != []
     assert narrow_in_jax(lambda x: x.at[0].multiply(x[1]), x, vocab_size=5) != []
     assert narrow_in_jax(lambda x: jax.lax.reduce(x, jnp.bfloat16(0), jax.lax.add, (0,)), x, vocab_size=5) != []
 
@@ -92,7 +94,7 @@ def test_rounding_between_wide_operations_is_named() -> None:
     def scores(x: jax.Array) -> jax.Array:
         return jax.nn.softmax((x / 2).astype(jnp.bfloat16).reshape(2, 37).astype(jnp.float32))
 
-    wide = jnp.zeros((2, 37), jnp.float32)
-    assert rounded_between(jax.jit(scores), wide, shapes={(2, 37)}) == ["bfloat16[2,37]"]
-    assert rounded_between(scores, wide, shapes={(2, 3)}) == []
-    assert rounded_between(lambda x: (x / 2).astype(jnp.bfloat16), wide, shapes={(2, 37)}) == []
+    array = jnp.zeros((2, 37), jnp.float32)
+    assert rounded_between(jax.jit(scores), array, shapes={(2, 37)}) == ["bfloat16[2,37]"]
+    assert rounded_between(scores, array, shapes={(2, 3)}) == []
+    assert rounded_between(lambda x: (x / 2).astype(jnp.bfloat16), array, shapes={(2, 37)}) == []

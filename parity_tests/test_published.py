@@ -1,4 +1,4 @@
-"""The twins against the published systems' own modules: all ten variants, and their files."""
+"""The twins against the original modules of the published systems: all ten variants and their files."""
 
 import argparse
 import collections
@@ -40,28 +40,29 @@ def test_both_twins_are_the_published_model(name, as_published):
 
 
 def masks_of(name, model, src, tgt):
-    """What a system's attentions are told, True = attend: of the encoder, of the decoder, of cross-attention."""
-    told = {}
+    """Masks that a system passes to encoder, decoder and cross-attention; True = attend."""
+    attention_masks = {}
 
     def hook(path):
-        def see(module, args):
+        def record(module, args):
             masks = [a for a in args if torch.is_tensor(a) and a.dtype is torch.bool]
-            told.setdefault(path, masks[0] if masks else None)
+            attention_masks.setdefault(path, masks[0] if masks else None)
 
-        return see
+        return record
 
     with contextlib.ExitStack() as hooks:
         for path, module in model.named_modules():
             if "Attention" in type(module).__name__:
                 hooks.callback(module.register_forward_pre_hook(hook(path)).remove)
         ORACLES[name].call(model, src, tgt, PAD)
-    first = {
-        stack: [m for path, m in told.items() if path.startswith(stack) and "0" in path] for stack in ("enc", "dec")
+    stack_masks = {
+        stack: [m for path, m in attention_masks.items() if path.startswith(stack) and "0" in path]
+        for stack in ("enc", "dec")
     }
-    found = first["enc"][0], first["dec"][0], first["dec"][-1]
+    result = stack_masks["enc"][0], stack_masks["dec"][0], stack_masks["dec"][-1]
     if name == "d2l_note":
-        found = tuple(None if mask is None else ~mask for mask in found)
-    return found
+        result = tuple(None if mask is None else ~mask for mask in result)
+    return result
 
 
 @pytest.mark.parametrize(("name", "as_published"), VARIANTS)
@@ -70,13 +71,13 @@ def test_masks(name, as_published):
     checkpoint = checkpoint_of(name, model, as_published)
     batch = random_batch(checkpoint.config, np.random.default_rng(1), 3, LENGTH, LENGTH if as_published else 5)
     src, tgt = torch.from_numpy(batch.src_tokens), torch.from_numpy(batch.tgt_tokens)
-    _, ours = torch_reference.activations(checkpoint.to_torch().eval(), src, tgt)
-    for key, theirs in zip(
+    _, activations = torch_reference.activations(checkpoint.to_torch().eval(), src, tgt)
+    for key, system_mask in zip(
         ("encoder_mask", "decoder_mask", "cross_mask"), masks_of(name, model, src, tgt), strict=True
     ):
-        expected = torch.ones(1, 1, 1, dtype=torch.bool) if theirs is None else theirs
+        expected = torch.ones(1, 1, 1, dtype=torch.bool) if system_mask is None else system_mask
         expected = expected if expected.ndim == 4 else expected[:, None]
-        assert torch.equal(ours[key].expand(3, 1, -1, -1), expected.expand_as(ours[key])), key
+        assert torch.equal(activations[key].expand(3, 1, -1, -1), expected.expand_as(activations[key])), key
 
 
 @pytest.mark.parametrize("as_published", [True, False])
@@ -112,11 +113,11 @@ def check_round_trip(model, name, as_published, tmp_path):
     convert.save(checkpoint, tmp_path / "ours.safetensors")
     convert.save(convert.load(tmp_path / "ours.safetensors"), tmp_path / "again.pt", layout=name)
     for path in ("back.pt", "again.pt"):
-        found = torch.load(tmp_path / path, weights_only=True)["model"]
-        assert found.keys() == model.state_dict().keys()
-        assert all(torch.equal(found[key], tensor) for key, tensor in model.state_dict().items())
-        assert all(found[key].dtype == tensor.dtype for key, tensor in model.state_dict().items())
-        model.load_state_dict(found, strict=True)
+        state = torch.load(tmp_path / path, weights_only=True)["model"]
+        assert state.keys() == model.state_dict().keys()
+        assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
+        assert all(state[key].dtype == tensor.dtype for key, tensor in model.state_dict().items())
+        model.load_state_dict(state, strict=True)
 
 
 def test_what_nothing_reads_is_kept(tmp_path):
@@ -132,19 +133,19 @@ def test_what_nothing_reads_is_kept(tmp_path):
 def test_open_prefixes(tmp_path):
     names = {"encoder": "net.enc", "decoder": "net.dec", "projection": "head"}
     model = random_model("leftover", as_published=True)
-    theirs = {}
+    renamed_state = {}
     for key, tensor in model.state_dict().items():
         part, _, rest = key.partition(".")
-        theirs[f"{names[part]}.{rest}"] = tensor
-    assert layout_of(theirs) == "leftover:encoder=net.enc,decoder=net.dec,projection=head"
-    torch.save(theirs, tmp_path / "theirs.pt")
+        renamed_state[f"{names[part]}.{rest}"] = tensor
+    assert layout_of(renamed_state) == "leftover:encoder=net.enc,decoder=net.dec,projection=head"
+    torch.save(renamed_state, tmp_path / "theirs.pt")
     checkpoint = convert.load(tmp_path / "theirs.pt", "leftover:num_heads=4")
-    convert.save(checkpoint, tmp_path / "back.pt", layout=layout_of(theirs))
-    found = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
-    assert found.keys() == theirs.keys()
-    assert all(torch.equal(found[key], theirs[key]) for key in theirs)
-    again = convert.load(tmp_path / "back.pt")
-    assert all(np.array_equal(again.arrays[key], a) for key, a in checkpoint.arrays.items())
+    convert.save(checkpoint, tmp_path / "back.pt", layout=layout_of(renamed_state))
+    saved_state = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
+    assert saved_state.keys() == renamed_state.keys()
+    assert all(torch.equal(saved_state[key], renamed_state[key]) for key in renamed_state)
+    reloaded_checkpoint = convert.load(tmp_path / "back.pt")
+    assert all(np.array_equal(reloaded_checkpoint.arrays[key], a) for key, a in checkpoint.arrays.items())
 
 
 WRONG = {
@@ -167,7 +168,7 @@ def test_wrong_prefixes_are_refused(layout, tmp_path):
 
 
 def test_the_checkpoint_that_jadore801120_saves(tmp_path):
-    """Epoch, settings (an argparse.Namespace, which says the heads) and model."""
+    """Epoch, settings (an argparse.Namespace with the number of heads) and model."""
     model = random_model("jadore801120", as_published=True)
     heads = model.encoder.layer_stack[0].slf_attn.n_head
     settings = argparse.Namespace(n_head=heads, dropout=0.1, cuda=True, log=None)
@@ -175,8 +176,8 @@ def test_the_checkpoint_that_jadore801120_saves(tmp_path):
     assert convert.load(tmp_path / "theirs.chkpt.pt").config.num_heads == heads
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     widths = model.encoder.layer_stack[0].slf_attn.w_qs.weight.shape[0]
-    found = convert.load(tmp_path / "bare.pt", "jadore801120:num_heads=1").config
-    assert (found.num_heads, found.head_dim) == (1, widths)
+    config = convert.load(tmp_path / "bare.pt", "jadore801120:num_heads=1").config
+    assert (config.num_heads, config.head_dim) == (1, widths)
     with pytest.raises(
         convert.ConversionError, match=r"num_heads=5: does not divide the attention widths \d+ and \d+; set"
     ):
@@ -193,8 +194,8 @@ def test_wrappers_of_the_whole_model(wrapper, tmp_path):
     model = random_model("lucky_glass", as_published=True)
     torch.save({wrapper + key: tensor for key, tensor in model.state_dict().items()}, tmp_path / "theirs.pt")
     convert.save(convert.load(tmp_path / "theirs.pt"), tmp_path / "back.pt", layout="lucky_glass")
-    found = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
-    assert found.keys() == model.state_dict().keys()
+    state = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
+    assert state.keys() == model.state_dict().keys()
 
 
 @pytest.mark.parametrize("name", ["lucky_glass", "jadore801120", "leftover", "d2l_note", "annotated_transformer"])
@@ -205,21 +206,21 @@ def test_a_model_that_begins_here_goes_into_their_names(name, as_published, tmp_
     config = TransformerConfig.published(name, as_published=as_published, **sizes)
     twin = flax_transformer.Transformer(config, rngs=nnx.Rngs(0))
     convert.save(convert.Checkpoint.of(twin), tmp_path / "x.pt", layout=name)
-    again = convert.load(tmp_path / "x.pt")
-    assert again.config == config
+    checkpoint = convert.load(tmp_path / "x.pt")
+    assert checkpoint.config == config
 
 
 def test_scales_that_jadore801120_cannot_have(tmp_path):
     sizes = {"src_vocab_size": 11, "tgt_vocab_size": 11, "d_model": 16, "head_dim": 8, "v_head_dim": 8, "d_ff": 8}
-    for wrong in ({"tied_output": False, "shared_embeddings": False}, {"embedding_scale": "sqrt_d_model"}):
-        config = TransformerConfig.published("jadore801120", as_published=True, **sizes, **wrong)
+    for changes in ({"tied_output": False, "shared_embeddings": False}, {"embedding_scale": "sqrt_d_model"}):
+        config = TransformerConfig.published("jadore801120", as_published=True, **sizes, **changes)
         checkpoint = convert.Checkpoint.of(flax_transformer.Transformer(config, rngs=nnx.Rngs(0)))
         with pytest.raises(convert.ConversionError, match="jadore801120 has no such model:\n  embedding_scale="):
             convert.save(checkpoint, tmp_path / "x.pt", layout="jadore801120")
 
 
 def test_what_is_refused(tmp_path):
-    """A system that the tensors are not of, half a state dict, ties that differ, a model that the system has not."""
+    """A wrong system, an incomplete state dict, differing copies of a tie, a model that the system cannot express."""
     model = random_model("jadore801120", as_published=True)
     state = model.state_dict()
     torch.save(state, tmp_path / "theirs.pt")
@@ -242,47 +243,47 @@ def test_what_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_updates_as_published(name):
-    """With dropout on, by each system's own rule; lucky_glass' optimizer skips what gets no gradient, for one.
+    """With dropout on and each system's own update rule, such as lucky_glass skipping parameters without a gradient.
 
-    Fewer where one is of ten batches; `make published` makes 50 of every variant.
+    annotated_transformer accumulates ten batches per update and runs fewer; `make published` runs 50 per variant.
     """
     updates = 15 if name == "annotated_transformer" else 50
-    found = published_training.train(name, as_published=True, updates=updates)
-    assert len(found.losses) == updates
-    assert found.loss <= published_training.LOSS_BOUND
-    assert found.parameters <= published_training.PARAMETER_BOUND
-    # lucky_glass: the encoder's layer, its embedding and the cross-attention; leftover: a dead layer.
-    assert found.unchanged == {"lucky_glass": 17 + 1 + 13, "leftover": 2}.get(name, 0)
-    assert found.losses[-1, 0] < found.losses[0, 0]
+    comparison = published_training.train(name, as_published=True, updates=updates)
+    assert len(comparison.losses) == updates
+    assert comparison.loss <= published_training.LOSS_BOUND
+    assert comparison.parameters <= published_training.PARAMETER_BOUND
+    # lucky_glass: encoder layer, source embedding and cross-attention; leftover: an unused layer.
+    assert comparison.unchanged == {"lucky_glass": 17 + 1 + 13, "leftover": 2}.get(name, 0)
+    assert comparison.losses[-1, 0] < comparison.losses[0, 0]
 
 
 @pytest.mark.parametrize(("name", "as_published"), VARIANTS)
 def test_decoding(name, as_published):
-    """The system's own search and both twins', token for token; what raises there is refused here."""
-    found = published_decoding.search(name, as_published)
-    assert found.ok
-    assert found.rejected or found.equal == published_decoding.SENTENCES
+    """The published decoding and both twins give identical tokens; if it raises, the twins reject the model."""
+    comparison = published_decoding.search(name, as_published)
+    assert comparison.ok
+    assert comparison.rejected or comparison.equal == published_decoding.SENTENCES
     raises = {("leftover", True): "must match the size", ("d2l_note", True): "cannot be converted to Scalar"}
     expected = raises.get((name, as_published), "none" if name == "lucky_glass" else "ran")
-    assert expected in found.published
-    assert len(set(found.lengths)) > 1 or name == "lucky_glass" or found.rejected
+    assert expected in comparison.published
+    assert len(set(comparison.lengths)) > 1 or name == "lucky_glass" or comparison.rejected
 
 
 @pytest.mark.parametrize(("name", "as_published"), VARIANTS)
 def test_the_systems_module_of_a_checkpoint(name, as_published):
-    """The third model of `twinax parity` computes what the module did whose weights were saved."""
+    """The oracle of `twinax parity` equals the module whose weights were saved."""
     model = random_model(name, as_published)
     checkpoint = checkpoint_of(name, model, as_published)
-    found = find_oracle(checkpoint)
-    if (name, as_published) == ("d2l_note", True):  # takes inputs of one length alone
-        assert found is None
+    oracle = find_oracle(checkpoint)
+    if (name, as_published) == ("d2l_note", True):  # requires inputs of one length
+        assert oracle is None
         return
-    assert found is not None
-    assert found.name == name
+    assert oracle is not None
+    assert oracle.name == name
     batch = random_batch(checkpoint.config, np.random.default_rng(1), 3, 5, 4)
-    ours, theirs = found.function(batch), oracle_of(name, model.eval(), checkpoint)(batch)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(value)) for key, value in theirs.items())
+    outputs, expected = oracle.function(batch), oracle_of(name, model.eval(), checkpoint)(batch)
+    assert outputs.keys() == expected.keys()
+    assert all(torch.equal(torch.as_tensor(outputs[key]), torch.as_tensor(value)) for key, value in expected.items())
 
 
 def test_no_system_has_the_default_model():

@@ -1,4 +1,4 @@
-"""Every pair of settings: the two models are one function, in float64 and under jit."""
+"""Both twins are equal for every pair of setting values, in float64 and under jit."""
 
 import numpy as np
 import pytest
@@ -27,11 +27,11 @@ def test_pairwise(number):
 
 def test_every_pair_of_values_meets():
     names = [name for name, values in cases.factors().items() if len(values) > 1]
-    met = set()
+    pairs = set()
     for config, inputs in CASES:
         values = {name: inputs[name] if name in inputs else getattr(config, name) for name in names}
-        met |= {(a, values[a], b, values[b]) for a in names for b in names if a < b}
-    wanted = {
+        pairs |= {(a, values[a], b, values[b]) for a in names for b in names if a < b}
+    expected = {
         (a, x, b, y) for a in names for b in names if a < b for x in cases.factors()[a] for y in cases.factors()[b]
     }
-    assert not wanted - met
+    assert not expected - pairs

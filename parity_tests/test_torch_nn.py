@@ -1,4 +1,4 @@
-"""An oracle that nobody here wrote: torch.nn.Transformer and torch.nn.MultiheadAttention, forward and gradients."""
+"""torch.nn.Transformer and torch.nn.MultiheadAttention as independent oracles: outputs and gradients."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ from twinax.convert.rules import Spec, target_specs, translate
 from twinax.parity import Criterion, compare_arrays
 from twinax.parity.functions import random_arrays
 
-# torch.nn.Transformer warns of its own fast path, which serves evaluation without gradients only
+# torch.nn.Transformer warns about its fast path, which needs evaluation mode without gradients
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 
 CRITERIA = (
@@ -28,7 +28,7 @@ def rung_of(path):
 
 
 def randomise(module):
-    """Biases and norm gains of a new module are 0 and 1, which hides mistakes."""
+    """Perturbs all parameters, because the 0 biases and 1 gains of a new module hide mistakes."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -46,7 +46,7 @@ def twin_of(module):
 
 @pytest.fixture(scope="module")
 def inputs():
-    """(src, tgt, src_keep, tgt_keep, cotangent): ragged padding, every row with one token at least."""
+    """(src, tgt, src_keep, tgt_keep, cotangent): ragged padding, at least one token per row."""
     generator = torch.Generator().manual_seed(1)
     src, tgt, cotangent = (torch.randn(4, length, 14, generator=generator, dtype=torch.float64) for length in (7, 5, 5))
     src_keep = torch.arange(7) < torch.tensor([7, 1, 4, 6])[:, None]
@@ -63,7 +63,7 @@ def masks(src_keep, tgt_keep):
     )
 
 
-def theirs(module, src, tgt, src_keep, tgt_keep, cotangent):
+def torch_nn_outputs(module, src, tgt, src_keep, tgt_keep, cotangent):
     src, tgt = src.clone().requires_grad_(), tgt.clone().requires_grad_()
     memory = module.encoder(src, src_key_padding_mask=~src_keep)
     output = module.decoder(
@@ -83,7 +83,7 @@ def theirs(module, src, tgt, src_keep, tgt_keep, cotangent):
     return {"memory": memory, "output": output, "gradients": grads}
 
 
-def ours(module, src, tgt, src_keep, tgt_keep, cotangent):
+def twin_outputs(module, src, tgt, src_keep, tgt_keep, cotangent):
     config, twin = twin_of(module)
     src, tgt = src.clone().requires_grad_(), tgt.clone().requires_grad_()
     encoder_mask, decoder_mask, cross_mask = masks(src_keep, tgt_keep)
@@ -107,7 +107,7 @@ def test_transformer(norm_first, activation, bias, inputs):
         bias=bias, layer_norm_eps=1e-3, dtype=torch.float64,
     )  # fmt: skip
     module = randomise(module)
-    compare_arrays(theirs, ours, module, *inputs, criteria=CRITERIA, rung_of=rung_of).check()
+    compare_arrays(torch_nn_outputs, twin_outputs, module, *inputs, criteria=CRITERIA, rung_of=rung_of).check()
 
 
 @pytest.mark.parametrize("activation", [nn.GELU(approximate="tanh"), nn.GELU(), nn.SiLU(), nn.ReLU()])
@@ -115,11 +115,11 @@ def test_activation_modules(activation, inputs):
     module = randomise(nn.Transformer(14, 2, 2, 1, 23, dropout=0.0, batch_first=True, dtype=torch.float64))
     for layer in (*module.encoder.layers, *module.decoder.layers):
         layer.activation = activation
-    compare_arrays(theirs, ours, module, *inputs, criteria=CRITERIA, rung_of=rung_of).check()
+    compare_arrays(torch_nn_outputs, twin_outputs, module, *inputs, criteria=CRITERIA, rung_of=rung_of).check()
 
 
 def test_torch_replaces_an_activation_module_by_relu_in_the_decoder():
-    """Copying a decoder layer loses it (torch 2.13): the module computes something else than it was told."""
+    """Copying a decoder layer loses the activation (torch 2.13), so the module does not use its argument."""
     with pytest.raises(convert.ConversionError, match=r"decoder.layers.0: activation is 'relu', elsewhere 'silu'"):
         torch_nn.read_transformer(nn.Transformer(8, 2, 1, 1, 16, activation=nn.SiLU()))
 
@@ -131,7 +131,7 @@ def test_flax_transformer(inputs):
     encoder_mask, decoder_mask, cross_mask = (jnp.asarray(mask) for mask in masks(src_keep, tgt_keep))
     memory = twin.encoder(jnp.asarray(src), encoder_mask)
     output = twin.decoder(jnp.asarray(tgt), twin.decoder.keys_values(memory), decoder_mask, cross_mask)
-    expected = theirs(module, *inputs)
+    expected = torch_nn_outputs(module, *inputs)
     compare_arrays(
         {"memory": expected["memory"], "output": expected["output"]},
         {"memory": memory, "output": output},
@@ -143,15 +143,15 @@ def test_flax_transformer(inputs):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention(bias, causal, inputs):
-    """Weights, outputs and gradients; their mask is True = masked, ours True = attend."""
+    """Weights, outputs and gradients; torch masks where True, twinax attends where True."""
     module = randomise(nn.MultiheadAttention(14, 7, bias=bias, batch_first=True, dtype=torch.float64))
     src, tgt, src_keep, tgt_keep, cotangent = inputs
     memory, keep = (tgt, tgt_keep) if causal else (src, src_keep)
-    seen = torch.ones(5, memory.shape[1], dtype=torch.bool)
-    seen = seen.tril() if causal else seen
+    visible = torch.ones(5, memory.shape[1], dtype=torch.bool)
+    visible = visible.tril() if causal else visible
 
     x, m = tgt.clone().requires_grad_(), memory.clone().requires_grad_()
-    output, weights = module(x, m, m, key_padding_mask=~keep, attn_mask=~seen, average_attn_weights=False)
+    output, weights = module(x, m, m, key_padding_mask=~keep, attn_mask=~visible, average_attn_weights=False)
     parameters = dict(module.named_parameters())
     grads = torch.autograd.grad((output * cotangent).sum(), (*parameters.values(), x, m))
     fields, arrays = torch_nn.read_attention(module)
@@ -163,39 +163,45 @@ def test_attention(bias, causal, inputs):
 
     config = TransformerConfig(src_vocab_size=3, tgt_vocab_size=3, **fields)
     twin = torch_reference.attention.MultiHeadAttention(config, config.num_heads)
-    renamed = {name: name.replace("kernel", "weight") for name in arrays}
+    torch_names = {name: name.replace("kernel", "weight") for name in arrays}
     twin.load_state_dict(
-        {to: torch.from_numpy(arrays[n].T if "kernel" in n else arrays[n]) for n, to in renamed.items()}
+        {
+            torch_name: torch.from_numpy(arrays[n].T if "kernel" in n else arrays[n])
+            for n, torch_name in torch_names.items()
+        }
     )
     x, m = tgt.clone().requires_grad_(), memory.clone().requires_grad_()
-    output, captured = torch_reference.activations(twin, x, m, (seen & keep[:, None, :])[:, None])
+    output, activations = torch_reference.activations(twin, x, m, (visible & keep[:, None, :])[:, None])
     parameters = dict(twin.named_parameters())
     grads = torch.autograd.grad((output * cotangent).sum(), (*parameters.values(), x, m))
     by_name = {name: g.T if name.endswith("weight") else g for name, g in zip(parameters, grads, strict=False)}
-    found = {"output": output, "weights": captured["weights"]}
-    found["gradients"] = {n: by_name[to] for n, to in renamed.items()} | {"x": grads[-2], "memory": grads[-1]}
-    compare_arrays(expected, found, criteria=CRITERIA, rung_of=rung_of).check()
+    actual = {"output": output, "weights": activations["weights"]}
+    actual["gradients"] = {n: by_name[torch_name] for n, torch_name in torch_names.items()} | {
+        "x": grads[-2],
+        "memory": grads[-1],
+    }
+    compare_arrays(expected, actual, criteria=CRITERIA, rung_of=rung_of).check()
 
 
 def test_write_is_the_inverse_of_read():
     module = randomise(nn.Transformer(14, 2, 2, 1, 23))
     fields, arrays = torch_nn.read_transformer(module)
-    written = torch_nn.write_transformer(arrays, fields)
+    tensors = torch_nn.write_transformer(arrays, fields)
     state_dict = module.state_dict()
-    assert set(written) == set(state_dict)
-    assert all(torch.equal(written[name], state_dict[name]) for name in state_dict)
-    nn.Transformer(14, 2, 2, 1, 23).load_state_dict(written)
+    assert set(tensors) == set(state_dict)
+    assert all(torch.equal(tensors[name], state_dict[name]) for name in state_dict)
+    nn.Transformer(14, 2, 2, 1, 23).load_state_dict(tensors)
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
 def test_packed_projections_in_the_wrong_order_are_seen(name, inputs, monkeypatch):
     module = randomise(nn.Transformer(14, 2, 1, 1, 23, dropout=0.0, batch_first=True, dtype=torch.float64))
-    expected = theirs(module, *inputs)
-    others = [n for n in ("q_proj", "k_proj", "v_proj") if n != name]
+    expected = torch_nn_outputs(module, *inputs)
+    other_names = [n for n in ("q_proj", "k_proj", "v_proj") if n != name]
     monkeypatch.setattr(
-        torch_nn, "_QKV", (others[0], others[1], name) if name != "v_proj" else ("k_proj", "q_proj", name)
+        torch_nn, "_QKV", (other_names[0], other_names[1], name) if name != "v_proj" else ("k_proj", "q_proj", name)
     )
-    assert not compare_arrays(expected, ours(module, *inputs), criteria=CRITERIA, rung_of=rung_of).ok
+    assert not compare_arrays(expected, twin_outputs(module, *inputs), criteria=CRITERIA, rung_of=rung_of).ok
 
 
 class CustomEncoder(nn.Module):
@@ -225,10 +231,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_refuses_what_it_does_not_know(what):
-    with pytest.raises(convert.ConversionError, match=what):
-        torch_nn.read_transformer(_with(REFUSED[what]))
+@pytest.mark.parametrize("setting", REFUSED)
+def test_refuses_what_it_does_not_know(setting):
+    with pytest.raises(convert.ConversionError, match=setting):
+        torch_nn.read_transformer(_with(REFUSED[setting]))
 
 
 def test_refuses_foreign_tensors_by_name():
@@ -239,10 +245,10 @@ def test_refuses_foreign_tensors_by_name():
 
 
 def test_fully_masked_rows_differ_from_theirs_on_purpose():
-    """theirs is NaN there, ours 0: the rows are left out of the comparison above."""
+    """torch.nn returns NaN, twinax 0, so the comparisons above exclude such rows."""
     module = nn.MultiheadAttention(14, 7, batch_first=True, dtype=torch.float64)
     x = torch.ones(1, 2, 14, dtype=torch.float64)
     _, weights = module(x, x, x, key_padding_mask=torch.ones(1, 2, dtype=torch.bool))
     assert np.isnan(weights.detach().numpy()).all()
-    ours = flax_transformer.attention.exact_softmax(jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool))
-    assert (np.asarray(ours) == 0).all()
+    twin_weights = flax_transformer.attention.exact_softmax(jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool))
+    assert (np.asarray(twin_weights) == 0).all()

@@ -1,4 +1,4 @@
-"""A short form of the trajectories; the port of the optimizer's state, and what it refuses."""
+"""Short training trajectories; conversion of the optimizer state and its errors."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from twinax.parity.trajectories import InFlax, InPyTorch
 from twinax.torch_reference.optimizers import make_optimizer
 
 CASES = {case.name: case for case in trajectories.trajectory_cases()}
-# one with everything: decay, accumulation, post-norm, cosine
+# the second covers decay, accumulation, post-norm and cosine
 SHORT = ("adam, noam, pre-norm", "adamw, cosine, post-norm, 3 micro-batches")
 
 
@@ -26,8 +26,8 @@ def test_any_three_choices_meet():
         for c in CASES.values()
     ]
     assert len(choices) == 8
-    for left_out in range(4):
-        assert len({tuple(v for i, v in enumerate(choice) if i != left_out) for choice in choices}) == 8
+    for position in range(4):
+        assert len({tuple(v for i, v in enumerate(choice) if i != position) for choice in choices}) == 8
 
 
 def small(case):
@@ -42,7 +42,8 @@ def test_case(name):
     assert outcome.parameters <= trajectories.PARAMETER_BOUND
     assert outcome.resumed
     assert outcome.ok
-    assert outcome.losses[-5:].mean() < outcome.losses[:5].mean() - 0.5  # something is learnt, or nothing is compared
+    # the loss must fall, or the comparison is empty
+    assert outcome.losses[-5:].mean() < outcome.losses[:5].mean() - 0.5
     assert np.abs(np.subtract(*outcome.losses.T)).max() < np.abs(np.subtract(*outcome.narrow_losses.T)).max()
 
 
@@ -66,12 +67,12 @@ def trained(case):
 def test_a_resume_that_drops_a_moment_is_seen(framework, case, monkeypatch):
     side = InFlax(case) if framework == "Flax" else InPyTorch(case, InFlax(case).state)
     side.update(0)
-    saved, right = side.serialize(), type(side).load
+    data, original_load = side.serialize(), type(side).load
     side.update(1)
-    assert trajectories.resumes(side, saved, [1])
+    assert trajectories.resumes(side, data, [1])
 
-    def load(self, saved):
-        right(self, saved)
+    def load(self, data):
+        original_load(self, data)
         if framework == "Flax":
             adam = convert.optimizer.find_adam(self.state.optimizer)
             moments = dict(adam.mu), {**adam.nu, "output.bias": jnp.zeros_like(adam.nu["output.bias"])}
@@ -82,28 +83,28 @@ def test_a_resume_that_drops_a_moment_is_seen(framework, case, monkeypatch):
             next(iter(self.optimizer.state.values()))["exp_avg"].zero_()
 
     monkeypatch.setattr(type(side), "load", load)
-    assert not trajectories.resumes(side, saved, [1])
+    assert not trajectories.resumes(side, data, [1])
 
 
 def test_moments_are_the_other_framework_s(case, trained):
     flax, pytorch = trained
-    ported = InPyTorch(case, flax.state).optimizer.state_dict()
-    own = pytorch.optimizer.state_dict()
-    assert ported["param_groups"][0]["params"] == own["param_groups"][0]["params"]
-    assert ported["state"].keys() == own["state"].keys()
-    for index, entry in own["state"].items():
-        assert ported["state"][index].keys() == entry.keys()
+    ported_state = InPyTorch(case, flax.state).optimizer.state_dict()
+    torch_state = pytorch.optimizer.state_dict()
+    assert ported_state["param_groups"][0]["params"] == torch_state["param_groups"][0]["params"]
+    assert ported_state["state"].keys() == torch_state["state"].keys()
+    for index, entry in torch_state["state"].items():
+        assert ported_state["state"][index].keys() == entry.keys()
         for key, value in entry.items():
-            assert ported["state"][index][key].dtype == value.dtype
-            assert (ported["state"][index][key] - value).abs().max() < 1e-14, key
+            assert ported_state["state"][index][key].dtype == value.dtype
+            assert (ported_state["state"][index][key] - value).abs().max() < 1e-14, key
 
 
 def test_there_and_back_is_identical(case, trained):
     flax, _ = trained
-    back = InPyTorch(case, flax.state).to_flax(3)
-    for one, other in zip(jax.tree.leaves(flax.state), jax.tree.leaves(back), strict=True):
-        assert one.dtype == other.dtype
-        assert np.array_equal(one, other)
+    round_trip_state = InPyTorch(case, flax.state).to_flax(3)
+    for leaf, round_trip_leaf in zip(jax.tree.leaves(flax.state), jax.tree.leaves(round_trip_state), strict=True):
+        assert leaf.dtype == round_trip_leaf.dtype
+        assert np.array_equal(leaf, round_trip_leaf)
 
 
 def test_before_the_first_update_torch_has_no_entries(case):
@@ -119,16 +120,16 @@ def test_parameters_that_the_loss_does_not_reach_have_no_entry(case):
     pytorch = InPyTorch(case, flax.state)
     for number in range(4):
         assert abs(flax.update(number) - pytorch.update(number)) < 1e-9
-    unreached = without_gradient(case.model)
-    own = pytorch.optimizer.state_dict()["state"]
-    assert len(own) == len(flax.state.params) - len(unreached)
-    assert InPyTorch(case, flax.state).optimizer.state_dict()["state"].keys() == own.keys()
+    unused_names = without_gradient(case.model)
+    torch_state = pytorch.optimizer.state_dict()["state"]
+    assert len(torch_state) == len(flax.state.params) - len(unused_names)
+    assert InPyTorch(case, flax.state).optimizer.state_dict()["state"].keys() == torch_state.keys()
     start = InFlax(case).params()
-    for name in unreached:  # neither moved nor decayed, in both
+    for name in unused_names:  # unchanged and not decayed, in both
         assert np.array_equal(flax.params()[name], start[name])
         assert np.array_equal(pytorch.params()[name], start[name])
     assert np.array_equal(
-        flax.state.optimizer[0].mu[min(unreached)], pytorch.to_flax(4).optimizer[0].mu[min(unreached)]
+        flax.state.optimizer[0].mu[min(unused_names)], pytorch.to_flax(4).optimizer[0].mu[min(unused_names)]
     )
 
 
@@ -150,7 +151,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_every_choice_is_the_same_in_both(name, case):
-    """Everything that a step tells, and the parameters; one of them the loss does not reach."""
+    """Metrics of each step and all parameters, including those without a gradient."""
     training = replace(case.training, **{"weight_decay": 0.5, "warmup_updates": 4, **CHOICES[name]})
     case = replace(case, training=training, model=case.model.replace(cross_attention_residual="query_only"))
     flax = InFlax(case)
@@ -160,10 +161,10 @@ def test_every_choice_is_the_same_in_both(name, case):
     start, ends = InFlax(case).params(), (flax.params(), pytorch.params())
     largest = max(np.abs(p).max() for p in ends[0].values())
     assert all(np.abs(ends[0][name] - p).max() <= 1e-9 * largest for name, p in ends[1].items())
-    moved = {name for name, p in start.items() if not np.array_equal(p, ends[0][name])}
-    unreached = without_gradient(case.model)
-    assert unreached
-    assert moved >= unreached if training.without_gradient == "decay" else not moved & unreached
+    changed_names = {name for name, p in start.items() if not np.array_equal(p, ends[0][name])}
+    unused_names = without_gradient(case.model)
+    assert unused_names
+    assert changed_names >= unused_names if training.without_gradient == "decay" else not changed_names & unused_names
 
 
 def test_different_numbers_of_updates_are_refused(case, trained):
@@ -191,24 +192,24 @@ def test_what_is_not_adam_is_refused(case, trained):
     for state in (optax.sgd(0.1).init(trained[0].state.params), (trained[0].state.optimizer,) * 2):
         with pytest.raises(convert.ConversionError, match="states of Adam; one is needed"):
             convert.to_optimizer_state(state, pytorch.model, pytorch.optimizer)
-    other = make_optimizer(torch_reference.Transformer(case.model), case.training)
+    other_optimizer = make_optimizer(torch_reference.Transformer(case.model), case.training)
     with pytest.raises(convert.ConversionError, match="exactly once"):
-        convert.to_optimizer_state(trained[0].state.optimizer, pytorch.model, other)
-    nested = optax.scale_by_adam().init([jnp.ones(3)])
+        convert.to_optimizer_state(trained[0].state.optimizer, pytorch.model, other_optimizer)
+    nested_state = optax.scale_by_adam().init([jnp.ones(3)])
     with pytest.raises(convert.ConversionError, match="the moments are a list; arrays by name are needed"):
-        convert.to_optimizer_state(nested, pytorch.model, pytorch.optimizer)
+        convert.to_optimizer_state(nested_state, pytorch.model, pytorch.optimizer)
 
 
 def other_optimizers(parameters):
-    """What the state of each would be taken for Adam's, or lose."""
+    """Optimizers whose state is not that of optax' Adam, each with its error message."""
     yield torch.optim.SGD(parameters, lr=0.1), "the optimizer is SGD; torch.optim.Adam or AdamW is needed"
     yield torch.optim.RAdam(parameters), "the optimizer is RAdam; torch.optim.Adam or AdamW is needed"
     for name in ("amsgrad", "maximize"):
         line = f"the optimizer has {name}=True, which optax' Adam does not have"
         yield torch.optim.AdamW(parameters, **{name: True}), line
-    odd = torch.optim.Adam(parameters)
-    odd.state[parameters[0]] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(1)}
-    yield odd, "the optimizer's state of a parameter has step, exp_avg; step, exp_avg, exp_avg_sq are needed"
+    adam = torch.optim.Adam(parameters)
+    adam.state[parameters[0]] = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(1)}
+    yield adam, "the optimizer's state of a parameter has step, exp_avg; step, exp_avg, exp_avg_sq are needed"
 
 
 def test_other_optimizers_are_refused(trained):
@@ -221,10 +222,10 @@ def test_other_optimizers_are_refused(trained):
 
 
 def test_lost_moments_are_seen(case, trained):
-    """A port that forgets the second moment leaves the curve at once."""
+    """A second moment that is off by 1e-4 exceeds the loss bound within two updates."""
     pytorch = InPyTorch(case, trained[0].state)
     for entry in pytorch.optimizer.state.values():
         entry["exp_avg_sq"] *= 1.0001
-    right = InPyTorch(case, trained[0].state)
-    losses = [(pytorch.update(number), right.update(number)) for number in (3, 4)]
+    reference = InPyTorch(case, trained[0].state)
+    losses = [(pytorch.update(number), reference.update(number)) for number in (3, 4)]
     assert np.abs(np.subtract(*np.array(losses).T)).max() > trajectories.LOSS_BOUND

@@ -1,4 +1,4 @@
-"""Encoder-decoders of `transformers`, small and with random weights, and why they fail the questions that they fail."""
+"""Encoder-decoders of `transformers`, small and with random weights; and the reasons for the questions they fail."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from parity_tests.defects import CACHE, CAUSAL, CAUSAL_TRAINING, GRADIENTS, PADD
 from twinax.audit.audit_report import Answer, Audit
 from twinax.parity.transformers_oracle import randomize
 
-# What every config is reduced to, by the names of its fields, in the configs of its parts too.
+# Reduced values of config fields, applied to nested configs too.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "src_vocab_size"), 31),
     "tgt_vocab_size": 29,
@@ -25,12 +25,12 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 40,
     "max_encoder_position_embeddings": 40,
     "max_decoder_position_embeddings": 40,
-    # Windows and blocks shorter than the audit's sentences, so that attention is local.
+    # Windows and blocks are shorter than the audit's sentences, so that attention is local.
     **dict.fromkeys(("attention_window", "sliding_window"), 4),
     **dict.fromkeys(("local_radius", "global_block_size", "num_global_tokens"), 2),
     "num_random_blocks": 1,
     "layer_types": ["sliding_attention", "full_attention"],
-    # Every second layer has experts, and these have room for fewer tokens than a sentence has.
+    # Every second layer has experts, whose capacity is below the tokens per sentence.
     "num_experts": 4,
     "expert_capacity": 4,
     **dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), 2),
@@ -39,7 +39,7 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# A block size means another thing in each class.
+# The meaning of block_size depends on the class.
 _OWN_SIZES: dict[str, dict[str, Any]] = {
     "BigBirdPegasusForConditionalGeneration": {"block_size": 1},  # block-sparse from 8 tokens on
     "MarianMTModel": {"decoder_vocab_size": 29, "share_encoder_decoder_embeddings": False},
@@ -50,8 +50,8 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
 class Explanation(NamedTuple):
     """Why a model fails a question."""
 
-    why: str
-    measured: str = ""  # how the measurement begins, where that says whether the explanation covers it all
+    reason: str
+    measured: str = ""  # required prefix of the measurement, if it shows that the reason covers all of it
 
 
 _PROPHETNET = (
@@ -94,14 +94,14 @@ EXPLAINED: dict[tuple[str, str], Explanation] = {
 
 
 def architectures() -> tuple[list[Any], list[Any]]:
-    """(classes from text to text, those of the mapping that are left out: they have no encoder that reads text)."""
+    """(text-to-text classes, classes of the mapping that are excluded because no encoder reads text)."""
     classes: list[Any] = [*MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.values()]
-    kept = [c for c in classes if c.config_class().is_encoder_decoder and "text" in c.input_modalities]
-    return kept, [c for c in classes if c not in kept]
+    text_classes = [c for c in classes if c.config_class().is_encoder_decoder and "text" in c.input_modalities]
+    return text_classes, [c for c in classes if c not in text_classes]
 
 
 def small_model(architecture: Any, **settings: Any) -> Any:
-    """A model with random weights, of the class's default config, reduced; `settings`: more fields of the config."""
+    """A small model with random weights, from the reduced default config; `settings` override config fields."""
     config = architecture.config_class()
     _reduce(config)
     for name, value in (_OWN_SIZES.get(architecture.__name__, {}) | settings).items():
@@ -122,17 +122,17 @@ def _reduce(config: Any) -> None:
 
 
 def complaints(report: Audit) -> Iterator[str]:
-    """What `EXPLAINED` does not know of an audit, and what it knows and the audit does not find."""
-    failed = {answer.question: answer for answer in report.findings}
-    for answer in failed.values():
+    """Yields the failures missing from `EXPLAINED`, and its entries that the audit no longer finds."""
+    failures = {answer.question: answer for answer in report.findings}
+    for answer in failures.values():
         if explanation(report, answer) is None:
             yield f"{report.name}: {answer.question} No: {answer.measured}. It is not in EXPLAINED"
     for name, question in EXPLAINED:
-        if name == report.name and question not in failed:
+        if name == report.name and question not in failures:
             yield f"{name}: {question} Yes. Remove it from EXPLAINED"
 
 
 def explanation(report: Audit, answer: Answer) -> str | None:
-    """Why a model fails a question; None where `EXPLAINED` does not cover what was measured."""
-    known = EXPLAINED.get((report.name, answer.question))
-    return known.why if known and answer.measured.startswith(known.measured) else None
+    """The reason why a model fails a question, or None if `EXPLAINED` does not cover the measurement."""
+    entry = EXPLAINED.get((report.name, answer.question))
+    return entry.reason if entry and answer.measured.startswith(entry.measured) else None

@@ -1,4 +1,4 @@
-"""What the tests share: the command, processes of their own, directories of Hugging Face."""
+"""Shared fixtures: the command, Python code in separate processes, Hugging Face directories."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-# JAX and PyTorch take seconds to import. Each job runs in a fork of this process, which has started neither.
+# JAX and PyTorch take seconds to import. Each job runs in a fork of this process, which has imported both but
+# started neither.
 _FORKS = """
 import gc, json, os, sys, traceback
 import flax.nnx, jax, torch, transformers
@@ -42,7 +43,7 @@ for line in sys.stdin:
 
 
 class Finished(NamedTuple):
-    """What a process left."""
+    """Exit status and output of a process."""
 
     returncode: int
     stdout: str
@@ -51,7 +52,7 @@ class Finished(NamedTuple):
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
-    """Runs Python code in a process of its own: (code, *arguments, cwd, environment) -> `Finished`."""
+    """Run Python code in a separate process: (code, *arguments, cwd, environment) -> `Finished`."""
     folder = tmp_path_factory.mktemp("forks")
     server = subprocess.Popen([sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -70,26 +71,26 @@ def forks(tmp_path_factory):
 
 @pytest.fixture
 def command(capsys, monkeypatch):
-    """Calls `twinax` in this process: (exit status, standard output, standard error)."""
+    """Call `twinax` in this process; returns (exit status, standard output, standard error)."""
 
     def call(*arguments):
         from twinax import cli
 
         monkeypatch.setattr(sys, "argv", ["twinax", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main()
-        return ended.value.code, *capsys.readouterr()
+        return exit_info.value.code, *capsys.readouterr()
 
     return call
 
 
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory):
-    """A directory of each family's variants, as `transformers` writes it; not to be changed."""
+    """One directory per variant of each family, as `transformers` writes it; tests must not change it."""
     from twinax.parity.conversion import VARIANTS, random_model
 
     folder = tmp_path_factory.mktemp("theirs")
-    with warnings.catch_warnings(action="ignore"):  # `transformers` says how it writes
+    with warnings.catch_warnings(action="ignore"):  # `transformers` warns about how it writes
         for name in VARIANTS:
             random_model(name).save_pretrained(folder / name)
     return folder
@@ -97,5 +98,5 @@ def directories(tmp_path_factory):
 
 @pytest.fixture
 def bart(directories, tmp_path):
-    """A directory of BART that a test may damage."""
+    """A copy of the BART directory that a test may damage."""
     return shutil.copytree(directories / "BART", tmp_path / "bart")

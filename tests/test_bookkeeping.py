@@ -1,4 +1,4 @@
-"""What a run keeps account of: order, seeds, and the figures of validation, against numpy, nnx.Rngs and sacreBLEU."""
+"""Data order, seeds and validation metrics of a run, against numpy, nnx.Rngs and sacreBLEU."""
 
 from dataclasses import replace
 
@@ -43,10 +43,10 @@ def run(tmp_path_factory):
 
 
 def pairs_of(batches, epoch):
-    """Rows of each batch of an epoch, as the run reads them."""
+    """Source rows of each batch of an epoch, without padding."""
     start = epoch * batches.per_epoch
-    read = (batches[i] for i in range(start, start + batches.per_epoch))
-    return [[row[row != 0].tolist() for row in batch.src_tokens if (row != 0).any()] for batch in read]
+    epoch_batches = (batches[i] for i in range(start, start + batches.per_epoch))
+    return [[row[row != 0].tolist() for row in batch.src_tokens if (row != 0).any()] for batch in epoch_batches]
 
 
 def flat(batches):
@@ -54,15 +54,17 @@ def flat(batches):
 
 
 def test_epochs_and_seeds_have_orders_of_their_own(run):
-    """Each has every pair once, in another order than every other, and the order within batches differs too."""
-    first = prepare(run).batches()
-    other = prepare(replace(run, training=replace(run.training, seed=2))).batches()
-    orders = [pairs_of(first, 0), pairs_of(first, 1), pairs_of(first, 2), pairs_of(other, 0)]
+    """Every epoch and seed has every pair once, in an order of its own, with different pairs per batch."""
+    batches = prepare(run).batches()
+    other_batches = prepare(replace(run, training=replace(run.training, seed=2))).batches()
+    orders = [pairs_of(batches, 0), pairs_of(batches, 1), pairs_of(batches, 2), pairs_of(other_batches, 0)]
     assert all(flat(order) == flat(orders[0]) for order in orders)
     for i, order in enumerate(orders):
-        for another in orders[:i]:
-            assert sum(a == b for a, b in zip(order, another, strict=True)) <= 1
-            assert {frozenset(map(tuple, batch)) for batch in order} != {frozenset(map(tuple, b)) for b in another}
+        for earlier_order in orders[:i]:
+            assert sum(a == b for a, b in zip(order, earlier_order, strict=True)) <= 1
+            assert {frozenset(map(tuple, batch)) for batch in order} != {
+                frozenset(map(tuple, b)) for b in earlier_order
+            }
     assert pairs_of(prepare(run).batches(), 1) == orders[1]
 
 
@@ -72,13 +74,13 @@ def test_shapes_follow_each_other_at_random(run):
     for epoch in range(3):
         numbers = np.array(batches.plan(epoch).buckets)
         rng = np.random.default_rng(0)
-        at_random = [np.mean(np.diff(rng.permutation(numbers)) != 0) for _ in range(200)]
+        random_changes = [np.mean(np.diff(rng.permutation(numbers)) != 0) for _ in range(200)]
         changes = np.mean(np.diff(numbers) != 0)
-        assert np.quantile(at_random, 0.005) <= changes <= np.quantile(at_random, 0.995)
+        assert np.quantile(random_changes, 0.005) <= changes <= np.quantile(random_changes, 0.995)
 
 
 class Recorder:
-    """A tracker."""
+    """A tracker that records its calls."""
 
     def __init__(self):
         self.logged, self.flushed, self.closed = [], 0, 0
@@ -94,29 +96,29 @@ class Recorder:
 
 
 def test_the_loop_reads_the_order_of_its_seed(run, tmp_path):
-    """In metrics.jsonl, over the end of an epoch; and first weights are those of nnx.Rngs of the seed.
+    """Batch checksums in metrics.jsonl differ per seed and epoch; initial weights are those of nnx.Rngs(seed).
 
-    A tracker gets the numbers of these records.
+    A tracker receives the numbers of these records.
     """
     one_shape = replace(run, batches=BatchConfig(tokens=640, shapes=1), loop=LoopConfig(epochs=2, translations=0))
     checksums, weights = {}, {}
     for seed in (1, 2):
-        seeded = replace(one_shape, training=replace(run.training, seed=seed))
-        tracker, whole = Recorder(), tmp_path / str(seed)
-        train(seeded, whole, QUIET, trackers=[tracker])
-        records = [record for record in read_metrics(whole) if "checksum" in record]
+        seed_run = replace(one_shape, training=replace(run.training, seed=seed))
+        tracker, directory = Recorder(), tmp_path / str(seed)
+        train(seed_run, directory, QUIET, trackers=[tracker])
+        records = [record for record in read_metrics(directory) if "checksum" in record]
         losses = [
             (update, numbers["training/loss"]) for update, numbers in tracker.logged if "training/loss" in numbers
         ]
         assert losses == [(record["update"], record["loss"]) for record in records]
-        validated = {update: n["validation/loss"] for update, n in tracker.logged if "validation/loss" in n}
-        assert validated == {update: v["loss"] for update, v in validations(read_metrics(whole)).items()}
+        validation_losses = {update: n["validation/loss"] for update, n in tracker.logged if "validation/loss" in n}
+        assert validation_losses == {update: v["loss"] for update, v in validations(read_metrics(directory)).items()}
         assert (tracker.closed, tracker.flushed > 1) == (1, True)
         checksums[seed] = [[r["checksum"] for r in records if r["epoch"] == epoch] for epoch in (0, 1)]
-        saved = read_checkpoint(tmp_path / str(seed))
-        weights[seed] = {name: np.asarray(array) for name, array in saved.state.params.items()}
-        drawn = flax_transformer.Transformer(saved.run.model, rngs=nnx.Rngs(seed))
-        for name, array in flax_transformer.named_arrays(drawn, nnx.Param).items():
+        checkpoint = read_checkpoint(tmp_path / str(seed))
+        weights[seed] = {name: np.asarray(array) for name, array in checkpoint.state.params.items()}
+        model = flax_transformer.Transformer(checkpoint.run.model, rngs=nnx.Rngs(seed))
+        for name, array in flax_transformer.named_arrays(model, nnx.Param).items():
             np.testing.assert_allclose(weights[seed][name], array, rtol=0, atol=1e-20)
     orders = [order for seed in checksums for order in checksums[seed]]
     assert len({tuple(order) for order in orders}) == 4
@@ -125,18 +127,17 @@ def test_the_loop_reads_the_order_of_its_seed(run, tmp_path):
 
 
 def test_the_loss_of_validation_is_a_mean_over_tokens(run):
-    """Not over its batches, which have different numbers of them; sentence by sentence in PyTorch."""
-    prepared = prepare(replace(run, loop=replace(run.loop, translations=0)))
-    validation, model = evaluate.Validation(prepared), prepared.run.model
-    assert len({sum(len(prepared.valid.targets([i])[0]) for i in rows) for rows in validation._plan.batches}) > 1
-    drawn = flax_transformer.Transformer(model, rngs=nnx.Rngs(0))
-    arrays = {name: 3 * array for name, array in flax_transformer.named_arrays(drawn).items()}
+    """Not a mean over batches, whose token counts differ; the oracle is PyTorch, one sentence at a time."""
+    data = prepare(replace(run, loop=replace(run.loop, translations=0)))
+    validation, model = evaluate.Validation(data), data.run.model
+    assert len({sum(len(data.valid.targets([i])[0]) for i in rows) for rows in validation._plan.batches}) > 1
+    transformer = flax_transformer.Transformer(model, rngs=nnx.Rngs(0))
+    arrays = {name: 3 * array for name, array in flax_transformer.named_arrays(transformer).items()}
     twin = convert.to_torch(flax_transformer.Transformer.from_arrays(model, arrays)).eval()
     losses = []
-    for i in range(len(prepared.valid)):
+    for i in range(len(data.valid)):
         src, tgt = (
-            torch.from_numpy(side([i])[0].astype(int))[None]
-            for side in (prepared.valid.sources, prepared.valid.targets)
+            torch.from_numpy(side([i])[0].astype(int))[None] for side in (data.valid.sources, data.valid.targets)
         )
         logits = twin(src, tgt[:, :-1]).detach()[0]
         losses += torch.nn.functional.cross_entropy(logits, tgt[0, 1:], reduction="none").tolist()
@@ -145,32 +146,32 @@ def test_the_loss_of_validation_is_a_mean_over_tokens(run):
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
-    """Of known translations, shorter than their references: BLEU of the two exchanged is another one."""
-    changed = replace(run, tokenizer=replace(run.tokenizer, lowercase=lowercase))
-    prepared = prepare(replace(changed, loop=replace(run.loop, translations=20)))
-    tokenizer, eos = prepared.tokenizers.tgt, prepared.run.model.eos_id
-    said = [reference.split()[: max(2, len(reference.split()) * 2 // 3)] for reference in prepared.references]
-    texts = [" ".join([*words[:-1], "A"]) for words in said]
+    """The hypotheses are shorter than their references, so that swapping the two changes BLEU."""
+    variant = replace(run, tokenizer=replace(run.tokenizer, lowercase=lowercase))
+    data = prepare(replace(variant, loop=replace(run.loop, translations=20)))
+    tokenizer, eos = data.tokenizers.tgt, data.run.model.eos_id
+    sentences = [reference.split()[: max(2, len(reference.split()) * 2 // 3)] for reference in data.references]
+    texts = [" ".join([*words[:-1], "A"]) for words in sentences]
     ids = [[*row, eos] for row in tokenizer.encode(texts)]
-    taken = iter(ids)
+    remaining_ids = iter(ids)
 
     def generate(model, src, decoding):
-        rows = [next(taken, [eos]) for _ in src]
+        rows = [next(remaining_ids, [eos]) for _ in src]
         longest = max(map(len, rows))
-        tokens = np.array([[row + [prepared.run.model.pad_id] * (longest - len(row))] for row in rows])
+        tokens = np.array([[row + [data.run.model.pad_id] * (longest - len(row))] for row in rows])
         lengths = np.array([[len(row)] for row in rows])
         return Decoded(tokens, lengths, np.zeros(lengths.shape), np.ones(lengths.shape, bool))
 
     monkeypatch.setattr(evaluate, "generate", generate)
-    found = evaluate.Validation(prepared)._translate(
-        flax_transformer.named_arrays(flax_transformer.Transformer(prepared.run.model, rngs=nnx.Rngs(0)))
+    result = evaluate.Validation(data)._translate(
+        flax_transformer.named_arrays(flax_transformer.Transformer(data.run.model, rngs=nnx.Rngs(0)))
     )
-    shown = [text.lower() if lowercase else text for text in texts]
-    expected = sacrebleu.corpus_bleu(shown, [prepared.references], lowercase=lowercase).score
-    exchanged = sacrebleu.corpus_bleu(prepared.references, [shown], lowercase=lowercase).score
-    assert found["bleu"] == pytest.approx(expected, abs=1e-9)
-    assert abs(expected - exchanged) > 1
-    assert [sample[2] for sample in found["samples"]] == shown[:3]
-    assert [sample[1] for sample in found["samples"]] == prepared.references[:3]
+    hypotheses = [text.lower() if lowercase else text for text in texts]
+    expected = sacrebleu.corpus_bleu(hypotheses, [data.references], lowercase=lowercase).score
+    reverse_bleu = sacrebleu.corpus_bleu(data.references, [hypotheses], lowercase=lowercase).score
+    assert result["bleu"] == pytest.approx(expected, abs=1e-9)
+    assert abs(expected - reverse_bleu) > 1
+    assert [sample[2] for sample in result["samples"]] == hypotheses[:3]
+    assert [sample[1] for sample in result["samples"]] == data.references[:3]
     if lowercase:
-        assert sacrebleu.corpus_bleu(shown, [prepared.references]).score < expected - 1
+        assert sacrebleu.corpus_bleu(hypotheses, [data.references]).score < expected - 1

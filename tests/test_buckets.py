@@ -1,4 +1,4 @@
-"""Shapes of batches and their order: every pair once, little padding, determined by seed and epoch."""
+"""Batch shapes and their order: every pair once, little padding, determined by seed and epoch."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from twinax.train.data.buckets import Bucket, choose_buckets, plan_epoch, square
 
 
 def sentences(pairs, seed=0):
-    """Lengths as sentences have them: of one mean, and a target about as long as its source."""
+    """Random sentence lengths; a target is about as long as its source."""
     rng = np.random.default_rng(seed)
     src = np.clip(rng.gamma(7, 2, pairs), 2, 60).astype(int)
     return np.stack([src, np.clip(src * rng.normal(1.1, 0.2, pairs), 2, 60).astype(int)], axis=1)
@@ -28,11 +28,11 @@ def test_every_pair_once_in_a_batch_that_holds_it(lengths, tokens, number, epoch
     assert len(set(buckets)) == len(buckets)
     plan = plan_epoch(lengths, buckets, 5, epoch)
     assert sorted(np.concatenate(plan.batches)) == list(range(len(lengths)))
-    assert {*plan.buckets} == {*range(len(buckets))}  # none is counted and never met
+    assert {*plan.buckets} == {*range(len(buckets))}  # every bucket occurs in the plan
     for rows, i in zip(plan.batches, plan.buckets, strict=True):
-        src, tgt, most = buckets[i]
-        assert 1 <= len(rows) <= most
-        assert most == 1 or most * max(src, tgt) <= tokens
+        src, tgt, batch_size = buckets[i]
+        assert 1 <= len(rows) <= batch_size
+        assert batch_size == 1 or batch_size * max(src, tgt) <= tokens
         assert (lengths[rows] <= (src, tgt)).all()
 
 
@@ -52,20 +52,20 @@ def test_the_order_follows_from_seed_and_epoch():
 
 @pytest.mark.parametrize(("pairs", "tokens"), [(3000, 512), (29000, 1024), (29000, 4096)])
 def test_little_padding(pairs, tokens):
-    """Over both sides, rows that are empty too."""
+    """At most 12% padding over both sides, empty rows included."""
     lengths = sentences(pairs)
     buckets = choose_buckets(lengths, tokens)
     plan = plan_epoch(lengths, buckets, 0, 0)
-    computed = sum(buckets[i].sentences * (buckets[i].src_length + buckets[i].tgt_length) for i in plan.buckets)
-    assert 1 - lengths.sum() / computed <= 0.12
+    positions = sum(buckets[i].sentences * (buckets[i].src_length + buckets[i].tgt_length) for i in plan.buckets)
+    assert 1 - lengths.sum() / positions <= 0.12
     one = choose_buckets(lengths, tokens, 1)
     assert len(one) == 1
-    assert len(lengths) * sum(one[0][:2]) > 1.8 * computed
+    assert len(lengths) * sum(one[0][:2]) > 1.8 * positions
 
 
 def test_many_pairs_are_sampled():
     lengths = sentences(250_001)
-    lengths[17] = 90, 3  # what the sample does not have fits all the same
+    lengths[17] = 90, 3  # a length that the sample lacks still fits
     buckets = choose_buckets(lengths, 4096)
     assert sorted(np.concatenate(plan_epoch(lengths, buckets, 0, 0).batches)) == list(range(len(lengths)))
 
@@ -81,6 +81,6 @@ def test_a_pair_longer_than_a_batch_is_one_of_its_own():
 
 
 def test_square_shapes_hold_what_they_held():
-    """Equal ones are one."""
-    found = [Bucket(5, 9, 23), Bucket(9, 5, 23), Bucket(4, 3, 7)]
-    assert square_buckets(found) == [Bucket(4, 4, 7), Bucket(9, 9, 23)]
+    """Equal shapes are merged."""
+    buckets = [Bucket(5, 9, 23), Bucket(9, 5, 23), Bucket(4, 3, 7)]
+    assert square_buckets(buckets) == [Bucket(4, 4, 7), Bucket(9, 9, 23)]

@@ -1,4 +1,4 @@
-"""Directories of weights: every form they come in, what is written back, and one clear line for what is wrong."""
+"""Weight directories: every form that is read, what is written back, and one clear line per error."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from twinax.convert import files
 from twinax.convert.checkpoint import Checkpoint
 from twinax.parity.conversion import changes, random_model
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -36,10 +36,10 @@ def edit_weights(directory, change):
     save_file(arrays, directory / WEIGHTS, metadata={"format": "pt"})
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        (one[n].shape, one[n].dtype, one[n].tobytes()) == (other[n].shape, other[n].dtype, other[n].tobytes())
-        for n in one
+def same(left, right):
+    return left.keys() == right.keys() and all(
+        (left[n].shape, left[n].dtype, left[n].tobytes()) == (right[n].shape, right[n].dtype, right[n].tobytes())
+        for n in left
     )
 
 
@@ -65,10 +65,10 @@ def as_torch_shards(directory):
     shard(directory, "pytorch_model-{}.bin", "pytorch_model.bin.index.json", torch.save, load_tensors)
 
 
-def shard(directory, name, index, write, read):
-    arrays, weight_map = read(directory / WEIGHTS), {}
+def shard(directory, name, index, save, load):
+    arrays, weight_map = load(directory / WEIGHTS), {}
     for i, names in enumerate((sorted(arrays)[:20], sorted(arrays)[20:])):
-        write({n: arrays[n] for n in names}, directory / name.format(i))
+        save({n: arrays[n] for n in names}, directory / name.format(i))
         weight_map |= dict.fromkeys(names, name.format(i))
     (directory / index).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     (directory / WEIGHTS).unlink()
@@ -105,9 +105,9 @@ FORMS = (
 def test_every_form_of_a_directory_is_the_same_checkpoint(bart, form):
     expected = convert.load(bart)
     form(bart)
-    found = convert.load(bart)
-    assert found.config == expected.config
-    assert same(found.arrays, expected.arrays)
+    checkpoint = convert.load(bart)
+    assert checkpoint.config == expected.config
+    assert same(checkpoint.arrays, expected.arrays)
 
 
 def test_shards_that_transformers_writes(bart, tmp_path):
@@ -124,13 +124,13 @@ def test_what_may_be_missing_is_what_transformers_makes_anew(directories, tmp_pa
     expected = convert.load(directory)
     missing = ["final_logits_bias", "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"]
     edit_weights(directory, lambda arrays: [arrays.pop(name) for name in missing])
-    found = convert.load(directory)
-    assert not found.arrays["output.bias"].any()
-    assert same(found.arrays | {"output.bias": expected.arrays["output.bias"]}, expected.arrays)
+    checkpoint = convert.load(directory)
+    assert not checkpoint.arrays["output.bias"].any()
+    assert same(checkpoint.arrays | {"output.bias": expected.arrays["output.bias"]}, expected.arrays)
 
 
 def test_a_table_in_the_file_counts(directories, tmp_path):
-    """As in `transformers`, which loads Marian's table where there is one; so it is written back, and no other."""
+    """`transformers` loads Marian's table if the file has one; such a table, and no other, is written back."""
     directory = shutil.copytree(directories / "Marian", tmp_path / "marian")
     edit_weights(directory, lambda a: a.update({"model.encoder.embed_positions.weight": np.ones((13, 12), np.float32)}))
     checkpoint = convert.load(directory)
@@ -329,32 +329,32 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_input_gets_a_clear_line(what, bart, capfd):
-    damage, line = WRONG[what]
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_gets_a_clear_line(case, bart, capfd):
+    damage, line = WRONG[case]
     damage(bart)
-    with pytest.raises(convert.ConversionError) as caught:
+    with pytest.raises(convert.ConversionError) as error:
         convert.load(bart)
-    assert line in str(caught.value)
-    assert str(bart) in str(caught.value)
+    assert line in str(error.value)
+    assert str(bart) in str(error.value)
     assert "code ran" not in capfd.readouterr().out
 
 
 @given(data=st.data())
 def test_a_damaged_torch_file_is_one_line_whatever_is_wrong(data, tmp_path_factory):
-    """Cut anywhere, or with bytes changed, in its old form and its new one."""
+    """Truncated anywhere, or with bytes changed, in the old file format and the new one."""
     path = tmp_path_factory.mktemp("torch") / "pytorch_model.bin"
     torch.save(
         {"a": torch.ones(7), "b": torch.ones(2, 3)}, path, _use_new_zipfile_serialization=data.draw(st.booleans())
     )
-    whole = bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes())
     if data.draw(st.booleans()):
-        del whole[data.draw(st.integers(0, len(whole) - 1)) :]
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
     else:
         for _ in range(3):
-            whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(whole)
-    with contextlib.suppress(convert.ConversionError):  # a flipped bit of a number is a number
+            content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    with contextlib.suppress(convert.ConversionError):  # a number with a flipped bit is still a number
         files.read_weights(path.parent)
 
 

@@ -1,4 +1,4 @@
-"""The command, as a person calls it."""
+"""The command line, as a user calls it."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ STORED = Path(__file__).parent / "checkpoints" / "v1"
 
 @pytest.fixture
 def twinax(command):
-    """Calls the command in this process; `test_wrong_seed` starts the installed one."""
+    """Call the command in this process; `test_wrong_seed` starts the installed one."""
 
     def call(*arguments):
         status, out, err = command(*arguments)
@@ -28,10 +28,10 @@ def twinax(command):
 
 
 def test_parity_prints_the_ladder_and_exits_with_0(twinax):
-    done = twinax("parity", "tiny", "--seed", "1")
-    assert done.returncode == 0, done.stderr
+    result = twinax("parity", "tiny", "--seed", "1")
+    assert result.returncode == 0, result.stderr
     for rung in ("masks", "attention weights", "sublayers", "encoder", "decoder", "logits", "gradients"):
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"│ {rung} ")]
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith(f"│ {rung} ")]
         assert line.split("│")[-2].strip() == "equal"
 
 
@@ -44,33 +44,33 @@ def test_parity_exits_with_1_where_the_twins_differ(monkeypatch, capsys):
 
     monkeypatch.setitem(layers.EMBEDDING_SCALES, "sqrt_d_model", lambda d_model: 1.0)
     monkeypatch.setattr(sys, "argv", ["twinax", "parity", "tiny"])
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main()
-    assert caught.value.code == 1
-    printed = capsys.readouterr().out
-    assert "DIFFERENT" in printed
-    assert "reproduce: twinax parity tiny --seed 0" in printed
-    assert "computation order: src_input.embedded" in printed
+    assert exit_info.value.code == 1
+    output = capsys.readouterr().out
+    assert "DIFFERENT" in output
+    assert "reproduce: twinax parity tiny --seed 0" in output
+    assert "computation order: src_input.embedded" in output
 
 
 def test_wrong_seed():
-    done = subprocess.run([TWINAX, "parity", "tiny", "--seed", "-1"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == "twinax: --seed -1: must be at least 0\n"
+    result = subprocess.run([TWINAX, "parity", "tiny", "--seed", "-1"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr == "twinax: --seed -1: must be at least 0\n"
 
 
 def test_wrong_preset(twinax):
-    done = twinax("parity", "huge")
-    assert done.returncode == 2
-    assert "huge" in done.stderr
-    assert "tiny" in done.stderr
+    result = twinax("parity", "huge")
+    assert result.returncode == 2
+    assert "huge" in result.stderr
+    assert "tiny" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["parity", "--help"]])
 def test_help_has_an_example(arguments, twinax):
-    done = twinax(*arguments)
-    assert done.returncode == 0
-    assert "Example: twinax parity tiny" in done.stdout
+    result = twinax(*arguments)
+    assert result.returncode == 0
+    assert "Example: twinax parity tiny" in result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,11 @@ def test_parity_of_a_directory_has_transformers_for_a_third(directory, twinax, m
     from twinax.parity import ladder
 
     monkeypatch.setattr(ladder, "POOLED", 4)
-    done = twinax("parity", str(directory))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "┃ transformers ┃" in done.stdout
+    result = twinax("parity", str(directory))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "┃ transformers ┃" in result.stdout
     for rung in ("attention weights", "encoder", "decoder", "logits", "gradients"):
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"│ {rung} ")]
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith(f"│ {rung} ")]
         assert float(line.split("│")[3]) <= 1e-12
         assert line.split("│")[-2].strip() == "equal"
 
@@ -104,20 +104,20 @@ def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkey
 
     right = parity_command.load_oracle
 
-    def wrong(*args):
+    def load_changed_oracle(*args):
         oracle = right(*args)
         return lambda batch: {name: value + (name == "logits") * 1e-9 for name, value in oracle(batch).items()}
 
-    monkeypatch.setattr(parity_command, "load_oracle", wrong)
+    monkeypatch.setattr(parity_command, "load_oracle", load_changed_oracle)
     monkeypatch.setattr(ladder, "POOLED", 2)
     monkeypatch.setattr(sys, "argv", ["twinax", "parity", str(directory)])
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main()
-    assert caught.value.code == 1
-    printed = capsys.readouterr().out
-    assert "Flax and transformers: 1 of " in printed
-    assert "PyTorch and transformers: 1 of " in printed
-    assert "computation order: logits" in printed
+    assert exit_info.value.code == 1
+    output = capsys.readouterr().out
+    assert "Flax and transformers: 1 of " in output
+    assert "PyTorch and transformers: 1 of " in output
+    assert "computation order: logits" in output
 
 
 CLIMBED = Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, True)
@@ -127,12 +127,12 @@ CLIMBED = Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, True)
 def test_parity_of_a_directory_without_transformers(command, directory, monkeypatch):
     from twinax import parity_command
 
-    climbed = []
+    calls = []
     monkeypatch.setattr(parity_command, "find_spec", lambda name: None)
-    monkeypatch.setattr(parity_command, "show_ladder", lambda title, **given: climbed.append(given) or CLIMBED)
+    monkeypatch.setattr(parity_command, "show_ladder", lambda title, **keywords: calls.append(keywords) or CLIMBED)
     code, _, err = command("parity", directory)
     assert (code, err) == (1, "twinax: transformers is not installed; only the twins are compared with each other\n")
-    assert "oracle" not in climbed[0]
+    assert "oracle" not in calls[0]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -141,11 +141,11 @@ def test_a_directory_that_transformers_refuses(directory, tmp_path, twinax):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {"use_cache": "no"}))
-    done = twinax("parity", str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"twinax: {tmp_path}: transformers cannot load it: ")
-    assert "use_cache" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    result = twinax("parity", str(tmp_path))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"twinax: {tmp_path}: transformers cannot load it: ")
+    assert "use_cache" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_a_directory_that_transformers_refuses(directory, tmp_path, twinax):
 )
 def test_parity_of_what_is_no_model(model, line, tmp_path, monkeypatch, twinax):
     monkeypatch.chdir(tmp_path)
-    done = twinax("parity", model)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"twinax: {line}\n")
+    result = twinax("parity", model)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"twinax: {line}\n")
 
 
 def test_audit(command, tmp_path, monkeypatch):
@@ -172,10 +172,10 @@ def test_audit(command, tmp_path, monkeypatch):
     code, out, _ = command("audit", "c.json", "--json", "a.json")
     assert code == 1
     assert "cross_attention_residual='add'" in out
-    found = json.loads(Path("a.json").read_text())
-    assert (found["dtype"], found["dtype_reason"]) == ("float64", "")
-    assert found["mistakes"][0]["repaired"] == "cross_attention_residual='add'"
-    assert {"question": "Does the output depend on the source?", "ok": False}.items() <= found["answers"][4].items()
+    report = json.loads(Path("a.json").read_text())
+    assert (report["dtype"], report["dtype_reason"]) == ("float64", "")
+    assert report["mistakes"][0]["repaired"] == "cross_attention_residual='add'"
+    assert {"question": "Does the output depend on the source?", "ok": False}.items() <= report["answers"][4].items()
     code, out, err = command("audit", "lucky")
     assert (code, out) == (2, "")
     assert err.endswith(" or a checkpoint; did you mean lucky_glass?\n")
@@ -186,7 +186,7 @@ def test_audit(command, tmp_path, monkeypatch):
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
-    """Two parallel files, here."""
+    """Two parallel files in the current directory."""
     monkeypatch.chdir(tmp_path)
     lines = [" ".join("abcdefg"[i % 7 : i % 7 + 1 + i % 5]) for i in range(60)]
     Path("a.de").write_text("\n".join(lines) + "\n")
@@ -200,15 +200,15 @@ def test_data_prints_the_corpus(command, corpus):
     assert code == 0
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line[:1] == "│"]
     table = {row[0]: row[1:] for row in cells}
-    read, kept, long = (table[name] for name in ("pairs read", "kept", "dropped: too long"))
-    assert read == ["54", "6"]
-    assert [int(k) + int(d) for k, d in zip(kept, long, strict=True)] == [54, 6]
-    assert int(long[0]) > 0
+    pairs_read, pairs_kept, pairs_too_long = (table[name] for name in ("pairs read", "kept", "dropped: too long"))
+    assert pairs_read == ["54", "6"]
+    assert [int(k) + int(d) for k, d in zip(pairs_kept, pairs_too_long, strict=True)] == [54, 6]
+    assert int(pairs_too_long[0]) > 0
     assert table["vocabulary, source and target"][0] == "18, 18"
     assert [name for name in table if name.startswith("shapes: ")]
-    assert f"dropped 0 with an empty side and {long[0]} longer than 5 source or 5 target tokens" in err
+    assert f"dropped 0 with an empty side and {pairs_too_long[0]} longer than 5 source or 5 target tokens" in err
     assert "tokens per word: 1.00 in sources, 1.00 in targets" in err
-    share = round(100 * int(long[0]) / 54)
+    share = round(100 * int(pairs_too_long[0]) / 54)
     assert f"warning: {share}% of the train pairs are dropped" in err
     assert Path("lengths.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in Path().iterdir()) == ["a.de", "a.en", "lengths.png"]
@@ -232,15 +232,15 @@ def test_train_prints_its_config(command, corpus):
     code, out, _ = command("train", "multi30k_de_en", *corpus, "--print-config")
     config = json.loads(out)
     assert (config["corpus"]["src"], config["corpus"]["dataset"], config["model"]["d_model"]) == ("a.de", None, 128)
-    for flag, other in (("updates", "epochs"), ("epochs", "updates")):
+    for flag, other_flag in (("updates", "epochs"), ("epochs", "updates")):
         _, out, _ = command("train", "multi30k_de_en", *corpus, f"--loop.{flag}", "7", "--print-config")
         loop = json.loads(out)["loop"]
-        assert (loop[flag], loop[other]) == (7, None)
+        assert (loop[flag], loop[other_flag]) == (7, None)
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "give either src and tgt, or dataset"),
         (["multi30k_en"], "twinax: multi30k_en: is neither a predefined run (multi30k_de_en, multi30k_en_de, scan,"),
@@ -263,13 +263,13 @@ def test_train_prints_its_config(command, corpus):
         (["CORPUS", "--init-from", "."], "is neither a run, nor a checkpoint, nor a Hugging Face directory"),
     ],
 )
-def test_train_says_what_is_wrong(command, corpus, arguments, said):
+def test_train_says_what_is_wrong(command, corpus, arguments, message):
     Path("short").write_text("A\n")
-    given = [word for argument in arguments for word in (corpus if argument == "CORPUS" else [argument])]
-    code, out, err = command("train", *given)
+    command_line = [word for argument in arguments for word in (corpus if argument == "CORPUS" else [argument])]
+    code, out, err = command("train", *command_line)
     assert code == 2
     assert out == ""
-    assert said in " ".join(err.replace("│", " ").split())
+    assert message in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err
     assert not Path("runs").exists()
 
@@ -277,21 +277,21 @@ def test_train_says_what_is_wrong(command, corpus, arguments, said):
 def test_a_run_directory_names_its_run(command, monkeypatch, corpus):
     from twinax.train import loop
 
-    seen = []
+    calls = []
 
     def train(run, out):
-        seen.append((run, out))
+        calls.append((run, out))
         return loop.Outcome(3, None, 15)
 
     monkeypatch.setattr(loop, "train", train)
     assert command("train", *corpus, "--model.d-model", "64")[0] == 128 + 15
-    run_config, out = seen.pop()
+    run_config, out = calls.pop()
     assert out == Path("runs/own")
     out.mkdir(parents=True)
     (out / "config.json").write_text(run_config.to_json())
     command("train", "runs/own", "--loop.epochs", "9")
-    assert (seen[0][0].loop.updates, seen.pop()[0].loop.epochs) == (None, 9)
+    assert (calls[0][0].loop.updates, calls.pop()[0].loop.epochs) == (None, 9)
     command("train", "runs/own", "--loop.updates", "9")
-    assert (seen[0][0].model, seen[0][0].loop.updates, seen[0][1]) == (run_config.model, 9, out)
+    assert (calls[0][0].model, calls[0][0].loop.updates, calls[0][1]) == (run_config.model, 9, out)
     code, _, err = command("train", "runs/own", "--out", "elsewhere")
     assert (code, err) == (2, "twinax: --out elsewhere: runs/own is resumed in its own directory; omit --out\n")

@@ -1,4 +1,4 @@
-"""Compiled programs of a command are read by the next process."""
+"""The next process reads the programs that a command compiled."""
 
 import json
 from pathlib import Path
@@ -31,15 +31,15 @@ finally:
 def test_the_second_process_compiles_nothing(tmp_path, forks):
     (tmp_path / "src").write_text("a b\n")
     arguments = ["translate", MODEL, tmp_path / "src", "--beam-size", "1", "--max-length", "3"]
-    printed, counts = [], []
+    outputs, counts = [], []
     for _ in range(2):
-        done = forks(COUNTED, *arguments, XDG_CACHE_HOME=str(tmp_path / "cache"))
-        assert done.returncode == 0, done.stderr
-        printed.append(done.stdout)
-        counts.append(json.loads(done.stderr.splitlines()[-1]))
+        result = forks(COUNTED, *arguments, XDG_CACHE_HOME=str(tmp_path / "cache"))
+        assert result.returncode == 0, result.stderr
+        outputs.append(result.stdout)
+        counts.append(json.loads(result.stderr.splitlines()[-1]))
     programs = {path.name.partition("-")[0] for path in (tmp_path / "cache" / "twinax" / "xla").glob("*-cache")}
     assert {"jit_prefill", "jit_extend"} <= programs
-    assert printed == ["A B\n"] * 2
+    assert outputs == ["A B\n"] * 2
     assert counts[0]["cache_hits"] == 0
     assert counts[1] == {"cache_hits": counts[0]["cache_misses"], "cache_misses": 0}
 
@@ -67,7 +67,7 @@ def test_each_command_that_compiles_enables_the_cache(arguments, command, monkey
 
 
 def test_settings_of_the_user_take_precedence(monkeypatch, tmp_path):
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    settings = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
     try:
         jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 7.0)
@@ -78,5 +78,5 @@ def test_settings_of_the_user_take_precedence(monkeypatch, tmp_path):
         compilation_cache.use_compilation_cache()
         assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
     finally:
-        jax.config.update("jax_compilation_cache_dir", before[0])
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+        jax.config.update("jax_compilation_cache_dir", settings[0])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", settings[1])

@@ -1,4 +1,4 @@
-"""The schema: what it accepts, what it says to a wrong value, and that a saved config comes back."""
+"""The config schema: accepted values, error messages and the JSON round trip."""
 
 import json
 import subprocess
@@ -36,11 +36,11 @@ LITERALS = [f.name for f in fields(TransformerConfig) if get_origin(HINTS[f.name
 )
 def test_json_round_trip(values):
     config = TransformerConfig(**SMALL, **values)
-    again = TransformerConfig.from_json(config.to_json())
-    assert again == config
-    assert again.to_json() == config.to_json()
+    copy = TransformerConfig.from_json(config.to_json())
+    assert copy == config
+    assert copy.to_json() == config.to_json()
     assert json.loads(config.to_json())["schema_version"] == SCHEMA_VERSION
-    assert hash(again) == hash(config)
+    assert hash(copy) == hash(config)
 
 
 DROPPED = [f.name for f in fields(TransformerConfig) if f.name.endswith(("dropout", "layerdrop"))]
@@ -116,10 +116,10 @@ WRONG = [
 
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=[m.split(":")[0] for _, m in WRONG])
 def test_a_wrong_value_is_named(changes, message):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         TransformerConfig(**(SMALL | changes))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_frozen():
 
 
 def test_registries_have_the_names_of_the_schema():
-    """A value that is validated but not implemented, or the other way round, in either framework."""
+    """Fails if a value is validated but not implemented, or the reverse, in either framework."""
     for package in (flax_transformer, torch_reference):
         attention, layers, model, initializers = (
             getattr(package, name) for name in ("attention", "layers", "model", "initializers")

@@ -1,4 +1,4 @@
-"""Sentence pairs from every kind of file, and what is said of bad ones."""
+"""Sentence pairs from every file format, and error messages for bad files."""
 
 import gzip
 import json
@@ -40,8 +40,8 @@ def test_tab_separated(folder):
     assert list(read_pairs(CorpusConfig(dataset="a.tsv"))) == PAIRS
     lines = ["en\tid\tde", *(f"{tgt}\t7\t{src}" for src, tgt in PAIRS)]
     (folder / "b.tsv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    named = CorpusConfig(dataset="b.tsv.gz", src_column="de", tgt_column="en")
-    assert list(read_pairs(named)) == PAIRS
+    config = CorpusConfig(dataset="b.tsv.gz", src_column="de", tgt_column="en")
+    assert list(read_pairs(config)) == PAIRS
 
 
 def test_scan(folder):
@@ -64,8 +64,8 @@ def test_what_datasets_reads(folder, kind, layout):
         datasets.Dataset.from_list(rows).to_parquet(name)
     else:
         (folder / name / "data").mkdir(parents=True)
-        for split, some in (("train", rows), ("validation", rows[:1])):
-            datasets.Dataset.from_list(some).to_parquet(f"{name}/data/{split}-00000-of-00001.parquet")
+        for split, split_rows in (("train", rows), ("validation", rows[:1])):
+            datasets.Dataset.from_list(split_rows).to_parquet(f"{name}/data/{split}-00000-of-00001.parquet")
     columns = {"src_column": "de", "tgt_column": "en"}
     assert list(read_pairs(CorpusConfig(dataset=name, **columns))) == PAIRS
     if kind == "directory":

@@ -1,4 +1,4 @@
-"""Files and directories that are no checkpoints, or not whole ones: each is one line, and nothing is written."""
+"""Damaged checkpoints and other files: each error is one line, and nothing is written."""
 
 import os
 import shutil
@@ -17,8 +17,8 @@ STORED = Path(__file__).parent / "checkpoints" / "v1"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The stored checkpoint in both kinds of file."""
+def stored_files(tmp_path_factory):
+    """The stored checkpoint as a PyTorch file and a safetensors file."""
     folder = tmp_path_factory.mktemp("whole")
     for name in ("x.pt", "x.safetensors"):
         convert.save(convert.load(STORED), folder / name)
@@ -38,7 +38,7 @@ def edit_torch(path, **changes):
     torch.save(torch.load(path, weights_only=True) | changes, path)
 
 
-WRONG = {  # what -> (arguments after the command's name, what is said)
+WRONG = {  # case -> (arguments after the command's name, message)
     "no checkpoint": (("inspect", "nowhere"), "nowhere: there is no such file or directory"),
     "a file of another kind": (
         ("inspect", "text.txt"),
@@ -96,11 +96,11 @@ WRONG = {  # what -> (arguments after the command's name, what is said)
 
 
 @pytest.fixture
-def here(whole, tmp_path, monkeypatch):
+def damaged_files(stored_files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("x.pt", "half.pt", "later.pt", "part.pt", "adam.pt"):
-        Path(name).write_bytes((whole / "x.pt").read_bytes())
-    Path("half.safetensors").write_bytes((whole / "x.safetensors").read_bytes())
+        Path(name).write_bytes((stored_files / "x.pt").read_bytes())
+    Path("half.safetensors").write_bytes((stored_files / "x.safetensors").read_bytes())
     damage(Path("half.pt"))
     damage(Path("half.safetensors"))
     torch.save({"model": Code()}, "code.pt")
@@ -113,13 +113,13 @@ def here(whole, tmp_path, monkeypatch):
     convert.save(Checkpoint(config, random_arrays(config, 0)), Path("small.pt"))
     torch.save(model, "bare.pt")
     torch.save({}, "none.pt")
-    whole = torch.load("x.pt", weights_only=True)
-    torch.save({name: value for name, value in whole.items() if name != "layout"}, "layout.pt")
-    wrong = {"source": "abc", "run": None, "position": [1], "update": "abc", "files": None}
-    for name, value in wrong.items():
-        torch.save(whole | {name: value}, f"{name}.pt")
-    torch.save(whole | {"files": {"../evil": b"x"}}, "evil.pt")
-    torch.save(whole | {"source": {"layout": "bart", "documents": {"../evil": {}}}}, "page.pt")
+    content = torch.load("x.pt", weights_only=True)
+    torch.save({name: value for name, value in content.items() if name != "layout"}, "layout.pt")
+    wrong_values = {"source": "abc", "run": None, "position": [1], "update": "abc", "files": None}
+    for name, value in wrong_values.items():
+        torch.save(content | {name: value}, f"{name}.pt")
+    torch.save(content | {"files": {"../evil": b"x"}}, "evil.pt")
+    torch.save(content | {"source": {"layout": "bart", "documents": {"../evil": {}}}}, "page.pt")
     safetensors.torch.save_file(model, "deep.safetensors", metadata={"twinax": "[" * 100_000})
     convert.save(replace(convert.load(STORED), training=None), Path("weights"))
     config_file = Path("weights/run/model.json")
@@ -135,14 +135,14 @@ def here(whole, tmp_path, monkeypatch):
     Path("full/a").write_text("a")
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_said_before_anything_is_written(what, command, here):
-    arguments, said = WRONG[what]
-    before = {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_before_anything_is_written(case, command, damaged_files):
+    arguments, message = WRONG[case]
+    files = {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("twinax: ")
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
     assert not Path("../evil").exists()
-    assert before == {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
+    assert files == {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}

@@ -1,4 +1,4 @@
-"""Pairs as ids, what is dropped, and batches: the same whoever makes them."""
+"""Encoding of pairs, dropped pairs, and batches, which do not depend on the number of workers."""
 
 import numpy as np
 import pytest
@@ -20,17 +20,17 @@ SENTENCES = st.lists(st.sampled_from([*WORDS, "unknown"]), max_size=9).map(" ".j
 
 
 def sides(longest=(8, 8), **settings):
-    framed = train_tokenizer(TokenizerConfig(kind="word", vocab_size=50, **settings), [" ".join(WORDS)])
-    return Sides(framed, TOKENIZER, 1, longest)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="word", vocab_size=50, **settings), [" ".join(WORDS)])
+    return Sides(tokenizer, TOKENIZER, 1, longest)
 
 
 def test_special_tokens_around_sentences():
-    encoded, kept, counts = encode_pairs([("a", "b a")], sides(source_bos=True, source_eos=False), "x")
-    assert encoded.sources([0])[0].tolist() == [1, A]
-    assert encoded.targets([0])[0].tolist() == [1, B, A, 2]
-    assert encoded.lengths.tolist() == [[2, 3]]
-    assert (kept.tolist(), counts.tokens, counts.unknown) == ([0], (1, 2), (0, 0))
-    src, tgt, labels = pad_rows(encoded, [0], Bucket(3, 4, 2), 0)
+    dataset, row_numbers, counts = encode_pairs([("a", "b a")], sides(source_bos=True, source_eos=False), "x")
+    assert dataset.sources([0])[0].tolist() == [1, A]
+    assert dataset.targets([0])[0].tolist() == [1, B, A, 2]
+    assert dataset.lengths.tolist() == [[2, 3]]
+    assert (row_numbers.tolist(), counts.tokens, counts.unknown) == ([0], (1, 2), (0, 0))
+    src, tgt, labels = pad_rows(dataset, [0], Bucket(3, 4, 2), 0)
     assert src.tolist() == [[1, A, 0], [0, 0, 0]]
     assert tgt.tolist() == [[1, B, A, 0], [0, 0, 0, 0]]
     assert labels.tolist() == [[B, A, 2, 0], [0, 0, 0, 0]]
@@ -38,19 +38,19 @@ def test_special_tokens_around_sentences():
 
 @pytest.mark.parametrize("start", [0, 2, 7])
 def test_targets_begin_with_the_decoder_s_start(start):
-    """Which is the end in BART and padding in Marian, not BOS."""
-    encoded, _, _ = encode_pairs([("a", "b a")], sides()._replace(start_id=start), "x")
-    assert encoded.targets([0])[0].tolist() == [start, B, A, 2]
-    assert pad_rows(encoded, [0], Bucket(3, 4, 1), 0).tgt_tokens.tolist() == [[start, B, A, 0]]
+    """The start token is EOS in BART and padding in Marian, not BOS."""
+    dataset, _, _ = encode_pairs([("a", "b a")], sides()._replace(start_id=start), "x")
+    assert dataset.targets([0])[0].tolist() == [start, B, A, 2]
+    assert pad_rows(dataset, [0], Bucket(3, 4, 1), 0).tgt_tokens.tolist() == [[start, B, A, 0]]
 
 
 @pytest.mark.parametrize("pair", [("  ", "a"), ("a", " \t"), (" \u00a0 ", "a"), ("", "a")])
 def test_spaces_alone_are_an_empty_side(pair):
-    """To a tokenizer of bytes they are tokens."""
-    of_bytes = train_tokenizer(TokenizerConfig(split="bytes", vocab_size=300), ["a b"])
-    assert all(of_bytes.encode([text])[0] for text in pair if text)
-    _, kept, counts = encode_pairs([pair, ("a", "b")], Sides(of_bytes, of_bytes, 1, (20, 20)), "x")
-    assert (kept.tolist(), counts.empty) == ([1], 1)
+    """A byte tokenizer encodes spaces as tokens."""
+    byte_tokenizer = train_tokenizer(TokenizerConfig(split="bytes", vocab_size=300), ["a b"])
+    assert all(byte_tokenizer.encode([text])[0] for text in pair if text)
+    _, row_numbers, counts = encode_pairs([pair, ("a", "b")], Sides(byte_tokenizer, byte_tokenizer, 1, (20, 20)), "x")
+    assert (row_numbers.tolist(), counts.empty) == ([1], 1)
 
 
 @given(st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=30))
@@ -59,19 +59,19 @@ def test_every_pair_is_kept_or_counted(pairs):
     lengths = [(len(a.split()), len(b.split())) for a, b in pairs]
     empty = [not a or not b for a, b in lengths]
     long = [a + 1 > 6 or b + 1 > 5 for a, b in lengths]
-    kept = [i for i in range(len(pairs)) if not empty[i] and not long[i]]
-    if not kept:
+    expected = [i for i in range(len(pairs)) if not empty[i] and not long[i]]
+    if not expected:
         with pytest.raises(DataError, match=f"all {len(pairs)} pairs are dropped: {sum(empty)} have an empty side"):
             encode_pairs(pairs, sides((6, 5)), "x")
         return
-    encoded, numbers, counts = encode_pairs(pairs, sides((6, 5)), "x")
-    assert numbers.tolist() == kept
+    dataset, numbers, counts = encode_pairs(pairs, sides((6, 5)), "x")
+    assert numbers.tolist() == expected
     assert counts.read == len(pairs) == counts.kept + counts.empty + counts.too_long
     assert counts.empty == sum(empty)
-    assert counts.tokens == tuple(sum(lengths[i][side] for i in kept) for side in (0, 1))
-    assert counts.unknown == tuple(sum(pairs[i][side].split().count("unknown") for i in kept) for side in (0, 1))
-    assert TOKENIZER.decode(encoded.sources(range(len(kept)))) == [
-        " ".join(word for word in pairs[i][0].split() if word != "unknown") for i in kept
+    assert counts.tokens == tuple(sum(lengths[i][side] for i in expected) for side in (0, 1))
+    assert counts.unknown == tuple(sum(pairs[i][side].split().count("unknown") for i in expected) for side in (0, 1))
+    assert TOKENIZER.decode(dataset.sources(range(len(expected)))) == [
+        " ".join(word for word in pairs[i][0].split() if word != "unknown") for i in expected
     ]
 
 
@@ -81,23 +81,25 @@ def corpus(pairs=300, seed=0):
 
 
 def test_batches_do_not_depend_on_who_makes_them():
-    encoded, _, _ = encode_pairs(corpus(), sides(), "x")
-    buckets = choose_buckets(encoded.lengths, 60, 4)
-    total = Batches(encoded, buckets, 0, 7, 0).per_epoch * 2 + 3
-    batches = Batches(encoded, buckets, 0, 7, total)
-    alone = list(batches.read(0))
-    assert len(alone) == total
+    dataset, _, _ = encode_pairs(corpus(), sides(), "x")
+    buckets = choose_buckets(dataset.lengths, 60, 4)
+    total = Batches(dataset, buckets, 0, 7, 0).per_epoch * 2 + 3
+    batches = Batches(dataset, buckets, 0, 7, total)
+    expected = list(batches.read(0))
+    assert len(expected) == total
     assert all(len(batches.plan(epoch).batches) == batches.per_epoch for epoch in range(3))
     for epoch in (0, 1):  # every pair once
-        part = alone[epoch * batches.per_epoch : (epoch + 1) * batches.per_epoch]
-        found = sorted(tuple(row[row != 0]) for batch in part for row in batch.src_tokens if row.any())
-        assert found == sorted(tuple(ids) for ids in encoded.sources(range(len(encoded))))
+        part = expected[epoch * batches.per_epoch : (epoch + 1) * batches.per_epoch]
+        rows = sorted(tuple(row[row != 0]) for batch in part for row in batch.src_tokens if row.any())
+        assert rows == sorted(tuple(ids) for ids in dataset.sources(range(len(dataset))))
     start = batches.per_epoch - 2
     for workers in (0, 1, 4):
-        for a, b in zip(alone[start:], batches.read(start, workers), strict=True):
+        for a, b in zip(expected[start:], batches.read(start, workers), strict=True):
             assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-    again = Batches(encoded, buckets, 0, 8, total)
-    assert any(not np.array_equal(a.src_tokens, b.src_tokens) for a, b in zip(alone, again.read(0), strict=True))
+    other_seed = Batches(dataset, buckets, 0, 8, total)
+    assert any(
+        not np.array_equal(a.src_tokens, b.src_tokens) for a, b in zip(expected, other_seed.read(0), strict=True)
+    )
 
 
 @pytest.fixture
@@ -116,36 +118,36 @@ def test_prepare_fits_the_model_to_the_tokenizer_and_counts(files):
         tokenizer=TokenizerConfig(kind="word", special_order=order),
         batches=BatchConfig(max_src_length=9, tokens=50, shapes=3),
     )
-    prepared = prepare(run, say=lines.append)
-    model = prepared.run.model
+    data = prepare(run, say=lines.append)
+    model = data.run.model
     assert model.src_vocab_size == model.tgt_vocab_size == len(WORDS) + 4
     assert (model.eos_id, model.pad_id, model.bos_id, model.decoder_start_id) == (1, 2, 3, 3)
-    assert len(prepared.references) == len(prepared.valid)
-    assert prepared.tokenizers.tgt.decode([t[1:-1] for t in prepared.valid.targets(range(len(prepared.valid)))]) == [
-        *prepared.references
+    assert len(data.references) == len(data.valid)
+    assert data.tokenizers.tgt.decode([t[1:-1] for t in data.valid.targets(range(len(data.valid)))]) == [
+        *data.references
     ]
-    counts = prepared.counts
+    counts = data.counts
     assert sum(c.read for c in counts.values()) == 102
     assert sum(c.empty for c in counts.values()) == sum(c.too_long for c in counts.values()) == 1
     assert any("dropped 1 with an empty side" in line for line in lines)
-    assert len(prepared.buckets) <= 3
-    assert prepared.run.tokenizer.vocab_size == 1000  # the smallest, for so few pairs
-    assert prepared.run.loop.updates == 2000
+    assert len(data.buckets) <= 3
+    assert data.run.tokenizer.vocab_size == 1000  # the smallest, for so few pairs
+    assert data.run.loop.updates == 2000
 
 
 def test_weights_that_exist_keep_their_sizes(files):
     run = RunConfig(corpus=CorpusConfig(**files, held_out=20), tokenizer=TokenizerConfig(kind="word"))
-    fitted = prepare(run).run.model
-    larger = fitted.replace(src_vocab_size=30, tgt_vocab_size=30)
-    assert prepare(run, sizes=larger).run.model == larger
-    smaller = fitted.replace(src_vocab_size=10, tgt_vocab_size=10)
+    model = prepare(run).run.model
+    larger_model = model.replace(src_vocab_size=30, tgt_vocab_size=30)
+    assert prepare(run, sizes=larger_model).run.model == larger_model
+    smaller_model = model.replace(src_vocab_size=10, tgt_vocab_size=10)
     with pytest.raises(DataError, match="the src tokenizer has 11 tokens but the model has 10: use the model's own"):
-        prepare(run, sizes=smaller)
+        prepare(run, sizes=smaller_model)
     with pytest.raises(DataError, match="the src tokenizer has pad_id=0 but the model has 3"):
-        prepare(run, sizes=fitted.replace(pad_id=3))
-    other = train_tokenizer(TokenizerConfig(kind="word", special_order=("unk", "pad", "bos", "eos")), WORDS)
+        prepare(run, sizes=model.replace(pad_id=3))
+    other_tokenizer = train_tokenizer(TokenizerConfig(kind="word", special_order=("unk", "pad", "bos", "eos")), WORDS)
     with pytest.raises(DataError, match="padding 1 and 0: they must have the same id"):
-        with_tokenizers(run.model, Tokenizers(other, TOKENIZER))
+        with_tokenizers(run.model, Tokenizers(other_tokenizer, TOKENIZER))
 
 
 def test_too_few_pairs(files):
@@ -154,11 +156,11 @@ def test_too_few_pairs(files):
 
 
 def test_tokenizers_of_each_side_are_saved_and_loaded(tmp_path):
-    other = train_tokenizer(TokenizerConfig(kind="word"), ["x y"])
-    for pair in (Tokenizers(TOKENIZER, TOKENIZER), Tokenizers(TOKENIZER, other)):
+    other_tokenizer = train_tokenizer(TokenizerConfig(kind="word"), ["x y"])
+    for pair in (Tokenizers(TOKENIZER, TOKENIZER), Tokenizers(TOKENIZER, other_tokenizer)):
         folder = tmp_path / str(pair[1].vocab_size)
         pair.save(folder)
-        loaded = Tokenizers.load(folder)
-        assert [t.vocab_size for t in loaded] == [t.vocab_size for t in pair]
-        assert (loaded.src is loaded.tgt) == (pair.src is pair.tgt)
+        tokenizers = Tokenizers.load(folder)
+        assert [t.vocab_size for t in tokenizers] == [t.vocab_size for t in pair]
+        assert (tokenizers.src is tokenizers.tgt) == (pair.src is pair.tgt)
     assert Tokenizers.load(tmp_path) is None

@@ -1,4 +1,4 @@
-"""Settings of decoding, what is refused, scores, attention maps and their pictures."""
+"""Decoding settings and their errors, scores, attention maps and their plots."""
 
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -36,11 +36,12 @@ def sources(batch=5, length=6):
     return np.where(np.arange(length) < 2 + np.arange(batch)[:, None] % (length - 1), src, CONFIG.pad_id)
 
 
-def both(twins, function, *arrays):
-    """The result of a function of that name in both frameworks."""
-    model, other = twins
+def call_both(twins, function, *arrays):
+    """Results of the function of this name in both frameworks."""
+    model, torch_model = twins
     tensors = [torch.from_numpy(a) for a in arrays]
-    return getattr(flax_transformer, function)(model, *arrays), getattr(torch_reference, function)(other, *tensors)
+    flax_result = getattr(flax_transformer, function)(model, *arrays)
+    return flax_result, getattr(torch_reference, function)(torch_model, *tensors)
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -90,10 +91,10 @@ def test_an_end_that_is_padding_too_counts_once():
     model = flax_transformer.Transformer.from_arrays(config, {n: jnp.asarray(a) for n, a in arrays.items()})
     pair = model, convert.to_torch(model)
     src, tgt = np.array([[5, 6], [7, 2]], np.uint8), np.array([[4, 2, 2], [2, 2, 2]], np.uint8)
-    flax, other = both(pair, "score", src.astype(int), tgt.astype(int))
-    assert np.abs(flax.tokens - other.tokens).max() < 1e-12
-    assert ((flax.tokens < 0) == [[True, True, False], [True, False, False]]).all()
-    assert np.array_equal(flax_transformer.score(model, src, tgt).tokens, flax.tokens)
+    flax_scores, torch_scores = call_both(pair, "score", src.astype(int), tgt.astype(int))
+    assert np.abs(flax_scores.tokens - torch_scores.tokens).max() < 1e-12
+    assert ((flax_scores.tokens < 0) == [[True, True, False], [True, False, False]]).all()
+    assert np.array_equal(flax_transformer.score(model, src, tgt).tokens, flax_scores.tokens)
 
 
 def test_a_model_without_a_start():
@@ -127,8 +128,8 @@ def test_bad_sources(twins, line):
 def test_weights_that_are_not_finite(twins):
     model, _ = twins
     arrays = flax_transformer.named_arrays(model)
-    broken = {**arrays, "output.bias": arrays["output.bias"].at[4].set(jnp.nan)}
-    model = flax_transformer.Transformer.from_arrays(CONFIG, broken)
+    nan_arrays = {**arrays, "output.bias": arrays["output.bias"].at[4].set(jnp.nan)}
+    model = flax_transformer.Transformer.from_arrays(CONFIG, nan_arrays)
     with pytest.raises(ValueError, match=r"^src_tokens\[0\]: the model's logits are NaN"):
         flax_transformer.generate(model, sources(2), DecodingConfig(max_length=3))
     with pytest.raises(ValueError, match=r"^src_tokens\[0\]: the model's logits are NaN"):
@@ -136,28 +137,28 @@ def test_weights_that_are_not_finite(twins):
 
 
 def test_greedy_search_is_the_likeliest_next_token(twins):
-    """Plainly, without any of the search."""
+    """The oracle is a plain loop over the logits, without the search code."""
     model, src = twins[0], sources()
-    found = flax_transformer.generate(model, src)
-    for row, tokens in zip(src, found.sentences(), strict=True):
-        said = [CONFIG.decoder_start_id]
-        while len(said) <= len(tokens[0]) + 1:
-            logits = np.array(model(jnp.asarray(row[None]), jnp.asarray([said])))[0, -1]
+    output = flax_transformer.generate(model, src)
+    for row, tokens in zip(src, output.sentences(), strict=True):
+        prefix = [CONFIG.decoder_start_id]
+        while len(prefix) <= len(tokens[0]) + 1:
+            logits = np.array(model(jnp.asarray(row[None]), jnp.asarray([prefix])))[0, -1]
             logits[CONFIG.pad_id] = -np.inf
-            said.append(CONFIG.eos_id if len(said) == CONFIG.max_length else int(logits.argmax()))
-        assert said[1:] == [*tokens[0], CONFIG.eos_id]
+            prefix.append(CONFIG.eos_id if len(prefix) == CONFIG.max_length else int(logits.argmax()))
+        assert prefix[1:] == [*tokens[0], CONFIG.eos_id]
 
 
 @pytest.mark.parametrize("penalty", get_args(LengthPenalty))
 def test_scores_are_those_of_the_sentences(twins, penalty):
-    """What `score` says of a hypothesis, over its penalty, is the score it was found with."""
+    """The result of `score`, divided by the length penalty, equals the score from beam search."""
     config = DecodingConfig(beam_size=3, n_best=3, length_penalty=penalty, length_exponent=0.7)
-    found = flax_transformer.generate(twins[0], sources(), config)
+    output = flax_transformer.generate(twins[0], sources(), config)
     for rank in range(3):
-        shorter = found.lengths[:, rank] < CONFIG.max_length  # there the end is forced, and costs nothing
-        for scored in both(twins, "score", sources(), found.tokens[:, rank]):
-            penalties = LENGTH_PENALTIES[penalty](found.lengths[:, rank].astype(float), 0.7)
-            assert np.abs(scored.totals / penalties - found.scores[:, rank])[shorter].max() < 1e-12
+        shorter = output.lengths[:, rank] < CONFIG.max_length  # at max_length EOS is forced and costs nothing
+        for scores in call_both(twins, "score", sources(), output.tokens[:, rank]):
+            penalties = LENGTH_PENALTIES[penalty](output.lengths[:, rank].astype(float), 0.7)
+            assert np.abs(scores.totals / penalties - output.scores[:, rank])[shorter].max() < 1e-12
             assert shorter.sum() >= 3
 
 
@@ -169,25 +170,25 @@ def test_scores_are_the_cross_entropy_of_torch(twins):
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), torch.from_numpy(tgt).flatten(), ignore_index=CONFIG.pad_id, reduction="none"
     ).unflatten(0, tgt.shape)
-    for scored in both(twins, "score", src, tgt):
-        assert scored.tokens.shape == tgt.shape
-        assert np.abs(scored.tokens + losses.numpy()).max() < 1e-12
-        assert np.abs(scored.totals + losses.numpy().sum(1)).max() < 1e-12
+    for scores in call_both(twins, "score", src, tgt):
+        assert scores.tokens.shape == tgt.shape
+        assert np.abs(scores.tokens + losses.numpy()).max() < 1e-12
+        assert np.abs(scores.totals + losses.numpy().sum(1)).max() < 1e-12
 
 
 def test_attention_maps(twins):
     src = sources()
     tgt = flax_transformer.generate(twins[0], src).tokens[:, 0]
-    flax, other = both(twins, "attention_maps", src, tgt)
+    flax_maps, torch_maps = call_both(twins, "attention_maps", src, tgt)
     length = tgt.shape[1]
-    assert flax.encoder.shape == (5, 1, CONFIG.num_heads, 6, 6)
-    assert flax.decoder.shape == (5, 2, 2, length, length)
-    assert flax.cross.shape == (5, 2, 2, length, 6)
-    for mine, reference in zip(flax, other, strict=True):
-        assert np.abs(mine - reference).max() < 1e-12
-    assert np.abs(flax.cross.sum(-1) - 1).max() < 1e-12
-    assert not np.triu(flax.decoder, 1).any()
-    assert not np.moveaxis(flax.cross, -1, 1)[src == CONFIG.pad_id].any()
+    assert flax_maps.encoder.shape == (5, 1, CONFIG.num_heads, 6, 6)
+    assert flax_maps.decoder.shape == (5, 2, 2, length, length)
+    assert flax_maps.cross.shape == (5, 2, 2, length, 6)
+    for actual, reference in zip(flax_maps, torch_maps, strict=True):
+        assert np.abs(actual - reference).max() < 1e-12
+    assert np.abs(flax_maps.cross.sum(-1) - 1).max() < 1e-12
+    assert not np.triu(flax_maps.decoder, 1).any()
+    assert not np.moveaxis(flax_maps.cross, -1, 1)[src == CONFIG.pad_id].any()
 
 
 @pytest.mark.parametrize("function", ["score", "attention_maps"])
@@ -218,7 +219,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("name", "value"), VALUES)
 def test_settings_without_a_cache_are_those_in_which_a_token_sees_later_ones(name, value):
-    """Measured: whether a later target token changes an earlier logit."""
+    """The oracle measures whether a later target token changes an earlier logit."""
     config = CONFIG.replace(**{name: value, "num_decoder_layers": 1})
     arrays = random_arrays(config.replace(param_dtype="float32", compute_dtype="float32"), 0)
     model = torch_reference.Transformer.from_state_dict(
@@ -239,16 +240,16 @@ def test_a_model_that_cannot_be_cached_is_decoded_without():
     src = sources(3)[:, :4]
     with pytest.raises(ConfigError, match=r"^cache=True: mask_value=-1e-09 gives masked keys weight.*omit it"):
         flax_transformer.generate(model, src, DecodingConfig(cache=True))
-    found = flax_transformer.generate(model, src, DecodingConfig(beam_size=2))
-    other = convert.to_torch(model)
-    expected = torch_reference.generate(other, torch.from_numpy(src), DecodingConfig(beam_size=2))
-    assert np.array_equal(found.tokens, expected.tokens)
-    scores = both((model, other), "score", src, found.tokens[:, 0])
+    output = flax_transformer.generate(model, src, DecodingConfig(beam_size=2))
+    torch_model = convert.to_torch(model)
+    expected = torch_reference.generate(torch_model, torch.from_numpy(src), DecodingConfig(beam_size=2))
+    assert np.array_equal(output.tokens, expected.tokens)
+    scores = call_both((model, torch_model), "score", src, output.tokens[:, 0])
     assert np.abs(scores[0].tokens - scores[1].tokens).max() < 1e-12
 
 
 def test_few_compiles(twins):
-    """Lengths go in steps: sources of 2 to 9 tokens and targets of up to 9 are one program each."""
+    """Lengths are rounded up: sources of 2 to 9 tokens and targets of up to 9 compile one program each."""
     config = DecodingConfig(beam_size=2, max_length=9)
     jax.clear_caches()
     begin, go_on = flax_transformer.decode._compiled(CONFIG, config)
@@ -277,7 +278,7 @@ def test_pictures(tmp_path):
         "$5   ▒▒░░░░",
         "家       ██",
     ]
-    targets[2] = "home"  # matplotlib's own font has no Chinese
+    targets[2] = "home"  # matplotlib's default font has no Chinese glyphs
     attention_plot(np.stack([weights, weights / 2]), targets, sources, tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     figure = attention_plot(weights, targets, sources, titles=["layer 1"])

@@ -1,4 +1,4 @@
-"""The demo: its language, and a short form of the whole."""
+"""The demo: its language, and a short run of it."""
 
 import re
 from itertools import islice
@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "python.md"]
 
 @pytest.mark.parametrize(
     ("word", "form", "the", "a", "of_the"),
-    [  # as any Italian grammar has them
+    [  # from Italian grammar
         ("gatto", 0, "il gatto", "un gatto", "del gatto"),
         ("studente", 0, "lo studente", "uno studente", "dello studente"),
         ("zio", 0, "lo zio", "uno zio", "dello zio"),
@@ -34,7 +34,7 @@ def test_articles(word, form, the, a, of_the):
 
 
 @pytest.mark.parametrize(
-    ("stem", "article", "whole"),
+    ("stem", "article", "expected"),
     [
         ("ne", "il ", "nel "),
         ("ne", "l'", "nell'"),
@@ -43,12 +43,12 @@ def test_articles(word, form, the, a, of_the):
         ("da", "la ", "dalla "),
     ],
 )
-def test_prepositions_melt(stem, article, whole):
-    assert contracted(stem, article) == whole
+def test_prepositions_melt(stem, article, expected):
+    assert contracted(stem, article) == expected
 
 
 def test_sentences_of_the_language():
-    found = {pair.english: pair.italian for pair in islice(sentences(0), 60_000)}
+    translations = {pair.english: pair.italian for pair in islice(sentences(0), 60_000)}
     expected = {  # checked by hand
         "we lose our friend.": "perdiamo il nostro amico.",
         "do you want our house?": "vuoi la nostra casa?",
@@ -57,13 +57,13 @@ def test_sentences_of_the_language():
         "they do not see the man.": "non vedono l'uomo.",
         "the old mirrors were clean.": "i vecchi specchi erano puliti.",
     }
-    assert {english: found.get(english) for english in expected} == expected
+    assert {english: translations.get(english) for english in expected} == expected
 
 
 def test_the_same_english_is_the_same_italian():
-    seen = {}
+    translations = {}
     for pair in islice(sentences(3), 30_000):
-        assert seen.setdefault(pair.english, pair.italian) == pair.italian
+        assert translations.setdefault(pair.english, pair.italian) == pair.italian
 
 
 def test_the_corpus_keeps_what_it_promises():
@@ -71,16 +71,16 @@ def test_the_corpus_keeps_what_it_promises():
     assert corpus == make_corpus(4000, 300)
     assert corpus.train != make_corpus(4000, 300, seed=1).train
     assert (len(corpus.train), len(corpus.unseen_sentences), len(corpus.unseen_pairs)) == (4000, 300, 300)
-    every = [pair.english for part in corpus for pair in part]
-    assert len(set(every)) == len(every)
+    english_sentences = [pair.english for part in corpus for pair in part]
+    assert len(set(english_sentences)) == len(english_sentences)
     assert all(not pair.word_pairs & out for pair in (*corpus.train, *corpus.unseen_sentences))
     assert all(pair.word_pairs & out for pair in corpus.unseen_pairs)
     words = [{word for pair in corpus.train for word in re.findall(r"[\w']+", pair[side])} for side in (0, 1)]
     assert len(words[0]) > 150
     assert len(words[1]) > 250
-    # the words themselves are known, each in other company
-    known = words[0]
-    assert all(set(re.findall(r"[\w']+", pair.english)) <= known for pair in corpus.unseen_pairs)
+    # every word is known; only its combinations are new
+    vocabulary = words[0]
+    assert all(set(re.findall(r"[\w']+", pair.english)) <= vocabulary for pair in corpus.unseen_pairs)
 
 
 def test_a_short_demo(command, forks, monkeypatch, tmp_path):
@@ -94,15 +94,15 @@ def test_a_short_demo(command, forks, monkeypatch, tmp_path):
     assert code == 0, out
     assert re.fullmatch(r"0 of [\d,]+ translated tokens differ", rows["Flax and PyTorch"])
     assert rows["proof (table above)"] == "equal on every rung"
-    assert float(rows["new sentences"].split("BLEU ")[1]) > 12  # 21 after so few updates; 0 where nothing is learnt
+    assert float(rows["new sentences"].split("BLEU ")[1]) > 12  # 21 after so few updates; 0 without learning
     assert {p.name for p in Path("runs/demo").iterdir()} == {"attention.png", "corpus", "model.pt", "run"}
     code, out, _ = command("translate", "runs/demo/model.pt", "runs/demo/corpus/valid.en", "--beam-size", "1")
     assert (code, len(out.splitlines())) == (0, 40)
     for page in PAGES:
         blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
         (block,) = (b for b in blocks if "runs/demo" in b)
-        done = forks(block, cwd=tmp_path)
-        assert (done.stdout.splitlines(), done.returncode) == (re.findall(r"# -> (.*)", block), 0), done.stderr
+        result = forks(block, cwd=tmp_path)
+        assert (result.stdout.splitlines(), result.returncode) == (re.findall(r"# -> (.*)", block), 0), result.stderr
 
 
 def test_the_demo_refuses_nothing_to_do(command):

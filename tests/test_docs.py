@@ -1,4 +1,4 @@
-"""The code in README and docs runs as it stands there."""
+"""The code blocks in README and docs run unchanged."""
 
 import re
 from dataclasses import fields
@@ -17,37 +17,38 @@ PAGES = [READMES[0], ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.m
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page, tmp_path, forks):
-    """In a process of their own, with nothing of the tests switched on; a line that ends in `# -> text` prints it.
+    """Each page runs in a separate process, without test settings; a line ending in `# -> text` prints text.
 
-    What needs the demo's model runs in the demo's test.
+    Blocks that need the demo's model run in the demo's test.
     """
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     code = "\n".join(block for block in blocks if "runs/demo" not in block)
     if not code:
         return
-    done = forks(code, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == re.findall(r"# -> (.*)", code)
+    result = forks(code, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == re.findall(r"# -> (.*)", code)
 
 
 def test_the_page_of_settings_is_what_the_configs_say():
-    """`make settings` writes it."""
+    """`make settings` writes the page."""
     assert (ROOT / "docs" / "settings.md").read_text() == settings_page.page()
     for kind in (TransformerConfig, TrainingConfig):
         assert [setting.name for setting in settings_page.settings_of(kind)] == [f.name for f in fields(kind)]
 
 
 def test_the_readmes_say_the_same():
-    """Code, headings, links, pictures and figures; the words between them are in two languages."""
-    blocks, rest = [], []
+    """Both languages have the same code, headings, links, pictures and figures."""
+    blocks, prose = [], []
     for page in READMES:
         text = page.read_text()
         blocks.append(re.findall(r"```.*?```", text, flags=re.DOTALL))
-        rest.append(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        prose.append(re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     assert blocks[0] == blocks[1]
     for pattern in (r"^#+ ", r"\]\((?!README)([^)]+)\)", r"\d+\.\d+", r"`([^`]+)`"):
-        ours, theirs = (re.findall(pattern, text, flags=re.MULTILINE) for text in rest)
-        assert sorted(" ".join(found.split()) for found in ours) == sorted(" ".join(f.split()) for f in theirs), pattern
+        english, chinese = (re.findall(pattern, text, flags=re.MULTILINE) for text in prose)
+        english, chinese = (sorted(" ".join(match.split()) for match in matches) for matches in (english, chinese))
+        assert english == chinese, pattern
 
 
 @pytest.mark.parametrize("page", [*PAGES, READMES[1]], ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""config.json of the families: defaults, old versions, and the way from a config back to settings."""
+"""config.json of each family: defaults, old versions, and the conversion of a config back to settings."""
 
 from typing import get_args, get_type_hints
 
@@ -12,29 +12,29 @@ from twinax.convert.hugging_face import LAYOUTS, family
 from twinax.convert.layouts.hugging_face import canonical
 from twinax.convert.layouts.hugging_face_settings import DEFAULTS, SETTINGS, VALUES
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_defaults_are_those_of_transformers(layout):
-    """What a config.json leaves out is what the class of its family says."""
-    found = family(layout)
-    theirs = getattr(transformers, found.architecture).config_class().to_dict()
-    for name, value in {**DEFAULTS, **found.defaults}.items():
-        if name in theirs and name not in ("dtype", "decoder_vocab_size"):
-            assert theirs[name] == value, name
+    """A field missing from config.json has the default of its family's config class."""
+    entry = family(layout)
+    reference = getattr(transformers, entry.architecture).config_class().to_dict()
+    for name, value in {**DEFAULTS, **entry.defaults}.items():
+        if name in reference and name not in ("dtype", "decoder_vocab_size"):
+            assert reference[name] == value, name
         elif name.endswith("_token_id"):
             assert value is None, name
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_setting_that_transformers_writes_is_known(layout, tmp_path):
-    found = family(layout)
-    settings = getattr(transformers, found.architecture).config_class().to_dict()
-    assert found.config(settings, "float32").d_model == settings["d_model"]
+    entry = family(layout)
+    settings = getattr(transformers, entry.architecture).config_class().to_dict()
+    assert entry.config(settings, "float32").d_model == settings["d_model"]
 
 
-# what config.json of versions 3 and 4 said beyond the fields of today
+# fields in config.json of `transformers` 3 and 4 that today's config.json lacks
 OLD = {
     "marian": {"_num_labels": 3, "add_bias_logits": False, "add_final_layer_norm": False, "bad_words_ids": [[58100]],
                "classif_dropout": 0.0, "normalize_before": False, "normalize_embedding": False, "num_beams": 6,
@@ -65,8 +65,8 @@ def test_settings_of_old_versions_are_known(layout):
 
 
 def test_every_value_of_ours_can_be_written():
-    for field, known in VALUES.values():
-        assert set(known.values()) == set(get_args(get_type_hints(TransformerConfig)[field]))
+    for field, names in VALUES.values():
+        assert set(names.values()) == set(get_args(get_type_hints(TransformerConfig)[field]))
 
 
 @given(data=st.data())

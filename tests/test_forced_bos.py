@@ -22,7 +22,7 @@ STORED = Path(__file__).parent / "checkpoints" / "v1"
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "__de__", "__fr__", *(f"w{i}" for i in range(25))]
 TEXTS = ["w1 w2 w3", "w24 w7", "w5"]
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def m2m100(tmp_path_factory):
     torch.manual_seed(0)
     model = random_model("M2M100")
     with torch.no_grad():
-        for parameter in model.parameters():  # tokens far apart: else every translation repeats one of them
+        for parameter in model.parameters():  # spread the embeddings; otherwise every translation repeats one token
             parameter.mul_(2)
     model.save_pretrained(folder / "bare")
     checkpoint = convert.load(folder / "bare")
@@ -44,11 +44,11 @@ def m2m100(tmp_path_factory):
     return model, folder / "model"
 
 
-def generated(model, translator, token, beam_size):
-    """Texts of `transformers`' own search, each sentence by itself, so that none is padded."""
+def reference_texts(model, translator, token, beam_size):
+    """Translations by `transformers`' beam search, one sentence at a time to avoid padding."""
     texts = []
     for ids in translator.source_ids(TEXTS):
-        found = model.generate(
+        output = model.generate(
             input_ids=torch.tensor([ids]),
             num_beams=beam_size,
             max_length=translator.config.max_length + 1,
@@ -57,7 +57,7 @@ def generated(model, translator, token, beam_size):
             bad_words_ids=[[translator.config.pad_id]],
             early_stopping=False,
         )
-        texts.append(found[0, 1:].tolist())
+        texts.append(output[0, 1:].tolist())
     return [text.partition(" </s>")[0] for text in (" ".join(WORDS[i] for i in ids) for ids in texts)]
 
 
@@ -67,49 +67,51 @@ def generated(model, translator, token, beam_size):
 def test_translations_are_those_of_transformers(framework, beam_size, token, m2m100):
     model, path = m2m100
     translator = load(path)
-    how = {"framework": framework, "beam_size": beam_size}
-    expected = generated(model, translator, token, beam_size)
-    assert translator.translate(TEXTS, forced_bos=token, **how) == expected
+    options = {"framework": framework, "beam_size": beam_size}
+    expected = reference_texts(model, translator, token, beam_size)
+    assert translator.translate(TEXTS, forced_bos=token, **options) == expected
     assert all(text.startswith(token) for text in expected)
     assert len({*expected}) == len(TEXTS)
-    if framework == "torch":  # another search, which Flax would compile
-        assert translator.translate(TEXTS, **how) != expected
+    if framework == "torch":  # in PyTorch only, because Flax would compile another program
+        assert translator.translate(TEXTS, **options) != expected
 
 
-def written(folder, text):
+def write_text(folder, text):
     (folder / "text").write_text(text)
     return folder / "text"
 
 
 def test_a_token_or_its_id_comes_first(command, tmp_path):
-    """The stored model writes letters large."""
-    text = written(tmp_path, "a b\nc\n")
+    """The stored model uppercases letters."""
+    text = write_text(tmp_path, "a b\nc\n")
     ids = load(STORED).tokenizers.tgt.fast.get_vocab()
-    how = ("--beam-size", "1", "--framework", "torch")
-    printed = [command("translate", STORED, text, "--forced-bos", bos, *how) for bos in ("H", ids["H"])]
-    assert printed[0] == printed[1]
-    assert printed[0][0] == 0
-    assert [line[:2] for line in printed[0][1].splitlines()] == ["H ", "H "]
+    options = ("--beam-size", "1", "--framework", "torch")
+    outputs = [command("translate", STORED, text, "--forced-bos", bos, *options) for bos in ("H", ids["H"])]
+    assert outputs[0] == outputs[1]
+    assert outputs[0][0] == 0
+    assert [line[:2] for line in outputs[0][1].splitlines()] == ["H ", "H "]
     arguments = ("--src", text, "--tgt", text, "--output", tmp_path / "out", "--json", tmp_path / "e.json")
-    code, _, _ = command("evaluate", STORED, *arguments, "--forced-bos", "H", *how)
-    assert (code, (tmp_path / "out").read_text()) == (0, printed[0][1])
+    code, _, _ = command("evaluate", STORED, *arguments, "--forced-bos", "H", *options)
+    assert (code, (tmp_path / "out").read_text()) == (0, outputs[0][1])
     assert json.loads((tmp_path / "e.json").read_text())["forced_bos"] == "H"
 
 
 def test_parity_compares_translations_that_begin_with_the_token(command, tmp_path, monkeypatch):
-    """Of both checkpoints; without the searches themselves."""
+    """Both configs have the forced BOS; the ladder and beam search are replaced."""
     from twinax import parity_command
 
-    seen = []
+    calls = []
     monkeypatch.setattr(
         parity_command,
         "show_ladder",
-        lambda title, **given: Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, True),
+        lambda title, **values: Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, True),
     )
-    monkeypatch.setattr(parity_command, "show_translations", lambda *given, **more: seen.append(given) or (True, []))
-    arguments = ("--src", written(tmp_path, "a b\n"), "--tgt", written(tmp_path, "a b\n"), "--translations")
+    monkeypatch.setattr(
+        parity_command, "show_translations", lambda *values, **keywords: calls.append(values) or (True, [])
+    )
+    arguments = ("--src", write_text(tmp_path, "a b\n"), "--tgt", write_text(tmp_path, "a b\n"), "--translations")
     command("parity", STORED, STORED, *arguments, "--forced-bos", "H", "--json", tmp_path / "p.json")
-    (flax, pytorch, _) = seen.pop()
+    (flax, pytorch, _) = calls.pop()
     ids = load(STORED).tokenizers.tgt.fast.get_vocab()
     assert (flax.config.forced_bos_id, pytorch.config.forced_bos_id) == (ids["H"], ids["H"])
     assert "--forced-bos H" in json.loads((tmp_path / "p.json").read_text())["command"]
@@ -118,16 +120,16 @@ def test_parity_compares_translations_that_begin_with_the_token(command, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("bos", "said"),
+    ("bos", "message"),
     [
         ("__der__", "forced_bos='__der__': the target tokenizer has no such token; did you mean '__de__'?"),
         ("日", "forced_bos='日': the target tokenizer has no such token"),
         ("31", "forced_bos=31: must be 0 to 30"),
     ],
 )
-def test_what_is_no_token_is_one_line(bos, said, command, m2m100):
+def test_what_is_no_token_is_one_line(bos, message, command, m2m100):
     path = m2m100[1]
-    assert command("translate", path, path.parent / "text", "--forced-bos", bos) == (2, "", f"twinax: {said}\n")
+    assert command("translate", path, path.parent / "text", "--forced-bos", bos) == (2, "", f"twinax: {message}\n")
     with pytest.raises(DataError, match="forced_bos"):
         load(path).translate(["w1"], forced_bos=int(bos) if bos.isdecimal() else bos)
 

@@ -1,4 +1,4 @@
-"""Checkpoints between forms and layouts: what comes back, who else can read it, and what is refused."""
+"""Checkpoints across file formats and layouts: round trips, other readers, and errors."""
 
 import json
 import os
@@ -34,14 +34,14 @@ STORED = Path(__file__).parent / "checkpoints" / "v1"
 FORMS = ("x.pt", "x.safetensors", "x")
 
 
-def same(one, other):
-    return {n: (a.dtype, a.shape, a.tobytes()) for n, a in one.tensors.items()} == {
-        n: (a.dtype, a.shape, a.tobytes()) for n, a in other.tensors.items()
+def same(left, right):
+    return {n: (a.dtype, a.shape, a.tobytes()) for n, a in left.tensors.items()} == {
+        n: (a.dtype, a.shape, a.tobytes()) for n, a in right.tensors.items()
     }
 
 
 def training_of(config, seed):
-    """A training in its middle, with moments of a size each."""
+    """A training state in mid-run, with random moments."""
     rng = np.random.default_rng(seed)
     optimizer, decayed = [("adam", "all"), ("adamw", "matrices")][seed % 2]
     run = RunConfig(
@@ -70,26 +70,26 @@ SETTINGS = [
     seed=st.integers(0, 9),
     forms=st.lists(st.sampled_from(FORMS), min_size=1, max_size=3),
     in_training=st.booleans(),
-    kept=st.sampled_from([{}, {"tokenizer/vocab.json": b"\x00\xff"}]),
+    files=st.sampled_from([{}, {"tokenizer/vocab.json": b"\x00\xff"}]),
 )
 def test_any_way_through_the_forms_gives_the_same_bytes(
-    fields, dtype, seed, forms, in_training, kept, tmp_path_factory
+    fields, dtype, seed, forms, in_training, files, tmp_path_factory
 ):
     folder = tmp_path_factory.mktemp("forms")
     sizes = {"d_model": 8, "num_heads": 2, "head_dim": None, "v_head_dim": None, "d_ff": 6} | fields
     sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "param_dtype": dtype}
     config = TransformerConfig.preset("tiny", **sizes)
     training = training_of(config, seed) if in_training else None
-    first = Checkpoint(config, random_arrays(config, seed), files=kept, training=training)
-    found = first
+    original = Checkpoint(config, random_arrays(config, seed), files=files, training=training)
+    checkpoint = original
     for i, form in enumerate(forms):
-        convert.save(found, folder / f"{i}{form}")
-        found = convert.load(folder / f"{i}{form}")
-    assert same(found, first)
-    assert (found.config, found.files) == (first.config, first.files)
+        convert.save(checkpoint, folder / f"{i}{form}")
+        checkpoint = convert.load(folder / f"{i}{form}")
+    assert same(checkpoint, original)
+    assert (checkpoint.config, checkpoint.files) == (original.config, original.files)
     if training is not None:
         expected = replace(training, exp_avg={}, exp_avg_sq={})
-        assert replace(found.training, exp_avg={}, exp_avg_sq={}) == expected
+        assert replace(checkpoint.training, exp_avg={}, exp_avg_sq={}) == expected
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -110,8 +110,8 @@ def test_a_hugging_face_directory_comes_back_through_every_form(name, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    """The stored checkpoint in every form."""
+def stored_files(tmp_path_factory):
+    """The stored checkpoint in every file format."""
     folder = tmp_path_factory.mktemp("stored")
     for form in FORMS:
         convert.save(convert.load(STORED), folder / form)
@@ -121,33 +121,35 @@ def stored(tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", [*FORMS, "nn.pt", "nn.safetensors"])
-def test_every_form_translates(stored, form):
-    assert twinax.load(stored / form).translate(["a b c", "h e"]) == ["A B C", "H E"]
+def test_every_form_translates(stored_files, form):
+    assert twinax.load(stored_files / form).translate(["a b c", "h e"]) == ["A B C", "H E"]
 
 
 def with_rate(optimizer):
-    """With the learning rate of the stored checkpoint's next update, which is constant."""
+    """The optimizer with the learning rate of the stored checkpoint's next update, which is constant."""
     for group in optimizer.param_groups:
         group["lr"] = 0.02
     return optimizer
 
 
-def test_pytorch_reads_the_torch_file_alone(stored):
-    found = torch.load(stored / "x.pt", weights_only=True)
-    model = twinax.torch_reference.Transformer(TransformerConfig.from_dict(found["config"]))
-    model.load_state_dict(found["model"])
-    run = RunConfig.from_dict(found["run"])
+def test_pytorch_reads_the_torch_file_alone(stored_files):
+    content = torch.load(stored_files / "x.pt", weights_only=True)
+    model = twinax.torch_reference.Transformer(TransformerConfig.from_dict(content["config"]))
+    model.load_state_dict(content["model"])
+    run = RunConfig.from_dict(content["run"])
     optimizer = make_optimizer(model, run.training)
-    optimizer.load_state_dict(found["optimizer"])
-    saved = read_checkpoint(STORED)
-    expected = convert.to_optimizer_state(saved.state.optimizer, model, with_rate(make_optimizer(model, run.training)))
-    torch.testing.assert_close(found["optimizer"], expected, rtol=0, atol=0)
-    assert len(found["optimizer"]["state"]) == len(list(model.parameters()))
-    assert (found["update"], found["position"]) == (600, [120, 0])
+    optimizer.load_state_dict(content["optimizer"])
+    checkpoint = read_checkpoint(STORED)
+    expected = convert.to_optimizer_state(
+        checkpoint.state.optimizer, model, with_rate(make_optimizer(model, run.training))
+    )
+    torch.testing.assert_close(content["optimizer"], expected, rtol=0, atol=0)
+    assert len(content["optimizer"]["state"]) == len(list(model.parameters()))
+    assert (content["update"], content["position"]) == (600, [120, 0])
 
 
-def test_safetensors_reads_the_other_file_alone(stored):
-    tensors = safetensors.torch.load_file(stored / "x.safetensors")
+def test_safetensors_reads_the_other_file_alone(stored_files):
+    tensors = safetensors.torch.load_file(stored_files / "x.safetensors")
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
     model = twinax.torch_reference.Transformer(convert.load(STORED).config)
     model.load_state_dict(weights)
@@ -155,35 +157,35 @@ def test_safetensors_reads_the_other_file_alone(stored):
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_torch_nn_transformer_reads_its_part(stored):
-    """And computes the same: its encoder of ours, with our embeddings."""
+def test_torch_nn_transformer_reads_its_part(stored_files):
+    """torch.nn's encoder on our embeddings computes the same output as ours."""
     checkpoint = convert.load(STORED)
     config, twin = checkpoint.config, checkpoint.to_torch().eval()
     sizes = (config.num_encoder_layers, config.num_decoder_layers, config.d_ff)
     module = nn.Transformer(config.d_model, config.num_heads, *sizes, norm_first=True, batch_first=True).eval()
-    tensors = safetensors.torch.load_file(stored / "nn.safetensors")
+    tensors = safetensors.torch.load_file(stored_files / "nn.safetensors")
     prefix = "transformer."
     module.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
     src = torch.tensor([[5, 6, 7, 2], [8, 9, 2, 0]])
     with torch.no_grad():
-        _, found = twinax.torch_reference.activations(twin, src, src)
-        expected = module.encoder(found["src_input.output"], src_key_padding_mask=src == config.pad_id)
-    keep = src != config.pad_id
-    torch.testing.assert_close(found["encoder.output"][keep], expected[keep], rtol=1e-5, atol=1e-5)
+        _, activations = twinax.torch_reference.activations(twin, src, src)
+        expected = module.encoder(activations["src_input.output"], src_key_padding_mask=src == config.pad_id)
+    mask = src != config.pad_id
+    torch.testing.assert_close(activations["encoder.output"][mask], expected[mask], rtol=1e-5, atol=1e-5)
 
 
-def test_bare_tensors_need_a_config(command, stored, tmp_path, monkeypatch):
+def test_bare_tensors_need_a_config(command, stored_files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = convert.load(STORED).to_torch()
     torch.save(model.state_dict(), "bare.pt")
     torch.save({"epoch": 3, "model_state_dict": model.state_dict()}, "wrapped.pth")
-    nn_tensors = safetensors.torch.load_file(stored / "nn.safetensors")
+    nn_tensors = safetensors.torch.load_file(stored_files / "nn.safetensors")
     safetensors.torch.save_file(nn_tensors, "bare.safetensors")
     code, out, err = command("translate", "bare.pt")
     assert (code, out) == (2, "")
     assert "bare tensors and no config; convert them with `twinax convert --config`" in err
     Path("config.json").write_text(model.config.to_json())
-    for name, config in (("bare.pt", "config.json"), ("wrapped.pth", STORED), ("bare.safetensors", stored / "x")):
+    for name, config in (("bare.pt", "config.json"), ("wrapped.pth", STORED), ("bare.safetensors", stored_files / "x")):
         assert command("convert", name, f"{name}.pt", "--config", config)[0] == 0
         assert convert.load(Path(f"{name}.pt")).config == model.config
         np.testing.assert_equal(dict(convert.load(Path(f"{name}.pt")).arrays), dict(convert.load(STORED).arrays))
@@ -207,11 +209,11 @@ def test_convert_says_what_it_did(command, tmp_path):
 def test_convert_sees_what_came_back_different(command, tmp_path, monkeypatch):
     right = convert.save
 
-    def wrong(checkpoint, path, *, layout):
+    def save_changed(checkpoint, path, *, layout):
         arrays = {name: a.T if name.endswith("q_proj.kernel") else a for name, a in checkpoint.arrays.items()}
         right(replace(checkpoint, arrays=arrays), path, layout=layout)
 
-    monkeypatch.setattr(convert, "save", wrong)
+    monkeypatch.setattr(convert, "save", save_changed)
     code, out, _ = command("convert", STORED, tmp_path / "a.pt")
     assert (
         code,
@@ -223,22 +225,22 @@ def _flat(out):
     return " ".join(out.replace("│", " ").split())
 
 
-def test_inspect_gives_one_checksum_in_every_form(command, stored, tmp_path, monkeypatch):
+def test_inspect_gives_one_checksum_in_every_form(command, stored_files, tmp_path, monkeypatch):
     sums = set()
     monkeypatch.setenv("COLUMNS", "160")
     for form in (*FORMS, "nn.pt", "nn.safetensors"):
-        code, out, _ = command("inspect", stored / form, "--tensors", "--json", tmp_path / "i.json")
-        found = json.loads((tmp_path / "i.json").read_text())
-        assert (code, found["trained parameters"], found["layout"]) == (0, 1716, ("twinax", "torch_nn")["nn" in form])
-        assert ("training" in found) == ("nn" not in form)
-        assert len(found["tensors"]) == sum(found["arrays"].values())
+        code, out, _ = command("inspect", stored_files / form, "--tensors", "--json", tmp_path / "i.json")
+        report = json.loads((tmp_path / "i.json").read_text())
+        assert (code, report["trained parameters"], report["layout"]) == (0, 1716, ("twinax", "torch_nn")["nn" in form])
+        assert ("training" in report) == ("nn" not in form)
+        assert len(report["tensors"]) == sum(report["arrays"].values())
         assert "q_proj" in out
-        sums.add(found["sha256 of weights"])
+        sums.add(report["sha256 of weights"])
     assert len(sums) == 1
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, forks):
-    """In a process that may write 8 kB a file."""
+    """In a process limited to 8 kB per file."""
     code = f"""
 import resource, sys
 from twinax import cli
@@ -247,48 +249,50 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (8000, {resource.RLIM_INFINITY}))
 cli.main()
 """
     for form in ("x.pt", "x.safetensors"):
-        done = forks(code, tmp_path / form)
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.startswith(f"twinax: {tmp_path / form}: cannot be written: ")
-        assert len(done.stderr.splitlines()) == 1
+        result = forks(code, tmp_path / form)
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.startswith(f"twinax: {tmp_path / form}: cannot be written: ")
+        assert len(result.stderr.splitlines()) == 1
         assert os.listdir(tmp_path) == []
 
 
 def test_nothing_is_replaced_by_one_who_comes_second(tmp_path, monkeypatch):
     checkpoint, sync = convert.load(STORED), new_files._sync
 
-    def other(path):
+    def write_first(path):
         (tmp_path / "x.pt").write_text("theirs")
         sync(path)
 
-    monkeypatch.setattr(new_files, "_sync", other)
+    monkeypatch.setattr(new_files, "_sync", write_first)
     with pytest.raises(convert.ConversionError, match=r"x\.pt: exists; give another name"):
         convert.save(checkpoint, tmp_path / "x.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]
     assert (tmp_path / "x.pt").read_text() == "theirs"
 
 
-def test_what_pytorch_trained_on_comes_back(stored, tmp_path):
-    found = torch.load(stored / "x.pt", weights_only=True)
-    checkpoint = convert.load(stored / "x.pt")
+def test_what_pytorch_trained_on_comes_back(stored_files, tmp_path):
+    content = torch.load(stored_files / "x.pt", weights_only=True)
+    checkpoint = convert.load(stored_files / "x.pt")
     model, run = checkpoint.to_torch(), checkpoint.training.run
     optimizer = make_optimizer(model, run.training)
-    optimizer.load_state_dict(found["optimizer"])
+    optimizer.load_state_dict(content["optimizer"])
     tokens = torch.tensor([[5, 6, 7, 2]])
     model(tokens, tokens).square().sum().backward()
     optimizer.step()
     torch.save(
-        found | {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "update": 601}, tmp_path / "x.pt"
+        content | {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "update": 601}, tmp_path / "x.pt"
     )
     convert.save(convert.load(tmp_path / "x.pt"), tmp_path / "x")
-    back = read_checkpoint(tmp_path / "x")
-    assert (int(back.state.update), back.run) == (601, run)
-    expected = convert.to_optimizer_state(back.state.optimizer, model, with_rate(make_optimizer(model, run.training)))
+    round_trip = read_checkpoint(tmp_path / "x")
+    assert (int(round_trip.state.update), round_trip.run) == (601, run)
+    expected = convert.to_optimizer_state(
+        round_trip.state.optimizer, model, with_rate(make_optimizer(model, run.training))
+    )
     torch.testing.assert_close(optimizer.state_dict(), expected, rtol=0, atol=0)
 
 
 def test_averaged_weights_have_no_optimizer(command, tmp_path):
-    """It is the last update's, whose weights are others. A run may have nothing else."""
+    """The optimizer state belongs to the last update's weights. A run may hold averaged weights alone."""
     shutil.copytree(STORED, tmp_path / "run" / "averaged" / "600")
     assert convert.load(tmp_path / "run").training is None
     code, out, _ = command("convert", tmp_path / "run", tmp_path / "x.pt")
@@ -297,7 +301,7 @@ def test_averaged_weights_have_no_optimizer(command, tmp_path):
 
 
 def test_float64_needs_no_switch(tmp_path, forks):
-    """Bytes are moved in it, whether or not JAX computes in it."""
+    """float64 bytes are copied whether or not JAX computes in float64."""
     config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1, param_dtype="float64")
     config = config.replace(compute_dtype="float64")
     files = convert.load(STORED).files
@@ -315,10 +319,10 @@ for words in (["convert", "a", "b.pt"], ["convert", "b.pt", "c"], ["inspect", "c
         print(ended.code)
 """
     (tmp_path / "t").write_text("a\n")
-    done = forks(code, cwd=tmp_path)
-    assert re.findall(r"^\d$", done.stdout, flags=re.MULTILINE) == ["0", "0", "0", "2"]
-    assert "or set JAX_ENABLE_X64=1" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = forks(code, cwd=tmp_path)
+    assert re.findall(r"^\d$", result.stdout, flags=re.MULTILINE) == ["0", "0", "0", "2"]
+    assert "or set JAX_ENABLE_X64=1" in result.stderr
+    assert "Traceback" not in result.stderr
     assert same(convert.load(tmp_path / "a"), convert.load(tmp_path / "c"))
 
 

@@ -1,4 +1,4 @@
-"""What the command says about itself: quickly, and with examples that run."""
+"""Help texts: fast to print, with examples that run."""
 
 import contextlib
 import io
@@ -17,13 +17,13 @@ from twinax.train_help import FIRST
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 COMMANDS = ("train", "data", "translate", "evaluate", "score", "parity", "audit", "convert", "inspect", "demo")
-ELSEWHERE = ("parity", "demo")  # what tests of their own run, for they take long
+ELSEWHERE = ("parity", "demo")  # run in tests of their own, because they take long
 BASICS = {"jax", "torch", "flax", "numpy", "tokenizers", "datasets", "grain", "orbax", "sacrebleu", "matplotlib"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["translate", "--help"], ["convert", "--help"]])
 def test_help_imports_little(arguments):
-    """A count of modules, for a time would be another on every machine; it was 290."""
+    """Counts modules, because times vary between machines; the count was 290."""
     code = f"""
 import sys
 sys.argv = ["twinax", *{arguments}]
@@ -33,15 +33,15 @@ try:
 except SystemExit:
     print(*sys.modules, file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    modules = done.stderr.split()
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    modules = result.stderr.split()
     assert len(modules) < 350
     assert not BASICS & set(modules)
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    """The files that the examples name."""
+def example_files(tmp_path, monkeypatch):
+    """Create the files that the examples name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     shutil.copytree(STORED, "runs/de_en")
@@ -51,14 +51,14 @@ def here(tmp_path, monkeypatch):
         Path(f"{name}.en").write_text("\n".join(lines).upper() + "\n")
 
 
-def test_the_overview_names_every_command(command, here):
+def test_the_overview_names_every_command(command, example_files):
     code, out, _ = command("--help")
     assert code == 0
     assert tuple(re.findall(r"•\s+(\w+)", out)) == COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_run(name, command, here):
+def test_examples_run(name, command, example_files):
     code, out, _ = command(name, "--help")
     assert code == 0
     (line,) = re.findall(r"Examples?: (twinax .*?)\s*│?\n", out)
@@ -76,27 +76,27 @@ def test_examples_run(name, command, here):
 
 @pytest.fixture(scope="module")
 def flags_of():
-    """command -> the flags that its whole help lists, by tyro."""
-    found = {}
+    """Table: command -> all flags in its full help, as tyro prints it."""
+    table = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
         for name in FOREIGN:
-            printed = io.StringIO()
+            output = io.StringIO()
             patch.setattr(sys, "argv", ["twinax", name, "--help-all" if name in ("train", "data") else "--help"])
-            with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
+            with contextlib.redirect_stdout(output), pytest.raises(SystemExit):
                 cli.main()
-            flags = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*", printed.getvalue()))
-            found[name] = flags | {flag.replace("--corpus.", "--") for flag in flags}
-    return found
+            flags = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*", output.getvalue()))
+            table[name] = flags | {flag.replace("--corpus.", "--") for flag in flags}
+    return table
 
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_names_of_other_toolkits_are_answered_with_flags_that_exist(name, flags_of):
-    for theirs, ours in FOREIGN[name].items():
-        assert theirs not in flags_of[name]
-        named = re.findall(r"--[\w.-]+", ours)
-        assert named
-        assert {*named} <= flags_of[name], theirs
+    for foreign_flag, answer in FOREIGN[name].items():
+        assert foreign_flag not in flags_of[name]
+        flags = re.findall(r"--[\w.-]+", answer)
+        assert flags
+        assert {*flags} <= flags_of[name], foreign_flag
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ def test_the_short_help_has_twenty_settings(name, command, flags_of, monkeypatch
     assert len(out.splitlines()) < 50
     assert len(FIRST) == 20
     assert {*FIRST} < {*rows} <= flags_of[name]
-    assert rows["--model.d-model"].endswith("(default: 128)")  # of the run that is named
+    assert rows["--model.d-model"].endswith("(default: 128)")  # of the named run
     assert f"all settings: twinax {name} --help-all, or docs/settings.md" in out

@@ -1,4 +1,4 @@
-"""Initial values: both frameworks draw from the distribution that the name says."""
+"""Initial values: both frameworks draw from the named distribution."""
 
 import math
 
@@ -54,7 +54,7 @@ EMBEDDING = {
 
 
 def follows(values, distribution):
-    """Kolmogorov-Smirnov over 8,000 values and more: a deviation 5% off has p below 1e-3."""
+    """Kolmogorov-Smirnov test over at least 8,000 values: a standard deviation off by 5% has p < 1e-3."""
     return stats.kstest(np.asarray(values).ravel(), distribution.cdf).pvalue > 1e-3
 
 
@@ -78,9 +78,9 @@ def test_linear(name, draw):
 def test_each_head_has_a_bound_of_its_own(draw):
     arrays = draw(CONFIG.replace(d_model=128, num_heads=4, linear_init="xavier_uniform_per_head"))
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        found = arrays[f"encoder.layers.0.self_attention.{name}.kernel"]
+        kernel = arrays[f"encoder.layers.0.self_attention.{name}.kernel"]
         outputs = 128 if name == "out_proj" else 32
-        assert follows(found, uniform(math.sqrt(6 / (128 + outputs)))), name
+        assert follows(kernel, uniform(math.sqrt(6 / (128 + outputs)))), name
 
 
 @pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
@@ -97,9 +97,9 @@ def test_padding_begins_at_zero(draw, name):
     arrays = draw(CONFIG.replace(embedding_init=name, positions="stored", max_length=V, pad_id=3))
     rows = np.flatnonzero((np.asarray(arrays[TABLE]) == 0).all(1))
     assert rows.tolist() == [3]
-    drawn = EMBEDDING[{"torch_padding_idx": "torch_default"}.get(name, "xavier_uniform")]
-    assert follows(np.delete(arrays[TABLE], 3, 0), drawn)
-    assert follows(arrays["tgt_input.positions.table"], drawn)
+    distribution = EMBEDDING[{"torch_padding_idx": "torch_default"}.get(name, "xavier_uniform")]
+    assert follows(np.delete(arrays[TABLE], 3, 0), distribution)
+    assert follows(arrays["tgt_input.positions.table"], distribution)
 
 
 @pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
@@ -108,7 +108,7 @@ def test_norms_start_as_the_identity_and_tables_differ(draw):
     assert all((np.asarray(a) == 1).all() for n, a in arrays.items() if n.endswith(".scale"))
     assert not np.array_equal(arrays["src_embedding.embedding"], arrays["tgt_embedding.embedding"])
     kernels = [np.asarray(a) for n, a in arrays.items() if n.endswith("q_proj.kernel")]
-    assert not any(np.array_equal(kernels[0], other) for other in kernels[1:])
+    assert not any(np.array_equal(kernels[0], kernel) for kernel in kernels[1:])
 
 
 @pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])

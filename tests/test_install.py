@@ -21,7 +21,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def subpackages():
-    """Every folder of the house that has an __init__.py, by its installed name."""
+    """Every source folder that has an __init__.py, by its installed name."""
     for folder in HOUSE:
         for init in sorted((ROOT / folder).rglob("__init__.py")):
             yield "twinax." + ".".join(init.parent.relative_to(ROOT).parts)
@@ -35,11 +35,11 @@ def test_every_folder_is_listed():
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory):
-    """A folder with nothing but the unpacked wheel, built from a copy, so that no build folder stays behind."""
+def wheel_folder(tmp_path_factory):
+    """A folder that holds only the unpacked wheel, built from a copy so that no build folder remains."""
     folder = tmp_path_factory.mktemp("wheel")
-    left_out = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, folder / "source", ignore=left_out)
+    ignore = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder / "source", ignore=ignore)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
     subprocess.run([*command, str(folder / "source")], check=True, capture_output=True)
     (wheel,) = folder.glob("twinax-*.whl")
@@ -49,33 +49,33 @@ def unpacked(tmp_path_factory):
 
 
 def run(code, folder, cwd):
-    """Runs code that sees the dependencies, but of twinax only the unpacked wheel."""
+    """Run code with the dependencies and the unpacked wheel, but no other twinax."""
     prelude = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
     prelude += f"sys.path.insert(0, {str(folder)!r}); "
     return subprocess.run([sys.executable, "-c", prelude + code], cwd=cwd, check=True, capture_output=True, text=True)
 
 
-def test_wheel_imports_from_an_empty_folder(unpacked, tmp_path):
+def test_wheel_imports_from_an_empty_folder(wheel_folder, tmp_path):
     names = ["twinax", *subpackages(), "twinax.cli"]
     code = f"import importlib; [print(importlib.import_module(n).__file__) for n in {names}]"
-    files = run(code, unpacked, tmp_path).stdout.split()
+    files = run(code, wheel_folder, tmp_path).stdout.split()
     assert len(files) == len(names)
-    assert all(file.startswith(str(unpacked)) for file in files)
+    assert all(file.startswith(str(wheel_folder)) for file in files)
 
 
-def test_wheel_has_every_source_file(unpacked):
+def test_wheel_has_every_source_file(wheel_folder):
     for folder in HOUSE:
         for path in (ROOT / folder).rglob("*.py"):
-            assert (unpacked / "twinax" / path.relative_to(ROOT)).exists(), path
-    assert sorted(p.name for p in unpacked.iterdir() if "dist-info" not in p.name) == ["twinax"]
+            assert (wheel_folder / "twinax" / path.relative_to(ROOT)).exists(), path
+    assert sorted(p.name for p in wheel_folder.iterdir() if "dist-info" not in p.name) == ["twinax"]
 
 
-def test_a_user_s_own_train_and_configs_do_no_harm(unpacked, tmp_path):
+def test_a_user_s_own_train_and_configs_do_no_harm(wheel_folder, tmp_path):
     (tmp_path / "train.py").write_text("raise SystemExit('the wrong train')")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "__init__.py").write_text("raise SystemExit('the wrong configs')")
     code = "from twinax import TransformerConfig; import twinax.train; print(TransformerConfig.preset('tiny').d_model)"
-    assert run(code, unpacked, tmp_path).stdout == "32\n"
+    assert run(code, wheel_folder, tmp_path).stdout == "32\n"
 
 
 def test_training_side_never_imports_torch():
@@ -87,35 +87,35 @@ def test_public_names():
     twinax = importlib.import_module("twinax")
     for name in dir(twinax):
         assert getattr(twinax, name) is not None
-    unknown = "nothing"
+    attribute = "nothing"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        getattr(twinax, unknown)
+        getattr(twinax, attribute)
 
 
 @pytest.mark.parametrize("name", ["compare", "Criterion", "audit", "assert_healthy"])
 def test_names_of_the_former_package_warn_and_work(name):
     former = importlib.import_module("twinax.parity_tests")
-    new = {"compare": "parity.compare_arrays", "Criterion": "parity.Criterion"}.get(name, f"audit.{name}")
-    module, _, attribute = new.rpartition(".")
-    with pytest.warns(DeprecationWarning, match=f"{name} is now twinax.{new}") as warned:
-        found = getattr(former, name)
-    assert len(warned) == 1
-    assert found is getattr(importlib.import_module(f"twinax.{module}"), attribute)
+    new_name = {"compare": "parity.compare_arrays", "Criterion": "parity.Criterion"}.get(name, f"audit.{name}")
+    module, _, attribute = new_name.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"{name} is now twinax.{new_name}") as records:
+        value = getattr(former, name)
+    assert len(records) == 1
+    assert value is getattr(importlib.import_module(f"twinax.{module}"), attribute)
 
 
 def test_constraints_pin_every_dependency():
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     pinned = {name.lower().replace("_", "-") for name in pins}
     project = SETTINGS["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    for requirement in wanted:
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    for requirement in requirements:
         name = requirement.split(">=")[0].split("[")[0].lower().replace("_", "-")
         assert name in pinned, name
 
 
 @pytest.mark.parametrize("name", ["cuda", "tpu"])
 def test_accelerators_are_extras_that_jax_has(name):
-    """pip only warns where an extra does not exist, and the CPU's jax remains."""
+    """pip only warns about an unknown extra, and leaves the CPU build of jax."""
     (requirement,) = SETTINGS["project"]["optional-dependencies"][name]
     extra = re.fullmatch(r"jax\[(\w+)\]>=[\d.]+", requirement)[1]
     assert extra in metadata("jax").get_all("Provides-Extra")

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: what is listed is whole, and what goes on is the run that was never killed.
+"""SIGKILL at random moments: listed checkpoints are complete, and the resumed run equals one never killed.
 
 Three kills here; `make kill-test` does twenty and prints its counts.
 """
@@ -17,7 +17,7 @@ import pytest
 
 from twinax.train.checkpointing.checkpoints import read_checkpoint
 
-# Every update is saved, so that most moments are in a save, and the one before is deleted.
+# Every update is saved, so that most kills hit a save; the previous checkpoint is deleted.
 SETTINGS = (
     *("--held-out", "10", "--batches.tokens", "70", "--batches.shapes", "1"),
     *("--tokenizer.kind", "word", "--tokenizer.vocab-size", "50"),
@@ -25,7 +25,7 @@ SETTINGS = (
     *("--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1"),
     *("--loop.checkpoint-every", "1", "--loop.validate-every", "4", "--loop.average", "2", "--loop.translations", "0"),
 )
-# The command, where PyTorch cannot be imported: training does not need it.
+# Runs the command with PyTorch blocked, because training does not need it.
 CODE = """
 import sys
 
@@ -41,7 +41,7 @@ main()
 
 
 class Runs:
-    """Starts the command on one corpus, into one directory or another."""
+    """Start the command on one corpus, with a directory per run."""
 
     def __init__(self, folder, updates):
         self.folder, self.updates = folder, updates
@@ -65,12 +65,12 @@ class Runs:
         return errors
 
     def kill(self, name, delay, early=False):
-        """Kills it so long after the first checkpoint of this start, or after the config; False: it had ended."""
-        before = listed(self.folder / name)
+        """Kill the run `delay` after this start's first checkpoint (or its config); False if it had already ended."""
+        updates_before = listed(self.folder / name)
         process = self.start(name)
 
         def waits():
-            return listed(self.folder / name) == before and not (
+            return listed(self.folder / name) == updates_before and not (
                 early and (self.folder / name / "config.json").exists()
             )
 
@@ -93,13 +93,13 @@ def whole_records(directory):
 
 def arrays_of(path):
     state = read_checkpoint(path).state
-    named = {**state.params, **{f"mu.{n}": a for n, a in state.optimizer[1].mu.items()}}
-    named |= {f"nu.{n}": a for n, a in state.optimizer[1].nu.items()}
-    return {**named, "update": state.update, "position": state.position, "seed": state.seed}
+    arrays = {**state.params, **{f"mu.{n}": a for n, a in state.optimizer[1].mu.items()}}
+    arrays |= {f"nu.{n}": a for n, a in state.optimizer[1].nu.items()}
+    return {**arrays, "update": state.update, "position": state.position, "seed": state.seed}
 
 
 def kill_and_compare(folder: Path, kills: int, updates: int, seed: int) -> Counter[str]:
-    """Counts of what happened; fails where something is half, lost, repeated or different."""
+    """Counts of events; fails if anything is incomplete, lost, repeated or different."""
     runs, rng, counts = Runs(folder, updates), random.Random(seed), Counter()
     runs.finish("never")
     while counts["kills"] < kills:
@@ -115,12 +115,14 @@ def kill_and_compare(folder: Path, kills: int, updates: int, seed: int) -> Count
             counts["listed checkpoints read"] += 1
             assert int(read_checkpoint(checkpoints / str(update)).state.update) == update
     runs.finish("killed")
-    ours, theirs = (whole_records(folder / name) for name in ("killed", "never"))
-    seen, expected = (Counter(r["checksum"] for r in records if "loss" in r) for records in (ours, theirs))
-    counts["batches lost"] = (expected - seen).total()  # by their contents
-    counts["batches repeated"] = (seen - expected).total()
+    killed_records, reference_records = (whole_records(folder / name) for name in ("killed", "never"))
+    killed_batches, expected = (
+        Counter(r["checksum"] for r in records if "loss" in r) for records in (killed_records, reference_records)
+    )
+    counts["batches lost"] = (expected - killed_batches).total()  # compared by checksum
+    counts["batches repeated"] = (killed_batches - expected).total()
     assert (counts["batches lost"], counts["batches repeated"]) == (0, 0)
-    assert ours == theirs  # every loss, norm and rate, bit-identical
+    assert killed_records == reference_records  # every loss, norm and rate, bit-identical
     assert listed(folder / "killed") == listed(folder / "never")
     for name in (f"checkpoints/{updates}", f"averaged/{updates}"):
         left, right = (arrays_of(folder / run / name) for run in ("killed", "never"))

@@ -1,4 +1,4 @@
-"""The loop in one process: what a run directory holds, what goes on and what is refused."""
+"""The training loop in one process: the run directory, resuming, and errors."""
 
 import fcntl
 import json
@@ -36,19 +36,19 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """Programs that the runs here share, and nobody else's."""
-    before = jax.config.jax_compilation_cache_dir
+    """A compilation cache shared by the runs of this file only."""
+    cache_dir = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
     compilation_cache.reset_cache()
     yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_compilation_cache_dir", cache_dir)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
     compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Words and the same words in another language."""
+    """Lower-case words and, as their translation, the same words in upper case."""
     folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
     sentences = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(80)]
     for name, text in (("src", "\n".join(sentences)), ("tgt", "\n".join(sentences).upper())):
@@ -69,7 +69,7 @@ def run_of(corpus, **loop_settings):
 
 @pytest.fixture(scope="module")
 def finished(corpus, tmp_path_factory):
-    """(outcome, directory, run) of a run that went to its end."""
+    """(outcome, directory, run) of a completed run."""
     directory, run = tmp_path_factory.mktemp("runs") / "a", run_of(corpus, average=2, checkpoint_every=3)
     return train(run, directory, QUIET), directory, run
 
@@ -78,10 +78,10 @@ def arrays(directory):
     return {name: np.asarray(a) for name, a in read_checkpoint(directory).state.params.items()}
 
 
-def assert_equal(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, array in ours.items():
-        np.testing.assert_array_equal(array, theirs[name])
+def assert_equal(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, array in actual.items():
+        np.testing.assert_array_equal(array, expected[name])
 
 
 def test_the_run_directory(finished):
@@ -115,46 +115,47 @@ def test_metrics(finished):
     assert places == sorted(set(places))
     assert places[0] == (0, 0)
     assert updates[0]["learning_rate"] == pytest.approx(1e-2 / 3)
-    found = [r for r in records if "validation" in r]
-    assert [(r["update"], r.get("averaged")) for r in found] == [(4, None), (8, None), (8, [4, 8])]
-    for record in found:
+    validation_records = [r for r in records if "validation" in r]
+    assert [(r["update"], r.get("averaged")) for r in validation_records] == [(4, None), (8, None), (8, [4, 8])]
+    for record in validation_records:
         validation = record["validation"]
         assert validation["perplexity"] == pytest.approx(np.exp(validation["loss"]))
         assert 0 <= validation["bleu"] <= 100
         assert len(validation["samples"]) == 3
         assert validation["samples"][0][0].upper() == validation["samples"][0][1]  # source and reference
-    assert outcome.validation == found[-1]["validation"]
+    assert outcome.validation == validation_records[-1]["validation"]
 
 
 def test_validation_is_the_cross_entropy_of_the_held_out_pairs(finished):
     _, directory, run = finished
-    saved = read_checkpoint(directory / "checkpoints" / "8")
-    twin = flax_transformer.Transformer.from_arrays(saved.run.model, {**saved.state.buffers, **saved.state.params})
+    checkpoint = read_checkpoint(directory / "checkpoints" / "8")
+    state = checkpoint.state
+    twin = flax_transformer.Transformer.from_arrays(checkpoint.run.model, {**state.buffers, **state.params})
     model = convert.to_torch(twin)
     lines = [Path(path).read_text().splitlines() for path in (run.corpus.src, run.corpus.tgt)]
     out = np.random.default_rng([0, 80]).permutation(80)[:10]
     total, tokens = 0.0, 0
     for i in out:
-        src = [*saved.tokenizers.src.encode([lines[0][i]])[0], 2]
-        tgt = saved.tokenizers.tgt.encode([lines[1][i]])[0]
+        src = [*checkpoint.tokenizers.src.encode([lines[0][i]])[0], 2]
+        tgt = checkpoint.tokenizers.tgt.encode([lines[1][i]])[0]
         logits = model(torch.tensor([src]), torch.tensor([[1, *tgt]])).detach().numpy()[0]
         log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         total -= log_probs[range(len(tgt) + 1), [*tgt, 2]].sum()
         tokens += len(tgt) + 1
-    last = [r["validation"] for r in read_metrics(directory) if "validation" in r and "averaged" not in r][-1]
-    assert last["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    validation = [r["validation"] for r in read_metrics(directory) if "validation" in r and "averaged" not in r][-1]
+    assert validation["loss"] == pytest.approx(total / tokens, rel=1e-5)
 
 
 def test_a_checkpoint_has_everything(finished):
     _, directory, _ = finished
     for folder in ("checkpoints/4", "averaged/8"):
-        saved = read_checkpoint(directory / folder)
-        assert saved.run.model.src_vocab_size == saved.tokenizers.src.vocab_size == 20
-        assert int(saved.state.update) == int(folder[-1])
+        checkpoint = read_checkpoint(directory / folder)
+        assert checkpoint.run.model.src_vocab_size == checkpoint.tokenizers.src.vocab_size == 20
+        assert int(checkpoint.state.update) == int(folder[-1])
         batches = len([r for r in read_metrics(directory) if r.get("epoch") == 0 and "loss" in r])
-        assert saved.state.position.tolist() == list(divmod(int(folder[-1]), batches))
-        loaded = PreTrainedTokenizerFast.from_pretrained(directory / folder / "run" / "tokenizer")
-        assert loaded.encode("a b H", add_special_tokens=False) == saved.tokenizers.src.encode(["a b H"])[0]
+        assert checkpoint.state.position.tolist() == list(divmod(int(folder[-1]), batches))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(directory / folder / "run" / "tokenizer")
+        assert tokenizer.encode("a b H", add_special_tokens=False) == checkpoint.tokenizers.src.encode(["a b H"])[0]
 
 
 def test_averaged_parameters_are_the_mean(finished):
@@ -166,9 +167,9 @@ def test_averaged_parameters_are_the_mean(finished):
 
 def test_a_finished_run_stays_as_it_is_and_goes_on_where_more_is_asked(finished, corpus, tmp_path):
     outcome, directory, run = finished
-    before = read_metrics(directory)
+    records = read_metrics(directory)
     assert train(run, directory, QUIET) == outcome
-    assert read_metrics(directory) == before
+    assert read_metrics(directory) == records
     part = tmp_path / "part"
     train(run_of(corpus, updates=5), part, QUIET)
     train(run_of(corpus, updates=8), part, QUIET)
@@ -200,31 +201,31 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, capsys, finished
 
 
 def test_a_run_goes_on_from_what_was_a_file_of_pytorch(finished, tmp_path):
-    """Its optimizer was a state of `torch.optim`, then tensors of safetensors."""
+    """The optimizer state passes through `torch.optim` and then safetensors."""
     _, directory, run = finished
-    again = shutil.copytree(directory, tmp_path / "r")
-    shutil.rmtree(again / "averaged")
-    shutil.rmtree(again / "checkpoints" / "8")
-    convert.save(convert.load(again / "checkpoints" / "4"), tmp_path / "a.pt")
+    copy = shutil.copytree(directory, tmp_path / "r")
+    shutil.rmtree(copy / "averaged")
+    shutil.rmtree(copy / "checkpoints" / "8")
+    convert.save(convert.load(copy / "checkpoints" / "4"), tmp_path / "a.pt")
     convert.save(convert.load(tmp_path / "a.pt"), tmp_path / "a.safetensors")
-    shutil.rmtree(again / "checkpoints" / "4")
-    convert.save(convert.load(tmp_path / "a.safetensors"), again / "checkpoints" / "4")
-    assert train(run, again, QUIET).update == 8
-    assert_equal(arrays(again / "checkpoints" / "8"), arrays(directory / "checkpoints" / "8"))
+    shutil.rmtree(copy / "checkpoints" / "4")
+    convert.save(convert.load(tmp_path / "a.safetensors"), copy / "checkpoints" / "4")
+    assert train(run, copy, QUIET).update == 8
+    assert_equal(arrays(copy / "checkpoints" / "8"), arrays(directory / "checkpoints" / "8"))
 
 
 def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):
     _, directory, run = finished
-    other = replace(run, training=replace(run.training, learning_rate=2e-2))
+    other_run = replace(run, training=replace(run.training, learning_rate=2e-2))
     with pytest.raises(
         RunError, match=r"was started with other settings: training.learning_rate=0.02 and not 0.01; choose"
     ):
-        train(other, directory, QUIET)
+        train(other_run, directory, QUIET)
     lines = Path(corpus.src).read_text().splitlines()
     (tmp_path / "src").write_text("\n".join(["h", *lines[1:]]) + "\n")
-    changed = replace(run, corpus=replace(corpus, src=str(tmp_path / "src")))
+    other_corpus_run = replace(run, corpus=replace(corpus, src=str(tmp_path / "src")))
     with pytest.raises(RunError, match="was started with another corpus"):
-        train(changed, directory, QUIET)
+        train(other_corpus_run, directory, QUIET)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(RunError, match=r"is not empty \(thesis.tex\); choose another directory"):
@@ -236,20 +237,20 @@ def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):
 
 
 def test_what_the_corpus_decided_stays(corpus, tmp_path):
-    """Flags that leave it open go on with a run that had other rules for it; a cosine has its end."""
+    """Omitted flags resume with the run's own values; a cosine schedule cannot be extended."""
     cosine = TrainingConfig(schedule="cosine", learning_rate=1e-2, warmup_updates=1)
-    open_ended = replace(run_of(corpus, updates=4, translations=0), batches=BatchConfig(shapes=1), training=cosine)
-    train(replace(open_ended, batches=BatchConfig(tokens=70, shapes=1)), tmp_path, QUIET)
-    assert train(open_ended, tmp_path, QUIET).update == 4
-    saved = read_run(tmp_path)
-    assert (saved.batches.tokens, saved.training.total_updates) == (70, 4)
-    for run in (open_ended, saved):
+    open_run = replace(run_of(corpus, updates=4, translations=0), batches=BatchConfig(shapes=1), training=cosine)
+    train(replace(open_run, batches=BatchConfig(tokens=70, shapes=1)), tmp_path, QUIET)
+    assert train(open_run, tmp_path, QUIET).update == 4
+    saved_run = read_run(tmp_path)
+    assert (saved_run.batches.tokens, saved_run.training.total_updates) == (70, 4)
+    for run in (open_run, saved_run):
         for updates in (3, 6):
-            other = replace(run, loop=replace(run.loop, updates=updates))
+            longer_run = replace(run, loop=replace(run.loop, updates=updates))
             with pytest.raises(
                 RunError, match=f"cannot be extended to {updates} updates: its cosine schedule ends at update 4"
             ):
-                train(other, tmp_path, QUIET)
+                train(longer_run, tmp_path, QUIET)
 
 
 def test_a_directory_in_use_is_refused(finished):
@@ -268,12 +269,12 @@ def test_bad_data_leaves_nothing_behind(corpus, tmp_path):
 
 def test_a_loss_that_is_not_finite_ends_with_its_batch(finished, tmp_path):
     _, _, run = finished
-    wild = replace(run, training=replace(run.training, learning_rate=1e38, warmup_updates=0))
+    diverging_run = replace(run, training=replace(run.training, learning_rate=1e38, warmup_updates=0))
     with pytest.raises(RunError, match=r"update \d+: .* is not finite .*its batch is in .*batch-\d+.npz"):
-        train(wild, tmp_path / "r", QUIET)
+        train(diverging_run, tmp_path / "r", QUIET)
     (path,) = (tmp_path / "r").glob("batch-*.npz")
-    last = max(r["update"] for r in read_metrics(tmp_path / "r"))
-    assert path.name == f"batch-{last + 1}.npz"
+    last_update = max(r["update"] for r in read_metrics(tmp_path / "r"))
+    assert path.name == f"batch-{last_update + 1}.npz"
     assert set(np.load(path)) == {"src_tokens", "tgt_tokens", "labels"}
 
 
@@ -283,11 +284,11 @@ def test_of_a_run_the_averaged_then_the_best_then_the_last_checkpoint_counts(fin
     assert folder_of(copy) == copy / "averaged" / "8"
     assert folder_of(copy / "checkpoints" / "4") == copy / "checkpoints" / "4"
     shutil.rmtree(copy / "averaged")
-    found = {r["update"]: r["validation"]["loss"] for r in read_metrics(copy) if "validation" in r}
-    assert folder_of(copy) == copy / "checkpoints" / str(min((4, 8), key=found.get))
+    losses = {r["update"]: r["validation"]["loss"] for r in read_metrics(copy) if "validation" in r}
+    assert folder_of(copy) == copy / "checkpoints" / str(min((4, 8), key=losses.get))
     log = copy / "metrics.jsonl"
-    worse = [r for r in read_metrics(copy) if r["update"] != 8]
-    log.write_text("".join(json.dumps(r) + "\n" for r in worse))
+    records = [r for r in read_metrics(copy) if r["update"] != 8]
+    log.write_text("".join(json.dumps(r) + "\n" for r in records))
     assert folder_of(copy) == copy / "checkpoints" / "4"
     log.unlink()
     assert folder_of(copy) == copy / "checkpoints" / "8"
@@ -297,7 +298,7 @@ def test_another_average_takes_the_place_of_the_first(finished, tmp_path):
     _, directory, run = finished
     copy = shutil.copytree(directory, tmp_path / "r")
     assert train(replace(run, loop=replace(run.loop, average=3)), copy, QUIET).validation is not None
-    assert [r["averaged"] for r in read_metrics(copy) if "averaged" in r] == [[4, 8]]  # the third is not there
+    assert [r["averaged"] for r in read_metrics(copy) if "averaged" in r] == [[4, 8]]  # the third does not exist
     train(replace(run, loop=replace(run.loop, average=1)), copy, QUIET)
     one = train(replace(run, loop=replace(run.loop, updates=10, validate_every=1, average=2)), copy, QUIET)
     assert [r["averaged"] for r in read_metrics(copy) if "averaged" in r] == [[4, 8], [9, 10]]
@@ -325,54 +326,43 @@ def test_a_full_disk(finished, corpus, tmp_path, monkeypatch):
 
 def test_patience(corpus, tmp_path):
     run = run_of(corpus, updates=30, validate_every=1, patience=2, translations=0)
-    still = replace(run, training=replace(run.training, learning_rate=1e-30))
-    outcome = train(still, tmp_path / "r", QUIET)
-    assert outcome.update == 3  # the first is best, and two more are not better
+    frozen_run = replace(run, training=replace(run.training, learning_rate=1e-30))
+    outcome = train(frozen_run, tmp_path / "r", QUIET)
+    assert outcome.update == 3  # the first is best, and the next two are not better
     assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["1", "3"]  # best and last
-    assert train(still, tmp_path / "r", QUIET).update == 3
+    assert train(frozen_run, tmp_path / "r", QUIET).update == 3
 
 
 def test_weights_to_start_from(finished, corpus, tmp_path):
     _, directory, _ = finished
-    fine = replace(run_of(corpus, updates=1, validate_every=1, translations=0), init_from=str(directory))
-    still = replace(fine, training=replace(fine.training, learning_rate=1e-30))
-    train(still, tmp_path / "ours", QUIET)
+    tuning_run = replace(run_of(corpus, updates=1, validate_every=1, translations=0), init_from=str(directory))
+    frozen_run = replace(tuning_run, training=replace(tuning_run.training, learning_rate=1e-30))
+    train(frozen_run, tmp_path / "ours", QUIET)
     assert_equal(arrays(tmp_path / "ours"), arrays(directory))
-    read = (tmp_path / "ours" / "tokenizer" / "tokenizer.json").read_text()
-    assert read == (directory / "tokenizer" / "tokenizer.json").read_text()
-    shutil.rmtree(tmp_path / "ours" / "checkpoints")  # as where it was killed before the first
+    tokenizer = (tmp_path / "ours" / "tokenizer" / "tokenizer.json").read_text()
+    assert tokenizer == (directory / "tokenizer" / "tokenizer.json").read_text()
+    shutil.rmtree(tmp_path / "ours" / "checkpoints")  # as if killed before the first checkpoint
     (tmp_path / "ours" / "metrics.jsonl").unlink()
-    train(still, tmp_path / "ours", QUIET)
+    train(frozen_run, tmp_path / "ours", QUIET)
     assert_equal(arrays(tmp_path / "ours"), arrays(directory))
-    away = directory.rename(directory.with_name("away"))
-    train(still, tmp_path / "ours", QUIET)  # where there is a checkpoint, it need not be read again
-    away.rename(directory)
+    moved_directory = directory.rename(directory.with_name("away"))
+    train(frozen_run, tmp_path / "ours", QUIET)  # with a checkpoint, init_from is not read again
+    moved_directory.rename(directory)
     with pytest.raises(CheckpointError, match=r"do not fit the model; .* \(16,\) but should be \(17,\)"):
-        train(replace(still, model=still.model.replace(d_ff=17)), tmp_path / "wider", QUIET)
+        train(replace(frozen_run, model=frozen_run.model.replace(d_ff=17)), tmp_path / "wider", QUIET)
     with pytest.raises(CheckpointError, match="there is no such file or directory for the initial weights"):
-        train(replace(still, init_from="nowhere"), tmp_path / "none", QUIET)
+        train(replace(frozen_run, init_from="nowhere"), tmp_path / "none", QUIET)
     assert not (tmp_path / "wider").exists()
 
 
 def test_weights_of_hugging_face_to_start_from(finished, corpus, tmp_path):
     _, directory, _ = finished
-    saved = read_checkpoint(directory)
-    size = saved.tokenizers.src.vocab_size
-    model = TransformerConfig(
-        src_vocab_size=size,
-        tgt_vocab_size=size,
-        d_model=8,
-        num_heads=2,
-        d_ff=16,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        max_length=16,
-        shared_embeddings=True,
-        tied_output=True,
-        output_bias="stored",
-        positions="sinusoidal_half",
-        embedding_padding="frozen",
-    )
+    checkpoint = read_checkpoint(directory)
+    size = checkpoint.tokenizers.src.vocab_size
+    sizes = {"src_vocab_size": size, "tgt_vocab_size": size, "d_model": 8, "num_heads": 2, "d_ff": 16}
+    sizes |= {"num_encoder_layers": 1, "num_decoder_layers": 1, "max_length": 16}
+    embeddings = {"shared_embeddings": True, "tied_output": True, "embedding_padding": "frozen"}
+    model = TransformerConfig(**sizes, **embeddings, output_bias="stored", positions="sinusoidal_half")
     twin = flax_transformer.Transformer(model, rngs=nnx.Rngs(0))
     convert.save(convert.Checkpoint.of(twin), tmp_path / "hf", layout="marian")
     run = run_of(corpus, updates=1, validate_every=1, translations=0)
@@ -381,8 +371,8 @@ def test_weights_of_hugging_face_to_start_from(finished, corpus, tmp_path):
         train(run, tmp_path / "r", QUIET)
     for path in (directory / "tokenizer").iterdir():
         (tmp_path / "hf" / path.name).write_bytes(path.read_bytes())
-    still = replace(run, training=replace(run.training, learning_rate=1e-30))
-    train(still, tmp_path / "r", QUIET)
+    frozen_run = replace(run, training=replace(run.training, learning_rate=1e-30))
+    train(frozen_run, tmp_path / "r", QUIET)
     twins = convert.load(tmp_path / "hf").arrays
     for name, array in arrays(tmp_path / "r").items():
         np.testing.assert_allclose(array, twins[name], rtol=1e-6, atol=1e-25)

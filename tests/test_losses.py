@@ -1,4 +1,4 @@
-"""The losses against torch, optax and the formulas in plain float64; the written-out gradient against the plain one."""
+"""The losses against torch, optax and the formulas in plain float64; the hand-written gradient against autodiff."""
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,13 @@ def inputs(seed, vocab_size=11, scale=3.0):
 
 
 def in_both(logits, labels, config, pad_id=PAD):
-    flax = losses.cross_entropy(jnp.asarray(logits), jnp.asarray(labels), pad_id, config)
-    other = torch_losses.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels), pad_id, config)
-    return [(float(total), int(tokens)) for total, tokens in (flax, other)]
+    flax_loss = losses.cross_entropy(jnp.asarray(logits), jnp.asarray(labels), pad_id, config)
+    torch_loss = torch_losses.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels), pad_id, config)
+    return [(float(total), int(tokens)) for total, tokens in (flax_loss, torch_loss)]
 
 
 def by_the_formula(logits, labels, kind, smoothing):
-    """Token by token, from the distributions themselves."""
+    """The loss, token by token, from the target distributions."""
     total, vocab_size = 0.0, logits.shape[-1]
     for z, label in zip(logits.reshape(-1, vocab_size), labels.ravel(), strict=True):
         if label == PAD:
@@ -69,67 +69,67 @@ def test_is_the_formula(kind, seed, smoothing, scale):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_over_all_is_torch_s_and_optax_s(smoothing):
     logits, labels = inputs(0)
-    theirs = torch.nn.functional.cross_entropy(
+    expected = torch.nn.functional.cross_entropy(
         torch.from_numpy(logits).flatten(0, 1), torch.from_numpy(labels).flatten(), label_smoothing=smoothing,
         ignore_index=PAD, reduction="sum",
     )  # fmt: skip
-    smoothed = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float64), smoothing)
-    optax_s = jnp.where(labels != PAD, optax.softmax_cross_entropy(jnp.asarray(logits), smoothed), 0).sum()
-    assert float(optax_s) == pytest.approx(theirs.item(), rel=1e-13)
+    soft_labels = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float64), smoothing)
+    optax_loss = jnp.where(labels != PAD, optax.softmax_cross_entropy(jnp.asarray(logits), soft_labels), 0).sum()
+    assert float(optax_loss) == pytest.approx(expected.item(), rel=1e-13)
     for total, _ in in_both(logits, labels, TrainingConfig(label_smoothing=smoothing)):
-        assert total == pytest.approx(theirs.item(), rel=1e-13)
+        assert total == pytest.approx(expected.item(), rel=1e-13)
 
 
 def test_over_others_but_padding_is_torch_s_kl_divergence():
-    """As The Annotated Transformer has it: `KLDivLoss` to a distribution that it fills in place."""
+    """As in The Annotated Transformer: `KLDivLoss` to a target distribution that is filled in place."""
     logits, labels = inputs(1)
     x, y = torch.from_numpy(logits).flatten(0, 1).log_softmax(-1), torch.from_numpy(labels).flatten()
     q = torch.full_like(x, 0.1 / (x.shape[1] - 2))
     q.scatter_(1, y[:, None], 0.9)
     q[:, PAD] = 0
     q[y == PAD] = 0
-    theirs = torch.nn.KLDivLoss(reduction="sum")(x, q).item()
+    expected = torch.nn.KLDivLoss(reduction="sum")(x, q).item()
     for total, _ in in_both(logits, labels, TrainingConfig(label_smoothing=0.1, smoothing="others_but_padding")):
-        assert total == pytest.approx(theirs, rel=1e-13)
+        assert total == pytest.approx(expected, rel=1e-13)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_gradient_is_the_plain_one(kind, smoothing):
-    """Of JAX's rule for the same formula, and of PyTorch's; with a weight on the loss, under jit."""
+    """Against JAX's and PyTorch's autodiff of the same formula; with a scaled loss, under jit."""
     logits, labels = inputs(2)
     config = TrainingConfig(label_smoothing=smoothing, smoothing=kind)
     target = SMOOTHINGS[kind](smoothing, logits.shape[-1])
 
-    def plain(z):
+    def plain_loss(z):
         per_token, _ = losses._forward(z, jnp.asarray(labels), PAD, target)
         return 0.7 * jnp.where(labels != PAD, per_token, 0).sum()
 
-    def ours(z):
+    def loss(z):
         return 0.7 * losses.cross_entropy(z, jnp.asarray(labels), PAD, config)[0]
 
-    found = jax.jit(jax.grad(ours))(jnp.asarray(logits))
+    gradient = jax.jit(jax.grad(loss))(jnp.asarray(logits))
     z = torch.from_numpy(logits).requires_grad_()
     (0.7 * torch_losses.cross_entropy(z, torch.from_numpy(labels), PAD, config)[0]).backward()
-    for expected in (jax.grad(plain)(jnp.asarray(logits)), z.grad.numpy()):
-        assert np.abs(np.asarray(found) - np.asarray(expected)).max() < 1e-15
+    for expected in (jax.grad(plain_loss)(jnp.asarray(logits)), z.grad.numpy()):
+        assert np.abs(np.asarray(gradient) - np.asarray(expected)).max() < 1e-15
 
 
 def test_only_the_logits_wait_for_the_gradient():
-    """In bfloat16: nothing of (B, T, V) in float32 is kept, which plain differentiation does."""
+    """In bfloat16: no float32 array of (B, T, V) is saved for the backward pass, unlike with autodiff."""
     logits, labels = (jnp.asarray(a) for a in inputs(3))
     logits = logits.astype(jnp.bfloat16)
     config = TrainingConfig(label_smoothing=0.1)
     target = SMOOTHINGS["all"](0.1, logits.shape[-1])
 
-    def kept(function):
+    def residuals(function):
         _, pull_back = jax.vjp(function, logits)
         return [a for a in jax.tree.leaves(pull_back) if getattr(a, "size", 0) == logits.size]
 
-    ours = kept(lambda z: losses.cross_entropy(z, labels, PAD, config)[0])
-    assert [a.dtype for a in ours] == [jnp.bfloat16]
-    plain = kept(lambda z: losses._forward(z, labels, PAD, target)[0].sum())
-    assert any(a.dtype == jnp.float32 for a in plain)
+    leaves = residuals(lambda z: losses.cross_entropy(z, labels, PAD, config)[0])
+    assert [a.dtype for a in leaves] == [jnp.bfloat16]
+    plain_leaves = residuals(lambda z: losses._forward(z, labels, PAD, target)[0].sum())
+    assert any(a.dtype == jnp.float32 for a in plain_leaves)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,14 +149,14 @@ def test_padding_with_infinite_logits_does_not_spread():
 
 
 def test_a_suppressed_token_is_torch_s():
-    """A logit of -inf: no loss where nothing is expected of it."""
+    """A logit of -inf adds no loss where its target probability is 0."""
     logits, labels = inputs(6)
     logits[..., 7] = -np.inf
     labels[labels == 7] = 6
     flat = torch.from_numpy(logits).flatten(0, 1), torch.from_numpy(labels).flatten()
-    theirs = torch.nn.functional.cross_entropy(*flat, ignore_index=PAD, reduction="sum").item()
+    expected = torch.nn.functional.cross_entropy(*flat, ignore_index=PAD, reduction="sum").item()
     for total, _ in in_both(logits, labels, TrainingConfig()):
-        assert total == pytest.approx(theirs, rel=1e-13)
+        assert total == pytest.approx(expected, rel=1e-13)
     gradient = jax.grad(lambda z: losses.cross_entropy(z, jnp.asarray(labels), PAD, TrainingConfig())[0])
     assert np.isfinite(gradient(jnp.asarray(logits))).all()
     for total, _ in in_both(logits, labels, TrainingConfig(label_smoothing=0.1)):
@@ -166,15 +166,17 @@ def test_a_suppressed_token_is_torch_s():
 def test_what_all_logits_have_in_common_costs_no_digits():
     logits, labels = inputs(7, vocab_size=1000)
     config = TrainingConfig(label_smoothing=0.1)
-    shifted = logits.astype(np.float32) + np.float32(4096)
-    exact = shifted.astype(np.float64)
+    logits32 = logits.astype(np.float32) + np.float32(4096)
+    logits64 = logits32.astype(np.float64)
 
     def gradient(z):
         return np.asarray(jax.grad(lambda z: losses.cross_entropy(z, jnp.asarray(labels), PAD, config)[0])(z))
 
-    for (narrow, _), (wide, _) in zip(in_both(shifted, labels, config), in_both(exact, labels, config), strict=True):
-        assert narrow == pytest.approx(wide, rel=1e-6)
-    assert np.abs(gradient(jnp.asarray(shifted)) - gradient(jnp.asarray(exact))).max() < 1e-6
+    for (loss32, _), (loss64, _) in zip(
+        in_both(logits32, labels, config), in_both(logits64, labels, config), strict=True
+    ):
+        assert loss32 == pytest.approx(loss64, rel=1e-6)
+    assert np.abs(gradient(jnp.asarray(logits32)) - gradient(jnp.asarray(logits64))).max() < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 5), (3, 6)])
@@ -189,7 +191,7 @@ def test_labels_of_another_shape_are_refused(shape, monkeypatch):
 
 @pytest.mark.parametrize("label", [-100, -1, 11])
 def test_a_label_outside_the_vocabulary_is_no_loss(label):
-    """In JAX it cannot be an error under jit: it is NaN, which the step refuses."""
+    """JAX cannot raise under jit: the loss is NaN, which the step refuses."""
     logits, labels = inputs(8)
     labels[1, 2] = label
     assert jnp.isnan(losses.cross_entropy(jnp.asarray(logits), jnp.asarray(labels), PAD, TrainingConfig())[0])
@@ -205,10 +207,10 @@ def test_a_vocabulary_without_other_tokens_is_refused(kind, vocab_size):
 
 @given(seed=st.integers(0, 999))
 def test_gradients_of_many_tokens_are_equally_exact(seed):
-    """In float32, of a vocabulary of 6,000 in which one token is nearly certain."""
+    """In float32, with a vocabulary of 6,000 in which one token is nearly certain."""
     logits, labels = inputs(seed, 6000)
-    best = logits.argmax(-1)[..., None]
-    np.put_along_axis(logits, best, np.take_along_axis(logits, best, -1) + 10, -1)
+    indices = logits.argmax(-1)[..., None]
+    np.put_along_axis(logits, indices, np.take_along_axis(logits, indices, -1) + 10, -1)
     config = TrainingConfig()
 
     def of_torch(z):
@@ -217,9 +219,9 @@ def test_gradients_of_many_tokens_are_equally_exact(seed):
         total.backward()
         return z.grad.numpy()
 
-    narrow = logits.astype(np.float32)
-    exact = of_torch(narrow.astype(np.float64))
-    flax = jax.grad(lambda z: losses.cross_entropy(z, jnp.asarray(labels), PAD, config)[0])(jnp.asarray(narrow))
-    errors = [np.sqrt(np.square(side - exact).sum()) for side in (np.asarray(flax, np.float64), of_torch(narrow))]
-    # A sum over the vocabulary that runs term by term is ten times less exact.
+    logits32 = logits.astype(np.float32)
+    expected = of_torch(logits32.astype(np.float64))
+    flax = jax.grad(lambda z: losses.cross_entropy(z, jnp.asarray(labels), PAD, config)[0])(jnp.asarray(logits32))
+    errors = [np.sqrt(np.square(side - expected).sum()) for side in (np.asarray(flax, np.float64), of_torch(logits32))]
+    # A term-by-term sum over the vocabulary is ten times less exact.
     assert max(errors) < 1.5e-6, errors

@@ -1,4 +1,4 @@
-"""Freed memory is kept: the kernel clears no pages anew from update to update."""
+"""malloc keeps freed memory: the kernel does not clear new pages at every update."""
 
 import platform
 
@@ -34,9 +34,9 @@ print(statistics.median(after - before for before, after in zip(faults[10:], fau
 
 
 def test_updates_clear_no_pages(tmp_path, forks):
-    if platform.libc_ver()[0] != "glibc":  # nothing to set, and nothing breaks
+    if platform.libc_ver()[0] != "glibc":  # nothing to set, and no error
         assert not keep_freed_memory()
         return
-    done = forks(_CODE, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 100  # and thousands where memory goes back
+    result = forks(_CODE, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 100  # thousands if memory is returned to the kernel

@@ -1,4 +1,4 @@
-"""Both models as a user meets them: wrong input, odd sizes, and no state that a call could leave behind."""
+"""Both models as a user calls them: wrong input, odd sizes, and calls that leave no state behind."""
 
 import chex
 import jax
@@ -22,15 +22,15 @@ def twins():
 
 
 @pytest.fixture
-def as_installed(monkeypatch):
-    """Without the shape checker of the tests, which would speak first."""
+def no_shape_checker(monkeypatch):
+    """Disable jaxtyping's shape checker, which would otherwise raise first."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def call(twins, framework, *arguments, **keywords):
-    to = {"flax": jnp.asarray, "torch": torch.as_tensor}[framework]
+    to_array = {"flax": jnp.asarray, "torch": torch.as_tensor}[framework]
     model = twins[0 if framework == "flax" else 1]
-    return model(*map(to, arguments), **{name: to(value) for name, value in keywords.items()})
+    return model(*map(to_array, arguments), **{name: to_array(value) for name, value in keywords.items()})
 
 
 BATCH3 = np.ones((3, 2), int)
@@ -50,28 +50,28 @@ WRONG = [
 
 @pytest.mark.parametrize("framework", ["flax", "torch"])
 @pytest.mark.parametrize(("arguments", "keywords", "message"), WRONG, ids=[m[:24] for _, _, m in WRONG])
-def test_wrong_input_gets_one_clear_line(twins, as_installed, framework, arguments, keywords, message):
-    with pytest.raises(ValueError, match=message) as caught:
+def test_wrong_input_gets_one_clear_line(twins, no_shape_checker, framework, arguments, keywords, message):
+    with pytest.raises(ValueError, match=message) as error:
         call(twins, framework, *arguments, **keywords)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-def test_wrong_dropout_rows(twins, as_installed):
-    flax, other = twins
+def test_wrong_dropout_rows(twins, no_shape_checker):
+    flax_model, torch_model = twins
     with pytest.raises(ValueError, match=r"dropout_key.rows: must be 2 row numbers"):
-        flax(jnp.asarray(SRC), jnp.asarray(TGT), dropout_key=flax_transformer.DropoutKey(0, 0, jnp.arange(3)))
+        flax_model(jnp.asarray(SRC), jnp.asarray(TGT), dropout_key=flax_transformer.DropoutKey(0, 0, jnp.arange(3)))
     with pytest.raises(ValueError, match=r"dropout_key.rows: must be 2 row numbers"):
-        other(torch.tensor(SRC), torch.tensor(TGT), dropout_key=torch_reference.DropoutKey(0, 0, torch.arange(3)))
+        torch_model(torch.tensor(SRC), torch.tensor(TGT), dropout_key=torch_reference.DropoutKey(0, 0, torch.arange(3)))
 
 
-@pytest.mark.parametrize("wrong", [-1, 101, 2**31 - 1])
-def test_inside_jit_a_wrong_id_makes_its_sentence_nan(twins, wrong):
-    """Nothing can raise there, and JAX on its own would clamp the id or wrap it round."""
+@pytest.mark.parametrize("token_id", [-1, 101, 2**31 - 1])
+def test_inside_jit_a_wrong_id_makes_its_sentence_nan(twins, token_id):
+    """Nothing can raise under jit, and JAX by default would clamp the id or wrap it around."""
     graphdef, state = nnx.split(twins[0])
     run = jax.jit(lambda state, src: nnx.merge(graphdef, state)(src, jnp.asarray(TGT)))
     assert np.isfinite(run(state, jnp.asarray(SRC))).all()
     src = SRC.copy()
-    src[1, 0] = wrong
+    src[1, 0] = token_id
     logits = run(state, jnp.asarray(src))
     assert np.isfinite(logits[0]).all()
     assert np.isnan(logits[1]).all()
@@ -87,23 +87,23 @@ def test_the_longest_and_the_shortest(twins, framework):
 @pytest.mark.parametrize("framework", ["flax", "torch"])
 def test_padding_changes_nothing_and_the_future_is_hidden(twins, framework):
     logits = np.asarray(call(twins, framework, SRC, TGT).tolist())
-    longer = np.pad(SRC, ((0, 0), (0, 3)))
-    assert np.allclose(logits, np.asarray(call(twins, framework, longer, TGT).tolist()), atol=1e-5)
-    later = TGT.copy()
-    later[:, 2] = 50
-    changed = np.asarray(call(twins, framework, SRC, later).tolist())
-    assert np.array_equal(logits[:, :2], changed[:, :2])
-    assert not np.allclose(logits[:, 2], changed[:, 2], atol=1e-3)
-    other_source = np.asarray(call(twins, framework, SRC[::-1].copy(), TGT).tolist())
-    assert not np.allclose(logits, other_source, atol=1e-3)
+    padded_src = np.pad(SRC, ((0, 0), (0, 3)))
+    assert np.allclose(logits, np.asarray(call(twins, framework, padded_src, TGT).tolist()), atol=1e-5)
+    other_tgt = TGT.copy()
+    other_tgt[:, 2] = 50
+    changed_logits = np.asarray(call(twins, framework, SRC, other_tgt).tolist())
+    assert np.array_equal(logits[:, :2], changed_logits[:, :2])
+    assert not np.allclose(logits[:, 2], changed_logits[:, 2], atol=1e-3)
+    other_logits = np.asarray(call(twins, framework, SRC[::-1].copy(), TGT).tolist())
+    assert not np.allclose(logits, other_logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("framework", ["flax", "torch"])
 def test_a_given_source_mask_replaces_the_one_from_padding(twins, framework):
-    by_id = call(twins, framework, SRC, TGT)
-    assert np.array_equal(by_id.tolist(), call(twins, framework, SRC, TGT, src_mask=SRC != 0).tolist())
-    everything = call(twins, framework, SRC, TGT, src_mask=np.ones_like(SRC, bool))
-    assert not np.allclose(by_id.tolist(), everything.tolist(), atol=1e-4)
+    default_logits = call(twins, framework, SRC, TGT)
+    assert np.array_equal(default_logits.tolist(), call(twins, framework, SRC, TGT, src_mask=SRC != 0).tolist())
+    unmasked_logits = call(twins, framework, SRC, TGT, src_mask=np.ones_like(SRC, bool))
+    assert not np.allclose(default_logits.tolist(), unmasked_logits.tolist(), atol=1e-4)
 
 
 def test_target_padding_is_not_hidden_by_its_id(twins):
@@ -114,18 +114,18 @@ def test_target_padding_is_not_hidden_by_its_id(twins):
 
 
 def test_a_call_leaves_no_state(twins):
-    flax, other = twins
-    before = jax.tree.map(np.array, nnx.state(flax)), set(vars(flax.encoder))
-    flax(jnp.asarray(SRC), jnp.asarray(TGT))
-    flax_transformer.activations(flax, jnp.asarray(SRC), jnp.asarray(TGT))
-    chex.assert_trees_all_equal(before[0], jax.tree.map(np.array, nnx.state(flax)))
-    assert set(vars(flax.encoder)) == before[1]
-    names = set(other.state_dict()), {name for module in other.modules() for name in vars(module)}
-    torch_reference.activations(other, torch.tensor(SRC), torch.tensor(TGT))
-    assert names == (set(other.state_dict()), {name for module in other.modules() for name in vars(module)})
+    flax_model, torch_model = twins
+    state = jax.tree.map(np.array, nnx.state(flax_model)), set(vars(flax_model.encoder))
+    flax_model(jnp.asarray(SRC), jnp.asarray(TGT))
+    flax_transformer.activations(flax_model, jnp.asarray(SRC), jnp.asarray(TGT))
+    chex.assert_trees_all_equal(state[0], jax.tree.map(np.array, nnx.state(flax_model)))
+    assert set(vars(flax_model.encoder)) == state[1]
+    names = set(torch_model.state_dict()), {name for module in torch_model.modules() for name in vars(module)}
+    torch_reference.activations(torch_model, torch.tensor(SRC), torch.tensor(TGT))
+    assert names == (set(torch_model.state_dict()), {name for module in torch_model.modules() for name in vars(module)})
 
 
-def test_activations_cleans_up_after_an_error(twins, as_installed):
+def test_activations_cleans_up_after_an_error(twins, no_shape_checker):
     for framework, package in (("flax", flax_transformer), ("torch", torch_reference)):
         model = twins[0 if framework == "flax" else 1]
         with pytest.raises(ValueError, match="outside the vocabulary"):
@@ -148,17 +148,17 @@ def test_one_trace_serves_all_contents(twins):
 
 
 def test_only_trained_values_are_params(twins):
-    flax, other = twins
-    buffers = set(flax_transformer.named_arrays(flax, flax_transformer.Buffer))
+    flax_model, torch_model = twins
+    buffers = set(flax_transformer.named_arrays(flax_model, flax_transformer.Buffer))
     assert buffers == {"src_input.positions.table", "tgt_input.positions.table"}
-    assert buffers == {name for name, _ in other.named_buffers()}
-    learned = flax_transformer.Transformer(CONFIG.replace(positions="learned"), rngs=nnx.Rngs(0))
-    assert not flax_transformer.named_arrays(learned, flax_transformer.Buffer)
+    assert buffers == {name for name, _ in torch_model.named_buffers()}
+    learned_model = flax_transformer.Transformer(CONFIG.replace(positions="learned"), rngs=nnx.Rngs(0))
+    assert not flax_transformer.named_arrays(learned_model, flax_transformer.Buffer)
 
 
 @pytest.mark.parametrize("framework", ["flax", "torch"])
 def test_a_constant_row_has_finite_gradients(framework):
-    """The sample deviation's slope at 0 is infinite."""
+    """The derivative of the sample standard deviation at 0 is infinite."""
     if framework == "flax":
         gradient = jax.grad(lambda x: flax_transformer.layers.sample_std_norm(x, 1e-6).sum())(jnp.ones((1, 1, 5)))
     else:
@@ -168,7 +168,7 @@ def test_a_constant_row_has_finite_gradients(framework):
     assert np.isfinite(np.asarray(gradient)).all()
 
 
-# ours -> PyTorch's own, at epsilon 1e-3
+# our norm -> PyTorch's, at epsilon 1e-3
 NORMS = {
     "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (7,), eps=1e-3),
     "rms_norm": lambda x: torch.nn.functional.rms_norm(x, (7,), eps=1e-3),
@@ -179,17 +179,17 @@ NORMS = {
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_norms_against_torch_s_own(norm):
-    """Small values, so that epsilon shows."""
+    """Small values make epsilon matter."""
     x = 0.1 * torch.randn(2, 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.2
-    ours = torch_reference.layers.NORMS[norm](x, 1e-3), flax_transformer.layers.NORMS[norm](jnp.asarray(x), 1e-3)
-    for normalised in ours:
-        assert np.allclose(np.asarray(normalised), NORMS[norm](x), atol=1e-14)
+    outputs = torch_reference.layers.NORMS[norm](x, 1e-3), flax_transformer.layers.NORMS[norm](jnp.asarray(x), 1e-3)
+    for output in outputs:
+        assert np.allclose(np.asarray(output), NORMS[norm](x), atol=1e-14)
 
 
 def test_a_bias_is_added_to_the_scores_before_the_mask():
-    """Against PyTorch's own attention, which takes both as one array of scores."""
+    """Against PyTorch's attention, which takes bias and mask as one array."""
     config = TransformerConfig.preset("tiny", param_dtype="float64", compute_dtype="float64")
-    ours = torch_reference.attention.MultiHeadAttention(config, 3, torch.Generator().manual_seed(0))
+    attention = torch_reference.attention.MultiHeadAttention(config, 3, torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     x, memory = (torch.randn(2, n, 32, dtype=torch.float64, generator=generator) for n in (3, 5))
     mask, bias = (
@@ -198,20 +198,20 @@ def test_a_bias_is_added_to_the_scores_before_the_mask():
     )
     mask[..., 0] = True
     q, k, v = (
-        ours._split_heads(p(y)).transpose(1, 2)
-        for p, y in zip((ours.q_proj, ours.k_proj, ours.v_proj), (x, memory, memory), strict=True)
+        attention._split_heads(p(y)).transpose(1, 2)
+        for p, y in zip((attention.q_proj, attention.k_proj, attention.v_proj), (x, memory, memory), strict=True)
     )
     scores = torch.where(mask, bias, -torch.inf)
     heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=scores)
-    expected = ours.out_proj(heads.transpose(1, 2).flatten(2)).detach()
-    assert torch.allclose(ours(x, memory, mask, bias=bias), expected, atol=1e-13)
+    expected = attention.out_proj(heads.transpose(1, 2).flatten(2)).detach()
+    assert torch.allclose(attention(x, memory, mask, bias=bias), expected, atol=1e-13)
     flax = flax_transformer.attention.MultiHeadAttention(config, 3, rngs=nnx.Rngs(0))
-    for name, module in ours.named_children():
+    for name, module in attention.named_children():
         if name.endswith("proj"):
             getattr(flax, name).kernel.set_value(jnp.asarray(module.weight.detach().T))
             getattr(flax, name).bias.set_value(jnp.asarray(module.bias.detach()))
-    found = flax(*(jnp.asarray(array) for array in (x, memory, mask)), bias=jnp.asarray(bias))
-    assert np.allclose(found, expected, atol=1e-13)
+    output = flax(*(jnp.asarray(array) for array in (x, memory, mask)), bias=jnp.asarray(bias))
+    assert np.allclose(output, expected, atol=1e-13)
 
 
 def test_a_gated_feed_forward():
@@ -237,24 +237,26 @@ def test_a_gated_feed_forward():
 def test_what_stands_around_the_layers(framework):
     """Embedding scale, position offset, tie, logit scale and output bias, against the formulas in numpy.
 
-    Both models could share a mistake here that no comparison of the two would see.
+    Both models could share such a mistake, which comparing them would not reveal.
     """
     config = CONFIG.replace(tied_output=True, logit_scale="rsqrt_d_model", position_offset=3, positions="learned")
     model = flax_transformer.Transformer(config, rngs=nnx.Rngs(0))
     arrays = {name: np.asarray(a) for name, a in flax_transformer.named_arrays(model).items()}
     arrays["output.bias"] = np.linspace(-1, 1, 103, dtype=np.float32)
     model = flax_transformer.Transformer.from_arrays(config, {name: jnp.asarray(a) for name, a in arrays.items()})
-    package, to = (flax_transformer, jnp.asarray) if framework == "flax" else (torch_reference, torch.tensor)
+    package, to_array = (flax_transformer, jnp.asarray) if framework == "flax" else (torch_reference, torch.tensor)
     model = model if framework == "flax" else convert.to_torch(model)
-    _, found = package.activations(model, to(SRC), to(TGT))
-    found = {path: np.asarray(value.detach() if framework == "torch" else value) for path, value in found.items()}
+    _, activations = package.activations(model, to_array(SRC), to_array(TGT))
+    activations = {
+        path: np.asarray(value.detach() if framework == "torch" else value) for path, value in activations.items()
+    }
 
     for side, tokens in (("src", SRC), ("tgt", TGT)):
         rows = arrays[f"{side}_input.positions.table"][3 : 3 + tokens.shape[1]]
         expected = arrays[f"{side}_embedding.embedding"][tokens] * 32**0.5 + rows
-        assert np.allclose(found[f"{side}_input.output"], expected, atol=1e-6)
-    logits = found["decoder.output"] @ arrays["tgt_embedding.embedding"].T * 32**-0.5 + arrays["output.bias"]
-    assert np.allclose(found["logits"], logits, atol=1e-5)
+        assert np.allclose(activations[f"{side}_input.output"], expected, atol=1e-6)
+    logits = activations["decoder.output"] @ arrays["tgt_embedding.embedding"].T * 32**-0.5 + arrays["output.bias"]
+    assert np.allclose(activations["logits"], logits, atol=1e-5)
 
 
 @pytest.mark.parametrize("framework", ["flax", "torch"])
@@ -279,8 +281,8 @@ def test_frozen_padding_is_torch_s_padding_idx(framework):
     config = CONFIG.replace(embedding_padding="frozen", embedding_scale="none")
     weight = torch.randn(9, 32, generator=torch.Generator().manual_seed(1))
     cotangent = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(0))
-    theirs = torch.nn.Embedding.from_pretrained(weight.clone(), freeze=False, padding_idx=0)
-    (theirs(torch.tensor(SRC)) * cotangent).sum().backward()
+    embedding = torch.nn.Embedding.from_pretrained(weight.clone(), freeze=False, padding_idx=0)
+    (embedding(torch.tensor(SRC)) * cotangent).sum().backward()
     if framework == "torch":
         table = torch_reference.layers.Embedding(config, 9)
         table.weight.data = weight.clone()
@@ -291,7 +293,7 @@ def test_frozen_padding_is_torch_s_padding_idx(framework):
         state["embedding"].set_value(jnp.asarray(weight))
         gradients = jax.grad(lambda s: (nnx.merge(graphdef, s)(jnp.asarray(SRC)) * jnp.asarray(cotangent)).sum())(state)
         gradient = np.asarray(gradients["embedding"].get_value())
-    assert np.allclose(gradient, theirs.weight.grad, rtol=1e-6)
+    assert np.allclose(gradient, embedding.weight.grad, rtol=1e-6)
     assert (gradient[0] == 0).all()
     assert (np.asarray(SRC) == 0).any()
 
@@ -307,6 +309,6 @@ def test_narrow_token_types_inside_jit(twins):
 
 @pytest.mark.parametrize("framework", ["flax", "torch"])
 @pytest.mark.parametrize("wrong", [[[3, 4]], None, "ab"])
-def test_what_is_no_array(twins, as_installed, framework, wrong):
+def test_what_is_no_array(twins, no_shape_checker, framework, wrong):
     with pytest.raises(ValueError, match=r"src_tokens: must be a.* not a"):
         twins[0 if framework == "flax" else 1](wrong, wrong)

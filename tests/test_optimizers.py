@@ -38,7 +38,7 @@ def start(seed=0):
     return params, gradients
 
 
-def ours(config, rate_of):
+def run_twinax(config, rate_of):
     params, gradients = start()
     optimizer = optimizers.make_optimizer(config, without_gradient={"unreached.kernel"})
     state = optimizer.init(params)
@@ -54,13 +54,13 @@ def ours(config, rate_of):
     return {name: np.asarray(p) for name, p in params.items()}
 
 
-def theirs(config, make_scheduler, clip=torch.nn.utils.clip_grad_norm_, with_gradient=True):
+def run_torch(config, make_scheduler, clip=torch.nn.utils.clip_grad_norm_, with_gradient=True):
     params, gradients = start()
     params = {name: torch.nn.Parameter(torch.from_numpy(p)) for name, p in params.items()}
-    decayed = [p for p in params.values() if p.ndim > 1 or config.decayed == "all"]
-    others = [p for p in params.values() if not (p.ndim > 1 or config.decayed == "all")]
+    decay_group = [p for p in params.values() if p.ndim > 1 or config.decayed == "all"]
+    plain_group = [p for p in params.values() if not (p.ndim > 1 or config.decayed == "all")]
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    groups = [{"params": decayed}, *([{"params": others, "weight_decay": 0.0}] if others else [])]
+    groups = [{"params": decay_group}, *([{"params": plain_group, "weight_decay": 0.0}] if plain_group else [])]
     betas = (config.beta1, config.beta2)
     optimizer = kind(groups, lr=config.learning_rate, betas=betas, eps=config.eps, weight_decay=config.weight_decay)
     scheduler = make_scheduler(optimizer)
@@ -74,10 +74,10 @@ def theirs(config, make_scheduler, clip=torch.nn.utils.clip_grad_norm_, with_gra
     return {name: p.detach().numpy() for name, p in params.items()}
 
 
-def assert_equal(found, expected):
-    largest = max(np.abs(p).max() for p in expected.values())
+def assert_equal(actual, expected):
+    scale = max(np.abs(p).max() for p in expected.values())
     for name, p in expected.items():
-        assert np.abs(found[name] - p).max() <= 1e-12 * largest, name
+        assert np.abs(actual[name] - p).max() <= 1e-12 * scale, name
 
 
 def unscheduled(optimizer):
@@ -93,12 +93,12 @@ def test_optimizer(optimizer, weight_decay, decayed, clip_norm):
         optimizer=optimizer, weight_decay=weight_decay, decayed=decayed, clip_norm=clip_norm, learning_rate=0.03,
         beta1=0.8, beta2=0.95, eps=1e-6, schedule="constant", warmup_updates=0,
     )  # fmt: skip
-    assert_equal(ours(config, lambda n: 0.03), theirs(config, unscheduled))
+    assert_equal(run_twinax(config, lambda n: 0.03), run_torch(config, unscheduled))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_clipping_and_decay_as_optax_has_them(weight_decay):
-    """A parameter without gradient decays there, and the norm has no 1e-6 added."""
+    """optax decays a parameter without a gradient, and adds no 1e-6 to the norm."""
     config = TrainingConfig(
         optimizer="adamw", weight_decay=weight_decay, clip_norm=0.5, clip_rule="optax", without_gradient="decay",
         decayed="all", beta2=0.999, eps=1e-8,
@@ -111,17 +111,17 @@ def test_clipping_and_decay_as_optax_has_them(weight_decay):
     for gradient in gradients:
         updates, state = optimizer.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
-    assert_equal(ours(config, lambda n: 0.03), {name: np.asarray(p) for name, p in params.items()})
+    assert_equal(run_twinax(config, lambda n: 0.03), {name: np.asarray(p) for name, p in params.items()})
 
 
 def test_the_rules_differ():
     """Each choice moves the result by more than the comparison allows."""
     base = {"optimizer": "adamw", "weight_decay": 0.1, "clip_norm": 0.5}
-    expected = ours(TrainingConfig(**base), lambda n: 0.03)
-    others = ({"clip_rule": "optax"}, {"without_gradient": "decay"}, {"decayed": "all"}, {"optimizer": "adam"})
-    for other in others:
+    expected = run_twinax(TrainingConfig(**base), lambda n: 0.03)
+    changes = ({"clip_rule": "optax"}, {"without_gradient": "decay"}, {"decayed": "all"}, {"optimizer": "adam"})
+    for change in changes:
         with pytest.raises(AssertionError):
-            assert_equal(ours(TrainingConfig(**base | other), lambda n: 0.03), expected)
+            assert_equal(run_twinax(TrainingConfig(**base | change), lambda n: 0.03), expected)
 
 
 RATE, WARM, TOTAL = 0.03, 7, 40
@@ -142,7 +142,7 @@ CASES = {
         lambda o: lr_scheduler.StepLR(o, 9, 0.5),
     ),
     "cosine with warm-up": (
-        {"schedule": "cosine", "warmup_updates": 7, "total_updates": 60},  # theirs rises again after the end
+        {"schedule": "cosine", "warmup_updates": 7, "total_updates": 60},  # torch's rate rises again after the end
         lambda o: transformers.get_cosine_schedule_with_warmup(o, WARM, 60),
     ),
     "inverse square root": (
@@ -156,25 +156,25 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")  # schedulers call each other in their own deprecated way
+@pytest.mark.filterwarnings("ignore")  # torch's schedulers call each other in a deprecated way
 @pytest.mark.parametrize("name", CASES)
 def test_schedule(name):
     settings, make_scheduler = CASES[name]
     config = TrainingConfig(**{"learning_rate": RATE, "first_update": 0, "optimizer": "adamw", **settings})
-    expected = theirs(config, make_scheduler)
+    expected = run_torch(config, make_scheduler)
     numbers = {"numpy": np, "traced": jnp}
     for library in numbers.values():
         rate_of = jax.jit(lambda n, library=library: learning_rate(n, config, 16, library)) if library is jnp else (
             lambda n: learning_rate(n, config, 16, np)
         )  # fmt: skip
-        assert_equal(ours(config, rate_of), expected)
+        assert_equal(run_twinax(config, rate_of), expected)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["cosine with warm-up", "inverse square root", "noam"])
 @pytest.mark.parametrize("updates", [0, 1, 5, 9])
 def test_the_rate_in_a_file_is_where_torch_s_scheduler_stands(name, updates):
-    """After as many steps of the scheduler as updates: the rate of the next update."""
+    """The rate after one scheduler step per update is that of the next update."""
     settings, make_scheduler = CASES[name]
     training = TrainingConfig(**{"learning_rate": RATE, "first_update": 0, **settings})
     scheduled = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=RATE if name != "noam" else 0.03)
@@ -187,9 +187,9 @@ def test_the_rate_in_a_file_is_where_torch_s_scheduler_stands(name, updates):
     run = RunConfig(corpus=CorpusConfig(dataset="x"), model=config, training=training)
     moments = {name: arrays[name] for name in flax_specs(config, trained_only=True)}
     state = Training(run, updates, 0, (0, 0), updates, moments, moments)
-    written = to_torch_optimizer(state, Checkpoint(config, arrays).to_torch())
-    assert [group["lr"] for group in written["param_groups"]] == pytest.approx(
-        [scheduled.param_groups[0]["lr"]] * len(written["param_groups"]), rel=1e-12
+    state_dict = to_torch_optimizer(state, Checkpoint(config, arrays).to_torch())
+    assert [group["lr"] for group in state_dict["param_groups"]] == pytest.approx(
+        [scheduled.param_groups[0]["lr"]] * len(state_dict["param_groups"]), rel=1e-12
     )
 
 
@@ -210,10 +210,10 @@ def test_warm_up_rises_evenly_and_n_counts_from_the_first_update(schedule, first
 def test_noam_per_part_counts_micro_batches_and_reads_0_as_1():
     shared = {"warmup_updates": 30, "first_update": 0}
     parts = TrainingConfig(schedule="noam_per_part", accumulation=10, **shared)
-    plain = TrainingConfig(schedule="noam", **shared)
-    found = [float(learning_rate(update, parts, 4, np)) for update in range(6)]
-    assert found == [float(learning_rate(n, plain, 4, np)) for n in (1, 10, 20, 30, 40, 50)]
-    assert np.argmax(found) == 3  # warm-up is over after a tenth of its updates
+    plain_config = TrainingConfig(schedule="noam", **shared)
+    rates = [float(learning_rate(update, parts, 4, np)) for update in range(6)]
+    assert rates == [float(learning_rate(n, plain_config, 4, np)) for n in (1, 10, 20, 30, 40, 50)]
+    assert np.argmax(rates) == 3  # warm-up ends after a tenth of its updates
 
 
 WRONG = {

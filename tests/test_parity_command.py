@@ -21,42 +21,42 @@ LETTERS = [" ".join(f"{i:b}".replace("0", "a").replace("1", "d")) for i in range
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def checkpoint_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     Path("src").write_text("\n".join([*LETTERS, "", LETTERS[0]]) + "\n")
     Path("tgt").write_text("\n".join([*LETTERS, "", LETTERS[0]]).upper() + "\n")
-    Path("few").write_text("a b\nc\n")  # in float64 alone, which is quick
+    Path("few").write_text("a b\nc\n")  # in float64 only, which is fast
     convert.save(convert.load(STORED), Path("same.pt"))
 
 
-def test_two_forms_of_a_checkpoint_are_equal_on_text(command, here):
+def test_two_forms_of_a_checkpoint_are_equal_on_text(command, checkpoint_files):
     config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)
     checkpoint = Checkpoint(config, random_arrays(config, 0), files=convert.load(STORED).files)
     convert.save(checkpoint, Path("a.pt"))
     convert.save(checkpoint, Path("b"))
     code, out, _ = command("parity", "a.pt", "b", "--src", "src", "--tgt", "tgt", "--json", "p.json")
-    found = json.loads(Path("p.json").read_text())
-    assert (code, found["equal"], found["differences"]) == (0, True, {}), out
-    assert [rung["name"] for rung in found["rungs"]] == list(ladder.RUNGS)
-    assert found["rungs"][5]["float32_ratio"] > 0
-    assert found["command"] == "twinax parity a.pt b --src src --tgt tgt --seed 0"
+    report = json.loads(Path("p.json").read_text())
+    assert (code, report["equal"], report["differences"]) == (0, True, {}), out
+    assert [rung["name"] for rung in report["rungs"]] == list(ladder.RUNGS)
+    assert report["rungs"][5]["float32_ratio"] > 0
+    assert report["command"] == "twinax parity a.pt b --src src --tgt tgt --seed 0"
 
 
-def test_a_weight_that_differs_is_found(command, here):
+def test_a_weight_that_differs_is_found(command, checkpoint_files):
     checkpoint = convert.load(STORED)
     name = "decoder.layers.0.feed_forward.inner_proj.kernel"
-    other = {name: np.nextafter(checkpoint.arrays[name], np.float32(9))}
-    convert.save(replace(checkpoint, arrays={**checkpoint.arrays, **other}, training=None), Path("other.safetensors"))
+    changes = {name: np.nextafter(checkpoint.arrays[name], np.float32(9))}
+    convert.save(replace(checkpoint, arrays={**checkpoint.arrays, **changes}, training=None), Path("other.safetensors"))
     code, out, _ = command("parity", "same.pt", "other.safetensors", "--src", "few", "--json", "p.json")
-    found = json.loads(Path("p.json").read_text())
-    assert (code, found["equal"]) == (1, False)
-    verdicts = {rung["name"]: rung["ok"] for rung in found["rungs"]}
+    report = json.loads(Path("p.json").read_text())
+    assert (code, report["equal"]) == (1, False)
+    verdicts = {rung["name"]: rung["ok"] for rung in report["rungs"]}
     assert (verdicts["masks"], verdicts["encoder"], verdicts["decoder"]) == (True, True, False)
     assert "computation order: decoder.layers.0.feed_forward" in out
 
 
-def test_other_settings_of_equal_shapes_are_found(command, here):
+def test_other_settings_of_equal_shapes_are_found(command, checkpoint_files):
     checkpoint = convert.load(STORED)
     config = checkpoint.config.replace(activation="gelu")
     convert.save(Checkpoint(config, checkpoint.arrays), Path("gelu.pt"))
@@ -65,7 +65,7 @@ def test_other_settings_of_equal_shapes_are_found(command, here):
     assert "computation order: encoder.layers.0.feed_forward" in out
 
 
-def test_few_sentences_decide_in_float64_alone(command, here):
+def test_few_sentences_decide_in_float64_alone(command, checkpoint_files):
     code, out, err = command("parity", "same.pt", "--src", "few", "--json", "p.json")
     assert code == 0
     assert "Too few distinct sentences for float32 and bf16, which need at least" in out
@@ -97,40 +97,40 @@ def test_batches_of_sentences():
     assert draw_from(sources[:3], targets[:3], config)(0, 4).src_tokens.shape[0] == 3
 
 
-def test_translations_are_compared_token_for_token(command, here):
+def test_translations_are_compared_token_for_token(command, checkpoint_files):
     code, out, _ = command("parity", "same.pt", STORED, "--src", "few", "--translations", "--json", "p.json")
-    found = json.loads(Path("p.json").read_text())
-    assert (code, found["equal"]) == (0, True), out
-    assert [(t["beam_size"], t["search"], t["equal"], t["different"]) for t in found["translations"]] == [
+    report = json.loads(Path("p.json").read_text())
+    assert (code, report["equal"]) == (0, True), out
+    assert [(t["beam_size"], t["search"], t["equal"], t["different"]) for t in report["translations"]] == [
         (1, "Flax", 2, {}),
         (5, "Flax", 2, {}),
     ]
     texts = load(STORED).translate(["a b", "c"])
-    assert found["translations"][0]["tokens"] == sum(len(text.split()) + 1 for text in texts)  # and the end
+    assert report["translations"][0]["tokens"] == sum(len(text.split()) + 1 for text in texts)  # and EOS
 
 
-def test_translations_that_differ_are_named_by_their_line(here, capsys):
+def test_translations_that_differ_are_named_by_their_line(checkpoint_files, capsys):
     checkpoint = convert.load(STORED)
-    swapped = checkpoint.arrays["src_embedding.embedding"].copy()
+    embedding = checkpoint.arrays["src_embedding.embedding"].copy()
     a, b = load(STORED).tokenizers.tgt.encode(["A B"])[0]
-    swapped[[a, b]] = swapped[[b, a]]
-    other = replace(checkpoint, arrays={**checkpoint.arrays, "src_embedding.embedding": swapped})
+    embedding[[a, b]] = embedding[[b, a]]
+    other_checkpoint = replace(checkpoint, arrays={**checkpoint.arrays, "src_embedding.embedding": embedding})
     sources = dict(enumerate(load(STORED).tokenizers.src.encode_sources(["c d", "", "a b", "h"]), 1))
     del sources[2]
-    same, documents = show_translations(other.to_flax(), checkpoint.to_torch().eval(), sources)
-    assert not same
+    equal, documents = show_translations(other_checkpoint.to_flax(), checkpoint.to_torch().eval(), sources)
+    assert not equal
     assert [sorted(document["different"]) for document in documents] == [[3], [3]]
     assert [document["equal"] for document in documents] == [2, 2]
     assert "beam 5, line 3, Flax: DIFFERENT, margin" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_translations_of_a_directory_have_transformers_for_a_third(command, here):
-    """Of a random Marian, with the tokenizer of another model: its ids are ids."""
+def test_translations_of_a_directory_have_transformers_for_a_third(command, checkpoint_files):
+    """A random Marian with another model's tokenizer, whose ids all exist in the vocabulary."""
     random_family("Marian", Path("marian"))
     for name, content in convert.load(STORED).files.items():
         Path("marian", Path(name).name).write_bytes(content)
     code, out, _ = command("parity", "marian", "--src", "few", "--translations", "--json", "p.json")
-    found = json.loads(Path("p.json").read_text())
-    assert (code, found["equal"]) == (0, True), out
-    assert [(t["search"], t["equal"]) for t in found["translations"]] == [("Flax", 2), ("transformers", 2)] * 2
+    report = json.loads(Path("p.json").read_text())
+    assert (code, report["equal"]) == (0, True), out
+    assert [(t["search"], t["equal"]) for t in report["translations"]] == [("Flax", 2), ("transformers", 2)] * 2

@@ -1,4 +1,4 @@
-"""Fixed position tables against tables that nobody here wrote, and against the paper's formula."""
+"""Fixed position tables against independent implementations and the paper's formula."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_half_split_is_marian_s(d_model):
 @pytest.mark.parametrize("d_model", [5, 8, 64])
 def test_half_split_t2t_is_m2m100_s(d_model):
     m2m100 = M2M100SinusoidalPositionalEmbedding.get_embedding(100, d_model)
-    # theirs takes sin and cos of float32 arguments up to 99, half an ulp of which is 4e-6
+    # the reference takes sin and cos of float32 arguments up to 99, half an ulp of which is 4e-6
     assert np.allclose(POSITION_TABLES["sinusoidal_half_t2t"](100, d_model), m2m100.double(), atol=1e-5, rtol=0)
     assert POSITION_TABLES["sinusoidal_half_t2t"](100, d_model).shape == m2m100.shape
 
@@ -48,9 +48,9 @@ def test_tables_are_float64():
 
 @pytest.mark.parametrize("pad_id", [0, 1, 3])
 def test_positions_without_padding_are_m2m100_s(pad_id):
-    """Theirs counts from pad_id + 1 and gives padding the row of the pad id, which is zeros."""
+    """M2M100 counts from pad_id + 1 and gives padding the row of the pad id, which is zeros."""
     tokens = torch.from_numpy(np.random.default_rng(pad_id).integers(0, 5, (7, 9)))
-    theirs = M2M100SinusoidalPositionalEmbedding.create_position_ids_from_input_ids(tokens, pad_id) - (pad_id + 1)
-    ours = torch_reference.layers.count_non_padding(tokens, pad_id)
-    assert torch.equal(ours, theirs)
-    assert np.array_equal(flax_transformer.layers.count_non_padding(jnp.asarray(tokens.numpy()), pad_id), theirs)
+    expected = M2M100SinusoidalPositionalEmbedding.create_position_ids_from_input_ids(tokens, pad_id) - (pad_id + 1)
+    actual = torch_reference.layers.count_non_padding(tokens, pad_id)
+    assert torch.equal(actual, expected)
+    assert np.array_equal(flax_transformer.layers.count_non_padding(jnp.asarray(tokens.numpy()), pad_id), expected)

@@ -1,4 +1,4 @@
-"""Tokenizers that others trained; the oracle is SentencePiece itself."""
+"""Pretrained tokenizers; the oracle is SentencePiece itself."""
 
 import io
 import json
@@ -36,8 +36,8 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module", params=SETTINGS, ids=str)
-def both(request, tmp_path_factory):
-    """(SentencePiece, ours) of one model."""
+def tokenizer_pair(request, tmp_path_factory):
+    """(SentencePiece, our tokenizer) for one model."""
     path, file = tmp_path_factory.mktemp("sp") / "a.model", io.BytesIO()
     settings = {"vocab_size": 90, "hard_vocab_limit": False, "minloglevel": 2, **SETTINGS[request.param]}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=file, **settings)
@@ -45,41 +45,42 @@ def both(request, tmp_path_factory):
     return sentencepiece.SentencePieceProcessor(model_file=str(path)), load_tokenizer(str(path), TokenizerConfig())
 
 
-def test_sentencepiece_ids_are_its_own(both):
-    theirs, ours = both
-    assert ours.encode(TEXTS + STRANGE) == theirs.encode(TEXTS + STRANGE)
-    assert (ours.bos_id, ours.eos_id, ours.unk_id) == (theirs.bos_id(), theirs.eos_id(), theirs.unk_id())
-    assert ours.pad_id == (theirs.pad_id() if theirs.pad_id() >= 0 else theirs.vocab_size())
-    known = [ids for ids in theirs.encode(TEXTS) if theirs.unk_id() not in ids]
-    assert ours.decode(known) == theirs.decode(known)
+def test_sentencepiece_ids_are_its_own(tokenizer_pair):
+    reference, tokenizer = tokenizer_pair
+    assert tokenizer.encode(TEXTS + STRANGE) == reference.encode(TEXTS + STRANGE)
+    expected = (reference.bos_id(), reference.eos_id(), reference.unk_id())
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == expected
+    assert tokenizer.pad_id == (reference.pad_id() if reference.pad_id() >= 0 else reference.vocab_size())
+    id_lists = [ids for ids in reference.encode(TEXTS) if reference.unk_id() not in ids]
+    assert tokenizer.decode(id_lists) == reference.decode(id_lists)
 
 
 @given(text=st.text(st.sampled_from("aeHunds ßä½,!xx日 "), max_size=30))
-def test_sentencepiece_ids_of_any_text(both, text):
-    theirs, ours = both
-    assert ours.encode([text]) == [theirs.encode(text)]
+def test_sentencepiece_ids_of_any_text(tokenizer_pair, text):
+    reference, tokenizer = tokenizer_pair
+    assert tokenizer.encode([text]) == [reference.encode(text)]
 
 
-def test_a_sentencepiece_model_goes_into_a_fast_tokenizer(both, tmp_path):
-    both[1].save(tmp_path)
-    loaded = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    assert [loaded.encode(text, add_special_tokens=False) for text in TEXTS] == both[1].encode(TEXTS)
+def test_a_sentencepiece_model_goes_into_a_fast_tokenizer(tokenizer_pair, tmp_path):
+    tokenizer_pair[1].save(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS] == tokenizer_pair[1].encode(TEXTS)
 
 
 def test_a_bare_file_gets_its_special_tokens_by_name(tmp_path):
     config = TokenizerConfig(vocab_size=80, pad_token="[PAD]", special_order=("unk", "pad", "bos", "eos"))
-    trained = train_tokenizer(config, TEXTS)
-    trained.save(tmp_path / "all")
-    bare = tmp_path / "tokenizer.json"
+    reference = train_tokenizer(config, TEXTS)
+    reference.save(tmp_path / "all")
+    bare_file = tmp_path / "tokenizer.json"
     content = json.loads((tmp_path / "all" / "tokenizer.json").read_text())
     content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-    bare.write_text(json.dumps(content))
-    for path in (tmp_path / "all", bare, tmp_path):
-        loaded = load_tokenizer(str(path), TokenizerConfig(pad_token="[PAD]"))
-        assert loaded.encode(TEXTS) == trained.encode(TEXTS)  # and is not cut off
-        assert (loaded.unk_id, loaded.pad_id, loaded.bos_id, loaded.eos_id) == (0, 1, 2, 3)
+    bare_file.write_text(json.dumps(content))
+    for path in (tmp_path / "all", bare_file, tmp_path):
+        tokenizer = load_tokenizer(str(path), TokenizerConfig(pad_token="[PAD]"))
+        assert tokenizer.encode(TEXTS) == reference.encode(TEXTS)  # and is not truncated
+        assert (tokenizer.unk_id, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2, 3)
     with pytest.raises(DataError, match=r"no token '<pad>' for pad; set pad_token .*'\[PAD\]'"):
-        load_tokenizer(str(bare), TokenizerConfig())
+        load_tokenizer(str(bare_file), TokenizerConfig())
 
 
 def test_what_is_no_tokenizer(tmp_path):
@@ -89,10 +90,10 @@ def test_what_is_no_tokenizer(tmp_path):
     settings = {"model_type": "word", "vocab_size": 20, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=words, **settings)
     (tmp_path / "w.model").write_bytes(words.getvalue())
-    own = io.BytesIO()
+    buffer = io.BytesIO()
     settings = {"model_type": "bpe", "vocab_size": 60, "user_defined_symbols": ["xx"], "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=own, **settings)
-    (tmp_path / "own.model").write_bytes(own.getvalue())
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS), model_writer=buffer, **settings)
+    (tmp_path / "own.model").write_bytes(buffer.getvalue())
     refusals = {
         "own.model": r"bpe models with user-defined symbols \(xx\)",
         "a.model": "is not a SentencePiece model",

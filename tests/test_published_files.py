@@ -1,4 +1,4 @@
-"""Files of published systems: what they do not state is said, and what cannot be read is named."""
+"""Files of published systems: assumptions are listed, and unreadable files are named."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from twinax.published.leftover import module as leftover
 from twinax.published.lucky_glass import module as lucky_glass
 
 IDS = ("pad_id=1", "bos_id=2", "eos_id=3")
-OPEN = {  # what the tensors leave open, by the description of each system's state dict
+OPEN = {  # what the tensors do not determine, per system
     "lucky_glass": ("as published", *IDS),
     "jadore801120": ("num_heads=8", "embedding_scale='none'", "logit_scale='rsqrt_d_model'", *IDS),
     "leftover": ("as published", "num_heads=8", *IDS),
@@ -27,7 +27,7 @@ OPEN = {  # what the tensors leave open, by the description of each system's sta
 
 
 def save(name, path, *, as_published=True, width=16):
-    """A state dict of a model of 4 heads whose width 8 heads divide too."""
+    """Save the state dict of a model with 4 heads, whose width is also divisible by 8."""
     sizes = {"d_model": width, "d_ff": 8, "layers": 1, "dropout": 0.0, "as_published": as_published}
     if name == "jadore801120":
         model = random_model(name, as_published, layers=1)
@@ -54,14 +54,14 @@ def test_what_a_file_leaves_open_is_named(name, tmp_path):
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_is_given_is_not_assumed(name, tmp_path):
     path = save(name, tmp_path / "theirs.pt")
-    given = ",".join(item.replace(" ", "_").replace("'", "") for item in OPEN[name])
-    checkpoint = convert.load(path, f"{name}:{given}")
+    settings = ",".join(item.replace(" ", "_").replace("'", "") for item in OPEN[name])
+    checkpoint = convert.load(path, f"{name}:{settings}")
     assert checkpoint.assumed == ()
     assert checkpoint.config == convert.load(path).config
 
 
 def test_the_repaired_norm_tells_the_variant(tmp_path):
-    """jadore801120's additional norm is in the tensors or not: nothing is open then, nor without it."""
+    """jadore801120's additional norm is present in the tensors or absent, so either way the variant is determined."""
     path = save("jadore801120", tmp_path / "theirs.pt", as_published=False)
     checkpoint = convert.load(path)
     assert checkpoint.config.embedding_norm == "none"
@@ -87,18 +87,18 @@ def stop(*arguments, **keywords):
 
 
 def test_what_computes_says_it_too(command, tmp_path, monkeypatch):
-    """score, evaluate and audit, and a training that starts from such weights, before they compute."""
+    """score, evaluate, audit and train --init-from list the assumptions before they compute."""
     path = save("leftover", tmp_path / "theirs.pt", as_published=False)
     (tmp_path / "words.txt").write_text("\n".join(["[UNK]", "[PAD]", "[SOS]", "[EOS]", *"abcdefghi"]))
     (tmp_path / "text").write_text("a b\nc\n")
-    made = ("--config", "leftover:repaired,num_heads=4", "--tokenizer", tmp_path / "words.txt")
-    assert command("convert", path, tmp_path / "ours.pt", *made)[0] == 0
+    options = ("--config", "leftover:repaired,num_heads=4", "--tokenizer", tmp_path / "words.txt")
+    assert command("convert", path, tmp_path / "ours.pt", *options)[0] == 0
     for place in ("train.translator.Translator.score", "train.translator.Translator.too_long", "train.loop.prepare_in"):
         monkeypatch.setattr(f"twinax.{place}", stop)
     monkeypatch.setattr("twinax.audit_command.audit_config", stop)
-    ours, text = tmp_path / "ours.pt", ("--src", tmp_path / "text", "--tgt", tmp_path / "text")
-    calls = [(name, ours, *text) for name in ("score", "evaluate")]
-    calls += [("audit", ours), ("train", "--init-from", ours, *text, "--out", tmp_path / "r")]
+    checkpoint, text = tmp_path / "ours.pt", ("--src", tmp_path / "text", "--tgt", tmp_path / "text")
+    calls = [(name, checkpoint, *text) for name in ("score", "evaluate")]
+    calls += [("audit", checkpoint), ("train", "--init-from", checkpoint, *text, "--out", tmp_path / "r")]
     for call in calls:
         status, _, err = command(*call)
         assert (status, "far enough" in err) == (2, True), call
@@ -108,9 +108,9 @@ def test_what_computes_says_it_too(command, tmp_path, monkeypatch):
 def test_the_hint_can_be_followed(tmp_path):
     path = save("leftover", tmp_path / "theirs.pt")
     line = describe_assumed("theirs.pt", convert.load(path))
-    given = convert.load(path, line.rpartition("--config ")[2])
-    assert given.assumed == ()
-    assert given.config == convert.load(path).config
+    checkpoint = convert.load(path, line.rpartition("--config ")[2])
+    assert checkpoint.assumed == ()
+    assert checkpoint.config == convert.load(path).config
 
 
 def test_the_decoder_starts_with_the_bos_that_is_given(tmp_path):
@@ -136,7 +136,7 @@ def test_the_settings_of_jadore801120_count(scale, expected, tmp_path):
 
 
 def test_a_system_is_known_by_its_layout(command, tmp_path):
-    """Also where a setting differs from both variants; another checkpoint's config brings its assumptions along."""
+    """Also with a setting that differs from both variants; `--config` of a checkpoint keeps its assumptions."""
     path = save("lucky_glass", tmp_path / "theirs.pt")
     checkpoint = convert.load(path, "lucky_glass:norm_eps=1e-6")
     assert (checkpoint.system, checkpoint.assumed) == ("lucky_glass", OPEN["lucky_glass"])
@@ -147,7 +147,7 @@ def test_a_system_is_known_by_its_layout(command, tmp_path):
 
 
 def test_a_vocabulary_that_contradicts_the_ids_is_refused(command, tmp_path):
-    """Sorted, as newer editions of the book have it; otherwise commas would be padding."""
+    """The vocabulary is sorted, as in newer editions of the book; unchecked, commas would be padding."""
     path = save("d2l_note", tmp_path / "theirs.pt", as_published=False)
     words = ["!", ",", ".", "<bos>", "<eos>", "<pad>", "<unk>", "?", *"abcde"]
     (tmp_path / "words.txt").write_text("\n".join(words))
@@ -209,10 +209,10 @@ def test_other_files_are_refused(content, command, tmp_path):
 
 
 def test_what_is_left_out_of_a_checkpoint_is_named(command, tmp_path):
-    """leftover saves its optimizer and counters, for which no run is there to go on with."""
+    """leftover saves its optimizer and counters, but there is no run to resume."""
     state = torch.load(save("leftover", tmp_path / "theirs.pt"))
-    whole = {"epoch": 3, "model_state_dict": state, "optimizer_state_dict": {"state": {}}, "global_step": 5}
-    torch.save(whole, tmp_path / "theirs.pt")
+    content = {"epoch": 3, "model_state_dict": state, "optimizer_state_dict": {"state": {}}, "global_step": 5}
+    torch.save(content, tmp_path / "theirs.pt")
     status, out, _ = command(
         "convert", tmp_path / "theirs.pt", tmp_path / "ours.pt", "--config", "leftover:num_heads=4"
     )
@@ -232,8 +232,8 @@ def test_float64_weights_compute_in_float64(tmp_path):
 
 
 def test_a_scale_that_the_repaired_model_cannot_have_settles_nothing_else(tmp_path):
-    """Untied, the published code scales nothing; stating that is no request for the repaired model."""
-    untied = {"tied_output": False, "shared_embeddings": False}
-    torch.save(random_model("jadore801120", True, **untied).state_dict(), tmp_path / "theirs.pt")
+    """Untied, the published code scales nothing; stating that does not select the repaired model."""
+    settings = {"tied_output": False, "shared_embeddings": False}
+    torch.save(random_model("jadore801120", True, **settings).state_dict(), tmp_path / "theirs.pt")
     checkpoint = convert.load(tmp_path / "theirs.pt", "jadore801120:embedding_scale=none")
     assert checkpoint.assumed == ("num_heads=8", *IDS)

@@ -1,4 +1,4 @@
-"""Text of the published systems: the ids that each system's own code gives, spaCy and the book being the oracles."""
+"""Tokenization of the published systems: ids equal those of each system's own code; oracles are spaCy and the book."""
 
 import functools
 import re
@@ -17,7 +17,7 @@ from twinax.published.registry import RECIPES
 from twinax.train.data.pretrained import load_for_model
 from twinax.train.data.tokenization import train_tokenizer, train_tokenizers
 
-# Two spaces give a token of whitespace, which has an id of its own in these vocabularies.
+# Two spaces give a whitespace token, which has its own id in these vocabularies.
 WORDS = [
     "Ein",
     "Mann",
@@ -47,15 +47,15 @@ def of_spacy(text, language):
 
 
 def of_leftover(text, language):
-    """`Whitespace` of the library tokenizers, by its documented expression."""
+    """The `Whitespace` pre-tokenizer of the tokenizers library, by its documented regex."""
     return re.findall(r"\w+|[^\w\s]+", text)
 
 
 def of_the_book(text, language):
     """`_preprocess` and `_tokenize` of Dive into Deep Learning, section 10.5."""
     text = text.replace("\u202f", " ").replace("\xa0", " ").lower()
-    spaced = [" " + c if i > 0 and c in ",.!?" and text[i - 1] != " " else c for i, c in enumerate(text)]
-    return [token for token in "".join(spaced).split(" ") if token]
+    characters = [" " + c if i > 0 and c in ",.!?" and text[i - 1] != " " else c for i, c in enumerate(text)]
+    return [token for token in "".join(characters).split(" ") if token]
 
 
 ORACLES = {"leftover": of_leftover, "d2l_note": of_the_book}
@@ -70,8 +70,8 @@ def vocabulary(name):
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
-def loaded(request, tmp_path_factory):
-    """(system, its vocabulary, the tokenizers of both sides that were read from the file of it)."""
+def system_tokenizers(request, tmp_path_factory):
+    """(system, its vocabulary, the tokenizers of both sides, read from the vocabulary file)."""
     name = request.param
     words = vocabulary(name)
     path = tmp_path_factory.mktemp(name) / "words.txt"
@@ -82,9 +82,9 @@ def loaded(request, tmp_path_factory):
 
 
 @given(text=TEXT)
-def test_ids_are_the_published_ones(loaded, text):
-    name, words, tokenizers = loaded
-    text = text.replace("\t", " ") if name == "d2l_note" else text  # where a tab stands between the columns
+def test_ids_are_the_published_ones(system_tokenizers, text):
+    name, words, tokenizers = system_tokenizers
+    text = text.replace("\t", " ") if name == "d2l_note" else text  # whose files separate columns by tabs
     ids = {word: i for i, word in enumerate(words)}
     config = RECIPES[name].tokenizer
     for language, tokenizer in zip(("de", "en"), tokenizers, strict=True):
@@ -92,16 +92,16 @@ def test_ids_are_the_published_ones(loaded, text):
         tokens = [token.lower() if config.lowercase else token for token in tokens]
         expected = [ids.get(token, ids[config.unk_token]) for token in tokens]
         assert tokenizer.encode([text]) == [expected]
-        framed = [*[ids[config.bos_token]] * config.source_bos, *expected, ids[config.eos_token]]
-        assert tokenizer.encode_sources([text]) == [framed]
+        source_ids = [*[ids[config.bos_token]] * config.source_bos, *expected, ids[config.eos_token]]
+        assert tokenizer.encode_sources([text]) == [source_ids]
 
 
-def test_a_token_of_whitespace_has_a_place(loaded):
-    """spaCy makes one of the second space; without it every later id is one place early."""
-    name, words, (tokenizer, _) = loaded
+def test_a_token_of_whitespace_has_a_place(system_tokenizers):
+    """spaCy makes the second space a token; without it, every later id shifts by one place."""
+    name, words, (tokenizer, _) = system_tokenizers
     tokens = [words[i] for i in tokenizer.encode(["Mann  Ein"])[0]]
-    cased = [token.lower() if RECIPES[name].tokenizer.lowercase else token for token in ("Mann", "Ein")]
-    assert tokens == (cased if name in ORACLES else [cased[0], " ", cased[1]])
+    word_tokens = [token.lower() if RECIPES[name].tokenizer.lowercase else token for token in ("Mann", "Ein")]
+    assert tokens == (word_tokens if name in ORACLES else [word_tokens[0], " ", word_tokens[1]])
 
 
 @pytest.mark.parametrize("name", ["lucky_glass", "leftover"])
@@ -116,8 +116,8 @@ def test_the_command_gives_a_vocabulary_its_pretokenization(name, command, tmp_p
     assert status == 0, err
     expected = {"lucky_glass": "spaCy, de and en", "leftover": "word_characters"}[name]
     assert f"pre-tokenization {expected}, as in {name}" in " ".join(out.replace("│", " ").split())
-    found = twinax.load(tmp_path / "ours.pt").tokenizers.src.encode(["z.B. Hund"])[0]
-    assert found == ([4, 5] if name == "lucky_glass" else [4, 0, 0, 0, 5])
+    ids = twinax.load(tmp_path / "ours.pt").tokenizers.src.encode(["z.B. Hund"])[0]
+    assert ids == ([4, 5] if name == "lucky_glass" else [4, 0, 0, 0, 5])
 
 
 def test_other_languages_can_be_said(command, tmp_path):
@@ -148,5 +148,5 @@ def test_training_counts_tokens_of_whitespace():
 def test_punctuation_of_the_book():
     config = replace(RECIPES["d2l_note"].tokenizer, vocab_size=60, min_frequency=1)
     tokenizer = train_tokenizer(config, ["Salut, ça va?! (3.5)"])
-    shown = tokenizer.show(tokenizer.encode(["Salut, ça va?! (3.5)"])[0])
-    assert shown == ["salut", ",", "ça", "va", "?", "!", "(3", ".5)"]
+    tokens = tokenizer.show(tokenizer.encode(["Salut, ça va?! (3.5)"])[0])
+    assert tokens == ["salut", ",", "ça", "va", "?", "!", "(3", ".5)"]

@@ -1,4 +1,4 @@
-"""The recipes of the published systems: trainings, shrunk, from a corpus in its hub's layout to text, and decoding."""
+"""The recipes of the published systems: scaled-down training from a corpus in the hub's layout, and decoding."""
 
 import json
 import random
@@ -27,15 +27,15 @@ SMALL = (
 
 
 def rows(number, seed):
-    """Sentences of words in one order, with a full stop stuck to the last."""
+    """Random word-for-word pairs, with a full stop attached to the last word."""
     rng = random.Random(seed)
-    chosen = [rng.choices(list(WORDS), k=rng.randint(2, 6)) for _ in range(number)]
-    return [(" ".join(words) + ".", " ".join(WORDS[word] for word in words) + ".") for words in chosen]
+    sentences = [rng.choices(list(WORDS), k=rng.randint(2, 6)) for _ in range(number)]
+    return [(" ".join(words) + ".", " ".join(WORDS[word] for word in words) + ".") for words in sentences]
 
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Both corpora, as their directories on the hub are laid out, where the names of the recipes find them."""
+    """Both corpora in the hub's directory layout, under the names that the recipes use."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     multi30k, books = Path("bentrevett/multi30k"), Path("Helsinki-NLP/opus_books")
@@ -53,7 +53,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def shrunk(name):
-    """Flags of a small one; jadore801120 has a width of heads of its own."""
+    """Flags for a small training; jadore801120 sets its head width separately."""
     heads = ("--model.head-dim", "8", "--model.v-head-dim", "8") if "jadore" in name else ()
     return (name, *SMALL, *heads, "--out", "run")
 
@@ -65,10 +65,10 @@ def test_from_text_to_text(system, hub, command):
     assert ("80 of 80 pairs" if system != "leftover" else "train: 80 of 80") in err
     config = json.loads(Path("run/config.json").read_text())
     assert config["tokenizer"]["special_order"] == list(run_preset(f"published/{system}").tokenizer.special_order)
-    spoken = [
+    languages = [
         json.loads(p.read_text()).get("spacy_language") for p in sorted(Path("run").glob("*/tokenizer_config.json"))
     ]
-    assert spoken == (["de", "en"] if config["tokenizer"]["languages"] else [None, None])
+    assert languages == (["de", "en"] if config["tokenizer"]["languages"] else [None, None])
     code, out, err = command("translate", "run", "input", "--beam-size", "1", "--max-length", "6")
     if system == "leftover":
         assert code == 2
@@ -83,7 +83,7 @@ def test_from_text_to_text(system, hub, command):
 
 
 def test_repaired_from_text_to_text(hub, command):
-    """leftover's, which cannot translate as published; here trained on less than all."""
+    """The repaired leftover, because the published one cannot translate; it trains on 90% of the pairs."""
     code, _, err = command("train", *shrunk("published/leftover:repaired"))
     assert code == 0, err
     assert "train: 72 of 72 pairs" in err
@@ -107,13 +107,13 @@ def test_scan(hub, command):
 def test_a_recipe_is_its_system(name):
     system, as_published = name.removeprefix("published/").removesuffix(":repaired"), not name.endswith(":repaired")
     run = run_preset(name)
-    free = {"max_length": run.model.max_length}
-    assert run.model == type(run.model).published(system, as_published=as_published, **free)
+    fields = {"max_length": run.model.max_length}
+    assert run.model == type(run.model).published(system, as_published=as_published, **fields)
     special = {role: run.tokenizer.special_order.index(role) for role in ("pad", "bos", "eos")}
     assert special == {role: getattr(run.model, f"{role}_id") for role in special}
 
 
-# As the write-ups have them: epochs, warm-up, tokens of a batch, parts, minimum frequency, lower case, longest sides.
+# From the write-ups: epochs, warm-up, tokens per batch, parts, minimum frequency, lower case, longest sides.
 NUMBERS = {
     "lucky_glass": (10, 0, 2048, 1, 1, False, (None, None)),
     "jadore801120": (400, 128_000, 4096, 1, 3, True, (102, 101)),
@@ -127,12 +127,12 @@ NUMBERS = {
 @pytest.mark.parametrize("system", NUMBERS)
 def test_the_numbers_of_a_recipe(system, as_published):
     run = recipe(system, as_published=as_published)
-    found = (
+    actual = (
         *(run.loop.epochs, run.training.warmup_updates, run.batches.tokens, run.training.accumulation),
         *(run.tokenizer.min_frequency, run.tokenizer.lowercase),
         (run.batches.max_src_length, run.batches.max_tgt_length),
     )
-    assert found == NUMBERS[system]
+    assert actual == NUMBERS[system]
     if system == "leftover":
         assert run.model.max_length == 350  # 348 and two, 349 and one
         assert (run.corpus.split, run.corpus.valid_split) == ("train" if as_published else "train[:90%]", "train[90%:]")
@@ -140,16 +140,16 @@ def test_the_numbers_of_a_recipe(system, as_published):
 
 def test_an_epoch_is_a_step_of_the_rate(hub, command):
     command("train", *shrunk("published/lucky_glass"))
-    found = json.loads(Path("run/config.json").read_text())["training"]
+    training = json.loads(Path("run/config.json").read_text())["training"]
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     rates = {r["epoch"]: r["learning_rate"] for r in records if "learning_rate" in r and r["update"] > 1}
     assert len(rates) > 1
-    assert found["step_updates"] == sum(r.get("epoch") == 0 for r in records if "loss" in r)
+    assert training["step_updates"] == sum(r.get("epoch") == 0 for r in records if "loss" in r)
     assert rates[1] == pytest.approx(rates[0] / 10, rel=1e-5)
 
 
 def test_without_spacy(hub, command, monkeypatch):
-    """It says so, and cuts otherwise; what was trained with spaCy's words is refused."""
+    """Without spaCy, a warning names the fallback; models trained with spaCy's tokens are refused."""
     code, _, err = command("train", *shrunk("published/lucky_glass"))
     assert (code, "spaCy is not installed" in err) == (0, False)
     monkeypatch.setattr("twinax.train.data.spacy_pretokenizer.has_spacy", lambda: False)
@@ -186,12 +186,12 @@ def test_leftover_counts_the_start_token():
     with torch.no_grad():
         model.get_parameter("projection.proj.bias")[3] -= 100  # the end
     checkpoint = checkpoint_of("leftover", model, as_published=False, length=14)
-    config, how = as_decoded("leftover", checkpoint.config, as_published=False)
+    config, decoding = as_decoded("leftover", checkpoint.config, as_published=False)
     src = torch.tensor([[5, 6, 7]])
-    published = greedy_decode(model, src, 1, 2, 3, 14)[1:]
-    decoded = torch_reference.generate(replace(checkpoint, config=config).to_torch().eval(), src, how)
-    assert decoded.sentences()[0][0] == published
-    assert len(published) == 13
+    expected = greedy_decode(model, src, 1, 2, 3, 14)[1:]
+    output = torch_reference.generate(replace(checkpoint, config=config).to_torch().eval(), src, decoding)
+    assert output.sentences()[0][0] == expected
+    assert len(expected) == 13
 
 
 def test_systems_without_a_search():

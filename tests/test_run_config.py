@@ -1,4 +1,4 @@
-"""A run's config: JSON and back, what it refuses, what follows from the corpus."""
+"""A run's config: JSON round trip, errors, and values derived from the corpus."""
 
 import json
 
@@ -32,15 +32,15 @@ def test_a_run_goes_through_json():
 
 
 def test_json_that_is_no_run():
-    good = RunConfig(corpus=CORPUS).to_dict()
+    document = RunConfig(corpus=CORPUS).to_dict()
     cases = [
-        ({**good, "run_schema_version": 9}, "run_schema_version=9: this twinax reads versions 1"),
-        ({**good, "run_schema_version": None}, "run_schema_version=None"),
-        ({k: v for k, v in good.items() if k != "loop"}, "missing or unknown: loop"),
-        ({**good, "lop": 1}, "missing or unknown: lop"),
-        ({**good, "loop": 3}, "loop: must be a JSON object, not int"),
-        ({**good, "loop": {"update": 3}}, "loop: has unknown fields update; its fields are average"),
-        ({**good, "init_from": 3}, "init_from=3"),
+        ({**document, "run_schema_version": 9}, "run_schema_version=9: this twinax reads versions 1"),
+        ({**document, "run_schema_version": None}, "run_schema_version=None"),
+        ({k: v for k, v in document.items() if k != "loop"}, "missing or unknown: loop"),
+        ({**document, "lop": 1}, "missing or unknown: lop"),
+        ({**document, "loop": 3}, "loop: must be a JSON object, not int"),
+        ({**document, "loop": {"update": 3}}, "loop: has unknown fields update; its fields are average"),
+        ({**document, "init_from": 3}, "init_from=3"),
     ]
     for values, text in cases:
         with pytest.raises(ConfigError, match=text):
@@ -114,7 +114,7 @@ def test_cosine_ends_with_the_run():
 
 
 def test_what_cannot_translate_is_refused_when_it_begins():
-    """And not when its config is read: older runs have such."""
+    """But not when its config is read, because older runs have such configs."""
     model = TransformerConfig.published("leftover", as_published=True)
     run = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), model=model)
     assert RunConfig.from_dict(run.to_dict()) == run
@@ -124,25 +124,27 @@ def test_what_cannot_translate_is_refused_when_it_begins():
 
 def test_steps_of_the_rate_are_epochs():
     corpus = CorpusConfig(src="a", tgt="b")
-    for given, steps in ((None, 100), (7, 7)):
-        training = TrainingConfig(schedule="step", step_updates=given)
+    for step_updates, steps in ((None, 100), (7, 7)):
+        training = TrainingConfig(schedule="step", step_updates=step_updates)
         assert RunConfig(corpus=corpus, training=training).resolved(100).training.step_updates == steps
     assert RunConfig(corpus=corpus).resolved(100).training.step_updates is None
 
 
 def test_older_versions_are_migrated(monkeypatch):
-    """As a later version would: it has renamed a field."""
+    """As a later version would migrate it, with a field renamed."""
 
     def rename(values):
         return {**values, "loop": {"updates": values["loop"]["steps"]}}
 
     monkeypatch.setattr(run_module, "MIGRATIONS", (rename,))
     monkeypatch.setattr(run_module, "RUN_SCHEMA_VERSION", 2)
-    new = RunConfig(corpus=CORPUS, loop=LoopConfig(updates=5)).to_dict()
-    assert RunConfig.from_dict(new) == RunConfig.from_dict({**new, "run_schema_version": 1, "loop": {"steps": 5}})
+    document = RunConfig(corpus=CORPUS, loop=LoopConfig(updates=5)).to_dict()
+    assert RunConfig.from_dict(document) == RunConfig.from_dict(
+        {**document, "run_schema_version": 1, "loop": {"steps": 5}}
+    )
 
 
 def test_differences_name_fields():
-    ours = RunConfig(corpus=CORPUS, loop=LoopConfig(updates=3))
-    theirs = RunConfig(corpus=CorpusConfig(src="a", tgt="c"), loop=LoopConfig(updates=4))
-    assert differences(ours, theirs) == ["corpus.tgt='b' and not 'c'", "loop.updates=3 and not 4"]
+    run = RunConfig(corpus=CORPUS, loop=LoopConfig(updates=3))
+    other_run = RunConfig(corpus=CorpusConfig(src="a", tgt="c"), loop=LoopConfig(updates=4))
+    assert differences(run, other_run) == ["corpus.tgt='b' and not 'c'", "loop.updates=3 and not 4"]

@@ -1,4 +1,4 @@
-"""Ctrl-C is answered while the main thread is in C code, as it is when XLA compiles."""
+"""Ctrl-C is handled while the main thread is in C code, as it is when XLA compiles."""
 
 import signal
 import subprocess
@@ -30,18 +30,18 @@ def blocked(rounds):
 
 
 def test_a_signal_is_answered_at_once_and_a_second_one_ends():
-    process = blocked(2**26)  # tens of seconds, after which a missing answer fails
+    process = blocked(2**26)  # tens of seconds, long enough to detect a missing reaction
     try:
         process.send_signal(signal.SIGINT)
-        began = time.monotonic()
+        start = time.monotonic()
         assert process.stdout.readline() == STOPPING
-        answered = time.monotonic()
+        answer_time = time.monotonic()
         process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
+        output = process.stdout.read()
         assert process.wait(timeout=30) == 128 + signal.SIGINT
-        assert rest == "closed\nended; run the same command to resume after the last checkpoint\n"
-        assert answered - began < 1
-        assert time.monotonic() - answered < 5
+        assert output == "closed\nended; run the same command to resume after the last checkpoint\n"
+        assert answer_time - start < 1
+        assert time.monotonic() - answer_time < 5
     finally:
         process.kill()
         process.stdout.close()
@@ -51,6 +51,6 @@ def test_a_signal_is_answered_at_once_and_a_second_one_ends():
 def test_the_main_thread_goes_on_after_one_signal():
     process = blocked(2**20)
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=60)
-    assert rest == f"{STOPPING}caught {signal.SIGTERM.value}\n"
+    output, _ = process.communicate(timeout=60)
+    assert output == f"{STOPPING}caught {signal.SIGTERM.value}\n"
     assert process.returncode == 0

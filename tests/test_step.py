@@ -1,4 +1,4 @@
-"""The step in JAX: pure, compiled once, the same whatever the parts and devices; and what it refuses."""
+"""The JAX train step: pure, compiled once, independent of accumulation and devices; and its errors."""
 
 import os
 import re
@@ -33,17 +33,17 @@ def new_state(model_config=MODEL, config=TRAINING):
 
 
 def batch(number=0, sentences=6):
-    drawn = random_batch(MODEL, np.random.default_rng(number), sentences, 7, 5)
+    arrays = random_batch(MODEL, np.random.default_rng(number), sentences, 7, 5)
     rows = np.arange(sentences) + sentences * number
-    return step.Batch(*(jnp.asarray(a) for a in (drawn.src_tokens, drawn.tgt_tokens, drawn.labels, rows)))
+    return step.Batch(*(jnp.asarray(a) for a in (arrays.src_tokens, arrays.tgt_tokens, arrays.labels, rows)))
 
 
 def copied(state):
     return jax.tree.map(lambda a: np.array(a), state)
 
 
-def largest_difference(one, other):
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+def largest_difference(left, right):
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
     return max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in pairs)
 
 
@@ -63,13 +63,13 @@ def test_one_trace_a_shape(monkeypatch):
 
 
 def test_the_state_is_donated_and_nothing_waits_for_the_host(plain_step):
-    state, first = new_state(), batch(0)
-    _, _ = plain_step(new_state(), first)  # compiled: constants have gone to the device
+    state, first_batch = new_state(), batch(0)
+    _, _ = plain_step(new_state(), first_batch)  # after compilation, constants are on the device
     with jax.transfer_guard("disallow"):
-        after, metrics = plain_step(state, first)
+        result, metrics = plain_step(state, first_batch)
     assert all(a.is_deleted() for a in jax.tree.leaves(state.params))
     assert all(isinstance(value, jax.Array) for value in metrics)
-    assert not any(a.is_deleted() for a in jax.tree.leaves(after))
+    assert not any(a.is_deleted() for a in jax.tree.leaves(result))
 
 
 def test_equal_states_and_batches_give_equal_updates(plain_step):
@@ -79,27 +79,27 @@ def test_equal_states_and_batches_give_equal_updates(plain_step):
 
 @pytest.mark.parametrize("parts", [3, 6])
 def test_parts_are_the_whole_batch_to_rounding(parts, plain_step):
-    """Weighted by tokens: the parts have different numbers of them, one none at all; dropout is on."""
-    whole = batch(1)
-    labels = whole.labels.at[-1].set(MODEL.pad_id)
-    whole = whole._replace(labels=labels)
-    in_parts = step.make_train_step(MODEL, TrainingConfig(**{**vars(TRAINING), "accumulation": parts}))
-    expected, found = plain_step(new_state(), whole), in_parts(new_state(), whole)
-    assert largest_difference(expected[1], found[1]) < 1e-13
-    # Adam's first update is the gradient's sign where it is noise: compare what it is made of
-    assert largest_difference(expected[0].optimizer, found[0].optimizer) < 1e-14
+    """Parts are weighted by tokens: their counts differ, and one part has none; dropout is on."""
+    full_batch = batch(1)
+    labels = full_batch.labels.at[-1].set(MODEL.pad_id)
+    full_batch = full_batch._replace(labels=labels)
+    accumulated_step = step.make_train_step(MODEL, TrainingConfig(**{**vars(TRAINING), "accumulation": parts}))
+    expected, actual = plain_step(new_state(), full_batch), accumulated_step(new_state(), full_batch)
+    assert largest_difference(expected[1], actual[1]) < 1e-13
+    # Adam's first update is the gradient's sign, which may be noise: compare the moments instead
+    assert largest_difference(expected[0].optimizer, actual[0].optimizer) < 1e-14
 
 
 def test_padding_changes_nothing(plain_step):
-    """Two columns of padding more, on both sides: the same masks, the same gradients."""
-    narrow = batch(2)
+    """Two more columns of padding on both sides give the same masks and gradients."""
+    short_batch = batch(2)
 
     def widen(tokens):
         return jnp.pad(tokens, ((0, 0), (0, 2)), constant_values=MODEL.pad_id)
 
-    wide = step.Batch(*(widen(tokens) for tokens in narrow[:3]), narrow.rows)
-    expected, found = plain_step(new_state(), narrow), plain_step(new_state(), wide)
-    assert largest_difference(expected[0].optimizer, found[0].optimizer) < 1e-14
+    long_batch = step.Batch(*(widen(tokens) for tokens in short_batch[:3]), short_batch.rows)
+    expected, actual = plain_step(new_state(), short_batch), plain_step(new_state(), long_batch)
+    assert largest_difference(expected[0].optimizer, actual[0].optimizer) < 1e-14
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
@@ -118,21 +118,21 @@ def test_narrow_number_types(compute):
 
 def test_a_batch_of_padding_changes_nothing_and_says_so(plain_step):
     state = new_state()
-    before = copied(state)
-    after, metrics = plain_step(state, batch()._replace(labels=jnp.full((6, 5), MODEL.pad_id)))
-    chex.assert_trees_all_equal(copied(after), before)
+    expected = copied(state)
+    result, metrics = plain_step(state, batch()._replace(labels=jnp.full((6, 5), MODEL.pad_id)))
+    chex.assert_trees_all_equal(copied(result), expected)
     assert (float(metrics.loss), int(metrics.tokens)) == (0.0, 0)
-    assert step.explain(after, metrics) == "update 0: the batch has no token but padding; nothing was changed"
+    assert step.explain(result, metrics) == "update 0: the batch has no token but padding; nothing was changed"
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_named(plain_step):
     state, _ = plain_step(new_state(), batch(0))
     name = "decoder.layers.0.feed_forward.outer_proj.bias"
     state = state._replace(params={**state.params, name: state.params[name].at[3].set(jnp.inf)})
-    before = copied(state)
-    after, metrics = plain_step(state, batch(1))
-    chex.assert_trees_all_equal(copied(after), before)
-    line = step.explain(after, metrics)
+    expected = copied(state)
+    result, metrics = plain_step(state, batch(1))
+    chex.assert_trees_all_equal(copied(result), expected)
+    line = step.explain(result, metrics)
     assert line.startswith("update 1: the norm of the gradient of decoder.final_norm.bias and ")
     assert line.endswith("is not finite (loss nan); nothing was changed")
     healthy, metrics = plain_step(new_state(), batch(1))
@@ -144,12 +144,12 @@ def test_the_reference_refuses_the_same():
         flax_transformer.Transformer.from_arrays(MODEL, {n: jnp.asarray(a) for n, a in random_arrays(MODEL, 0).items()})
     )
     optimizer = torch_optimizers.make_optimizer(model, TRAINING)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     tensors = torch_step.Batch(*(torch.tensor(np.asarray(a)) for a in batch()))
     empty = tensors._replace(labels=torch.full_like(tensors.labels, MODEL.pad_id))
     metrics = torch_step.train_step(model, optimizer, TRAINING, 0, empty)
     assert (metrics.loss, metrics.tokens, metrics.applied) == (0.0, 0, False)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
     assert torch_step.explain(metrics) == "update 0: the batch has no token but padding; nothing was changed"
     with torch.no_grad():
         model.decoder.layers[0].feed_forward.outer_proj.bias[3] = torch.inf
@@ -164,21 +164,23 @@ def test_the_reference_refuses_the_same():
 
 
 def test_a_loss_alone_that_is_not_finite_is_refused():
-    """An output bias of -inf, as for a token that is never to be said, with smoothing: every gradient is finite."""
+    """An output bias of -inf, as for a suppressed token, with smoothing: every gradient is finite."""
     model = flax_transformer.Transformer.from_arrays(
         MODEL, {n: jnp.asarray(a) for n, a in random_arrays(MODEL, 0).items()}
     )
     model.output.bias[...] = model.output.bias[...].at[MODEL.tgt_vocab_size - 1].set(-jnp.inf)
-    other = convert.to_torch(model)
+    torch_model = convert.to_torch(model)
     state = step.init_state(model, TRAINING)
-    drawn = batch()
-    drawn = drawn._replace(labels=jnp.where(drawn.labels == MODEL.tgt_vocab_size - 1, 5, drawn.labels))
-    tensors = torch_step.Batch(*(torch.tensor(np.asarray(a)) for a in drawn))
-    state, metrics = step.make_train_step(MODEL, TRAINING)(state, drawn)
-    theirs = torch_step.train_step(other, torch_optimizers.make_optimizer(other, TRAINING), TRAINING, 0, tensors)
+    data = batch()
+    data = data._replace(labels=jnp.where(data.labels == MODEL.tgt_vocab_size - 1, 5, data.labels))
+    tensors = torch_step.Batch(*(torch.tensor(np.asarray(a)) for a in data))
+    state, metrics = step.make_train_step(MODEL, TRAINING)(state, data)
+    torch_metrics = torch_step.train_step(
+        torch_model, torch_optimizers.make_optimizer(torch_model, TRAINING), TRAINING, 0, tensors
+    )
     line = "update 0: the loss is not finite (loss inf); nothing was changed"
-    assert (step.explain(state, metrics), torch_step.explain(theirs)) == (line, line)
-    assert float(metrics.gradient_norm) == pytest.approx(theirs.gradient_norm, rel=1e-13)
+    assert (step.explain(state, metrics), torch_step.explain(torch_metrics)) == (line, line)
+    assert float(metrics.gradient_norm) == pytest.approx(torch_metrics.gradient_norm, rel=1e-13)
 
 
 def test_float16_parameters_are_refused():
@@ -191,13 +193,13 @@ def test_float16_parameters_are_refused():
 
 @pytest.mark.parametrize("name", ["src_tokens", "tgt_tokens", "rows"])
 def test_arrays_of_different_batches(name):
-    drawn = batch()
-    drawn = drawn._replace(**{name: getattr(drawn, name)[:4]})
+    data = batch()
+    data = data._replace(**{name: getattr(data, name)[:4]})
     line = f"^{name}: must have 6 rows, as labels, not 4"
     with pytest.raises(ValueError, match=line):
-        step.make_train_step(MODEL, TrainingConfig(accumulation=2))(new_state(), drawn)
+        step.make_train_step(MODEL, TrainingConfig(accumulation=2))(new_state(), data)
     model = torch_reference.Transformer(MODEL)
-    tensors = torch_step.Batch(*(torch.tensor(np.asarray(a)) for a in drawn))
+    tensors = torch_step.Batch(*(torch.tensor(np.asarray(a)) for a in data))
     with pytest.raises(ValueError, match=line):
         torch_step.train_step(model, torch_optimizers.make_optimizer(model, TRAINING), TRAINING, 0, tensors)
 
@@ -232,12 +234,12 @@ print(t.largest_difference(expected[1], found[1]), t.largest_difference(expected
 
 
 def test_eight_devices_are_one(request, forks):
-    """Each computes its sentences with its own part of the masks: equal to rounding, with dropout on, in two parts."""
+    """Each device computes its rows with its share of the masks: equal to rounding, with dropout, in two parts."""
     code = f"TESTS = {str(request.path.parent)!r}\n" + DEVICES
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    done = forks(code, XLA_FLAGS=flags)
-    assert done.returncode == 0, done.stderr
-    metrics, moments = map(float, done.stdout.split())
+    result = forks(code, XLA_FLAGS=flags)
+    assert result.returncode == 0, result.stderr
+    metrics, moments = map(float, result.stdout.split())
     assert metrics < 1e-13
     assert moments < 1e-14
 
@@ -248,11 +250,11 @@ def test_what_the_loss_does_not_reach_is_what_torch_gives_no_gradient():
     model = torch_reference.Transformer(config)
     tokens = torch.tensor([[4, 5], [6, 7]])
     model(tokens, tokens).square().sum().backward()
-    named = {name: p.grad for name, p in model.named_parameters()}
-    unreached = {name for name, gradient in named.items() if gradient is None}
-    assert unreached
-    renamed = convert.port.port_rules(convert.port.flax_specs(config, trained_only=True))
-    assert without_gradient(config) == {rule.source[0] for rule in renamed if rule.target[0] in unreached}
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    unused = {name for name, gradient in gradients.items() if gradient is None}
+    assert unused
+    rules = convert.port.port_rules(convert.port.flax_specs(config, trained_only=True))
+    assert without_gradient(config) == {rule.source[0] for rule in rules if rule.target[0] in unused}
 
 
 def test_devices_are_described():

@@ -1,6 +1,6 @@
-"""Checkpoints that older versions wrote load for ever, and still mean what they meant.
+"""Checkpoints of older versions still load and give the same results.
 
-tests/checkpoints/vN is what `twinax train` wrote under version N of the schema; a new version adds one and a migration.
+tests/checkpoints/vN is written by `twinax train` under schema version N; each version adds a folder and a migration.
 """
 
 import json
@@ -27,17 +27,17 @@ def test_every_version_is_here():
 
 @pytest.mark.parametrize("version", range(1, RUN_SCHEMA_VERSION + 1))
 def test_it_translates_as_it_did(version):
-    """It learnt to write small letters large."""
-    saved = read_checkpoint(FOLDER / f"v{version}")
-    assert int(saved.state.update) == 600
-    assert saved.state.position.tolist() == [120, 0]
-    model = Transformer.from_arrays(saved.run.model, {**saved.state.buffers, **saved.state.params})
-    ids = [[*ids, model.config.eos_id] for ids in saved.tokenizers.src.encode(["a b c", "h e d", "f g a"])]
-    (best,) = zip(*generate(model, np.array(ids)).sentences(), strict=True)
-    assert saved.tokenizers.tgt.decode(best) == ["A B C", "H E D", "F G A"]
+    """The model learnt to uppercase letters."""
+    checkpoint = read_checkpoint(FOLDER / f"v{version}")
+    assert int(checkpoint.state.update) == 600
+    assert checkpoint.state.position.tolist() == [120, 0]
+    model = Transformer.from_arrays(checkpoint.run.model, {**checkpoint.state.buffers, **checkpoint.state.params})
+    ids = [[*ids, model.config.eos_id] for ids in checkpoint.tokenizers.src.encode(["a b c", "h e d", "f g a"])]
+    (tokens,) = zip(*generate(model, np.array(ids)).sentences(), strict=True)
+    assert checkpoint.tokenizers.tgt.decode(tokens) == ["A B C", "H E D", "F G A"]
     digest = sha256()
     for name, array in sorted(
-        {**saved.state.params, **{f"nu.{n}": a for n, a in saved.state.optimizer[1].nu.items()}}.items()
+        {**checkpoint.state.params, **{f"nu.{n}": a for n, a in checkpoint.state.optimizer[1].nu.items()}}.items()
     ):
         digest.update(name.encode() + np.asarray(array).tobytes())
     assert digest.hexdigest()[:16] == BITS[version]

@@ -1,4 +1,4 @@
-"""The structure of the source: which folder imports which, and what the two models mirror."""
+"""Source structure: which folder imports which, and how the two models mirror each other."""
 
 import ast
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Imports lead from a later floor to an earlier one, or stay in their folder; folders of one floor know nothing of
+# Imports lead from a later floor to an earlier one, or stay in their folder; folders of one floor do not import
 # each other.
 FLOORS = (
     ("configs",),
@@ -25,7 +25,7 @@ FLOOR = {folder: number for number, folders in enumerate(FLOORS) for folder in f
 
 
 def modules():
-    """Dotted name -> file of every module that is installed."""
+    """Dotted name -> file, for every installed module."""
     for folder in FLOOR:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
@@ -37,7 +37,7 @@ MODULES = dict(modules())
 
 
 def imports(name):
-    """The modules of ours that a module imports anywhere, except for type checking."""
+    """twinax modules that a module imports anywhere, except for type checking."""
     path = MODULES[name]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in list(ast.walk(tree)):
@@ -48,8 +48,8 @@ def imports(name):
         if isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
-            found = {f"{source}.{alias.name}" for alias in node.names} & MODULES.keys()
-            yield from found or ({source} & MODULES.keys())
+            names = {f"{source}.{alias.name}" for alias in node.names} & MODULES.keys()
+            yield from names or ({source} & MODULES.keys())
         elif isinstance(node, ast.Import):
             yield from {alias.name for alias in node.names} & MODULES.keys()
 
@@ -58,10 +58,10 @@ GRAPH = {name: {target for target in imports(name) if target != name} for name i
 
 
 def test_imports_form_no_circle():
-    graph, removed = {name: set(targets) for name, targets in GRAPH.items()}, True
-    while removed:
-        removed = [name for name, targets in graph.items() if not targets]
-        graph = {name: targets - set(removed) for name, targets in graph.items() if name not in removed}
+    graph, leaves = {name: set(targets) for name, targets in GRAPH.items()}, True
+    while leaves:
+        leaves = [name for name, targets in graph.items() if not targets]
+        graph = {name: targets - set(leaves) for name, targets in graph.items() if name not in leaves}
     assert sorted(graph) == []
 
 
@@ -73,12 +73,12 @@ def folder_of(name):
 def test_imports_lead_to_earlier_floors(folder):
     for name in (name for name in MODULES if folder_of(name) == folder):
         for target in GRAPH[name]:
-            reached = folder_of(target)
-            assert reached == folder or FLOOR[reached] < FLOOR[folder], f"{name} imports {target}"
+            target_folder = folder_of(target)
+            assert target_folder == folder or FLOOR[target_folder] < FLOOR[folder], f"{name} imports {target}"
 
 
 def test_recipes_and_presets_import_neither_framework():
-    """So that a training on a machine without torch can read them, and the command starts fast."""
+    """Training without torch installed can read them, and the command starts fast."""
     names = [name for name in MODULES if name.endswith(".recipe") or folder_of(name) in ("configs", "presets")]
     code = f"import sys; sys.modules |= {{'jax': None, 'torch': None}}\nfor n in {names}: __import__(n)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -95,7 +95,7 @@ MIRROR = {
     },
     **{f"train/{name}.py": f"torch_reference/{name}.py" for name in ("losses", "optimizers", "step")},
 }
-# What one side has by the nature of its framework: immutable state, a cache that is passed on, names of leaves.
+# Names specific to one framework: immutable state, a cache passed as a value, names of leaves.
 FLAX_ONLY = {
     "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
     | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values"},
@@ -124,27 +124,27 @@ TORCH_ONLY = {
 
 
 def public_names(path):
-    """Classes, functions, tables, and of classes methods and attributes; `__call__` is torch's `forward`."""
-    found = set()
+    """Classes with their methods and attributes, functions and tables; `__call__` counts as torch's `forward`."""
+    names = set()
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         for inner in ast.walk(node) if isinstance(node, ast.ClassDef) else ():
             if isinstance(inner, ast.FunctionDef):
-                found.add(f"{node.name}.{'forward' if inner.name == '__call__' else inner.name}")
+                names.add(f"{node.name}.{'forward' if inner.name == '__call__' else inner.name}")
             elif isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
-                found.add(f"{node.name}.{inner.target.id}")
+                names.add(f"{node.name}.{inner.target.id}")
             elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
-                found |= {f"{node.name}.{inner.attr}"} if ast.unparse(inner.value) == "self" else set()
-    last = {name: name.rpartition(".")[2] for name in found}
-    return {name for name in found if not last[name].startswith("_") or last[name] == "__init__"}
+                names |= {f"{node.name}.{inner.attr}"} if ast.unparse(inner.value) == "self" else set()
+    suffixes = {name: name.rpartition(".")[2] for name in names}
+    return {name for name in names if not suffixes[name].startswith("_") or suffixes[name] == "__init__"}
 
 
 @pytest.mark.parametrize("path", MIRROR)
 def test_the_models_mirror_each_other(path):
-    """Whoever adds something to one side adds it to the other, or says here why not."""
+    """A change to one side needs the same on the other, or an exception with its reason in this file."""
     flax, torch, name = public_names(path), public_names(MIRROR[path]), Path(path).stem
     assert flax - torch == FLAX_ONLY.get(name, set())
     assert torch - flax == TORCH_ONLY.get(name, set())
@@ -152,7 +152,8 @@ def test_the_models_mirror_each_other(path):
 
 def test_every_file_of_a_model_has_a_mirror():
     mirrored = {*MIRROR, *MIRROR.values()}
-    alone = {"flax_transformer/unused_parameters.py"}  # which parameters a loss cannot reach: torch knows by itself
+    # torch finds parameters without gradient itself
+    exceptions = {"flax_transformer/unused_parameters.py"}
     for folder in ("flax_transformer", "torch_reference"):
         files = {f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.py")} - {f"{folder}/__init__.py"}
-        assert files - mirrored <= alone, files - mirrored
+        assert files - mirrored <= exceptions, files - mirrored

@@ -1,4 +1,4 @@
-"""Numbers for SwanLab. The package cannot be installed beside the tested set: a stand-in has what of it is called."""
+"""Numbers for SwanLab. The package conflicts with the tested dependencies; a stand-in has the functions we call."""
 
 import json
 import re
@@ -16,7 +16,7 @@ SETTINGS = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), loop=LoopConfig(swan
 
 
 class StandIn(types.ModuleType):
-    """`swanlab` 0.10, as far as it is used."""
+    """The functions of `swanlab` 0.10 that we call."""
 
     def __init__(self):
         super().__init__("swanlab")
@@ -38,9 +38,9 @@ class StandIn(types.ModuleType):
 
 @pytest.fixture
 def swanlab(monkeypatch):
-    found = StandIn()
-    monkeypatch.setattr("twinax.train.tracking.swanlab_tracker.import_module", {"swanlab": found}.__getitem__)
-    return found
+    stand_in = StandIn()
+    monkeypatch.setattr("twinax.train.tracking.swanlab_tracker.import_module", {"swanlab": stand_in}.__getitem__)
+    return stand_in
 
 
 def test_it_gets_what_tensorboard_gets(swanlab, tmp_path):
@@ -53,12 +53,12 @@ def test_it_gets_what_tensorboard_gets(swanlab, tmp_path):
     assert swanlab.logged == [(1, {"training/epoch": 0, "training/loss": 2.5}), (1, {"validation/loss": 2.25})]
     assert swanlab.finished == 1
     SwanLabTracker("project", tmp_path, SETTINGS)
-    first, second = swanlab.begun
-    assert first == second
-    assert (first[:3], first[4]) == (("project", tmp_path.name, str(tmp_path / "swanlab")), "allow")
+    first_call, second_call = swanlab.begun
+    assert first_call == second_call
+    assert (first_call[:3], first_call[4]) == (("project", tmp_path.name, str(tmp_path / "swanlab")), "allow")
     (tmp_path / "other").mkdir()
     SwanLabTracker("project", tmp_path / "other", SETTINGS)
-    assert swanlab.begun[2][3] != first[3]
+    assert swanlab.begun[2][3] != first_call[3]
 
 
 def test_what_is_wrong_is_said(swanlab, tmp_path, monkeypatch):

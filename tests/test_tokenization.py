@@ -1,4 +1,4 @@
-"""Tokenizers: what they cut, that nothing is lost, special ids, and that `transformers` loads them with equal ids."""
+"""Tokenizers: splitting, lossless decoding, special ids, and equal ids in `transformers`."""
 
 import json
 from dataclasses import replace
@@ -37,24 +37,24 @@ def name_of(config):
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=name_of)
-def trained(request):
+def config_and_tokenizer(request):
     return request.param, train_tokenizer(request.param, CHINESE if request.param.split == "unspaced" else TEXTS)
 
 
-def test_known_text_comes_back(trained):
-    config, tokenizer = trained
+def test_known_text_comes_back(config_and_tokenizer):
+    config, tokenizer = config_and_tokenizer
     texts = CHINESE if config.split == "unspaced" else TEXTS
-    lossless = config.kind != "word" or config.split != "punctuation"  # that one has spaces around punctuation
-    decoded = tokenizer.decode(tokenizer.encode(texts))
+    lossless = config.kind != "word" or config.split != "punctuation"  # which puts spaces around punctuation
+    output = tokenizer.decode(tokenizer.encode(texts))
     if lossless:
-        assert decoded == texts
+        assert output == texts
     else:
-        assert [text.replace(" ", "") for text in decoded] == [text.replace(" ", "") for text in texts]
+        assert [text.replace(" ", "") for text in output] == [text.replace(" ", "") for text in texts]
     assert not any(tokenizer.unk_id in ids for ids in tokenizer.encode(texts))
 
 
-def test_vocabulary_and_special_ids(trained):
-    config, tokenizer = trained
+def test_vocabulary_and_special_ids(config_and_tokenizer):
+    config, tokenizer = config_and_tokenizer
     assert [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id] == [0, 1, 2, 3]
     assert 4 < tokenizer.vocab_size <= config.vocab_size
     assert tokenizer.encode([""]) == [[]]
@@ -65,20 +65,20 @@ def test_vocabulary_and_special_ids(trained):
 
 def test_what_no_token_crosses():
     for kind in ("word", "bpe", "unigram"):
-        cut = train_tokenizer(TokenizerConfig(kind=kind, split="punctuation", vocab_size=200), TEXTS)
-        tokens = [cut.fast.id_to_token(i) for i in cut.encode(["See, und (well)."])[0]]
+        tokenizer = train_tokenizer(TokenizerConfig(kind=kind, split="punctuation", vocab_size=200), TEXTS)
+        tokens = [tokenizer.fast.id_to_token(i) for i in tokenizer.encode(["See, und (well)."])[0]]
         assert {",", "(", ")", "."} <= {token.strip("▁") for token in tokens}
     words = train_tokenizer(TokenizerConfig(kind="word"), TEXTS)
     assert [words.fast.id_to_token(i) for i in words.encode(["am See, und"])[0]] == ["am", "See,", "und"]
     characters = train_tokenizer(TokenizerConfig(kind="word", split="unspaced"), CHINESE)
     assert [characters.fast.id_to_token(i) for i in characters.encode(["今天 好"])[0]] == ["今", "天", "好"]
-    joined = train_tokenizer(TokenizerConfig(kind="bpe", split="unspaced"), CHINESE)
-    assert len(joined.encode(["今天天气很好"])[0]) < 6
+    bpe_tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", split="unspaced"), CHINESE)
+    assert len(bpe_tokenizer.encode(["今天天气很好"])[0]) < 6
 
 
 def test_normalization():
-    def tokens(**changed):
-        tokenizer = train_tokenizer(TokenizerConfig(kind="word", **changed), TEXTS)
+    def tokens(**fields):
+        tokenizer = train_tokenizer(TokenizerConfig(kind="word", **fields), TEXTS)
         return [tokenizer.fast.id_to_token(i) for i in tokenizer.encode(["Der schla\u0308ft. ﬁ"])[0]]
 
     assert tokens() == ["Der", "schläft.", "<unk>"]
@@ -101,14 +101,15 @@ def test_special_ids_are_free_and_transformers_has_the_same(order, tmp_path):
     tokenizer = train_tokenizer(config, TEXTS)
     assert [getattr(tokenizer, f"{role}_id") for role in order] == [0, 1, 2, 3]
     tokenizer.save(tmp_path / "both")
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / "both")
-    assert [getattr(theirs, f"{role}_token_id") for role in order] == [0, 1, 2, 3]
-    framed = [[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode(TEXTS)]
-    assert theirs(TEXTS).input_ids == framed
-    assert theirs.batch_decode(framed, skip_special_tokens=True) == tokenizer.decode(framed) == TEXTS
-    again = Tokenizer.load(tmp_path / "both")
-    assert again.fast.to_str() == tokenizer.fast.to_str()
-    assert again.special_tokens == tokenizer.special_tokens
+    transformers_tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path / "both")
+    assert [getattr(transformers_tokenizer, f"{role}_token_id") for role in order] == [0, 1, 2, 3]
+    id_lists = [[tokenizer.bos_id, *ids, tokenizer.eos_id] for ids in tokenizer.encode(TEXTS)]
+    assert transformers_tokenizer(TEXTS).input_ids == id_lists
+    assert transformers_tokenizer.batch_decode(id_lists, skip_special_tokens=True) == TEXTS
+    assert tokenizer.decode(id_lists) == TEXTS
+    copy = Tokenizer.load(tmp_path / "both")
+    assert copy.fast.to_str() == tokenizer.fast.to_str()
+    assert copy.special_tokens == tokenizer.special_tokens
 
 
 def test_one_that_transformers_saved_is_loaded(tmp_path):
@@ -119,14 +120,14 @@ def test_one_that_transformers_saved_is_loaded(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def of_bytes():
+def byte_tokenizer():
     return train_tokenizer(TokenizerConfig(split="bytes", vocab_size=300, normalization="none"), TEXTS)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_bytes_lose_nothing(of_bytes, text):
-    text = "".join(text.split("<"))  # special tokens in a text are special tokens
-    assert of_bytes.decode(of_bytes.encode([text])) == [text]
+def test_bytes_lose_nothing(byte_tokenizer, text):
+    text = "".join(text.split("<"))  # special tokens in a text are encoded as such
+    assert byte_tokenizer.decode(byte_tokenizer.encode([text])) == [text]
 
 
 def test_tokens_of_bytes_are_shown_as_letters(tmp_path):
@@ -177,12 +178,12 @@ WORDS = TokenizerConfig(kind="word", languages=("de", "en"), vocab_size=60)
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_words_of_spacy(joint, tmp_path):
-    """Each side has its language's rules, saved and loaded too."""
+    """Each side uses its language's rules, also after saving and loading."""
     sides = ["Er kommt z.B. nicht.", "Don't go, e.g. home."]
-    both = train_tokenizers(replace(WORDS, joint=joint), [sides[0]] * 2, [sides[1]] * 2)
-    assert (both[0].vocab_size == both[1].vocab_size) is joint
-    cut = [["Er", "kommt", "z.B.", "nicht", "."], ["Do", "n't", "go", ",", "e.g.", "home", "."]]
-    for tokenizer, text, words in zip(both, sides, cut, strict=True):
+    tokenizers = train_tokenizers(replace(WORDS, joint=joint), [sides[0]] * 2, [sides[1]] * 2)
+    assert (tokenizers[0].vocab_size == tokenizers[1].vocab_size) is joint
+    expected = [["Er", "kommt", "z.B.", "nicht", "."], ["Do", "n't", "go", ",", "e.g.", "home", "."]]
+    for tokenizer, text, words in zip(tokenizers, sides, expected, strict=True):
         tokenizer.save(tmp_path)
         for one in (tokenizer, Tokenizer.load(tmp_path), load_tokenizer(str(tmp_path), WORDS)):
             assert one.show(one.encode([text])[0]) == words
@@ -209,7 +210,7 @@ def test_languages_that_cannot_be():
 
 
 def test_word_characters():
-    """`\\w+|[^\\w\\s]+`, as the pre-tokenizer `Whitespace` of the library has it."""
+    """`\\w+|[^\\w\\s]+`, as in the `Whitespace` pre-tokenizer of the tokenizers library."""
     config = TokenizerConfig(kind="word", split="word_characters", vocab_size=60, normalization="none")
     tokenizer = train_tokenizer(config, ["\u00abAh!... amico_caro, 5\u00b0."])
     text = "\u00abAh!... amico_caro, 5\u00b0."

@@ -1,4 +1,4 @@
-"""Text in, text out, in both frameworks, and the commands on it; the stored model writes letters large."""
+"""Text in, text out, in both frameworks, and the commands for it; the stored model uppercases letters."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from twinax.train.scores import corpus_scores
 
 MODEL = Path(__file__).parent / "checkpoints" / "v1"
 TEXTS = ["a b c", "", "h e d f", "  ", "g g a b c d e f g h", "f b", "d a"]
-LARGE = ["A B C", "", "H E D F", "", "G G A B C D D", "F B", "D A"]  # the fifth is cut to seven tokens and the end
+LARGE = ["A B C", "", "H E D F", "", "G G A B C D D", "F B", "D A"]  # the fifth is truncated to seven tokens and EOS
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +34,19 @@ def test_texts_keep_their_places(translator):
 
 def test_hypotheses_are_those_of_the_search(translator):
     decoding = DecodingConfig(beam_size=3, n_best=2)
-    found = translator.hypotheses(TEXTS, decoding)
-    other = translator.hypotheses(TEXTS, decoding, "torch")
-    assert [[h.tokens for h in hypotheses] for hypotheses in found] == [[h.tokens for h in hs] for hs in other]
-    assert [len(hypotheses) for hypotheses in found] == [2, 0, 2, 0, 2, 2, 2]
-    direct = generate(translator.flax, np.array([translator.tokenizers.src.encode_sources(["d a"])[0]]), decoding)
-    assert [list(h.tokens) for h in found[6]] == direct.sentences()[0]
-    np.testing.assert_allclose([h.score for h in found[6]], direct.scores[0], rtol=1e-5)
+    flax_output = translator.hypotheses(TEXTS, decoding)
+    torch_output = translator.hypotheses(TEXTS, decoding, "torch")
+    assert [[h.tokens for h in hypotheses] for hypotheses in flax_output] == [
+        [h.tokens for h in hs] for hs in torch_output
+    ]
+    assert [len(hypotheses) for hypotheses in flax_output] == [2, 0, 2, 0, 2, 2, 2]
+    expected = generate(translator.flax, np.array([translator.tokenizers.src.encode_sources(["d a"])[0]]), decoding)
+    assert [list(h.tokens) for h in flax_output[6]] == expected.sentences()[0]
+    np.testing.assert_allclose([h.score for h in flax_output[6]], expected.scores[0], rtol=1e-5)
 
 
 def test_few_lengths_are_compiled(translator, monkeypatch):
-    """A length of a block is a multiple of eight, or the longest that the model takes."""
+    """Block lengths are multiples of eight, or the model's max_length."""
     lengths, search = set(), generate
 
     def counting(model, src, decoding):
@@ -65,8 +67,8 @@ def test_scores_are_of_the_pair_that_was_given(translator):
     flax, torch = (translator.score(sources, targets, framework) for framework in ("flax", "torch"))
     np.testing.assert_allclose(flax, torch, rtol=1e-5)
     assert flax[1] < min(flax[0], flax[2])
-    (best,) = translator.hypotheses(["h e d f"], DecodingConfig(length_exponent=0.0))[0]
-    assert flax[2] == pytest.approx(best.score, rel=1e-5)
+    (hypothesis,) = translator.hypotheses(["h e d f"], DecodingConfig(length_exponent=0.0))[0]
+    assert flax[2] == pytest.approx(hypothesis.score, rel=1e-5)
     with pytest.raises(DataError, match="pair 2: the source '' has no token"):
         translator.score(["a", ""], ["A", "A"])
     with pytest.raises(DataError, match="pair 1: a side has more than 8 tokens"):
@@ -84,26 +86,27 @@ def test_a_directory_without_a_tokenizer_translates_no_text(tmp_path):
     from twinax.parity.conversion import random_model
 
     random_model("BART").save_pretrained(tmp_path / "bart")
-    loaded = twinax.load(tmp_path / "bart")
-    assert loaded.config.d_model > 0
+    bare_translator = twinax.load(tmp_path / "bart")
+    assert bare_translator.config.d_model > 0
     with pytest.raises(CheckpointError, match="bart: has no readable tokenizer"):
-        loaded.translate(["a"])
+        bare_translator.translate(["a"])
 
 
 def test_scores_are_sacrebleu_s():
-    ours, theirs = ["The small House stands", "a dog"], ["The small house stands here", "a dog"]
-    found = {score.name: score for score in corpus_scores(ours, theirs, "intl")}
-    assert found["BLEU"].value == corpus_bleu(ours, [theirs], tokenize="intl").score
-    assert found["BLEU, lower case"].value == corpus_bleu(ours, [theirs], tokenize="intl", lowercase=True).score
-    assert found["chrF"].value == corpus_chrf(ours, [theirs]).score
-    assert found["TER"].value == corpus_ter(ours, [theirs]).score
-    assert found["exact match"].value == 50
-    assert "case:mixed" in found["BLEU"].signature
-    assert "tok:intl" in found["BLEU, lower case"].signature
+    predictions, references = ["The small House stands", "a dog"], ["The small house stands here", "a dog"]
+    scores = {score.name: score for score in corpus_scores(predictions, references, "intl")}
+    assert scores["BLEU"].value == corpus_bleu(predictions, [references], tokenize="intl").score
+    lowercase_bleu = corpus_bleu(predictions, [references], tokenize="intl", lowercase=True).score
+    assert scores["BLEU, lower case"].value == lowercase_bleu
+    assert scores["chrF"].value == corpus_chrf(predictions, [references]).score
+    assert scores["TER"].value == corpus_ter(predictions, [references]).score
+    assert scores["exact match"].value == 50
+    assert "case:mixed" in scores["BLEU"].signature
+    assert "tok:intl" in scores["BLEU, lower case"].signature
     with pytest.raises(DataError, match="tokenize='nope': must be one of none, zh"):
-        corpus_scores(ours, theirs, "nope")
+        corpus_scores(predictions, references, "nope")
     with pytest.raises(DataError, match="1 translations and 2 references"):
-        corpus_scores(ours[:1], theirs)
+        corpus_scores(predictions[:1], references)
 
 
 @pytest.fixture
@@ -122,7 +125,7 @@ def test_translate_a_file(command, files):
 
 
 class Terminal(io.StringIO):
-    """Where a person looks."""
+    """A stream that reports itself as a terminal."""
 
     def isatty(self):
         return True
@@ -175,16 +178,16 @@ def test_translate_standard_input_with_scores(command, monkeypatch, files):
 
 
 def test_translate_what_is_typed(command, monkeypatch, files):
-    typed = iter(["a b", "", "f b"])
+    input_lines = iter(["a b", "", "f b"])
 
-    def read(prompt):
-        line = next(typed, None)
+    def read_line(prompt):
+        line = next(input_lines, None)
         if line is None:
             raise EOFError
         return line
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("builtins.input", read_line)
     code, out, _ = command("translate", MODEL)
     assert (code, out) == (0, "A B\n\nF B\n")
 
@@ -194,9 +197,9 @@ def test_evaluate(command, files):
     code, out, err = command("evaluate", MODEL, *arguments)
     assert code == 0
     assert Path("out").read_text() == Path("tgt").read_text()
-    found = json.loads(Path("e.json").read_text())
-    assert (found["pairs"], found["cut"]) == (len(TEXTS), 1)
-    assert {s["name"]: round(s["value"]) for s in found["scores"]}["BLEU"] == 100
+    report = json.loads(Path("e.json").read_text())
+    assert (report["pairs"], report["cut"]) == (len(TEXTS), 1)
+    assert {s["name"]: round(s["value"]) for s in report["scores"]}["BLEU"] == 100
     assert "100.00" in out
     assert "case:lc" in out.replace("\n", "")
     assert err == "twinax: truncated 1 source with more tokens than the model's maximum\n"
@@ -206,10 +209,10 @@ def test_evaluate_a_dataset(command, files):
     Path("tasks.txt").write_text("IN: a b c OUT: A B C\nIN: h e d f OUT: H E D\nIN: f b OUT: F B\nIN: d a OUT: D A\n")
     code, _, _ = command("evaluate", MODEL, "--dataset", "tasks.txt", "--beam-size", "1", "--json", "e.json")
     assert code == 0
-    found = json.loads(Path("e.json").read_text())
-    assert found["dataset"] == "tasks.txt"
-    assert "src" not in found
-    assert found["scores"][-1] == {"name": "exact match", "value": 75.0, "signature": "n:4|case:mixed|space:no"}
+    report = json.loads(Path("e.json").read_text())
+    assert report["dataset"] == "tasks.txt"
+    assert "src" not in report
+    assert report["scores"][-1] == {"name": "exact match", "value": 75.0, "signature": "n:4|case:mixed|space:no"}
 
 
 def test_score(command, files):
@@ -223,7 +226,7 @@ def test_score(command, files):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("translate", "nowhere"), "nowhere: there is no such file or directory"),
         (("translate", "."), "is neither a run, nor a checkpoint, nor a Hugging Face directory"),
@@ -242,11 +245,11 @@ def test_score(command, files):
         (("score", MODEL, "--src", "src", "--tgt", "tgt"), "pair 2: the source '' has no token"),
     ],
 )
-def test_what_is_wrong_is_one_line(command, files, arguments, said):
+def test_what_is_wrong_is_one_line(command, files, arguments, message):
     Path("utf16").write_bytes("a\n".encode("utf-16"))
     Path("short").write_text("A\n")
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("twinax: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err

@@ -1,4 +1,4 @@
-"""Tokenizers that do not go with their model, or that twinax cannot read: one line, and a way out of it."""
+"""Tokenizers that do not match their model, or that twinax cannot read: one line that names the remedy."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ from twinax.configs.errors import DataError
 from twinax.train.data.prepare import Tokenizers
 from twinax.train.data.pretrained import load_for_model
 
-# The ids of BART's special tokens, and as many words as the small random BART has tokens: 31.
+# The ids of BART's special tokens, and words, up to the 31 tokens of the small random BART.
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(27))]
 
 
@@ -28,8 +28,8 @@ def bart(tmp_path):
 
 
 @pytest.fixture
-def unread(bart):
-    """A directory of BART with files of a tokenizer that twinax cannot read."""
+def unreadable_bart(bart):
+    """A BART directory with tokenizer files that twinax cannot read."""
     (bart / "source.spm").write_bytes(b"\x00\xff")
     (bart / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(WORDS)}))
     (bart / "tokenizer_config.json").write_text("{}")
@@ -39,7 +39,7 @@ def unread(bart):
 
 
 def with_words(folder, src, tgt, special=()):
-    """A file of the BART in a folder, with these words on its two sides."""
+    """A checkpoint file of the folder's BART, with these words as source and target vocabularies."""
     checkpoint, tokenizers = convert.load(folder), []
     for side, words in (("src", src), ("tgt", tgt)):
         (folder / f"{side}.txt").write_text("\n".join(words) + "\n")
@@ -76,26 +76,30 @@ def test_a_special_token_beyond_the_model_is_an_error_where_a_text_has_it(bart):
         translator.score(["w1"], ["<mask>"])
 
 
-def test_files_that_cannot_be_read_are_named_and_a_tokenizer_is_added(command, unread, monkeypatch):
+def test_files_that_cannot_be_read_are_named_and_a_tokenizer_is_added(command, unreadable_bart, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    code, _, err = command("translate", unread, unread / "text")
+    code, _, err = command("translate", unreadable_bart, unreadable_bart / "text")
     assert (code, err) == (
         2,
-        f"twinax: {unread}: has no readable tokenizer (no tokenizer.json; source.spm, "
+        f"twinax: {unreadable_bart}: has no readable tokenizer (no tokenizer.json; source.spm, "
         "tokenizer_config.json, vocab.json cannot be used); `twinax convert` with --tokenizer adds one\n",
     )
-    made = unread.parent / "made"
-    code, out, _ = command("convert", unread, made, "--layout", "bart", "--tokenizer", unread / "words.txt")
+    target = unreadable_bart.parent / "made"
+    code, out, _ = command(
+        "convert", unreadable_bart, target, "--layout", "bart", "--tokenizer", unreadable_bart / "words.txt"
+    )
     assert code == 0
     assert "added: tokenizer/tokenizer.json; replaced: tokenizer/tokenizer_config.json" in out
     assert "; kept, not read: tokenizer/vocab.json, tokenizer/source.spm " in out
-    assert (made / "source.spm").read_bytes() == b"\x00\xff"
-    assert twinax.load(made).source_ids(["w1 w2"]) == [[5, 6, 2]]
-    code, _, err = command("convert", made, unread.parent / "x", "--tokenizer", unread / "words.txt")
+    assert (target / "source.spm").read_bytes() == b"\x00\xff"
+    assert twinax.load(target).source_ids(["w1 w2"]) == [[5, 6, 2]]
+    code, _, err = command(
+        "convert", target, unreadable_bart.parent / "x", "--tokenizer", unreadable_bart / "words.txt"
+    )
     assert code == 2
     assert "the checkpoint has a tokenizer (tokenizer/tokenizer.json, " in err
     assert "; omit the flag" in err
-    assert not Path(unread.parent / "x").exists()
+    assert not Path(unreadable_bart.parent / "x").exists()
 
 
 def test_a_tokenizer_that_cannot_be_used_is_replaced(command, bart, monkeypatch):

@@ -1,4 +1,4 @@
-"""Hugging Face directories that are written: what is in them, and what is left alone."""
+"""Written Hugging Face directories: their contents, and what is never overwritten."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ from twinax.convert.hugging_face import family
 from twinax.convert.layouts.hugging_face_settings import DEFAULTS
 from twinax.parity.conversion import changes
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` says how it writes
+pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
 
 
 def edit(directory, **settings):
@@ -23,15 +23,15 @@ def edit(directory, **settings):
     (directory / "config.json").write_text(json.dumps(values))
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        (one[n].shape, one[n].dtype, one[n].tobytes()) == (other[n].shape, other[n].dtype, other[n].tobytes())
-        for n in one
+def same(left, right):
+    return left.keys() == right.keys() and all(
+        (left[n].shape, left[n].dtype, left[n].tobytes()) == (right[n].shape, right[n].dtype, right[n].tobytes())
+        for n in left
     )
 
 
 def test_a_model_of_our_own_becomes_a_directory(tmp_path):
-    """A PyTorch twin that never was in `transformers`, with the settings of Marian."""
+    """A PyTorch twin with Marian's settings that did not come from `transformers`."""
     settings = {"d_model": 12, "vocab_size": 31, "pad_token_id": 0, "bos_token_id": 3, "decoder_start_token_id": 0}
     settings |= {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 3}
     config = family("marian").config(DEFAULTS | settings, "float32")
@@ -41,33 +41,33 @@ def test_a_model_of_our_own_becomes_a_directory(tmp_path):
     assert not any(info.values())
     assert model.generation_config.decoder_start_token_id == 0
     assert model.generation_config.eos_token_id == 2
-    found = convert.load(tmp_path / "ours")
-    assert found.config == config
-    assert same(found.arrays, checkpoint.arrays)
+    round_trip = convert.load(tmp_path / "ours")
+    assert round_trip.config == config
+    assert same(round_trip.arrays, checkpoint.arrays)
 
 
 def test_a_changed_config_is_written_and_the_rest_kept(bart, tmp_path):
     edit(bart, num_beams=3, activation_function="gelu_new")
     checkpoint = convert.load(bart)
-    changed = replace(checkpoint, config=checkpoint.config.replace(residual_dropout=0.4, embedding_dropout=0.4))
-    convert.save(changed, tmp_path / "again", layout="bart")
-    before, after = (json.loads((d / "config.json").read_text()) for d in (bart, tmp_path / "again"))
-    assert {name for name in before if after[name] != before[name]} == {"dropout"}
-    assert after["dropout"] == 0.4
+    new_checkpoint = replace(checkpoint, config=checkpoint.config.replace(residual_dropout=0.4, embedding_dropout=0.4))
+    convert.save(new_checkpoint, tmp_path / "again", layout="bart")
+    old_config, new_config = (json.loads((d / "config.json").read_text()) for d in (bart, tmp_path / "again"))
+    assert {name for name in old_config if new_config[name] != old_config[name]} == {"dropout"}
+    assert new_config["dropout"] == 0.4
 
 
 def test_other_names_of_a_changed_setting_are_not_written(bart, tmp_path):
-    """`transformers` takes num_hidden_layers for encoder_layers, and builds a layer that no file has."""
+    """`transformers` reads num_hidden_layers as encoder_layers, and would build a layer that the file lacks."""
     edit(bart, num_hidden_layers=2, hidden_size=12, torch_dtype="float32")
     checkpoint = convert.load(bart)
     arrays = {name: a for name, a in checkpoint.arrays.items() if "encoder.layers.1." not in name}
-    shorter = replace(checkpoint, config=checkpoint.config.replace(num_encoder_layers=1), arrays=arrays)
-    convert.save(shorter, tmp_path / "again", layout="bart")
+    short_checkpoint = replace(checkpoint, config=checkpoint.config.replace(num_encoder_layers=1), arrays=arrays)
+    convert.save(short_checkpoint, tmp_path / "again", layout="bart")
     _, info = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "again", output_loading_info=True)
     assert not any(info.values())
-    assert convert.load(tmp_path / "again").config == shorter.config
-    written = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert not {"num_hidden_layers", "hidden_size", "torch_dtype"} & written.keys()
+    assert convert.load(tmp_path / "again").config == short_checkpoint.config
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert not {"num_hidden_layers", "hidden_size", "torch_dtype"} & config.keys()
 
 
 def test_a_list_of_one_eos_id_is_that_id(bart, tmp_path):
@@ -79,9 +79,9 @@ def test_a_list_of_one_eos_id_is_that_id(bart, tmp_path):
 
 
 def test_another_layout_lists_every_reason(bart, tmp_path):
-    with pytest.raises(convert.ConversionError) as caught:
+    with pytest.raises(convert.ConversionError) as error:
         convert.save(convert.load(bart), tmp_path / "x", layout="marian")
-    assert str(caught.value).splitlines() == [
+    assert str(error.value).splitlines() == [
         "marian has no such model:",
         "  embedding_norm='before_dropout': a marian model has 'none'",
         "  positions='learned': a marian model has 'sinusoidal_half'",
@@ -93,9 +93,9 @@ def test_another_layout_lists_every_reason(bart, tmp_path):
 def test_m2m100_cannot_hold_another_table(directories, tmp_path):
     checkpoint = convert.load(directories / "M2M100")
     name = "src_input.positions.table"
-    other = replace(checkpoint, arrays=checkpoint.arrays | {name: checkpoint.arrays[name] + 1})
+    other_checkpoint = replace(checkpoint, arrays=checkpoint.arrays | {name: checkpoint.arrays[name] + 1})
     with pytest.raises(convert.ConversionError, match=f"{name}: m2m_100 computes its table"):
-        convert.save(other, tmp_path / "x", layout="m2m100")
+        convert.save(other_checkpoint, tmp_path / "x", layout="m2m100")
     formula = torch_reference.Transformer(checkpoint.config).state_dict()[name].numpy()
     convert.save(replace(checkpoint, arrays=checkpoint.arrays | {name: formula}), tmp_path / "y", layout="m2m100")
 
@@ -110,12 +110,12 @@ def test_arrays_that_do_not_fit_the_config_are_not_written(bart, tmp_path):
 
 
 def test_an_existing_directory_is_left_alone(bart):
-    before = {path.name: path.read_bytes() for path in bart.iterdir()}
+    contents = {path.name: path.read_bytes() for path in bart.iterdir()}
     with pytest.raises(convert.ConversionError, match="exists and is not empty"):
         convert.save(convert.load(bart), bart, layout="bart")
     with pytest.raises(convert.ConversionError, match=r"config\.json: exists; give another name"):
         convert.save(convert.load(bart), bart / "config.json", layout="bart")
-    assert before == {path.name: path.read_bytes() for path in bart.iterdir()}
+    assert contents == {path.name: path.read_bytes() for path in bart.iterdir()}
 
 
 def test_a_full_disk_leaves_nothing(bart, tmp_path, monkeypatch):

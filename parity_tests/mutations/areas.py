@@ -1,4 +1,4 @@
-"""Every planted mistake by area, and how they are planted: as many at once as there are cores."""
+"""All mutations by area, and `plant`, which runs them in parallel, one per core."""
 
 import os
 import tempfile
@@ -30,11 +30,11 @@ AREAS = {
 MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
 
 
-def plant(mutations: Sequence[Mutation], say: Console) -> list[Verdict]:
-    """The verdicts, in order; as many run at once as there are cores, each in a copy of the package.
+def plant(mutations: Sequence[Mutation], console: Console) -> list[Verdict]:
+    """Verdicts in order; one mutation runs per core, each worker on its own copy of the package.
 
     Raises:
-        MutationError: one does not apply, or its checks fail without any mistake.
+        MutationError: a mutation does not apply, or the checks fail on the healthy package.
     """
     workers = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as folder:
@@ -44,20 +44,20 @@ def plant(mutations: Sequence[Mutation], say: Console) -> list[Verdict]:
         for mutation in mutations:
             mutation.apply(packages.queue[0])
         tests = tuple(sorted({test for mutation in mutations for test in mutation.checks}))
-        say.print(f"{len(mutations)} mistakes; first their {len(tests)} checks without any", highlight=False)
+        console.print(f"{len(mutations)} mistakes; first their {len(tests)} checks without any", highlight=False)
         status, output = check(tests, packages.queue[0])
         if status != 0:
             raise MutationError(f"the checks fail without any mistake: {' '.join(output.split())[-600:]}")
 
-        def one(mutation: Mutation) -> Verdict:
+        def plant_one(mutation: Mutation) -> Verdict:
             package = packages.get()
             try:
                 verdict = run(mutation, package)
             finally:
                 packages.put(package)
             line = f"{mutation.name}: {verdict} ({verdict.seconds:.0f} s)"
-            say.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
             return verdict
 
         with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(one, mutations))
+            return list(pool.map(plant_one, mutations))

@@ -1,4 +1,4 @@
-"""Mistakes in names, layouts, files and tokenizers of others."""
+"""Mistakes in parameter names, layouts, and external files and tokenizers."""
 
 from parity_tests.mutations.planting import Mutation
 

@@ -1,4 +1,4 @@
-"""Mistakes in decoding and scoring: most of them in rules that both twins share."""
+"""Mistakes in decoding and scoring, most of them in rules shared by both twins."""
 
 from parity_tests.mutations.planting import Mutation
 

@@ -1,6 +1,6 @@
-"""Known mistakes, put into the PyTorch model one at a time: which rung of the ladder sees each, and how far off it is.
+"""Known mistakes in the PyTorch model, one at a time: the first rung that detects each, and its error.
 
-`python -m twinax.parity_tests.mutations.ladder_mistakes` prints the table.
+`python -m parity_tests.mutations.ladder_mistakes` prints the table.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from twinax.parity.harness import Report, compare_arrays
 from twinax.parity.ladder import CRITERIA, rung_of
 from twinax.torch_reference import attention, dropout, layers
 
-# All widths equal, so that no mistake is a mere error of shapes.
+# All widths are equal, so that no mistake is detected by shape.
 CONFIG = TransformerConfig(
     src_vocab_size=14,
     tgt_vocab_size=14,
@@ -40,17 +40,17 @@ CONFIG = TransformerConfig(
 
 @dataclass(frozen=True)
 class TwinMistake:
-    """One mistake: what it replaces in the PyTorch model, or how it changes the weights on the way in."""
+    """A mistake that replaces part of the PyTorch model or changes its weights."""
 
     name: str
-    rung: str  # the first rung that must see it
+    rung: str  # the first rung that must fail
     patch: tuple[Any, str, Any] | None = None  # (module or class, attribute, replacement)
     table: tuple[dict[str, Any], str, Any] | None = None  # (registry, value's name, replacement)
     arrays: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = field(default=lambda arrays: arrays)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The PyTorch model with the mistake, inside the `with`."""
+        """Applies the mistake to the PyTorch model within the `with` block."""
         if self.patch:
             with mock.patch.object(*self.patch):
                 yield
@@ -67,12 +67,12 @@ def _changed(part: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[
 
 
 def _swap_q_and_k(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    other = {"q_proj": "k_proj", "k_proj": "q_proj"}
-    swapped = {}
+    counterparts = {"q_proj": "k_proj", "k_proj": "q_proj"}
+    result = {}
     for name in arrays:
-        found = next((part for part in other if part in name), None)
-        swapped[name] = arrays[name.replace(found, other[found])] if found else arrays[name]
-    return swapped
+        projection = next((part for part in counterparts if part in name), None)
+        result[name] = arrays[name.replace(projection, counterparts[projection])] if projection else arrays[name]
+    return result
 
 
 MISTAKES = (
@@ -174,17 +174,17 @@ MISTAKES = (
 
 
 def run(mistake: TwinMistake | None) -> Report:
-    """The ladder on the model with this mistake, in float64 with dropout on; one source is all padding."""
+    """Runs the ladder on the model with the mistake, in float64 with dropout; one source is all padding."""
     batch = random_batch(CONFIG, np.random.default_rng(0), 4, 7, 5)._replace(dropout=(1, 2))
     batch.src_tokens[3] = CONFIG.pad_id
     arrays = random_arrays(CONFIG, 0)
-    healthy, flax = torch_function(CONFIG)(arrays, batch), flax_function(CONFIG)(arrays, batch)
-    expected = {path: flax[path] for path in healthy}  # in the order of the computation
+    torch_outputs, flax_outputs = torch_function(CONFIG)(arrays, batch), flax_function(CONFIG)(arrays, batch)
+    expected = {path: flax_outputs[path] for path in torch_outputs}  # in the order of the computation
     if mistake is None:
-        return compare_arrays(expected, healthy, criteria=CRITERIA, rung_of=rung_of)
+        return compare_arrays(expected, torch_outputs, criteria=CRITERIA, rung_of=rung_of)
     with mistake.applied():
-        mutated = torch_function(CONFIG)(mistake.arrays(arrays), batch)
-    return compare_arrays(expected, mutated, criteria=CRITERIA, rung_of=rung_of)
+        mutated_outputs = torch_function(CONFIG)(mistake.arrays(arrays), batch)
+    return compare_arrays(expected, mutated_outputs, criteria=CRITERIA, rung_of=rung_of)
 
 
 def main() -> None:

@@ -193,7 +193,7 @@ MODEL = (
         '"rsqrt_d_model": lambda d_model: d_model**0.5,',
         _AROUND,
     ),
-    # both twins, or a formula that they share
+    # both twins, or a shared formula
     Mutation(
         "positions: frequencies grow",
         "formulas.position_tables.sinusoidal_interleaved",

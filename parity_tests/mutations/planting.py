@@ -1,4 +1,4 @@
-"""A mistake as a patch of the source, and a copy of the package to plant it in."""
+"""Mutations: patches of the source, applied to a copy of the package to test the checks."""
 
 import ast
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _TIMEOUT = 900.0  # seconds: a mistake that makes a check hang is caught too
 _FAILED, _PASSED = 1, 0  # exit statuses of pytest
-_PARSING = threading.Lock()  # Python 3.11 counts the depth of a syntax tree for all threads together
+_PARSING = threading.Lock()  # Python 3.11 shares the recursion depth of ast.parse between threads
 
 
 class MutationError(Exception):
@@ -23,7 +23,7 @@ class MutationError(Exception):
 
 @dataclass(frozen=True)
 class Mutation:
-    """A mistake: `old` stands once in `place`, a module, class or function by its dotted name, and becomes `new`."""
+    """Replaces `old`, which occurs once in `place` (dotted name of a module, class or function), by `new`."""
 
     name: str
     place: str
@@ -35,40 +35,40 @@ class Mutation:
         """(file, its text with the mistake) in a copy of the package.
 
         Raises:
-            MutationError: the place is gone, the text is not there once, or the result is no Python.
+            MutationError: `place` does not exist, `old` does not occur exactly once, or the result is not valid Python.
         """
         with _PARSING:
             return self._apply(package)
 
     def _apply(self, package: Path) -> tuple[Path, str]:
-        path, within = _module(package, self.place)
+        path, names = _module(package, self.place)
         text = path.read_text(encoding="utf-8")
-        start, end = _region(text, within, self.place)
-        if (times := text[start:end].count(self.old)) != 1:
-            raise MutationError(f"{self.name}: {self.old!r} stands {times} times in {self.place}, not once")
-        changed = text[:start] + text[start:end].replace(self.old, self.new) + text[end:]
+        start, end = _region(text, names, self.place)
+        if (count := text[start:end].count(self.old)) != 1:
+            raise MutationError(f"{self.name}: {self.old!r} stands {count} times in {self.place}, not once")
+        mutated_source = text[:start] + text[start:end].replace(self.old, self.new) + text[end:]
         try:
-            ast.parse(changed)
+            ast.parse(mutated_source)
         except SyntaxError as error:
             raise MutationError(f"{self.name}: makes no Python of {self.place}: {error}") from None
-        return path, changed
+        return path, mutated_source
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutation."""
+    """The result of a mutation."""
 
     mutation: Mutation
-    caught_by: str | None  # the first test that fails; None: none does
+    caught_by: str | None  # the first failing test; None if all pass
     seconds: float
-    problem: str = ""  # why its checks do not run, where they do not
+    problem: str = ""  # why the checks could not run
 
     def __str__(self) -> str:
         return self.caught_by or self.problem or "SURVIVED"
 
 
 def copy_package(folder: Path) -> Path:
-    """A copy of the package as it is installed, `twinax` within the folder."""
+    """Copies the installed layout of the package into the folder and returns its `twinax` directory."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     for name, source in settings["package-dir"].items():
         target = folder.joinpath(*name.split("."))
@@ -77,48 +77,50 @@ def copy_package(folder: Path) -> Path:
 
 
 def run(mutation: Mutation, package: Path) -> Verdict:
-    """Plants the mistake in a copy of the package, runs its checks and takes it out again.
+    """Applies the mutation to a copy of the package, runs its checks and restores the source.
 
     Raises:
-        MutationError: it does not apply.
+        MutationError: the mutation does not apply.
     """
-    path, changed = mutation.apply(package)
-    healthy = path.read_bytes()
-    path.write_text(changed, encoding="utf-8")
-    began = time.monotonic()
+    path, mutated_source = mutation.apply(package)
+    original = path.read_bytes()
+    path.write_text(mutated_source, encoding="utf-8")
+    start = time.monotonic()
     try:
         status, output = check(mutation.checks, package, _TIMEOUT)
     finally:
-        path.write_bytes(healthy)
-    seconds = time.monotonic() - began
+        path.write_bytes(original)
+    seconds = time.monotonic() - start
     if status == _PASSED:
         return Verdict(mutation, None, seconds)
-    failed = [line.removeprefix("FAILED ").partition(" - ")[0] for line in output.splitlines() if "FAILED" in line[:6]]
+    failed_tests = [
+        line.removeprefix("FAILED ").partition(" - ")[0] for line in output.splitlines() if "FAILED" in line[:6]
+    ]
     if status is None:
         return Verdict(mutation, "hangs", seconds)
-    if status != _FAILED or not failed:
+    if status != _FAILED or not failed_tests:
         return Verdict(mutation, None, seconds, f"its checks do not run: {' '.join(output.split())[-200:]}")
-    return Verdict(mutation, failed[0], seconds)
+    return Verdict(mutation, failed_tests[0], seconds)
 
 
 def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -> tuple[int | None, str]:
-    """(exit status of pytest, None after a timeout; its output) of tests of this checkout on a copy of the package."""
+    """Runs tests on a copy of the package; returns (exit status, or None after a timeout; output)."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-    # Before the installed package, and not after the working directory, which has a folder of that name.
+    # The copy must precede the installed package and the working directory, which has a `twinax` folder.
     environment = os.environ | {
         "PYTHONPATH": str(package.parent),
         "PYTHONSAFEPATH": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+        process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return None, ""
-    return done.returncode, done.stdout + done.stderr
+    return process.returncode, process.stdout + process.stderr
 
 
 def _module(package: Path, place: str) -> tuple[Path, list[str]]:
-    """(file of the module that a dotted name begins with, the rest of the name)."""
+    """(file of the longest module prefix of a dotted name, remaining parts of the name)."""
     parts = place.split(".")
     for length in range(len(parts), 0, -1):
         for path in (
@@ -130,10 +132,10 @@ def _module(package: Path, place: str) -> tuple[Path, list[str]]:
     raise MutationError(f"{place}: there is no such module")
 
 
-def _region(text: str, within: list[str], place: str) -> tuple[int, int]:
-    """Where a class or function stands in a text: of no name, all of it."""
+def _region(text: str, names: list[str], place: str) -> tuple[int, int]:
+    """(start, end) offsets of a class or function in a text; the whole text if `names` is empty."""
     body, first, last = ast.parse(text).body, 1, text.count("\n") + 1
-    for name in within:
+    for name in names:
         kinds = (ast.FunctionDef, ast.ClassDef)
         node = next((n for n in body if isinstance(n, kinds) and n.name == name), None)
         if node is None or node.end_lineno is None:

@@ -1,4 +1,4 @@
-"""Mistakes that compute in bfloat16 what must be float32: a ratio of errors is blind to each."""
+"""Mistakes that compute float32 operations in bfloat16; error ratios between twins do not detect them."""
 
 from parity_tests.mutations.planting import Mutation
 

@@ -1,4 +1,4 @@
-"""Mistakes in the proof itself: a harness that sees nothing passes everything."""
+"""Mistakes in the proof itself, after which it would accept unequal models."""
 
 from parity_tests.mutations.planting import Mutation
 

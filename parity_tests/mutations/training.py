@@ -1,4 +1,4 @@
-"""Mistakes in loss, step, optimizer, schedule and the loop's bookkeeping."""
+"""Mistakes in loss, train step, optimizer, schedule and the bookkeeping of the training loop."""
 
 from parity_tests.mutations.planting import Mutation
 

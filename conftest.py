@@ -8,10 +8,7 @@ from tempfile import TemporaryDirectory
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import jax
-import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
 
 # Commands cache compiled programs: with the user's directory, results would depend on what ran before, and processes
 # would write into one. matplotlib keeps its own, because its list of fonts takes seconds to build.
@@ -23,11 +20,20 @@ os.environ["XDG_CACHE_HOME"] = _cache.name
 # `parity_tests` and `benchmarks`, which are not installed; last, so that an installed twinax comes first.
 sys.path.append(str(Path(__file__).parent))
 
-jax.config.update("jax_enable_x64", True)
-torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use
-# The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
-install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
-
 # Runs are repeatable, and no example is too slow: the first of a shape compiles.
 settings.register_profile("twinax", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("twinax")
+
+
+def pytest_configure(config):
+    """Set up the frameworks in the processes that run tests; the one that distributes them need not import any."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import jax
+    import torch
+    from jaxtyping import install_import_hook
+
+    jax.config.update("jax_enable_x64", True)
+    torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use
+    # The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
+    install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")

@@ -1,4 +1,4 @@
-"""Set-up of every test: float64 on, shapes checked at each call, no network, no cache but the test process's own."""
+"""Set-up of every test: float64 on, no network, no cache but the test process's own; shapes checked in the models."""
 
 import os
 import sys
@@ -37,3 +37,18 @@ def pytest_configure(config):
     torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use
     # The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
+
+
+# The tests of the models call every function of theirs; checking its shapes again elsewhere only takes time.
+_SHAPES_CHECKED = {
+    *("test_contents.py", "test_decoding.py", "test_dropout.py", "test_initializers.py", "test_ladder.py"),
+    *("test_losses.py", "test_model.py", "test_optimizers.py", "test_port.py", "test_positions.py"),
+    *("test_settings.py", "test_step.py", "test_torch_nn.py"),
+}
+
+
+def pytest_runtest_setup(item):
+    """Check the annotated shapes at each call, or not."""
+    from jaxtyping import config
+
+    config.update("jaxtyping_disable", item.path.name not in _SHAPES_CHECKED)

@@ -63,7 +63,7 @@ SETTINGS = [
 ]
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     fields=st.sampled_from(SETTINGS),
     dtype=st.sampled_from(["float32", "float64", "bfloat16"]),

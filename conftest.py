@@ -39,7 +39,7 @@ def pytest_configure(config):
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
 
 
-# The tests of the models call every function of theirs; checking its shapes again elsewhere only takes time.
+# These tests call every function of the models; checking shapes in the other tests too would only take time.
 _SHAPES_CHECKED = {
     *("test_contents.py", "test_decoding.py", "test_dropout.py", "test_initializers.py", "test_ladder.py"),
     *("test_losses.py", "test_model.py", "test_optimizers.py", "test_port.py", "test_positions.py"),

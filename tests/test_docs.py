@@ -30,6 +30,18 @@ def test_python_blocks_run(page, tmp_path, forks):
     assert result.stdout.splitlines() == re.findall(r"# -> (.*)", code)
 
 
+def test_failures_of_a_process_are_seen(forks, tmp_path):
+    """Or a page that raises would pass; each process starts afresh."""
+    failed = forks("print(1); module = 2; raise ValueError('no')")
+    assert (failed.returncode, failed.stdout) == (1, "1\n")
+    assert failed.stderr.endswith("ValueError: no\n")
+    assert forks("import sys; sys.exit(3)").returncode == 3
+    assert forks("import os; os.kill(os.getpid(), 9)").returncode == -9
+    assert "NameError" in forks("module").stderr
+    passed = forks("import os, sys; print(os.getcwd(), sys.argv[1], os.environ['A'])", "b", cwd=tmp_path, A="c")
+    assert passed == (0, f"{tmp_path} b c\n", "")
+
+
 def test_the_page_of_settings_is_what_the_configs_say():
     """`make settings` writes the page."""
     assert (ROOT / "docs" / "settings.md").read_text() == settings_page.page()

@@ -312,3 +312,19 @@ def test_narrow_token_types_inside_jit(twins):
 def test_what_is_no_array(twins, no_shape_checker, framework, wrong):
     with pytest.raises(ValueError, match=r"src_tokens: must be a.* not a"):
         twins[0 if framework == "flax" else 1](wrong, wrong)
+
+
+@pytest.mark.parametrize("settings", [{}, {"positions": "stored", "norm": "rms_norm", "output_bias": "stored"}])
+def test_an_abstract_model_has_the_arrays_of_a_model(settings):
+    config = CONFIG.replace(param_dtype="float64", **settings)
+    model = flax_transformer.Transformer(config, rngs=nnx.Rngs(0))
+    abstract = flax_transformer.Transformer.abstract(config)
+    assert nnx.graphdef(abstract) == nnx.graphdef(model)
+    chex.assert_trees_all_equal_shapes_and_dtypes(*map(flax_transformer.module.named_arrays, (abstract, model)))
+    with jax.enable_x64(False):  # although the structure is known from before
+        for build in (
+            flax_transformer.Transformer.abstract,
+            lambda config: flax_transformer.Transformer.from_arrays(config, {}),
+        ):
+            with pytest.raises(ValueError, match="float64"):
+                build(config)

@@ -13,7 +13,7 @@ install: .venv/installed
 
 # A test runs its programs once or twice: compiling them with less optimization halves the time of the suite. The other
 # targets, `test-slow` among them, compile as usual.
-test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false $(XLA_FLAGS)
+test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 $(XLA_FLAGS)
 test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10
 

@@ -26,7 +26,7 @@ _SIZES = {
     "vocab_size": 31,
     "d_model": 12,
     "encoder_layers": 2,
-    "decoder_layers": 2,
+    "decoder_layers": 1,
     "encoder_attention_heads": 3,
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 17,

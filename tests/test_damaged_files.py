@@ -95,9 +95,23 @@ WRONG = {  # case -> (arguments after the command's name, message)
 }
 
 
+@pytest.fixture(scope="module")
+def damaged_folder(stored_files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    with pytest.MonkeyPatch.context() as context:
+        context.chdir(folder)
+        write_damaged_files(stored_files)
+    return folder
+
+
 @pytest.fixture
-def damaged_files(stored_files, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def damaged_files(damaged_folder, tmp_path, monkeypatch):
+    """A copy for one test, as the current folder."""
+    shutil.copytree(damaged_folder, tmp_path / "files", symlinks=True)
+    monkeypatch.chdir(tmp_path / "files")
+
+
+def write_damaged_files(stored_files):
     for name in ("x.pt", "half.pt", "later.pt", "part.pt", "adam.pt"):
         Path(name).write_bytes((stored_files / "x.pt").read_bytes())
     Path("half.safetensors").write_bytes((stored_files / "x.safetensors").read_bytes())

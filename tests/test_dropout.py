@@ -42,9 +42,9 @@ def test_rows_are_global():
     assert np.array_equal(mask, np.concatenate(parts))
 
 
-# 4.2 million elements: the standard error of a correlation is 4.9e-4, so the bound of 4 detects 0.2%. Over 48 such
+# 2.1 million elements: the standard error of a correlation is 6.9e-4, so the bound of 4 detects 0.3%. Over 48 such
 # tests, a correct generator fails one for one choice of seeds in 330.
-SHAPE = (64, 64, 1024)
+SHAPE = (64, 32, 1024)
 NEIGHBOURS = {
     "seed": {"seed": 2},
     "update": {"update": 3},
@@ -152,29 +152,29 @@ def test_sites_have_distinct_numbers_that_both_models_share(twins):
     assert len(set(numbers.values())) == len(numbers) == 2 + 5 + 7
 
 
+@nnx.jit
+def logits_of(model, src, tgt, rows):
+    key = None if rows is None else flax_transformer.DropoutKey(5, 6, rows)
+    return model(src, tgt, dropout_key=key)
+
+
 def test_training_activations_are_equal(twins):
     flax_model, torch_model = twins
-    key = flax_transformer.DropoutKey(5, 6, jnp.arange(2))
-    logits = flax_model(jnp.asarray(SRC), jnp.asarray(TGT), dropout_key=key)
+    logits = logits_of(flax_model, jnp.asarray(SRC), jnp.asarray(TGT), jnp.arange(2))
     expected = torch_model(
         torch.tensor(SRC), torch.tensor(TGT), dropout_key=torch_reference.DropoutKey(5, 6, torch.arange(2))
     )
     assert np.abs(np.asarray(logits) - expected.detach().numpy()).max() < 1e-12
-    eval_logits = flax_model(jnp.asarray(SRC), jnp.asarray(TGT))
+    eval_logits = logits_of(flax_model, jnp.asarray(SRC), jnp.asarray(TGT), None)
     assert np.abs(np.asarray(logits) - np.asarray(eval_logits)).max() > 0.1
 
 
 def test_micro_batches_change_nothing(twins):
     flax_model, _ = twins
-    logits = flax_model(
-        jnp.asarray(SRC), jnp.asarray(TGT), dropout_key=flax_transformer.DropoutKey(5, 6, jnp.arange(2))
-    )
+    logits = logits_of(flax_model, jnp.asarray(SRC), jnp.asarray(TGT), jnp.arange(2))
     for row in (0, 1):
-        row_logits = flax_model(
-            jnp.asarray(SRC[row : row + 1]),
-            jnp.asarray(TGT[row : row + 1]),
-            dropout_key=flax_transformer.DropoutKey(5, 6, jnp.array([row])),
-        )
+        part = slice(row, row + 1)
+        row_logits = logits_of(flax_model, jnp.asarray(SRC[part]), jnp.asarray(TGT[part]), jnp.array([row]))
         assert np.abs(np.asarray(row_logits[0]) - np.asarray(logits[row])).max() < 1e-12
 
 
@@ -238,7 +238,7 @@ def test_a_dropped_layer_is_gone_around(side):
     model = torch_reference.Transformer(config)
     tokens = torch.tensor([[4, 5, 6, 1], [4, 5, 1, 1], [1, 4, 1, 1]])
     drops = []
-    for update in range(300):
+    for update in range(200):
         rows = torch.arange(3) + 3 * (update % 2)
         key = torch_dropout.DropoutKey(7, update // 2, rows)
         _, activations = torch_reference.activations(model, tokens, tokens, dropout_key=key)
@@ -251,7 +251,7 @@ def test_a_dropped_layer_is_gone_around(side):
         drops.append((second_dropped, first_dropped))
     assert drops[0::2] == drops[1::2]  # the rows of the batch do not matter
     share = np.mean([second_dropped for second_dropped, _ in drops])
-    assert 0.28 < share < 0.52  # 150 draws, 3 standard deviations
+    assert 0.25 < share < 0.55  # 100 draws, 3 standard deviations
     first_share = np.mean([first_dropped for second_dropped, first_dropped in drops if second_dropped])
     assert 0.2 < first_share < 0.6
     _, activations = torch_reference.activations(model, tokens, tokens)

@@ -1,6 +1,7 @@
 """The training loop in one process: the run directory, resuming, and errors."""
 
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -36,11 +37,13 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """A compilation cache shared by the runs of this file only."""
+    """One train step per config, and one compilation cache, shared by the runs of this file only."""
     cache_dir = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
     compilation_cache.reset_cache()
-    yield
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(loop, "make_train_step", functools.cache(loop.make_train_step))
+        yield
     jax.config.update("jax_compilation_cache_dir", cache_dir)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
     compilation_cache.reset_cache()

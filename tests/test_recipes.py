@@ -23,6 +23,7 @@ SMALL = (
     *("--model.d-model", "16", "--model.d-ff", "12", "--model.num-heads", "2", "--batches.tokens", "240"),
     *("--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1", "--batches.shapes", "1"),
     *("--loop.updates", "12", "--loop.validate-every", "12", "--training.warmup-updates", "1"),
+    *("--loop.translations", "0"),  # `translate` follows
 )
 
 

@@ -54,11 +54,13 @@ def imports(name):
             yield from {alias.name for alias in node.names} & MODULES.keys()
 
 
-GRAPH = {name: {target for target in imports(name) if target != name} for name in MODULES}
+@pytest.fixture(scope="module")
+def graph():
+    return {name: {target for target in imports(name) if target != name} for name in MODULES}
 
 
-def test_imports_form_no_circle():
-    graph, leaves = {name: set(targets) for name, targets in GRAPH.items()}, True
+def test_imports_form_no_circle(graph):
+    leaves = True
     while leaves:
         leaves = [name for name, targets in graph.items() if not targets]
         graph = {name: targets - set(leaves) for name, targets in graph.items() if name not in leaves}
@@ -70,9 +72,9 @@ def folder_of(name):
 
 
 @pytest.mark.parametrize("folder", FLOOR)
-def test_imports_lead_to_earlier_floors(folder):
+def test_imports_lead_to_earlier_floors(folder, graph):
     for name in (name for name in MODULES if folder_of(name) == folder):
-        for target in GRAPH[name]:
+        for target in graph[name]:
             target_folder = folder_of(target)
             assert target_folder == folder or FLOOR[target_folder] < FLOOR[folder], f"{name} imports {target}"
 

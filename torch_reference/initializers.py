@@ -8,6 +8,11 @@ from torch.nn import init
 _TRUNCATED_STD = 0.87962566103423978  # standard deviation of a standard normal truncated at ±2
 
 
+def _normal_(weight: Tensor, std: float, generator: Generator | None) -> Tensor:
+    # without values there is nothing to fill, and PyTorch would first import its compiler, which takes a second
+    return weight if weight.is_meta else init.normal_(weight, std=std, generator=generator)
+
+
 def _lecun_normal_(weight: Tensor, features: int, generator: Generator | None) -> None:
     std = features**-0.5 / _TRUNCATED_STD
     init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
@@ -34,7 +39,7 @@ LINEAR_INITS: dict[str, Callable[[Tensor, int, int, int, Generator | None], obje
     # N(0, 1/I), truncated at two deviations. Source: LeCun et al. 1998, section 4.6; flax's default.
     "lecun_normal": lambda w, features, d_model, heads, g: _lecun_normal_(w, features, g),
     # N(0, 1/D)
-    "normal_rsqrt_d_model": lambda w, features, d_model, heads, g: init.normal_(w, std=d_model**-0.5, generator=g),
+    "normal_rsqrt_d_model": lambda w, features, d_model, heads, g: _normal_(w, d_model**-0.5, g),
     # U(±1/sqrt(I)), weight and bias: torch.nn.Linear's default
     "torch_default": lambda w, features, d_model, heads, g: init.uniform_(
         w, -(features**-0.5), features**-0.5, generator=g
@@ -49,10 +54,10 @@ BIAS_INITS: dict[str, Callable[[Tensor, int, Generator | None], object]] = {
 
 # fills an embedding table (V, D), given D, the pad id, if any, and a generator
 EMBEDDING_INITS: dict[str, Callable[[Tensor, int, int | None, Generator | None], object]] = {
-    "normal_rsqrt_d_model": lambda w, d_model, pad_id, g: init.normal_(w, std=d_model**-0.5, generator=g),
+    "normal_rsqrt_d_model": lambda w, d_model, pad_id, g: _normal_(w, d_model**-0.5, g),
     "xavier_uniform": lambda w, d_model, pad_id, g: init.xavier_uniform_(w, generator=g),
     "xavier_uniform_padding_idx": lambda w, d_model, pad_id, g: _zero_at_(init.xavier_uniform_(w, generator=g), pad_id),
-    "torch_default": lambda w, d_model, pad_id, g: init.normal_(w, generator=g),  # torch.nn.Embedding's default
+    "torch_default": lambda w, d_model, pad_id, g: _normal_(w, 1.0, g),  # torch.nn.Embedding's default
     # the same with padding_idx
-    "torch_padding_idx": lambda w, d_model, pad_id, g: _zero_at_(init.normal_(w, generator=g), pad_id),
+    "torch_padding_idx": lambda w, d_model, pad_id, g: _zero_at_(_normal_(w, 1.0, g), pad_id),
 }

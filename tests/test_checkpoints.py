@@ -282,7 +282,7 @@ WRONG = {
         lambda d: edit(d, vocab_size=32),
         "wrong: model.shared.weight is float32[31, 12], must be float32[32, 12]",
     ),
-    "layers": (lambda d: edit(d, decoder_layers=1), "decoder_layers=1: contradicts the weights, which have 2"),
+    "layers": (lambda d: edit(d, decoder_layers=2), "decoder_layers=2: contradicts the weights, which have 1"),
     "untied": (lambda d: edit(d, tie_word_embeddings=False), "missing: lm_head.weight, float32[31, 12]"),
     "no weights": (lambda d: (d / WEIGHTS).unlink(), "has no weights; looked for model.safetensors, pytorch_model.bin"),
     "truncated": (lambda d: truncate(d / WEIGHTS), "model.safetensors: not a complete safetensors file"),

@@ -1,0 +1,121 @@
+"""Models of Flax and Equinox as functions of (parameters, inputs), with the paths of their modules as scopes."""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from .jax_trace import MODULE_SCOPE
+from .trace import CaptureError
+
+Function = Callable[..., Any]  # (parameters, *inputs) -> outputs
+
+
+def as_function(model: Any) -> tuple[Function, Any]:
+    """(function, parameters) of a module, or of a pair (function or Linen module, parameters).
+
+    Raises:
+        CaptureError: it is none of these.
+    """
+    if isinstance(model, tuple) and len(model) == 2:
+        function, parameters = model
+        if hasattr(function, "apply") and _is_a(function, "flax.linen", "Module"):
+            return function.apply, parameters
+        if callable(function):
+            return function, parameters
+    if _is_a(model, "flax.nnx", "Module"):
+        return _of_nnx(model)
+    if callable(model) and _is_a(model, "equinox", "Module"):
+        return _of_tree(model)
+    raise CaptureError(
+        f"{type(model).__name__}: is no model that can be traced; return an NNX or Equinox module, a pair of a Linen "
+        "module and its variables, or a pair of a function of (parameters, *inputs) and its parameters"
+    )
+
+
+def _is_a(model: Any, package: str, name: str) -> bool:
+    """Whether it is an instance of a class of a package, which need not be installed."""
+    kind = getattr(sys.modules.get(package), name, None)
+    return kind is not None and isinstance(model, kind)
+
+
+def _of_nnx(model: Any) -> tuple[Function, Any]:
+    nnx = sys.modules["flax.nnx"]
+    graph, state = nnx.split(model)
+    flat = nnx.to_flat_state(state)
+    parameters = {".".join(map(str, path)): variable[...] for path, variable in flat}
+
+    def run(parameters: Mapping[str, Any], *inputs: Any) -> Any:
+        leaves = [(path, variable.replace(parameters[".".join(map(str, path))])) for path, variable in flat]
+        merged = nnx.merge(graph, nnx.from_flat_state(leaves))
+        with module_scopes(merged, nnx.Module):
+            return merged(*inputs)
+
+    return run, parameters
+
+
+def _of_tree(model: Any) -> tuple[Function, Any]:
+    """A callable tree: its arrays are the parameters, its other leaves stay as they are."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(model)
+    names = [jax.tree_util.keystr(path).lstrip(".").replace("[", ".").replace("]", "") for path, _ in paths]
+    parameters = {name: leaf for name, (_, leaf) in zip(names, paths, strict=True) if hasattr(leaf, "dtype")}
+
+    def run(parameters: Mapping[str, Any], *inputs: Any) -> Any:
+        leaves = [parameters.get(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]
+        rebuilt = jax.tree_util.tree_unflatten(structure, leaves)
+        with module_scopes(rebuilt, sys.modules["equinox"].Module):
+            return rebuilt(*inputs)
+
+    return run, parameters
+
+
+@contextmanager
+def module_scopes(root: Any, kind: type) -> Iterator[None]:
+    """While it lasts, every call of a module within `root` has the module's path as its scope."""
+    paths = {id(module): path for path, module in _modules(root, kind, "", set())}
+    classes = {type(module) for _, module in _modules(root, kind, "", set()) if callable(module)}
+    restored: list[tuple[type, Any]] = []
+    for cls in classes:
+        restored.append((cls, cls.__dict__.get("__call__")))
+        type.__setattr__(cls, "__call__", _scoped(cls.__call__, paths))
+    try:
+        yield
+    finally:
+        for cls, call in restored:
+            if call is None:
+                type.__delattr__(cls, "__call__")
+            else:
+                type.__setattr__(cls, "__call__", call)
+
+
+def _scoped(call: Any, paths: Mapping[int, str]) -> Any:
+    @functools.wraps(call)
+    def run(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        path = paths.get(id(self))
+        if not path:  # the root, or a copy that a transformation made
+            return call(self, *arguments, **keywords)
+        with jax.named_scope(MODULE_SCOPE + path):
+            return call(self, *arguments, **keywords)
+
+    return run
+
+
+def _modules(value: Any, kind: type, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """(path, module) of every module that is reached through attributes, sequences and mappings."""
+    if id(value) in seen:
+        return
+    if isinstance(value, kind):
+        seen.add(id(value))
+        yield path, value
+        entries: Any = vars(value).items()
+    elif isinstance(value, Mapping):
+        entries = value.items()
+    elif isinstance(value, (list, tuple)):
+        entries = enumerate(value)
+    else:
+        return
+    for name, child in entries:
+        yield from _modules(child, kind, f"{path}.{name}" if path else str(name), seen)

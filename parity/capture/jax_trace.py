@@ -1,0 +1,261 @@
+"""Records a JAX function: its jaxpr, evaluated operation by operation in NumPy and float64."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .primitives import PRIMITIVES, dtype_of
+from .trace import CaptureError, Operation, Trace, as_float64, is_library, named, short_line
+
+# Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
+MODULE_SCOPE = "twinax:"
+_RANDOM = ("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator", "rng_uniform")
+# Primitives whose code JAX does not show, with the way on.
+_OPAQUE = ("pallas_call", "tpu_custom_call", "ffi_call", "custom_call", "triton_kernel_call", "io_callback")
+_SHARDED = ("shard_map", "xla_pmap", "psum", "all_gather", "ppermute", "all_to_all", "axis_index")
+
+
+def capture_jax(
+    function: Callable[..., Any],
+    parameters: Any,
+    inputs: Sequence[Any],
+    *,
+    replace: Mapping[int, np.ndarray] | None = None,
+) -> Trace:
+    """The trace of `function(parameters, *inputs)` in float64.
+
+    `parameters` is any tree of arrays. `replace`: values to continue with in place of those with these numbers.
+
+    Raises:
+        CaptureError: the function cannot be traced, draws random numbers, or calls code that JAX does not show.
+    """
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        wide = jax.tree.map(_widen, (parameters, tuple(inputs)))
+        closed, shape = _trace(function, (parameters, tuple(inputs)), wide)
+        recorder = _Recorder(Trace("JAX"), replace or {})
+        trace = recorder.trace
+        flat = jax.tree.leaves(wide)
+        numbers = [trace.add(_to_numpy(array)) for array in flat]
+        sides = jax.tree.unflatten(jax.tree.structure(wide), numbers)
+        trace.parameters = dict(_paths(sides[0]))
+        trace.inputs = dict(_paths(sides[1]))
+        arguments = [recorder.known(array, number) for array, number in zip(flat, numbers, strict=True)]
+        results = recorder.evaluate(closed, arguments, "", "")
+        trace.outputs = dict(named(jax.tree.unflatten(jax.tree.structure(shape), [r.number for r in results])))
+    trace.check_deterministic(_RANDOM, "switch them off, for instance with deterministic=True or model.eval()")
+    return trace
+
+
+def _trace(function: Any, original: Any, wide: Any) -> tuple[Any, Any]:
+    """(jaxpr, structure of the outputs), in float64; in the model's own dtypes if its code insists on them."""
+    failures = []
+    for arguments, x64 in ((wide, True), (original, False)):
+        try:
+            with jax.enable_x64(x64):
+                return jax.make_jaxpr(lambda p, i: function(p, *i), return_shape=True)(*arguments)
+        except Exception as error:  # whatever the model's code raises
+            failures.append(error)
+    text = f"{type(failures[1]).__name__}: {failures[1]}".splitlines()[0]
+    raise CaptureError(f"{getattr(function, '__name__', 'the function')}: JAX cannot trace it: {text}") from failures[1]
+
+
+class _Known:
+    """An array with its number; `array` is a NumPy array, or a JAX array of keys."""
+
+    def __init__(self, array: Any, number: int):
+        self.array, self.number = array, number
+
+
+class _Recorder:
+    """Evaluates jaxprs and adds their operations to a trace."""
+
+    def __init__(self, trace: Trace, replace: Mapping[int, np.ndarray]):
+        self.trace, self.replace = trace, replace
+
+    def known(self, array: Any, number: int | None = None) -> _Known:
+        """An array of the trace, with a new number by default; or what replaces it."""
+        number = self.trace.add(_to_numpy(array)) if number is None else number
+        if number in self.replace:
+            array = self.trace.values[number] = np.asarray(self.replace[number])
+        return _Known(array if _is_key(array) else self.trace.values[number], number)
+
+    def evaluate(self, closed: Any, arguments: Sequence[_Known], module: str, line: str) -> list[_Known]:
+        """The results of a closed jaxpr; `module` and `line`: where it is called."""
+        jaxpr = getattr(closed, "jaxpr", closed)
+        values = {v: self.known(_widen(c)) for v, c in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True)}
+        values |= dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> _Known:
+            return _Known(_literal(atom), -1) if hasattr(atom, "val") else values[atom]
+
+        for equation in jaxpr.eqns:
+            results = self._run(equation, [read(atom) for atom in equation.invars], module, line)
+            values |= dict(zip(equation.outvars, results, strict=True))
+        return [result if result.number >= 0 else self.known(result.array) for result in map(read, jaxpr.outvars)]
+
+    def _run(self, equation: Any, inputs: list[_Known], module: str, line: str) -> list[_Known]:
+        name = equation.primitive.name
+        module, line = _module(equation, module), _line(equation) or line
+        if name in _OPAQUE or name in _SHARDED:
+            remedy = "compare the model on one device" if name in _SHARDED else "switch to an implementation in JAX"
+            raise CaptureError(f"{line or module}: {name} shows none of its operations; {remedy}")
+        if name in _CONTROL:
+            return _CONTROL[name](self, equation.params, inputs, module, line)
+        inner = _inner(equation)
+        if inner is not None:
+            return self.evaluate(inner, [self._numbered(value) for value in inputs], module, line)
+        arrays = [value.array for value in inputs]
+        results = _compute(equation, arrays)
+        outputs = [self.known(result) for result in results]
+        literals = {str(i): value.array for i, value in enumerate(inputs) if value.number < 0}
+        settings = {key: value for key, value in equation.params.items() if value is not None}
+        numbers = tuple(value.number for value in inputs if value.number >= 0)
+        operation = Operation(name, numbers, tuple(o.number for o in outputs), module, line, settings | literals)
+        self.trace.operations.append(operation)
+        return outputs
+
+    def _numbered(self, value: _Known) -> _Known:
+        return value if value.number >= 0 else self.known(value.array)
+
+    def scan(self, params: Any, inputs: list[_Known], module: str, line: str) -> list[_Known]:
+        """Each step as it is computed; its module is `module[step]`."""
+        constants, carried = params["num_consts"], params["num_carry"]
+        inputs = [self._numbered(value) for value in inputs]
+        fixed, carry, rows = inputs[:constants], inputs[constants : constants + carried], inputs[constants + carried :]
+        steps = range(params["length"])[:: -1 if params["reverse"] else 1]
+        outputs: list[list[_Known]] = []
+        for step in steps:
+            parts = [self._part("scan", row, step, module, line) for row in rows]
+            results = self.evaluate(params["jaxpr"], [*fixed, *carry, *parts], f"{module}[{step}]", line)
+            carry = results[:carried]
+            outputs.append(results[carried:])
+        ordered = outputs[:: -1 if params["reverse"] else 1]
+        avals = params["jaxpr"].out_avals[carried:]
+        stacked = [[step[i] for step in ordered] for i in range(len(avals))]
+        return [*carry, *(self._stack(s, a, module, line) for s, a in zip(stacked, avals, strict=True))]
+
+    def _part(self, name: str, rows: _Known, step: int, module: str, line: str) -> _Known:
+        part = self.known(rows.array[step])
+        self.trace.operations.append(
+            Operation(f"{name}.row", (rows.number,), (part.number,), module, line, {"row": step})
+        )
+        return part
+
+    def _stack(self, rows: list[_Known], aval: Any, module: str, line: str) -> _Known:
+        arrays = [row.array for row in rows]
+        empty = np.zeros((0, *aval.shape), dtype_of(aval.dtype))
+        stack = self.known(np.stack(arrays) if arrays else empty)
+        numbers = tuple(row.number for row in rows)
+        self.trace.operations.append(Operation("scan.stack", numbers, (stack.number,), module, line))
+        return stack
+
+    def while_loop(self, params: Any, inputs: list[_Known], module: str, line: str) -> list[_Known]:
+        """Each repetition as it is computed; its module is `module[number]`."""
+        inputs = [self._numbered(value) for value in inputs]
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        condition, body, carry = inputs[:first], inputs[first : first + second], inputs[first + second :]
+        step = 0
+        while bool(self.evaluate(params["cond_jaxpr"], [*condition, *carry], module, line)[0].array):
+            carry = self.evaluate(params["body_jaxpr"], [*body, *carry], f"{module}[{step}]", line)
+            step += 1
+        return carry
+
+    def cond(self, params: Any, inputs: list[_Known], module: str, line: str) -> list[_Known]:
+        """The branch that the inputs take; the others are named in `branches`."""
+        branches = params["branches"]
+        taken = min(max(int(inputs[0].array), 0), len(branches) - 1)
+        for i in range(len(branches)):
+            if i != taken:
+                self.trace.branches.append(f"{line}: branch {i} of {len(branches)}")
+        return self.evaluate(branches[taken], [self._numbered(value) for value in inputs[1:]], module, line)
+
+
+_CONTROL: dict[str, Callable[..., list[_Known]]] = {
+    "scan": _Recorder.scan,
+    "while": _Recorder.while_loop,
+    "cond": _Recorder.cond,
+}
+_JAXPRS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def _inner(equation: Any) -> Any:
+    """The jaxpr that a call stands for, such as that of `jit`, `checkpoint`, `custom_jvp` and `custom_vjp`."""
+    for name in _JAXPRS:
+        jaxpr = equation.params.get(name)
+        if jaxpr is not None and len(getattr(jaxpr, "jaxpr", jaxpr).invars) == len(equation.invars):
+            return jaxpr
+    return None
+
+
+def _compute(equation: Any, arrays: list[Any]) -> list[Any]:
+    """The results of a primitive, in the dtypes of a computation in float64."""
+    avals = [variable.aval for variable in equation.outvars]
+    function = PRIMITIVES.get(equation.primitive.name)
+    if function is None or any(_is_key(array) or array.size == 0 for array in arrays):
+        results = _through_jax(equation, arrays)
+    else:
+        with np.errstate(all="ignore"):  # infinities and NaN are values here
+            results = function(*arrays, **equation.params)
+    results = results if isinstance(results, (list, tuple)) else [results]
+    return [
+        result if _is_key(result) else np.asarray(result).astype(dtype_of(aval.dtype), copy=False)
+        for result, aval in zip(results, avals, strict=True)
+    ]
+
+
+def _through_jax(equation: Any, arrays: list[Any]) -> Any:
+    params = {key: _wide_dtype(value) for key, value in equation.params.items()}
+    return equation.primitive.bind(*(a if _is_key(a) else jax.numpy.asarray(a) for a in arrays), **params)
+
+
+def _wide_dtype(value: Any) -> Any:
+    is_dtype = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
+    return dtype_of(value) if is_dtype else value
+
+
+def _is_key(array: Any) -> bool:
+    return hasattr(array, "dtype") and jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _widen(array: Any) -> Any:
+    return array if _is_key(array) else as_float64(array)
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(array)) if _is_key(array) else np.asarray(array)
+
+
+def _literal(atom: Any) -> np.ndarray:
+    return np.asarray(atom.val).astype(dtype_of(atom.aval.dtype))
+
+
+def _paths(tree: Any) -> list[tuple[str, int]]:
+    """(dotted path, leaf) of any tree that JAX knows."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(".".join(_key(key) for key in path if _key(key)), leaf) for path, leaf in leaves]
+
+
+def _key(key: Any) -> str:
+    for name in ("key", "idx", "name"):
+        if hasattr(key, name):
+            return str(getattr(key, name)).lstrip(".")
+    return str(key)
+
+
+def _module(equation: Any, outer: str) -> str:
+    """The path of the module that an equation belongs to: the innermost named one, else the name stack."""
+    scopes = str(equation.source_info.name_stack)
+    if MODULE_SCOPE in scopes:
+        return scopes.rpartition(MODULE_SCOPE)[2].partition("/")[0]
+    return outer or scopes
+
+
+def _line(equation: Any) -> str:
+    """`file:line` of the innermost frame in the model's own code."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not is_library(frame.file_name):
+            return short_line(frame.file_name, frame.line_num)
+    return ""

@@ -1,0 +1,216 @@
+"""Records a PyTorch module or function: every ATen operation of a forward pass in float64."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import module as hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from .trace import CaptureError, Operation, Trace, as_float64, is_library, named, short_line
+
+_RANDOM = (
+    *("aten.bernoulli", "aten.bernoulli_", "aten.native_dropout", "aten.normal_", "aten.uniform_", "aten.rand"),
+    *("aten.randn", "aten.randint", "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.exponential_"),
+    *("aten.multinomial", "aten.randperm", "aten.rrelu_with_noise", "aten.normal", "aten.poisson"),
+)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def capture_torch(
+    model: nn.Module | tuple[Callable[..., Any], Any],
+    inputs: Sequence[Any],
+    *,
+    replace: Mapping[int, np.ndarray] | None = None,
+) -> Trace:
+    """The trace of `model(*inputs)`, or of `function(parameters, *inputs)`, in float64 on the CPU; the model is copied.
+
+    Fused attention is taken apart. `replace`: values to continue with in place of those with these numbers.
+
+    Raises:
+        CaptureError: the model cannot be copied or called, is in training mode, or draws random numbers.
+    """
+    function, parameters, module = _as_function(model)
+    recorder = _Recorder(module, replace or {})
+    with _settings(), recorder.modules():
+        arguments = [tree_map(_widen, value) for value in inputs]
+        recorder.trace.parameters = {name: recorder.number(tensor) for name, tensor in parameters.items()}
+        flat = [(str(i), value) for i, value in enumerate(arguments)]
+        recorder.trace.inputs = {
+            name: recorder.known(tensor)
+            for key, value in flat
+            for name, tensor in named(value, key)
+            if isinstance(tensor, Tensor)
+        }
+        try:
+            with recorder:
+                outputs = function(*arguments)
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever the model's code raises
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CaptureError(f"{type(model).__name__}: the forward pass in float64 failed: {text}") from error
+        tensors = [(name, value) for name, value in named(outputs) if isinstance(value, Tensor)]
+        recorder.trace.outputs = {name: recorder.number(tensor) for name, tensor in tensors}
+    trace = recorder.trace
+    trace.check_deterministic(_RANDOM, "call eval() on the module, or set its dropout to 0")
+    return trace
+
+
+def _as_function(model: Any) -> tuple[Callable[..., Any], dict[str, Tensor], nn.Module | None]:
+    if isinstance(model, nn.Module):
+        training = next((f"{n or type(m).__name__}" for n, m in model.named_modules() if _depends_on_mode(m)), None)
+        if training is not None:
+            raise CaptureError(f"{training}: is in training mode; call eval() on the module")
+        try:
+            twin = copy.deepcopy(model).to(device="cpu", dtype=torch.float64)
+        except Exception as error:
+            raise CaptureError(f"{type(model).__name__}: cannot be copied: {error}") from error
+        tensors = dict(twin.named_parameters(remove_duplicate=False)) | dict(twin.named_buffers(remove_duplicate=False))
+        return twin, tensors, twin
+    if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
+        wide = tree_map(_widen, model[1])
+        tensors = {name: tensor for name, tensor in named(wide) if isinstance(tensor, Tensor)}
+        return lambda *arguments: model[0](wide, *arguments), tensors, None
+    raise CaptureError(
+        f"{type(model).__name__}: is no model; return a torch module, or a pair of a function of "
+        "(parameters, *inputs) and its parameters"
+    )
+
+
+def _depends_on_mode(module: nn.Module) -> bool:
+    """Whether training mode changes what a module computes."""
+    if not module.training:
+        return False
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    return isinstance(module, nn.modules.batchnorm._NormBase)
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value.copy())
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().to("cpu", torch.float64 if value.dtype.is_floating_point else value.dtype, copy=True)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Attention and encoder layers operation by operation, no gradients, float64 by default."""
+    default, fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
+    torch.set_default_dtype(torch.float64)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.set_default_dtype(default)
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class _Recorder(TorchDispatchMode):
+    """Adds every ATen operation to a trace."""
+
+    def __init__(self, module: nn.Module | None, replace: Mapping[int, np.ndarray]):
+        super().__init__()
+        self.trace, self.replace = Trace("PyTorch"), replace
+        self.names = {id(m): name for name, m in module.named_modules()} if module is not None else {}
+        self.path: list[str] = []
+        # tensor -> (number, version of its contents, the tensor itself, so that its id stays its own)
+        self.numbers: dict[int, tuple[int, int, Tensor]] = {}
+        self.writes: dict[int, int] = {}  # memory -> number of what was last written to it in place
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """While it lasts, the current module's path is known."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self.path.append(self.names.get(id(module), self.path[-1] if self.path else ""))
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self.path.pop()
+
+        with ExitStack() as handles:
+            handles.callback(hooks.register_module_forward_pre_hook(enter).remove)
+            handles.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
+            yield
+
+    def known(self, tensor: Tensor) -> int:
+        """The number of a tensor with new contents, which are overwritten if they are to be replaced."""
+        return self._add(tensor, in_place=True)[0]
+
+    def _add(self, tensor: Tensor, in_place: bool) -> tuple[int, Tensor]:
+        """(number, the tensor or what replaces it)."""
+        if tensor.is_inference():
+            place = _line() or self._module()
+            raise CaptureError(f"{place}: torch.inference_mode hides what is written in place; use torch.no_grad")
+        number = self.trace.add(as_float64(tensor.resolve_conj().resolve_neg().detach().numpy()))
+        if number in self.replace:
+            self.trace.values[number] = np.asarray(self.replace[number])
+            forced = torch.from_numpy(np.array(self.replace[number]))
+            tensor = tensor.copy_(forced) if in_place else forced
+        self.numbers[id(tensor)] = number, tensor._version, tensor
+        return number, tensor
+
+    def number(self, tensor: Tensor) -> int:
+        """The number of a tensor; a new one if a tensor that shares its memory was written to."""
+        number, version, _ = self.numbers.get(id(tensor), (-1, -1, None))
+        if number >= 0 and version == tensor._version:
+            return number
+        new = self.known(tensor)
+        if number >= 0:
+            numbers = number, self.writes.get(_memory(tensor), number)
+            self.trace.operations.append(Operation("written in place", numbers, (new,), self._module(), _line()))
+        return new
+
+    def _module(self) -> str:
+        return self.path[-1] if self.path else ""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operation in float64 and records it."""
+        kwargs = dict(kwargs or {})
+        args, kwargs = tree_map(_wide_dtype, (args, kwargs))
+        leaves = tree_flatten((args, kwargs))[0]
+        inputs = tuple(self.number(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        results = function(*args, **kwargs)
+        leaves_out, structure = tree_flatten(results)
+        outputs = []
+        for i, leaf in enumerate(leaves_out):
+            if isinstance(leaf, Tensor):
+                written = id(leaf) in self.numbers  # an input, into which the operation wrote
+                number, leaves_out[i] = self._add(leaf, in_place=written)
+                outputs.append(number)
+                if written:
+                    self.writes[_memory(leaf)] = number
+        settings = {str(i): leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor) and leaf is not None}
+        name = str(function.overloadpacket)
+        if outputs:
+            operation = Operation(name, inputs, tuple(outputs), self._module(), _line(), settings)
+            self.trace.operations.append(operation)
+        return tree_unflatten(leaves_out, structure)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _wide_dtype(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _FLOATS else value
+
+
+def _line() -> str:
+    """`file:line` of the innermost frame in the model's own code."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            return short_line(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""

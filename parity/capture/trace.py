@@ -1,0 +1,110 @@
+"""A trace: every operation of a forward pass, with its values in float64, its module and its source line."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Packages whose frames are not the model's own code. An installed model, such as one of `transformers`, is not here.
+_LIBRARIES = ("torch", "jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "beartype", "numpy", "einops")
+
+
+class CaptureError(ValueError):
+    """A model cannot be recorded; the message states why, where, and what to do."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation. Values are numbers, positions in `Trace.values`."""
+
+    name: str  # in the framework's words: `aten.gelu`, `dot_general`
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    module: str  # path of the module, or the scope; empty outside of all
+    line: str  # `file:line` in the model's own code; empty if unknown
+    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments that are not arrays
+
+
+@dataclass
+class Trace:
+    """The values of a forward pass, and the operations that computed them, in the order of execution.
+
+    Floating-point values are float64 whatever the model's dtype is; integers and booleans keep theirs.
+    """
+
+    framework: str  # "PyTorch" or "JAX"
+    values: list[np.ndarray] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    parameters: dict[str, int] = field(default_factory=dict)
+    inputs: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    branches: list[str] = field(default_factory=list)  # lines of branches that the inputs did not reach
+
+    def add(self, value: np.ndarray) -> int:
+        """The number of a new value."""
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def ancestors(self) -> set[int]:
+        """Numbers of the values that the outputs depend on, outputs included."""
+        reached = set(self.outputs.values())
+        for operation in reversed(self.operations):
+            if not reached.isdisjoint(operation.outputs):
+                reached.update(operation.inputs)
+        return reached
+
+    def unused_parameters(self) -> list[str]:
+        """Parameters that no output depends on."""
+        reached = self.ancestors()
+        return [name for name, number in self.parameters.items() if number not in reached]
+
+    def check_deterministic(self, random: Iterable[str], remedy: str) -> None:
+        """Raises: CaptureError if an output depends on random numbers, drawn by operations with these names."""
+        names, reached = frozenset(random), self.ancestors()
+        for operation in self.operations:
+            if operation.name in names and not reached.isdisjoint(operation.outputs):
+                place = operation.line or operation.module or "the forward pass"
+                raise CaptureError(f"{place}: {operation.name} draws random numbers; {remedy}")
+
+
+def as_float64(array: Any) -> np.ndarray:
+    """A copy in numpy; floating-point numbers of any width as float64."""
+    array = np.array(array)
+    return array if array.dtype.kind in "biuc" else array.astype(np.float64)
+
+
+def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, leaf) of nested mappings, sequences, named tuples and dataclass-like outputs; None is no leaf."""
+    if tree is None:
+        return
+    if isinstance(tree, Mapping):
+        entries: Iterable[tuple[Any, Any]] = tree.items()
+    elif isinstance(tree, tuple) and (fields := getattr(tree, "_fields", None)):
+        entries = zip(fields, tree, strict=True)
+    elif isinstance(tree, (list, tuple)):
+        entries = enumerate(tree)
+    else:
+        yield prefix or "output", tree
+        return
+    for key, leaf in entries:
+        yield from named(leaf, f"{prefix}.{key}" if prefix else str(key))
+
+
+def is_library(file: str) -> bool:
+    """Whether a file belongs to a framework, to the standard library or to this folder."""
+    parts = Path(file).parts
+    if "site-packages" in parts:
+        return parts[parts.index("site-packages") + 1].removesuffix(".py") in _LIBRARIES
+    return file.startswith("<") or Path(file).is_relative_to(_HERE) or Path(file).is_relative_to(_STANDARD)
+
+
+def short_line(file: str, number: int) -> str:
+    """`folder/file.py:number`."""
+    return f"{'/'.join(Path(file).parts[-2:])}:{number}"
+
+
+_HERE = Path(__file__).parent
+_STANDARD = Path(sys.modules["dataclasses"].__file__ or "").parent

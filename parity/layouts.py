@@ -1,0 +1,165 @@
+"""Finds by values how one array is arranged within another: transposed, reshaped, flipped, sliced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Element (j1, j2, …) of the result, with these digits as sizes, is element start + Σ j·stride of the source."""
+
+    start: int
+    axes: tuple[
+        tuple[int, int], ...
+    ]  # (size, stride in the flat source), outermost first; a flip has a negative stride
+    shape: tuple[int, ...]
+    source_size: int
+
+    def apply(self, source: Array) -> Array:
+        """The arranged array."""
+        flat = np.ravel(source)
+        index = np.full((), self.start)
+        for size, stride in self.axes:
+            index = index[..., None] + stride * np.arange(size)
+        return flat[index].reshape(self.shape)
+
+    @property
+    def steps(self) -> tuple[Any, ...]:
+        """(sizes, index, order, shape): `source.reshape(sizes)[index].transpose(order).reshape(shape)`.
+
+        An index entry is a number where the source has more than the result, and a slice elsewhere.
+        """
+        by_stride = sorted(range(len(self.axes)), key=lambda i: -abs(self.axes[i][1]))
+        first = self.start + sum((size - 1) * stride for size, stride in self.axes if stride < 0)
+        sizes: list[int] = []
+        index: list[int | slice] = []
+        block = self.source_size
+        for i in by_stride:
+            size, stride = self.axes[i]
+            outer = block // (size * abs(stride))
+            block = abs(stride)
+            if outer > 1:
+                sizes.append(outer)
+                index.append(first // (size * block))
+                first %= size * block
+            sizes.append(size)
+            index.append(slice(None, None, -1 if stride < 0 else None))
+        if block > 1:
+            sizes.append(block)
+            index.append(first)
+        order = tuple(by_stride.index(i) for i in range(len(self.axes)))
+        return tuple(sizes), tuple(index), order, self.shape
+
+    def code(self, name: str, shape: Sequence[int]) -> str:
+        """The arrangement of an array with this name and shape as an expression in NumPy."""
+        sizes, index, order, _ = self.steps
+        parts, current = [name], tuple(shape)
+        if not self.axes:
+            place = ", ".join(str(int(i)) for i in np.unravel_index(self.start, current))
+            return f"{name}[{place}]" + (f".reshape({', '.join(map(str, self.shape))})" if self.shape else "")
+        if self.axes == ((self.source_size, 1),):
+            sizes = current  # only the final reshape, if any
+        if sizes != current and sizes:
+            parts.append(f".reshape({', '.join(map(str, sizes))})")
+            current = sizes
+        if any(entry != slice(None) for entry in index):
+            index = list(index)
+            while index[-1] == slice(None):
+                index.pop()
+            parts.append(f"[{', '.join(map(_entry, index))}]")
+            current = tuple(n for n, entry in zip(current, self.steps[1], strict=True) if isinstance(entry, slice))
+        if order != tuple(range(len(order))):
+            two = order == (1, 0)
+            parts.append(".T" if two else f".transpose({', '.join(map(str, order))})")
+            current = tuple(current[i] for i in order)
+        if current != self.shape:
+            parts.append(f".reshape({', '.join(map(str, self.shape)) or '()'})")
+        return "".join(parts)
+
+
+def _entry(entry: int | slice) -> str:
+    if isinstance(entry, slice):
+        return "::-1" if entry.step else ":"
+    return str(entry)
+
+
+def find_layout(index: Array, source_size: int) -> Layout | None:
+    """The layout with these flat indices into the source; -1 is unknown. None: it is not an arrangement of axes.
+
+    The index must be a sum of one term per axis, and each term a number in mixed radix: for the axes of a reshape.
+    """
+    terms = [_term(index, axis) for axis in range(index.ndim)]
+    if any(term is None for term in terms):
+        return None
+    axes: list[tuple[int, int]] = []
+    for term in terms:
+        digits = _digits(term)
+        if digits is None:
+            return None
+        axes += digits
+    known = np.argwhere(index >= 0)
+    if not len(known):
+        return None
+    start = int(index[tuple(known[0])]) - sum(int(t[j]) for t, j in zip(terms, known[0], strict=True))
+    layout = Layout(start, _merged([axis for axis in axes if axis[0] > 1]), index.shape, source_size)
+    predicted = layout.apply(np.arange(source_size)) if _fits(layout) else None
+    return layout if predicted is not None and np.array_equal(predicted[index >= 0], index[index >= 0]) else None
+
+
+def _fits(layout: Layout) -> bool:
+    low = layout.start + sum((size - 1) * stride for size, stride in layout.axes if stride < 0)
+    high = layout.start + sum((size - 1) * stride for size, stride in layout.axes if stride > 0)
+    return low >= 0 and high < layout.source_size
+
+
+def _term(index: Array, axis: int) -> Array | None:
+    """What each step along an axis adds to the index; None if some step is nowhere known."""
+    lines = np.moveaxis(index, axis, -1).reshape(-1, index.shape[axis])
+    full = lines[(lines >= 0).all(1)]
+    if len(full):
+        return full[0] - full[0][0]
+    term = np.full(index.shape[axis], np.iinfo(np.int64).min)
+    term[0] = 0
+    for step in range(1, len(term)):  # from any line that knows this step and one before it
+        for earlier in np.flatnonzero(term != np.iinfo(np.int64).min):
+            both = np.flatnonzero((lines[:, step] >= 0) & (lines[:, earlier] >= 0))
+            if len(both):
+                term[step] = term[earlier] + lines[both[0], step] - lines[both[0], earlier]
+                break
+        else:
+            return None
+    return term
+
+
+def _digits(term: Array) -> list[tuple[int, int]] | None:
+    """The (size, stride) of a term in mixed radix, outermost first; None if it is none."""
+    digits: list[tuple[int, int]] = []
+    rest = term
+    while len(rest) > 1:
+        stride = int(rest[1] - rest[0])
+        expected = rest[0] + stride * np.arange(len(rest))
+        size = int(np.argmin(rest == expected)) or len(rest)
+        if stride == 0 or len(rest) % size:
+            return None
+        blocks = rest.reshape(-1, size)
+        if not np.array_equal(blocks - blocks[:, :1], np.broadcast_to(stride * np.arange(size), blocks.shape)):
+            return None
+        digits.append((size, stride))
+        rest = blocks[:, 0]
+    return digits[::-1]
+
+
+def _merged(axes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Neighbouring axes that are one axis of the source, as one."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in axes:
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = merged[-1][0] * size, stride
+        else:
+            merged.append((size, stride))
+    return tuple(merged)

@@ -93,14 +93,14 @@ def find_layout(index: Array, source_size: int) -> Layout | None:
 
     The index must be a sum of one term per axis, and each term a number in mixed radix: for the axes of a reshape.
     """
-    terms = [_term(index, axis) for axis in range(index.ndim)]
-    if any(term is None for term in terms):
-        return None
+    terms: list[Array] = []
     axes: list[tuple[int, int]] = []
-    for term in terms:
-        digits = _digits(term)
-        if digits is None:
+    for axis in range(index.ndim):
+        term = _term(index, axis)
+        digits = None if term is None else _digits(term)
+        if term is None or digits is None:
             return None
+        terms.append(term)
         axes += digits
     known = np.argwhere(index >= 0)
     if not len(known):
@@ -137,7 +137,7 @@ def _term(index: Array, axis: int) -> Array | None:
 
 
 def _digits(term: Array) -> list[tuple[int, int]] | None:
-    """The (size, stride) of a term in mixed radix, outermost first; None if it is none."""
+    """The (size, stride) of a term in mixed radix, outermost first; None if it is certainly none."""
     digits: list[tuple[int, int]] = []
     rest = term
     while len(rest) > 1:
@@ -146,11 +146,8 @@ def _digits(term: Array) -> list[tuple[int, int]] | None:
         size = int(np.argmin(rest == expected)) or len(rest)
         if stride == 0 or len(rest) % size:
             return None
-        blocks = rest.reshape(-1, size)
-        if not np.array_equal(blocks - blocks[:, :1], np.broadcast_to(stride * np.arange(size), blocks.shape)):
-            return None
         digits.append((size, stride))
-        rest = blocks[:, 0]
+        rest = rest[::size]
     return digits[::-1]
 
 

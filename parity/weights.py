@@ -181,7 +181,7 @@ def _split(owners: Array, places: Array, region: tuple[slice, ...], values: _Val
 
 
 def _blocks(owners: Array, axis: int) -> list[tuple[int, int]]:
-    """(start, stop) of blocks along an axis that have no owner in common."""
+    """(start, stop) of blocks along an axis; neighbours have no owner in common."""
     slabs = np.moveaxis(owners, axis, 0).reshape(owners.shape[axis], -1)
     blocks: list[tuple[int, int, set[int]]] = []
     for i, slab in enumerate(slabs):
@@ -190,8 +190,7 @@ def _blocks(owners: Array, axis: int) -> list[tuple[int, int]]:
             blocks[-1] = blocks[-1][0], i + 1, blocks[-1][2] | names
         else:
             blocks.append((i, i + 1, names))
-    separate = sum(len(names) for *_, names in blocks) == len(set().union(*(names for *_, names in blocks)))
-    return [(start, stop) for start, stop, _ in blocks] if separate else []
+    return [(start, stop) for start, stop, _ in blocks]
 
 
 def _pieces(places: Array, axis: int) -> list[tuple[int, int]]:

@@ -81,6 +81,15 @@ def test_packed_projections_both_ways():
     assert_rebuilt(together, single, packed)
 
 
+def test_blocks_of_two_parameters_in_turn():
+    reference = {"a": numbers(0, 4, 6), "b": numbers(1, 4, 6)}
+    candidate = {"ab": np.concatenate([reference[n][i : i + 2] for i in (0, 2) for n in "ab"])}
+    weights = match_weights(reference, candidate)
+    assert weights.ok
+    assert [part.source for part in weights.matches["ab"].parts] == ["a", "b", "a", "b"]
+    assert_rebuilt(weights, reference, candidate)
+
+
 def test_heads_stacks_flips_padding_sums_and_shifts():
     lstm = nn.LSTM(3, 4)
     reference = {n: numbers(i, *p.shape) for i, (n, p) in enumerate(lstm.named_parameters())}

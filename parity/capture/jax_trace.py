@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from .primitives import PRIMITIVES, dtype_of
-from .trace import CaptureError, Operation, Trace, as_float64, is_library, named, short_line
+from .trace import CaptureError, Operation, Trace, as_float64, named, own_lines
 
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
 MODULE_SCOPE = "twinax:"
@@ -42,7 +42,7 @@ def capture_jax(
         trace.parameters = dict(_paths(sides[0]))
         trace.inputs = dict(_paths(sides[1]))
         arguments = [recorder.known(array, number) for array, number in zip(flat, numbers, strict=True)]
-        results = recorder.evaluate(closed, arguments, "", "")
+        results = recorder.evaluate(closed, arguments, "", ())
         trace.outputs = dict(named(jax.tree.unflatten(jax.tree.structure(shape), [r.number for r in results])))
     trace.check_deterministic(_RANDOM, "switch them off, for instance with deterministic=True or model.eval()")
     return trace
@@ -81,8 +81,8 @@ class _Recorder:
             array = self.trace.values[number] = np.asarray(self.replace[number])
         return _Known(array if _is_key(array) else self.trace.values[number], number)
 
-    def evaluate(self, closed: Any, arguments: Sequence[_Known], module: str, line: str) -> list[_Known]:
-        """The results of a closed jaxpr; `module` and `line`: where it is called."""
+    def evaluate(self, closed: Any, arguments: Sequence[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
+        """The results of a closed jaxpr; `module` and `lines`: where it is called."""
         jaxpr = getattr(closed, "jaxpr", closed)
         values = {v: self.known(_widen(c)) for v, c in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True)}
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -91,35 +91,35 @@ class _Recorder:
             return _Known(_literal(atom), -1) if hasattr(atom, "val") else values[atom]
 
         for equation in jaxpr.eqns:
-            results = self._run(equation, [read(atom) for atom in equation.invars], module, line)
+            results = self._run(equation, [read(atom) for atom in equation.invars], module, lines)
             values |= dict(zip(equation.outvars, results, strict=True))
         return [result if result.number >= 0 else self.known(result.array) for result in map(read, jaxpr.outvars)]
 
-    def _run(self, equation: Any, inputs: list[_Known], module: str, line: str) -> list[_Known]:
+    def _run(self, equation: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         name = equation.primitive.name
-        module, line = _module(equation, module), _line(equation) or line
+        module, lines = _module(equation, module), _lines(equation) or lines
         if name in _OPAQUE or name in _SHARDED:
             remedy = "compare the model on one device" if name in _SHARDED else "switch to an implementation in JAX"
-            raise CaptureError(f"{line or module}: {name} shows none of its operations; {remedy}")
+            raise CaptureError(f"{next(iter(lines), module)}: {name} shows none of its operations; {remedy}")
         if name in _CONTROL:
-            return _CONTROL[name](self, equation.params, inputs, module, line)
+            return _CONTROL[name](self, equation.params, inputs, module, lines)
         inner = _inner(equation)
         if inner is not None:
-            return self.evaluate(inner, [self._numbered(value) for value in inputs], module, line)
+            return self.evaluate(inner, [self._numbered(value) for value in inputs], module, lines)
         arrays = [value.array for value in inputs]
         results = _compute(equation, arrays)
         outputs = [self.known(result) for result in results]
         literals = {str(i): value.array for i, value in enumerate(inputs) if value.number < 0}
         settings = {key: value for key, value in equation.params.items() if value is not None}
         numbers = tuple(value.number for value in inputs if value.number >= 0)
-        operation = Operation(name, numbers, tuple(o.number for o in outputs), module, line, settings | literals)
+        operation = Operation(name, numbers, tuple(o.number for o in outputs), module, lines, settings | literals)
         self.trace.operations.append(operation)
         return outputs
 
     def _numbered(self, value: _Known) -> _Known:
         return value if value.number >= 0 else self.known(value.array)
 
-    def scan(self, params: Any, inputs: list[_Known], module: str, line: str) -> list[_Known]:
+    def scan(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         """Each step as it is computed; its module is `module[step]`."""
         constants, carried = params["num_consts"], params["num_carry"]
         inputs = [self._numbered(value) for value in inputs]
@@ -127,49 +127,49 @@ class _Recorder:
         steps = range(params["length"])[:: -1 if params["reverse"] else 1]
         outputs: list[list[_Known]] = []
         for step in steps:
-            parts = [self._part("scan", row, step, module, line) for row in rows]
-            results = self.evaluate(params["jaxpr"], [*fixed, *carry, *parts], f"{module}[{step}]", line)
+            parts = [self._part("scan", row, step, module, lines) for row in rows]
+            results = self.evaluate(params["jaxpr"], [*fixed, *carry, *parts], f"{module}[{step}]", lines)
             carry = results[:carried]
             outputs.append(results[carried:])
         ordered = outputs[:: -1 if params["reverse"] else 1]
         avals = params["jaxpr"].out_avals[carried:]
         stacked = [[step[i] for step in ordered] for i in range(len(avals))]
-        return [*carry, *(self._stack(s, a, module, line) for s, a in zip(stacked, avals, strict=True))]
+        return [*carry, *(self._stack(s, a, module, lines) for s, a in zip(stacked, avals, strict=True))]
 
-    def _part(self, name: str, rows: _Known, step: int, module: str, line: str) -> _Known:
+    def _part(self, name: str, rows: _Known, step: int, module: str, lines: tuple[str, ...]) -> _Known:
         part = self.known(rows.array[step])
         self.trace.operations.append(
-            Operation(f"{name}.row", (rows.number,), (part.number,), module, line, {"row": step})
+            Operation(f"{name}.row", (rows.number,), (part.number,), module, lines, {"row": step})
         )
         return part
 
-    def _stack(self, rows: list[_Known], aval: Any, module: str, line: str) -> _Known:
+    def _stack(self, rows: list[_Known], aval: Any, module: str, lines: tuple[str, ...]) -> _Known:
         arrays = [row.array for row in rows]
         empty = np.zeros((0, *aval.shape), dtype_of(aval.dtype))
         stack = self.known(np.stack(arrays) if arrays else empty)
         numbers = tuple(row.number for row in rows)
-        self.trace.operations.append(Operation("scan.stack", numbers, (stack.number,), module, line))
+        self.trace.operations.append(Operation("scan.stack", numbers, (stack.number,), module, lines))
         return stack
 
-    def while_loop(self, params: Any, inputs: list[_Known], module: str, line: str) -> list[_Known]:
+    def while_loop(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         """Each repetition as it is computed; its module is `module[number]`."""
         inputs = [self._numbered(value) for value in inputs]
         first, second = params["cond_nconsts"], params["body_nconsts"]
         condition, body, carry = inputs[:first], inputs[first : first + second], inputs[first + second :]
         step = 0
-        while bool(self.evaluate(params["cond_jaxpr"], [*condition, *carry], module, line)[0].array):
-            carry = self.evaluate(params["body_jaxpr"], [*body, *carry], f"{module}[{step}]", line)
+        while bool(self.evaluate(params["cond_jaxpr"], [*condition, *carry], module, lines)[0].array):
+            carry = self.evaluate(params["body_jaxpr"], [*body, *carry], f"{module}[{step}]", lines)
             step += 1
         return carry
 
-    def cond(self, params: Any, inputs: list[_Known], module: str, line: str) -> list[_Known]:
+    def cond(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         """The branch that the inputs take; the others are named in `branches`."""
         branches = params["branches"]
         taken = min(max(int(inputs[0].array), 0), len(branches) - 1)
         for i in range(len(branches)):
             if i != taken:
-                self.trace.branches.append(f"{line}: branch {i} of {len(branches)}")
-        return self.evaluate(branches[taken], [self._numbered(value) for value in inputs[1:]], module, line)
+                self.trace.branches.append(f"{next(iter(lines), module)}: branch {i} of {len(branches)}")
+        return self.evaluate(branches[taken], [self._numbered(value) for value in inputs[1:]], module, lines)
 
 
 _CONTROL: dict[str, Callable[..., list[_Known]]] = {
@@ -252,10 +252,7 @@ def _module(equation: Any, outer: str) -> str:
     return outer or scopes
 
 
-def _line(equation: Any) -> str:
-    """`file:line` of the innermost frame in the model's own code."""
+def _lines(equation: Any) -> tuple[str, ...]:
+    """The lines that called a primitive."""
     traceback = equation.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        if not is_library(frame.file_name):
-            return short_line(frame.file_name, frame.line_num)
-    return ""
+    return own_lines((f.file_name, f.line_num) for f in traceback.frames) if traceback is not None else ()

@@ -14,7 +14,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .trace import CaptureError, Operation, Trace, as_float64, is_library, named, short_line
+from .trace import CaptureError, Operation, Trace, as_float64, named, own_lines
 
 _RANDOM = (
     *("aten.bernoulli", "aten.bernoulli_", "aten.native_dropout", "aten.normal_", "aten.uniform_", "aten.rand"),
@@ -150,7 +150,7 @@ class _Recorder(TorchDispatchMode):
     def _add(self, tensor: Tensor, in_place: bool) -> tuple[int, Tensor]:
         """(number, the tensor or what replaces it)."""
         if tensor.is_inference():
-            place = _line() or self._module()
+            place = next(iter(_lines()), self._module())
             raise CaptureError(f"{place}: torch.inference_mode hides what is written in place; use torch.no_grad")
         number = self.trace.add(as_float64(tensor.resolve_conj().resolve_neg().detach().numpy()))
         if number in self.replace:
@@ -168,7 +168,7 @@ class _Recorder(TorchDispatchMode):
         new = self.known(tensor)
         if number >= 0:
             numbers = number, self.writes.get(_memory(tensor), number)
-            self.trace.operations.append(Operation("written in place", numbers, (new,), self._module(), _line()))
+            self.trace.operations.append(Operation("written in place", numbers, (new,), self._module(), _lines()))
         return new
 
     def _module(self) -> str:
@@ -193,7 +193,7 @@ class _Recorder(TorchDispatchMode):
         settings = {str(i): leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor) and leaf is not None}
         name = str(function.overloadpacket)
         if outputs:
-            operation = Operation(name, inputs, tuple(outputs), self._module(), _line(), settings)
+            operation = Operation(name, inputs, tuple(outputs), self._module(), _lines(), settings)
             self.trace.operations.append(operation)
         return tree_unflatten(leaves_out, structure)
 
@@ -206,11 +206,13 @@ def _wide_dtype(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in _FLOATS else value
 
 
-def _line() -> str:
-    """`file:line` of the innermost frame in the model's own code."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not is_library(frame.f_code.co_filename):
-            return short_line(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return ""
+def _lines() -> tuple[str, ...]:
+    """The lines that are being executed."""
+
+    def frames() -> Iterator[tuple[str, int]]:
+        frame = sys._getframe(2)
+        while frame is not None:
+            yield frame.f_code.co_filename, frame.f_lineno
+            frame = frame.f_back
+
+    return own_lines(frames())

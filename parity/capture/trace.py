@@ -3,11 +3,13 @@
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+DEPTH = 4  # lines of an operation: its own and those of its callers
 # Packages whose frames are not the model's own code. An installed model, such as one of `transformers`, is not here.
 _LIBRARIES = ("torch", "jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "beartype", "numpy", "einops")
 
@@ -24,8 +26,13 @@ class Operation:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     module: str  # path of the module, or the scope; empty outside of all
-    line: str  # `file:line` in the model's own code; empty if unknown
+    lines: tuple[str, ...]  # `file:line` in the model's own code, innermost first, then its callers; may be unknown
     settings: Mapping[str, Any] = field(default_factory=dict)  # arguments that are not arrays
+
+    @property
+    def line(self) -> str:
+        """The innermost line; empty if unknown."""
+        return next(iter(self.lines), "")
 
 
 @dataclass
@@ -101,9 +108,10 @@ def is_library(file: str) -> bool:
     return file.startswith("<") or Path(file).is_relative_to(_HERE) or Path(file).is_relative_to(_STANDARD)
 
 
-def short_line(file: str, number: int) -> str:
-    """`folder/file.py:number`."""
-    return f"{'/'.join(Path(file).parts[-2:])}:{number}"
+def own_lines(frames: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """`folder/file.py:number` of the frames (file, number) that are the model's own code, at most DEPTH."""
+    own = (f"{'/'.join(Path(file).parts[-2:])}:{number}" for file, number in frames if not is_library(file))
+    return tuple(islice(own, DEPTH))
 
 
 _HERE = Path(__file__).parent

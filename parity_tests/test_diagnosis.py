@@ -1,0 +1,216 @@
+"""Diagnosis of pairs: no false alarm on correct ports, and planted mistakes at their lines, several at once."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from twinax import TransformerConfig, convert, flax_transformer
+from twinax.parity import published
+from twinax.parity.diagnosis import diagnose
+from twinax.parity.functions import random_arrays, random_batch
+
+D, HEADS, LAYERS, VOCAB = 12, 3, 2, 23
+
+
+class Encoder(nn.Module):
+    """The reference, of PyTorch's own layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, D)
+        layer = nn.TransformerEncoderLayer(D, HEADS, 20, activation="gelu", batch_first=True, norm_first=True)
+        self.layers = nn.ModuleList(nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False).layers)
+        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, 7)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) * D**0.5
+        padding = tokens == 0
+        for layer in self.layers:
+            x = layer(x, src_key_padding_mask=padding)
+        return self.head(self.norm(x))
+
+
+@pytest.fixture(scope="module")
+def reference():
+    torch.manual_seed(0)
+    module = Encoder().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.5 * torch.randn_like(parameter))
+    return module
+
+
+@pytest.fixture(scope="module")
+def parameters(reference):
+    return {name: jnp.asarray(tensor.numpy()) for name, tensor in reference.state_dict().items()}
+
+
+def norm(x, p, name, eps=1e-5):
+    centred = x - x.mean(-1, keepdims=True)
+    return (
+        centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps) * p[f"{name}.weight"] + p[f"{name}.bias"]
+    )
+
+
+def heads(y):
+    return y.reshape(*y.shape[:2], HEADS, -1).transpose(0, 2, 1, 3)
+
+
+def attention(p, x, mask, name, wrong):
+    packed = x @ p[f"{name}.in_proj_weight"].T + p[f"{name}.in_proj_bias"]
+    q, k, v = jnp.split(packed, 3, -1)
+    scores = heads(q) @ heads(k).transpose(0, 1, 3, 2) / (D // HEADS) ** 0.5
+    if "q and k" in wrong:
+        scores = heads(k) @ heads(q).transpose(0, 1, 3, 2) / (D // HEADS) ** 0.5  # q and k
+    if "scale" in wrong:
+        scores = scores * (D // HEADS) ** 0.5  # scale
+    scores = jnp.where(mask, scores, -jnp.inf)
+    if "axis" in wrong:
+        weights = jax.nn.softmax(jnp.where(mask, scores, -1e9), axis=-2)  # axis
+    else:
+        weights = jax.nn.softmax(scores, axis=-1)
+    mixed = (weights @ heads(v)).transpose(0, 2, 1, 3).reshape(x.shape)
+    if "heads" in wrong:
+        mixed = (weights @ heads(v)).reshape(x.shape)  # heads
+    out = mixed @ p[f"{name}.out_proj.weight"].T  # out
+    return out if "bias" in wrong else out + p[f"{name}.out_proj.bias"]
+
+
+def port(p, tokens, wrong=frozenset()):
+    x = p["embedding.weight"][tokens] * D**0.5
+    mask = (tokens != 0)[:, None, None, :]
+    if "mask" in wrong:
+        mask = jnp.roll(mask, 1, -1)  # mask
+    for i in range(LAYERS):
+        name = f"layers.{i}"
+        x = x + attention(p, norm(x, p, f"{name}.norm1"), mask, f"{name}.self_attn", wrong if i else wrong - {"bias"})
+        inner = norm(x, p, f"{name}.norm2") @ p[f"{name}.linear1.weight"].T + p[f"{name}.linear1.bias"]
+        inner = jax.nn.gelu(inner, approximate="gelu" in wrong)  # gelu
+        x = x + inner @ p[f"{name}.linear2.weight"].T + p[f"{name}.linear2.bias"]
+    x = norm(x, p, "norm", eps=1e-3 if "eps" in wrong else 1e-5)  # eps
+    return x @ p["head.weight"].T + p["head.bias"]
+
+
+TOKENS = np.array([[3, 4, 5, 6, 9, 11], [7, 8, 22, 1, 0, 0]])
+
+
+def line_of(mistake):
+    """The line with the mistake's name as a comment, or of the function's call where the mistake is an omission."""
+    for function in (norm, attention, port):
+        lines, first = inspect.getsourcelines(function)
+        for offset, line in enumerate(lines):
+            if line.rstrip().endswith(f"# {mistake}"):
+                return f"parity_tests/test_diagnosis.py:{first + offset}"
+    raise AssertionError(mistake)
+
+
+def run(reference, parameters, *mistakes, tokens=TOKENS):
+    return diagnose(reference, (lambda p, t: port(p, t, frozenset(mistakes)), parameters), (tokens,))
+
+
+def blamed(defect):
+    return {line for operation in defect.candidate for line in operation.lines}
+
+
+def test_a_correct_port_is_equal(reference, parameters):
+    diagnosis = run(reference, parameters)
+    assert (diagnosis.verdict, diagnosis.defects, diagnosis.unused_parameters) == ("equal", (), ())
+    assert diagnosis.weights.ok
+    assert diagnosis.matched[0] > 0.5 * diagnosis.matched[1]
+
+
+@pytest.mark.parametrize("mistake", ["gelu", "eps", "scale", "axis", "heads", "mask", "q and k"])
+def test_a_mistake_is_found_at_its_line(mistake, reference, parameters):
+    """In every layer that has it, and nothing else is blamed for it."""
+    diagnosis = run(reference, parameters, mistake)
+    assert (diagnosis.verdict, diagnosis.reason) == ("different", "")
+    assert diagnosis.defects
+    assert all(line_of(mistake) in blamed(defect) for defect in diagnosis.defects)
+    assert len(diagnosis.defects) == (1 if mistake == "eps" else LAYERS)
+
+
+def test_two_mistakes_are_two_defects_in_order(reference, parameters):
+    diagnosis = run(reference, parameters, "eps", "gelu")
+    assert diagnosis.verdict == "different"
+    lines = [line_of(name) for name in ("gelu", "gelu", "eps")]
+    assert len(diagnosis.defects) == len(lines)
+    assert all(line in blamed(defect) for line, defect in zip(lines, diagnosis.defects, strict=True))
+    assert "aten.gelu" in str(diagnosis.defects[0])
+
+
+def test_a_bias_that_is_left_out_is_found(reference, parameters):
+    """It is left out in the second layer only; the parameter is named too, because nothing uses it."""
+    diagnosis = run(reference, parameters, "bias")
+    (defect,) = diagnosis.defects
+    assert line_of("out") in blamed(defect)
+    assert diagnosis.unused_parameters == ("layers.1.self_attn.out_proj.bias",)
+
+
+def test_other_weights_are_no_other_model(reference, parameters):
+    other = {**parameters, "head.bias": parameters["head.bias"] + 1, "norm.weight": parameters["norm.weight"][::-1]}
+    diagnosis = diagnose(reference, (port, other), (TOKENS,))
+    assert diagnosis.verdict == "different"  # the norm's values are the reference's, in another order
+    other["head.weight"] = parameters["head.weight"] * 2
+    diagnosis = diagnose(reference, (port, other), (TOKENS,))
+    assert diagnosis.verdict == "undecided"
+    assert diagnosis.reason.startswith("1 parameters have values that the reference does not have: head.weight")
+
+
+def test_constants_in_float32_are_a_verdict_of_their_own(reference, parameters):
+    def rounded(p, tokens):
+        return port(p | {"embedding.weight": p["embedding.weight"] * jnp.float32(1 / 3) / (1 / 3)}, tokens)
+
+    diagnosis = diagnose(reference, (rounded, parameters), (TOKENS,))
+    assert (diagnosis.verdict, diagnosis.defects) == ("equal but for float32 constants", ())
+
+
+def test_two_torch_modules_and_two_jax_functions(reference, parameters):
+    torch.manual_seed(1)
+    twin = Encoder().eval()
+    twin.load_state_dict(reference.state_dict())
+    assert diagnose(reference, twin, (TOKENS,)).verdict == "equal"
+    twin.layers[1].norm2.eps = 1e-2
+    (defect,) = diagnose(reference, twin, (TOKENS,)).defects
+    assert defect.candidate[0].module == "layers.1.norm2"
+    assert diagnose((port, parameters), (port, parameters), (TOKENS,)).verdict == "equal"
+
+
+def settings():
+    return [{}, {"norm_placement": "pre", "activation": "gelu"}, {"positions": "learned", "norm": "rms_norm"}]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_our_twins_are_equal(number):
+    """NNX modules against ours in PyTorch: no false alarm."""
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "param_dtype": "float64", "compute_dtype": "float64"}
+    config = TransformerConfig.preset("tiny", **sizes, **settings()[number])
+    arrays = random_arrays(config, number)
+    model = flax_transformer.Transformer.from_arrays(config, {n: jnp.asarray(a) for n, a in arrays.items()})
+    batch = random_batch(config, np.random.default_rng(number), 3, 7, 5)
+    diagnosis = diagnose(convert.to_torch(model).eval(), model, (batch.src_tokens, batch.tgt_tokens))
+    assert (diagnosis.verdict, diagnosis.defects) == ("equal", ())
+
+
+@pytest.mark.parametrize("name", ["annotated_transformer", "jadore801120"])
+def test_a_published_module_and_our_flax_model_are_equal(name):
+    """The published code was written by others, with masks of its own."""
+    module = published.random_model(name, as_published=True, layers=1).eval()
+    checkpoint = published.checkpoint_of(name, module, as_published=True)
+    batch = random_batch(checkpoint.config, np.random.default_rng(1), 3, published.LENGTH, published.LENGTH)
+    call = published.ORACLES[name].call
+
+    class Called(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = module
+
+        def forward(self, src, tgt):
+            return call(self.module, src, tgt, checkpoint.config.pad_id)
+
+    diagnosis = diagnose(Called().eval(), checkpoint.to_flax(), (batch.src_tokens, batch.tgt_tokens))
+    assert (diagnosis.verdict, diagnosis.defects) == ("equal", ())

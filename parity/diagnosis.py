@@ -46,9 +46,9 @@ class Defect:
     error: float  # largest difference, relative to the largest number
 
     @property
-    def line(self) -> str:
-        """The candidate's line, or its module if the line is unknown."""
-        return _places(self.candidate)[0]
+    def lines(self) -> tuple[str, ...]:
+        """The candidate's lines in order of execution; modules where a line is unknown."""
+        return tuple(dict.fromkeys(operation.line or operation.module for operation in self.candidate))
 
     def __str__(self) -> str:
         sides = [
@@ -73,6 +73,14 @@ class Diagnosis:
     def ok(self) -> bool:
         """Whether both are the same function on these inputs, but for constants in float32."""
         return self.verdict.startswith("equal")
+
+    def __str__(self) -> str:
+        """The verdict, the defects in order of execution, and what these inputs did not reach."""
+        lines = [self.verdict + (f": {self.reason}" if self.reason else "")]
+        lines += [f"{i}. {defect}" for i, defect in enumerate(self.defects, 1)]
+        lines += [f"no output depends on {', '.join(self.unused_parameters)}"] if self.unused_parameters else []
+        lines += [f"not reached: {branch}" for branch in self.branches]
+        return "\n".join(lines)
 
 
 def diagnose(
@@ -123,10 +131,6 @@ def diagnose_traces(reference: Trace, capture: Capture) -> Diagnosis:
         "unused_parameters": tuple(trace.unused_parameters()),
         "branches": tuple(trace.branches),
     }
-    if weights.unmatched:
-        names = ", ".join(weights.unmatched[:3])
-        reason = f"{len(weights.unmatched)} parameters have values that the reference does not have: {names}"
-        return Diagnosis("undecided", reason=reason, **about)
     sizes = [sorted(t.values[i].size for i in t.outputs.values()) for t in (reference, trace)]
     if sizes[0] != sizes[1]:
         return Diagnosis("undecided", reason=f"outputs of {sizes[0]} and of {sizes[1]} numbers", **about)
@@ -142,6 +146,10 @@ def diagnose_traces(reference: Trace, capture: Capture) -> Diagnosis:
         if bound == EXACT:
             bound = ROUNDED  # first what is more than rounding
             continue
+        if weights.unmatched:
+            names = ", ".join(weights.unmatched[:3])
+            reason = f"{len(weights.unmatched)} parameters have values that the reference does not have: {names}"
+            return Diagnosis("undecided", reason=reason, matched=state.matched, **about)
         step = _next_step(state, capture, replace)
         if step is None:
             reason = "the outputs differ, and no value was found from which both go on alike"
@@ -171,8 +179,10 @@ class _State:
                 (self.candidate, self.matches.of_candidate),
             )
         ]
-        outputs = [list(s.trace.outputs.values()) for s in (self.reference, self.candidate)]
-        self.open_outputs = not all(self._equal(r, c) for r, c in zip(*outputs, strict=True))
+        one, other = self.reference.trace.outputs, self.candidate.trace.outputs
+        names = one if one.keys() == other.keys() else other  # by name, or else by order
+        pairs = zip(one.values(), (other[name] for name in names), strict=True)
+        self.open_outputs = not all(self._equal(r, c) for r, c in pairs)
         self.matched = len(self.matches.of_reference), len(self.reference.by_number)
 
     def _equal(self, reference: int, candidate: int) -> bool:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray
+MISSING = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
@@ -97,15 +99,16 @@ def find_layout(index: Array, source_size: int) -> Layout | None:
     axes: list[tuple[int, int]] = []
     for axis in range(index.ndim):
         term = _term(index, axis)
-        digits = None if term is None else _digits(term)
-        if term is None or digits is None:
+        digits = _digits(term)
+        if digits is None:
             return None
         terms.append(term)
         axes += digits
     known = np.argwhere(index >= 0)
-    if not len(known):
+    usable = [place for place in known if all(t[j] != MISSING for t, j in zip(terms, place, strict=True))]
+    if not usable:
         return None
-    start = int(index[tuple(known[0])]) - sum(int(t[j]) for t, j in zip(terms, known[0], strict=True))
+    start = int(index[tuple(usable[0])]) - sum(int(t[j]) for t, j in zip(terms, usable[0], strict=True))
     layout = Layout(start, _merged([axis for axis in axes if axis[0] > 1]), index.shape, source_size)
     predicted = layout.apply(np.arange(source_size)) if _fits(layout) else None
     return layout if predicted is not None and np.array_equal(predicted[index >= 0], index[index >= 0]) else None
@@ -117,37 +120,40 @@ def _fits(layout: Layout) -> bool:
     return low >= 0 and high < layout.source_size
 
 
-def _term(index: Array, axis: int) -> Array | None:
-    """What each step along an axis adds to the index; None if some step is nowhere known."""
+def _term(index: Array, axis: int) -> Array:
+    """What each step along an axis adds to the index; MISSING where no line knows the step and one before it."""
     lines = np.moveaxis(index, axis, -1).reshape(-1, index.shape[axis])
     full = lines[(lines >= 0).all(1)]
     if len(full):
         return full[0] - full[0][0]
-    term = np.full(index.shape[axis], np.iinfo(np.int64).min)
+    term = np.full(index.shape[axis], MISSING)
     term[0] = 0
-    for step in range(1, len(term)):  # from any line that knows this step and one before it
-        for earlier in np.flatnonzero(term != np.iinfo(np.int64).min):
+    for step in range(1, len(term)):
+        for earlier in np.flatnonzero(term[:step] != MISSING):
             both = np.flatnonzero((lines[:, step] >= 0) & (lines[:, earlier] >= 0))
             if len(both):
                 term[step] = term[earlier] + lines[both[0], step] - lines[both[0], earlier]
                 break
-        else:
-            return None
     return term
 
 
 def _digits(term: Array) -> list[tuple[int, int]] | None:
-    """The (size, stride) of a term in mixed radix, outermost first; None if it is certainly none."""
+    """The (size, stride) of a term in mixed radix, outermost first; None if it is none."""
     digits: list[tuple[int, int]] = []
     rest = term
     while len(rest) > 1:
-        stride = int(rest[1] - rest[0])
-        expected = rest[0] + stride * np.arange(len(rest))
-        size = int(np.argmin(rest == expected)) or len(rest)
-        if stride == 0 or len(rest) % size:
+        known, steps = rest != MISSING, np.arange(len(rest))
+        differences, counts = np.unique(np.diff(rest)[known[:-1] & known[1:]], return_counts=True)
+        strides = [int(stride) for stride in differences[np.argsort(-counts)][:3] if stride]
+        for size, stride in product((n for n in range(len(rest), 1, -1) if len(rest) % n == 0), strides):
+            starts = np.where(known, rest - stride * (steps % size), MISSING).reshape(-1, size)
+            first = starts.max(1)  # MISSING is the smallest number
+            if ((starts == first[:, None]) | (starts == MISSING)).all():
+                break
+        else:
             return None
         digits.append((size, stride))
-        rest = rest[::size]
+        rest = first
     return digits[::-1]
 
 

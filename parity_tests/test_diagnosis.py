@@ -180,6 +180,15 @@ def test_two_torch_modules_and_two_jax_functions(reference, parameters):
     assert diagnose((port, parameters), (port, parameters), (TOKENS,)).verdict == "equal"
 
 
+def test_outputs_are_paired_by_name():
+    """JAX sorts the keys of a dict; PyTorch keeps their order."""
+    weight = torch.randn(3, 3)
+    pair = (lambda p, x: {"b": x @ p["w"], "a": x * 2}, {"w": weight})
+    port = (lambda p, x: {"a": x * 2, "b": x @ p["w"]}, {"w": jnp.asarray(weight.numpy())})
+    x = np.random.default_rng(0).standard_normal((4, 3))
+    assert diagnose(pair, port, (x,)).verdict == "equal"
+
+
 def settings():
     return [{}, {"norm_placement": "pre", "activation": "gelu"}, {"positions": "learned", "norm": "rms_norm"}]
 

@@ -105,7 +105,7 @@ def is_library(file: str) -> bool:
     parts = Path(file).parts
     if "site-packages" in parts:
         return parts[parts.index("site-packages") + 1].removesuffix(".py") in _LIBRARIES
-    return file.startswith("<") or Path(file).is_relative_to(_HERE) or Path(file).is_relative_to(_STANDARD)
+    return file.startswith(_GENERATED) or any(Path(file).is_relative_to(folder) for folder in (_HERE, _STANDARD))
 
 
 def own_lines(frames: Iterable[tuple[str, int]]) -> tuple[str, ...]:
@@ -114,5 +114,6 @@ def own_lines(frames: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     return tuple(islice(own, DEPTH))
 
 
+_GENERATED = ("<frozen", "<@beartype", "<__")  # other names in angle brackets are a prompt's or a notebook's
 _HERE = Path(__file__).parent
 _STANDARD = Path(sys.modules["dataclasses"].__file__ or "").parent

@@ -48,11 +48,12 @@ class Defect:
     @property
     def lines(self) -> tuple[str, ...]:
         """The candidate's lines in order of execution; modules where a line is unknown."""
-        return tuple(dict.fromkeys(operation.line or operation.module for operation in self.candidate))
+        return _lines(self.candidate)
 
     def __str__(self) -> str:
         sides = [
-            f"{' and '.join(_places(side))} ({', '.join(_names(side))})" for side in (self.candidate, self.reference)
+            f"{' and '.join(_lines(side))} ({', '.join(dict.fromkeys(o.name for o in side))})"
+            for side in (self.candidate, self.reference)
         ]
         return f"{sides[0]} differs by {self.error:.1g} from {sides[1]}"
 
@@ -64,9 +65,10 @@ class Diagnosis:
     verdict: Literal["equal", "equal but for float32 constants", "different", "undecided"]
     defects: tuple[Defect, ...] = ()
     weights: WeightMap | None = None
-    reason: str = ""  # of "undecided"
+    reason: str = ""  # of "undecided", and of "different" without a place
     unused_parameters: tuple[str, ...] = ()  # of the candidate, in these inputs
     branches: tuple[str, ...] = ()  # that these inputs did not take
+    rearranged: tuple[str, ...] = ()  # outputs with other axes than the reference's, such as channels last
     matched: tuple[int, int] = (0, 0)  # values of the reference that the candidate has, and all that identify something
 
     @property
@@ -80,6 +82,7 @@ class Diagnosis:
         lines += [f"{i}. {defect}" for i, defect in enumerate(self.defects, 1)]
         lines += [f"no output depends on {', '.join(self.unused_parameters)}"] if self.unused_parameters else []
         lines += [f"not reached: {branch}" for branch in self.branches]
+        lines += [f"the candidate's output {name} has its axes in another order" for name in self.rearranged]
         return "\n".join(lines)
 
 
@@ -126,11 +129,17 @@ def diagnose_traces(reference: Trace, capture: Capture) -> Diagnosis:
     """The diagnosis from a trace of the reference, and a function that traces the candidate."""
     trace = capture({})
     weights = match_weights(*({n: t.values[i] for n, i in t.parameters.items()} for t in (reference, trace)))
-    about = {
+    about: dict[str, Any] = {
         "weights": weights,
         "unused_parameters": tuple(trace.unused_parameters()),
         "branches": tuple(trace.branches),
     }
+    others = [
+        name for name in reference.inputs.keys() & trace.inputs.keys() if not _same_numbers(name, reference, trace)
+    ]
+    if others:
+        reason = f"input {others[0]} has other numbers for the candidate than for the reference"
+        return Diagnosis("undecided", reason=reason, **about)
     sizes = [sorted(t.values[i].size for i in t.outputs.values()) for t in (reference, trace)]
     if sizes[0] != sizes[1]:
         return Diagnosis("undecided", reason=f"outputs of {sizes[0]} and of {sizes[1]} numbers", **about)
@@ -142,7 +151,8 @@ def diagnose_traces(reference: Trace, capture: Capture) -> Diagnosis:
         state = _State(signatures, Signatures(trace), bound)
         if not state.open_outputs:
             verdict = "different" if defects else "equal" if bound == EXACT else "equal but for float32 constants"
-            return Diagnosis(verdict, tuple(defects), matched=state.matched, **about)
+            about |= {"rearranged": tuple(state.rearranged_outputs), "matched": state.matched}
+            return Diagnosis(verdict, tuple(defects), **about)
         if bound == EXACT:
             bound = ROUNDED  # first what is more than rounding
             continue
@@ -153,6 +163,8 @@ def diagnose_traces(reference: Trace, capture: Capture) -> Diagnosis:
         step = _next_step(state, capture, replace)
         if step is None:
             reason = "the outputs differ, and no value was found from which both go on alike"
+            if not state.sides[0]:
+                reason = "the outputs have the reference's numbers in another order"
             return Diagnosis("different", tuple(defects), reason=reason, matched=state.matched, **about)
         defect, number, value, trace = step
         replace[number] = value
@@ -168,6 +180,7 @@ class _State:
     candidate: Signatures
     bound: float
     open_outputs: bool = field(init=False)
+    rearranged_outputs: list[str] = field(init=False)
     matched: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -181,18 +194,18 @@ class _State:
         ]
         one, other = self.reference.trace.outputs, self.candidate.trace.outputs
         names = one if one.keys() == other.keys() else other  # by name, or else by order
-        pairs = zip(one.values(), (other[name] for name in names), strict=True)
-        self.open_outputs = not all(self._equal(r, c) for r, c in pairs)
+        pairs = [(r, other[name], name) for r, name in zip(one.values(), names, strict=True)]
+        self.open_outputs = not all(self._equal(r, c) for r, c, _ in pairs)
+        values = self.reference.trace.values, self.candidate.trace.values
+        self.rearranged_outputs = [name for r, c, name in pairs if not same_order(values[0][r], values[1][c], ROUNDED)]
         self.matched = len(self.matches.of_reference), len(self.reference.by_number)
 
     def _equal(self, reference: int, candidate: int) -> bool:
-        if reference in self.reference.by_number:
-            return candidate in self.matches.of_reference.get(reference, ())
-        one, other = (s.trace.values[n] for s, n in ((self.reference, reference), (self.candidate, candidate)))
-        scale = self.bound * max(1.0, float(np.abs(one).max(initial=0)))
-        return one.size == other.size and np.allclose(
-            np.ravel(one), np.ravel(other), rtol=0, atol=scale, equal_nan=True
-        )
+        """Equal element by element; in another arrangement only if the shapes differ."""
+        one, other = self.reference.trace.values[reference], self.candidate.trace.values[candidate]
+        if one.shape != other.shape and candidate in self.matches.of_reference.get(reference, ()):
+            return True
+        return same_order(one, other, self.bound)
 
     def rearranged(self) -> Iterator[int]:
         """The candidate's values that the reference has in another flat order only: perhaps transposed by mistake."""
@@ -211,6 +224,12 @@ class _State:
                 close = [n for error, n in near[:_CLOSEST] if error < 1]
                 if close:
                     yield number, close
+
+
+def _same_numbers(name: str, reference: Trace, candidate: Trace) -> bool:
+    """Whether an input has the same numbers on both sides, in any order."""
+    one, other = (np.sort(t.values[t.inputs[name]], axis=None) for t in (reference, candidate))
+    return one.size == other.size and bool(np.allclose(one, other, equal_nan=True))
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:
@@ -283,9 +302,5 @@ def _region(trace: Trace, suspect: set[int], end: int) -> tuple[Operation, ...]:
     return tuple(sorted(unique.values(), key=lambda operation: order[id(operation)]))
 
 
-def _places(operations: Sequence[Operation]) -> list[str]:
-    return list(dict.fromkeys(operation.line or operation.module for operation in operations))
-
-
-def _names(operations: Sequence[Operation]) -> list[str]:
-    return list(dict.fromkeys(operation.name for operation in operations))
+def _lines(operations: Sequence[Operation]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(operation.line or operation.module for operation in operations))

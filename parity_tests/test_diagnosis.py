@@ -189,6 +189,29 @@ def test_outputs_are_paired_by_name():
     assert diagnose(pair, port, (x,)).verdict == "equal"
 
 
+def test_arrangements_of_outputs():
+    """Other axes are named; a square output the wrong way round is another output."""
+    weight = torch.randn(3, 4)
+    pair = (lambda p, x: (x @ p["w"]).tanh(), {"w": weight})
+    weights, x = {"w": jnp.asarray(weight.numpy())}, np.random.default_rng(0).standard_normal((4, 3))
+    diagnosis = diagnose(pair, (lambda p, x: jnp.tanh(x @ p["w"]).reshape(2, 2, 4).transpose(2, 0, 1), weights), (x,))
+    assert (diagnosis.verdict, diagnosis.rearranged) == ("equal", ("output",))
+    assert "axes in another order" in str(diagnosis)
+    diagnosis = diagnose(pair, (lambda p, x: jnp.tanh(x @ p["w"]).T, weights), (x,))
+    assert (diagnosis.verdict, diagnosis.defects) == ("different", ())
+    assert diagnosis.reason == "the outputs have the reference's numbers in another order"
+
+
+def test_a_wrong_call_is_no_wrong_model():
+    pair = (lambda p, x: x * p["w"], {"w": torch.randn(4)})
+    port = (lambda p, x: x * p["w"], {"w": jnp.asarray(pair[1]["w"].numpy())})
+    x = np.random.default_rng(0).standard_normal((2, 4))
+    diagnosis = diagnose(pair, port, (x,), (x + 1,))
+    assert (diagnosis.verdict, diagnosis.ok) == ("undecided", False)
+    assert diagnosis.reason == "input 0 has other numbers for the candidate than for the reference"
+    assert diagnose(pair, (lambda p, x: (x * p["w"])[0], port[1]), (x,)).reason == "outputs of [8] and of [4] numbers"
+
+
 def settings():
     return [{}, {"norm_placement": "pre", "activation": "gelu"}, {"positions": "learned", "norm": "rms_norm"}]
 

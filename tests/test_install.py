@@ -120,4 +120,4 @@ def test_accelerators_are_extras_that_jax_has(name):
     extra = re.fullmatch(r"jax\[(\w+)\]>=[\d.]+", requirement)[1]
     assert extra in metadata("jax").get_all("Provides-Extra")
     for page in ("README.md", "README.zh-CN.md", "docs/runs.md"):
-        assert f"twinax[{name}]" in (ROOT / page).read_text()
+        assert f".[{name}]" in (ROOT / page).read_text()

@@ -163,8 +163,6 @@ def diagnose_traces(reference: Trace, capture: Capture) -> Diagnosis:
         step = _next_step(state, capture, replace)
         if step is None:
             reason = "the outputs differ, and no value was found from which both go on alike"
-            if not state.sides[0]:
-                reason = "the outputs have the reference's numbers in another order"
             return Diagnosis("different", tuple(defects), reason=reason, matched=state.matched, **about)
         defect, number, value, trace = step
         replace[number] = value
@@ -185,17 +183,17 @@ class _State:
 
     def __post_init__(self) -> None:
         self.matches = match_values(self.reference, self.candidate, self.bound)
-        self.sides = [
-            _live(signatures.trace, suspects(signatures.trace, matched))
-            for signatures, matched in (
-                (self.reference, self.matches.of_reference),
-                (self.candidate, self.matches.of_candidate),
-            )
-        ]
         one, other = self.reference.trace.outputs, self.candidate.trace.outputs
         names = one if one.keys() == other.keys() else other  # by name, or else by order
         pairs = [(r, other[name], name) for r, name in zip(one.values(), names, strict=True)]
-        self.open_outputs = not all(self._equal(r, c) for r, c, _ in pairs)
+        differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
+        self.open_outputs = bool(differing)
+        self.sides = [
+            _live(signatures.trace, suspects(signatures.trace, matched, (pair[side] for pair in differing)))
+            for side, (signatures, matched) in enumerate(
+                ((self.reference, self.matches.of_reference), (self.candidate, self.matches.of_candidate))
+            )
+        ]
         values = self.reference.trace.values, self.candidate.trace.values
         self.rearranged_outputs = [name for r, c, name in pairs if not same_order(values[0][r], values[1][c], ROUNDED)]
         self.matched = len(self.matches.of_reference), len(self.reference.by_number)

@@ -1,6 +1,6 @@
 """Which values of two traces are the same numbers in the same arrangement, and how far apart the others are."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
@@ -147,13 +147,13 @@ def _arrangements(value: Array, shape: Sequence[int]) -> Iterator[Array]:
         yield value.reshape([shape[i] for i in order]).transpose(back)
 
 
-def suspects(trace: Trace, matched: Mapping[int, tuple[int, ...]]) -> set[int]:
-    """Unmatched values from which an output is reached through unmatched values alone.
+def suspects(trace: Trace, matched: Mapping[int, tuple[int, ...]], outputs: Iterable[int]) -> set[int]:
+    """Unmatched values from which one of these outputs, which differ, is reached through unmatched values alone.
 
     What lies between matched values, such as the steps of a norm that the other framework has as one operation, is
     thereby no fault.
     """
-    suspect = {number for number in trace.outputs.values() if number not in matched}
+    suspect = set(outputs)
     for operation in reversed(trace.operations):
         if not suspect.isdisjoint(operation.outputs):
             suspect.update(number for number in operation.inputs if number not in matched)

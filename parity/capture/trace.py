@@ -115,5 +115,5 @@ def own_lines(frames: Iterable[tuple[str, int]]) -> tuple[str, ...]:
 
 
 _GENERATED = ("<frozen", "<@beartype", "<__")  # other names in angle brackets are a prompt's or a notebook's
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1]
 _STANDARD = Path(sys.modules["dataclasses"].__file__ or "").parent

@@ -162,7 +162,7 @@ def diagnose_traces(reference: Trace, capture: Capture) -> Diagnosis:
             return Diagnosis("undecided", reason=reason, matched=state.matched, **about)
         step = _next_step(state, capture, replace)
         if step is None:
-            reason = "the outputs differ, and no value was found from which both go on alike"
+            reason = "the outputs differ, and replacing no value makes the rest agree"
             return Diagnosis("different", tuple(defects), reason=reason, matched=state.matched, **about)
         defect, number, value, trace = step
         replace[number] = value
@@ -272,16 +272,16 @@ def _other_order(state: _State, reference: Sequence[Operation], suspect: set[int
     """Values that enter the candidate's region in another flat order than the reference's; parameters apart."""
     trace, made = state.candidate.trace, producers(state.candidate.trace)
     entering = {n for operation in reference for n in operation.inputs}
-    found: set[int] = set()
+    rearranged: set[int] = set()
     for operation in _region(trace, suspect, end):
         for number in operation.inputs:
             sources = entering.intersection(state.matches.of_candidate.get(number, ()))
             value = trace.values[number]
             if sources and not any(same_order(state.reference.trace.values[n], value, state.bound) for n in sources):
                 while number in made and made[number].name in _REARRANGING:
-                    found.add(number)
+                    rearranged.add(number)
                     number = made[number].inputs[0]
-    return found
+    return rearranged
 
 
 def _region(trace: Trace, suspect: set[int], end: int) -> tuple[Operation, ...]:

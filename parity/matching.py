@@ -74,15 +74,15 @@ def match_values(reference: Signatures, candidate: Signatures, bound: float = EX
             one = reference.by_number[number]
             slack = bound * one.scale
             low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
-            found = tuple(
+            partners = tuple(
                 n
                 for _, n in others[low:high]
                 if distance(one, candidate.by_number[n]) <= bound
                 and arranged(reference.trace.values[number], candidate.trace.values[n], bound)
             )
-            if found:
-                forward[number] = found
-                for n in found:
+            if partners:
+                forward[number] = partners
+                for n in partners:
                     backward[n] = (*backward.get(n, ()), number)
     return Matches(forward, backward)
 

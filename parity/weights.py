@@ -76,10 +76,10 @@ class _Values:
         slack = tolerance * np.maximum(1, np.abs(array))
         left = np.searchsorted(self.values, array - slack, "left")
         right = np.searchsorted(self.values, array + slack, "right")
-        unique, found = right - left == 1, right > left
+        unique, occurs = right - left == 1, right > left
         index = np.where(unique, left, 0)
         owners = np.where(unique, self.owners[index], UNKNOWN)
-        return owners, np.where(unique, self.places[index], UNKNOWN), bool(found.all())
+        return owners, np.where(unique, self.places[index], UNKNOWN), bool(occurs.all())
 
 
 def match_weights(reference: Mapping[str, Array], candidate: Mapping[str, Array]) -> WeightMap:

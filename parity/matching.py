@@ -1,9 +1,9 @@
 """Which values of two traces are the same numbers in the same arrangement, and how far apart the others are."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import cached_property
 from itertools import permutations
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,77 +14,144 @@ Array = np.ndarray
 EXACT = 1e-9  # a correct port in float64 stays below it
 ROUNDED = 3e-6  # one whose constants were rounded to float32 below this
 _FEW = 4  # values with fewer different numbers identify nothing
+_SAMPLE = 64  # numbers of a value that are looked at first
 
 
-class Signature(NamedTuple):
-    """What identifies a value whatever its arrangement: its numbers in order of size."""
+class Signature:
+    """What identifies a value whatever its arrangement: its numbers in order of size, sorted when they are needed."""
 
-    size: int
-    scale: float  # the largest |number|
-    rms: float
-    ordered: Array
+    def __init__(self, value: Array):
+        finite = np.isfinite(value)
+        self.numbers = np.ravel(value) if finite.all() else value[finite]
+        self.size = value.size
+        self.scale = float(np.abs(self.numbers).max(initial=0))  # the largest |number|
+        self.rms = self.scale * float(np.sqrt(np.square(self.numbers / (self.scale or 1)).mean()))
+
+    @cached_property
+    def ordered(self) -> Array:
+        """The finite numbers from the smallest to the largest."""
+        return np.sort(self.numbers)
 
 
 def signature(value: Array) -> Signature | None:
     """None for values that identify nothing: integers, booleans, and those with few different numbers."""
     if value.dtype.kind != "f" or value.size < _FEW:
         return None
-    finite = value[np.isfinite(value)] if not np.isfinite(value).all() else value
-    ordered = np.sort(finite, axis=None)
-    if len(ordered) < _FEW or len(np.unique(ordered)) < _FEW:
+    if len(_different(value.flat[:_SAMPLE])) < _FEW and len(_different(value)) < _FEW:
         return None
-    scale = float(np.abs(ordered[[0, -1]]).max())
-    return Signature(value.size, scale, scale * float(np.sqrt(np.square(ordered / scale).mean())), ordered)
+    return Signature(value)
+
+
+def contents(value: Array) -> int:
+    """What identifies masks, token ids and other values without a signature: their numbers in order.
+
+    A mask in which True and False are swapped has the same contents.
+    """
+    if value.dtype == bool and value.size:
+        value = value ^ value.flat[0]
+    return hash((value.size, np.ravel(value).astype(np.float64).tobytes()))
+
+
+def _different(value: Array) -> Array:
+    return np.unique(value[np.isfinite(value)])
 
 
 def distance(one: Signature, other: Signature) -> float:
     """Largest difference of the ordered numbers, relative to the largest number."""
-    if one.size != other.size or len(one.ordered) != len(other.ordered):
+    if one.size != other.size or len(one.numbers) != len(other.numbers):
         return float("inf")
     return float(np.abs(one.ordered - other.ordered).max() / max(one.scale, other.scale))
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Numbers of a reference's values and of a candidate's that are equal in this bound, each way."""
-
-    of_reference: Mapping[int, tuple[int, ...]]
-    of_candidate: Mapping[int, tuple[int, ...]]
-
-
-class Signatures:
-    """The signatures of a trace, each computed once."""
+class Side:
+    """A trace with some values changed, and the signatures of all, each computed once."""
 
     def __init__(self, trace: Trace):
         self.trace = trace
+        self.changes: dict[int, Array] = {}
         self.by_number = {i: s for i, value in enumerate(trace.values) if (s := signature(value)) is not None}
-        self.by_size: dict[int, list[int]] = {}
+        self.contents = {i: contents(trace.values[i]) for i in range(len(trace.values)) if i not in self.by_number}
+
+    def value(self, number: int) -> Array:
+        """The value with this number, as changed."""
+        return self.changes.get(number, self.trace.values[number])
+
+    def changed(self, changes: Mapping[int, Array]) -> "Side":
+        """This side with further changes."""
+        side = copy(self)
+        side.__dict__.pop("by_size", None)
+        side.changes = {**self.changes, **changes}
+        side.by_number, side.contents = dict(self.by_number), dict(self.contents)
+        for number, value in changes.items():
+            new = signature(value)
+            side.by_number.pop(number, None)
+            side.contents.pop(number, None)
+            if new is None:
+                side.contents[number] = contents(value)
+            else:
+                side.by_number[number] = new
+        return side
+
+    def replay(self, changes: Mapping[int, Array], operations: Iterable[Operation] | None = None) -> dict[int, Array]:
+        """The values that these changes lead to, themselves included."""
+        fixed = self.trace
+        if self.changes:
+            fixed = copy(self.trace)
+            fixed.values = [self.value(number) for number in range(len(self.trace.values))]
+        return fixed.replay(changes, operations)
+
+    @cached_property
+    def by_size(self) -> dict[int, tuple[Array, list[int]]]:
+        """Size -> (root mean squares in ascending order, numbers of the values)."""
+        groups: dict[int, list[tuple[float, int]]] = {}
         for number, one in self.by_number.items():
-            self.by_size.setdefault(one.size, []).append(number)
+            groups.setdefault(one.size, []).append((one.rms, number))
+        ordered = {size: sorted(group) for size, group in groups.items()}
+        return {size: (np.array([rms for rms, _ in g]), [n for _, n in g]) for size, g in ordered.items()}
 
 
-def match_values(reference: Signatures, candidate: Signatures, bound: float = EXACT) -> Matches:
-    """All pairs of values with the same numbers, arranged by axes: a shuffle is no match."""
-    forward: dict[int, tuple[int, ...]] = {}
-    backward: dict[int, tuple[int, ...]] = {}
-    for size, numbers in reference.by_size.items():
-        others = sorted((candidate.by_number[n].rms, n) for n in candidate.by_size.get(size, ()))
-        sizes = np.array([rms for rms, _ in others])
+class Matches:
+    """Which values of a reference and of a candidate are equal in a bound, each way: a shuffle is no match."""
+
+    def __init__(self, reference: Side, candidate: Side, bound: float = EXACT):
+        self.reference, self.bound = reference, bound
+        self.of_candidate: dict[int, tuple[int, ...]] = {}
+        self._add(candidate, candidate.by_number)
+
+    def updated(self, candidate: Side, changes: Iterable[int]) -> "Matches":
+        """The matches after these values of the candidate changed."""
+        matches = copy(self)
+        changed = set(changes)
+        matches.of_candidate = {n: others for n, others in self.of_candidate.items() if n not in changed}
+        matches._add(candidate, changed & candidate.by_number.keys())
+        return matches
+
+    def _add(self, candidate: Side, numbers: Iterable[int]) -> None:
+        self.__dict__.pop("of_reference", None)
         for number in numbers:
-            one = reference.by_number[number]
-            slack = bound * one.scale
-            low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
-            partners = tuple(
-                n
-                for _, n in others[low:high]
-                if distance(one, candidate.by_number[n]) <= bound
-                and arranged(reference.trace.values[number], candidate.trace.values[n], bound)
-            )
+            partners = tuple(self._partners(candidate.by_number[number], candidate.value(number)))
             if partners:
-                forward[number] = partners
-                for n in partners:
-                    backward[n] = (*backward.get(n, ()), number)
-    return Matches(forward, backward)
+                self.of_candidate[number] = partners
+
+    def _partners(self, one: Signature, value: Array) -> Iterator[int]:
+        sizes, numbers = self.reference.by_size.get(one.size, (np.zeros(0), []))
+        slack = self.bound * one.scale
+        low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
+        for number in numbers[low:high]:
+            other = self.reference.value(number)
+            if same_order(other, value, self.bound) or (
+                distance(self.reference.by_number[number], one) <= self.bound and arranged(other, value, self.bound)
+            ):
+                yield number
+
+    @cached_property
+    def of_reference(self) -> dict[int, tuple[int, ...]]:
+        """The same the other way."""
+        matches: dict[int, list[int]] = {}
+        for number, partners in sorted(self.of_candidate.items()):
+            for partner in partners:
+                matches.setdefault(partner, []).append(number)
+        return {number: tuple(partners) for number, partners in matches.items()}
 
 
 def arranged(one: Array, other: Array, bound: float) -> bool:
@@ -147,7 +214,7 @@ def _arrangements(value: Array, shape: Sequence[int]) -> Iterator[Array]:
         yield value.reshape([shape[i] for i in order]).transpose(back)
 
 
-def suspects(trace: Trace, matched: Mapping[int, tuple[int, ...]], outputs: Iterable[int]) -> set[int]:
+def suspects(trace: Trace, matched: Container[int], outputs: Iterable[int]) -> set[int]:
     """Unmatched values from which one of these outputs, which differ, is reached through unmatched values alone.
 
     What lies between matched values, such as the steps of a norm that the other framework has as one operation, is

@@ -87,6 +87,8 @@ def test_modules(name):
     assert len(trace.outputs) == len(expected)
     for number, tensor in zip(trace.outputs.values(), expected, strict=True):
         np.testing.assert_allclose(trace.values[number], tensor.numpy(), rtol=1e-12, atol=1e-14)
+    for number, value in trace.replay({n: trace.values[n] for n in trace.parameters.values()}).items():
+        np.testing.assert_allclose(value, trace.values[number], rtol=1e-12, atol=1e-14)
 
 
 def with_wide_casts(function, *arguments):
@@ -138,31 +140,37 @@ def test_a_function_with_memory_that_is_written_through_a_view():
     assert trace.unused_parameters() == []
 
 
-def test_a_replaced_value_is_what_follows_continue_with():
+def test_replay_continues_with_changed_values():
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval(), rows(0, 5, 3)
     trace = capture_torch(module, (x,))
     (number,) = next(o.outputs for o in trace.operations if o.name == "aten.addmm")
-    forced = capture_torch(module, (x,), replace={number: np.full((5, 4), 0.3)})
+    changed = trace.replay({number: np.full((5, 4), 0.3)})
     expected = module.double()[1:](torch.full((5, 4), 0.3, dtype=torch.float64)).detach().numpy()
-    np.testing.assert_allclose(forced.values[forced.outputs["output"]], expected, atol=1e-14)
-    assert [o.name for o in forced.operations] == [o.name for o in trace.operations]
-    zero = {trace.parameters["2.weight"]: np.zeros((2, 4)), trace.parameters["2.bias"]: np.ones(2)}
-    replaced = capture_torch(module, (x,), replace=zero)
-    assert (replaced.values[replaced.outputs["output"]] == 1).all()
+    np.testing.assert_allclose(changed[trace.outputs["output"]], expected, atol=1e-14)
+    changed = trace.replay({trace.parameters["2.weight"]: np.zeros((2, 4)), trace.parameters["2.bias"]: np.ones(2)})
+    assert (changed[trace.outputs["output"]] == 1).all()
 
 
-def test_a_replaced_view_leaves_the_memory_behind_it_alone():
+def test_replay_follows_what_is_written_in_place():
+    """Through views of the same memory, several times."""
+
     def function(parameters, x):
-        wide = x.expand(4, 3)
-        return x, wide.transpose(0, 1) * 2
+        table = torch.zeros(4, 3)
+        first, rest = table[0], table.view(-1)[3:]
+        table[1] = x * parameters["w"]
+        first += table[1]
+        table[:, 2].mul_(2)
+        return table * 1, first * 3, rest * 5
 
-    x = rows(0, 1, 3)
-    trace = capture_torch((function, {}), (x,))
-    (number,) = next(o.outputs for o in trace.operations if o.name == "aten.expand")
-    forced = capture_torch((function, {}), (x,), replace={number: np.ones((4, 3))})
-    assert np.array_equal(forced.values[forced.outputs["0"]], x)
-    assert np.array_equal(forced.values[forced.outputs["1"]], np.full((3, 4), 2.0))
+    weight, x = torch.randn(3), rows(0, 3)
+    trace = capture_torch((function, {"w": weight}), (x,))
+    changed = trace.replay({trace.parameters["w"]: np.ones(3)})
+    torch.set_default_dtype(torch.float64)
+    expected = function({"w": torch.ones(3)}, torch.from_numpy(x))
+    torch.set_default_dtype(torch.float32)
+    for name, tensor in zip(("0", "1", "2"), expected, strict=True):
+        np.testing.assert_allclose(changed[trace.outputs[name]], tensor.numpy(), atol=1e-14)
 
 
 class Noise(nn.Module):

@@ -124,14 +124,26 @@ def test_a_correct_port_is_equal(reference, parameters):
     assert diagnosis.matched[0] > 0.5 * diagnosis.matched[1]
 
 
-@pytest.mark.parametrize("mistake", ["gelu", "eps", "scale", "axis", "heads", "mask", "q and k"])
+REPAIRS = {
+    "gelu": "should be erf gelu",
+    "eps": "add: 0.001 → 1e-05",
+    "scale": "without mul",
+    "axis": "should be softmax over axis 3",
+    "heads": "axes 1 and 2 joined in the other order",
+    "mask": "concatenate: mask moved by -1 along axis 3",
+    "q and k": "div: input 1 with axes 2 and 3 swapped",
+}
+
+
+@pytest.mark.parametrize("mistake", REPAIRS)
 def test_a_mistake_is_found_at_its_line(mistake, reference, parameters):
-    """In every layer that has it, and nothing else is blamed for it."""
+    """In every layer that has it, nothing else is blamed for it, and the change that repairs it is named."""
     diagnosis = run(reference, parameters, mistake)
     assert (diagnosis.verdict, diagnosis.reason) == ("different", "")
-    assert diagnosis.defects
-    assert all(line_of(mistake) in blamed(defect) for defect in diagnosis.defects)
-    assert len(diagnosis.defects) == (1 if mistake == "eps" else LAYERS)
+    for defect in diagnosis.defects:
+        assert line_of(mistake) in defect.repair.operation.lines[:2]  # of the line and of its caller
+        assert str(defect.repair) == REPAIRS[mistake]
+    assert len(diagnosis.defects) == (1 if mistake in ("eps", "mask") else LAYERS)
 
 
 def test_two_mistakes_are_two_defects_in_order(reference, parameters):
@@ -157,8 +169,16 @@ def test_other_weights_are_no_other_model(reference, parameters):
     assert diagnosis.verdict == "different"  # the norm's values are the reference's, in another order
     other["head.weight"] = parameters["head.weight"] * 2
     diagnosis = diagnose(reference, (port, other), (TOKENS,))
+    repairs = [str(defect.repair) for defect in diagnosis.defects]
+    assert repairs == [
+        "norm.weight is not norm.weight, arranged alike",
+        "head.weight has other values than head.weight, arranged alike",
+        "head.bias has other values than head.bias, arranged alike",
+    ]
+    none = {name: np.asarray(array) * 1.5 for name, array in parameters.items()}
+    diagnosis = diagnose(reference, (port, none), (TOKENS,))
     assert diagnosis.verdict == "undecided"
-    assert diagnosis.reason.startswith("1 parameters have values that the reference does not have: head.weight")
+    assert "parameters have values that the reference does not have: " in diagnosis.reason
 
 
 def test_constants_in_float32_are_a_verdict_of_their_own(reference, parameters):

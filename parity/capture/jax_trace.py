@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from .primitives import PRIMITIVES, dtype_of
-from .trace import CaptureError, Operation, Trace, as_float64, named, own_lines
+from .trace import CaptureError, Compute, Operation, Trace, as_float64, named, own_lines
 
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
 MODULE_SCOPE = "twinax:"
@@ -21,12 +21,8 @@ def capture_jax(
     function: Callable[..., Any],
     parameters: Any,
     inputs: Sequence[Any],
-    *,
-    replace: Mapping[int, np.ndarray] | None = None,
 ) -> Trace:
-    """The trace of `function(parameters, *inputs)` in float64.
-
-    `parameters` is any tree of arrays. `replace`: values to continue with in place of those with these numbers.
+    """The trace of `function(parameters, *inputs)` in float64; `parameters` is any tree of arrays.
 
     Raises:
         CaptureError: the function cannot be traced, draws random numbers, or calls code that JAX does not show.
@@ -34,7 +30,7 @@ def capture_jax(
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         wide = jax.tree.map(_widen, (parameters, tuple(inputs)))
         closed, shape = _trace(function, (parameters, tuple(inputs)), wide)
-        recorder = _Recorder(Trace("JAX"), replace or {})
+        recorder = _Recorder(Trace("JAX"))
         trace = recorder.trace
         flat = jax.tree.leaves(wide)
         numbers = [trace.add(_to_numpy(array)) for array in flat]
@@ -71,14 +67,12 @@ class _Known:
 class _Recorder:
     """Evaluates jaxprs and adds their operations to a trace."""
 
-    def __init__(self, trace: Trace, replace: Mapping[int, np.ndarray]):
-        self.trace, self.replace = trace, replace
+    def __init__(self, trace: Trace):
+        self.trace = trace
 
     def known(self, array: Any, number: int | None = None) -> _Known:
-        """An array of the trace, with a new number by default; or what replaces it."""
+        """An array of the trace, with a new number by default."""
         number = self.trace.add(_to_numpy(array)) if number is None else number
-        if number in self.replace:
-            array = self.trace.values[number] = np.asarray(self.replace[number])
         return _Known(array if _is_key(array) else self.trace.values[number], number)
 
     def evaluate(self, closed: Any, arguments: Sequence[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
@@ -107,14 +101,24 @@ class _Recorder:
         if inner is not None:
             return self.evaluate(inner, [self._numbered(value) for value in inputs], module, lines)
         arrays = [value.array for value in inputs]
-        results = _compute(equation, arrays)
-        outputs = [self.known(result) for result in results]
+        outputs = [self.known(result) for result in _compute(equation, equation.params, arrays)]
         literals = {str(i): value.array for i, value in enumerate(inputs) if value.number < 0}
         settings = {key: value for key, value in equation.params.items() if value is not None}
-        numbers = tuple(value.number for value in inputs if value.number >= 0)
-        operation = Operation(name, numbers, tuple(o.number for o in outputs), module, lines, settings | literals)
-        self.trace.operations.append(operation)
+        self._record(name, inputs, outputs, module, lines, settings | literals, _repeatable(equation, arrays))
         return outputs
+
+    def _record(
+        self,
+        name: str,
+        inputs: Sequence[_Known],
+        outputs: Sequence[_Known],
+        module: str,
+        lines: tuple[str, ...],
+        settings: Mapping[str, Any],
+        compute: Compute | None,
+    ) -> None:
+        entering, leaving = (tuple(v.number for v in values if v.number >= 0) for values in (inputs, outputs))
+        self.trace.operations.append(Operation(name, entering, leaving, module, lines, settings, compute))
 
     def _numbered(self, value: _Known) -> _Known:
         return value if value.number >= 0 else self.known(value.array)
@@ -138,17 +142,14 @@ class _Recorder:
 
     def _part(self, name: str, rows: _Known, step: int, module: str, lines: tuple[str, ...]) -> _Known:
         part = self.known(rows.array[step])
-        self.trace.operations.append(
-            Operation(f"{name}.row", (rows.number,), (part.number,), module, lines, {"row": step})
-        )
+        self._record(f"{name}.row", [rows], [part], module, lines, {"row": step}, lambda a, s: [a[0][s["row"]]])
         return part
 
     def _stack(self, rows: list[_Known], aval: Any, module: str, lines: tuple[str, ...]) -> _Known:
         arrays = [row.array for row in rows]
         empty = np.zeros((0, *aval.shape), dtype_of(aval.dtype))
         stack = self.known(np.stack(arrays) if arrays else empty)
-        numbers = tuple(row.number for row in rows)
-        self.trace.operations.append(Operation("scan.stack", numbers, (stack.number,), module, lines))
+        self._record("scan.stack", rows, [stack], module, lines, {}, lambda arrays, _: [np.stack(arrays)])
         return stack
 
     def while_loop(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
@@ -189,15 +190,31 @@ def _inner(equation: Any) -> Any:
     return None
 
 
-def _compute(equation: Any, arrays: list[Any]) -> list[Any]:
+def _repeatable(equation: Any, arrays: Sequence[Any]) -> Compute | None:
+    """The primitive as a function of the inputs that are not literals, and of its settings."""
+    if any(_is_key(array) for array in arrays):
+        return None
+    literal = [hasattr(atom, "val") for atom in equation.invars]
+
+    def compute(values: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[Any]:
+        rest = iter(values)
+        complete = [settings[str(i)] if fixed else next(rest) for i, fixed in enumerate(literal)]
+        params = {key: settings.get(key, value) for key, value in equation.params.items()}
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            return _compute(equation, params, complete)
+
+    return compute
+
+
+def _compute(equation: Any, params: Mapping[str, Any], arrays: list[Any]) -> list[Any]:
     """The results of a primitive, in the dtypes of a computation in float64."""
     avals = [variable.aval for variable in equation.outvars]
     function = PRIMITIVES.get(equation.primitive.name)
     if function is None or any(_is_key(array) or array.size == 0 for array in arrays):
-        results = _through_jax(equation, arrays)
+        results = _through_jax(equation, params, arrays)
     else:
         with np.errstate(all="ignore"):  # infinities and NaN are values here
-            results = function(*arrays, **equation.params)
+            results = function(*arrays, **params)
     results = results if isinstance(results, (list, tuple)) else [results]
     return [
         result if _is_key(result) else np.asarray(result).astype(dtype_of(aval.dtype), copy=False)
@@ -205,8 +222,8 @@ def _compute(equation: Any, arrays: list[Any]) -> list[Any]:
     ]
 
 
-def _through_jax(equation: Any, arrays: list[Any]) -> Any:
-    params = {key: _wide_dtype(value) for key, value in equation.params.items()}
+def _through_jax(equation: Any, params: Mapping[str, Any], arrays: list[Any]) -> Any:
+    params = {key: _wide_dtype(value) for key, value in params.items()}
     return equation.primitive.bind(*(a if _is_key(a) else jax.numpy.asarray(a) for a in arrays), **params)
 
 

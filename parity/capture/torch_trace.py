@@ -14,7 +14,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .trace import CaptureError, Operation, Trace, as_float64, named, own_lines
+from .trace import CaptureError, Compute, Operation, Trace, as_float64, named, own_lines
 
 _RANDOM = (
     *("aten.bernoulli", "aten.bernoulli_", "aten.native_dropout", "aten.normal_", "aten.uniform_", "aten.rand"),
@@ -27,24 +27,22 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 def capture_torch(
     model: nn.Module | tuple[Callable[..., Any], Any],
     inputs: Sequence[Any],
-    *,
-    replace: Mapping[int, np.ndarray] | None = None,
 ) -> Trace:
     """The trace of `model(*inputs)`, or of `function(parameters, *inputs)`, in float64 on the CPU; the model is copied.
 
-    Fused attention is taken apart. `replace`: values to continue with in place of those with these numbers.
+    Fused attention is taken apart.
 
     Raises:
         CaptureError: the model cannot be copied or called, is in training mode, or draws random numbers.
     """
     function, parameters, module = _as_function(model)
-    recorder = _Recorder(module, replace or {})
+    recorder = _Recorder(module)
     with _settings(), recorder.modules():
         arguments = [tree_map(_widen, value) for value in inputs]
         recorder.trace.parameters = {name: recorder.number(tensor) for name, tensor in parameters.items()}
         flat = [(str(i), value) for i, value in enumerate(arguments)]
         recorder.trace.inputs = {
-            name: recorder.known(tensor)
+            name: recorder.number(tensor)
             for key, value in flat
             for name, tensor in named(value, key)
             if isinstance(tensor, Tensor)
@@ -119,14 +117,14 @@ def _settings() -> Iterator[None]:
 class _Recorder(TorchDispatchMode):
     """Adds every ATen operation to a trace."""
 
-    def __init__(self, module: nn.Module | None, replace: Mapping[int, np.ndarray]):
+    def __init__(self, module: nn.Module | None):
         super().__init__()
-        self.trace, self.replace = Trace("PyTorch"), replace
+        self.trace = Trace("PyTorch")
         self.names = {id(m): name for name, m in module.named_modules()} if module is not None else {}
         self.path: list[str] = []
         # tensor -> (number, version of its contents, the tensor itself, so that its id stays its own)
         self.numbers: dict[int, tuple[int, int, Tensor]] = {}
-        self.writes: dict[int, int] = {}  # memory -> number of what was last written to it in place
+        self.writes: dict[int, list[tuple[int, np.ndarray]]] = {}  # memory -> (number, places) written to it in place
 
     @contextmanager
     def modules(self) -> Iterator[None]:
@@ -143,33 +141,30 @@ class _Recorder(TorchDispatchMode):
             handles.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
             yield
 
-    def known(self, tensor: Tensor) -> int:
-        """The number of a tensor with new contents, which are overwritten if they are to be replaced."""
-        return self._add(tensor, in_place=True)[0]
-
-    def _add(self, tensor: Tensor, in_place: bool) -> tuple[int, Tensor]:
-        """(number, the tensor or what replaces it)."""
-        if tensor.is_inference():
-            place = next(iter(_lines()), self._module())
-            raise CaptureError(f"{place}: torch.inference_mode hides what is written in place; use torch.no_grad")
-        number = self.trace.add(as_float64(tensor.resolve_conj().resolve_neg().detach().numpy()))
-        if number in self.replace:
-            self.trace.values[number] = np.asarray(self.replace[number])
-            forced = torch.from_numpy(np.array(self.replace[number]))
-            tensor = tensor.copy_(forced) if in_place else forced
-        self.numbers[id(tensor)] = number, tensor._version, tensor
-        return number, tensor
-
     def number(self, tensor: Tensor) -> int:
         """The number of a tensor; a new one if a tensor that shares its memory was written to."""
         number, version, _ = self.numbers.get(id(tensor), (-1, -1, None))
         if number >= 0 and version == tensor._version:
             return number
-        new = self.known(tensor)
+        writes = [write for write in self.writes.get(_memory(tensor), []) if write[0] > number]
+        if number >= 0 and not writes:
+            self.numbers[id(tensor)] = number, tensor._version, tensor
+            return number
+        new = self._add(tensor)
         if number >= 0:
-            numbers = number, self.writes.get(_memory(tensor), number)
-            self.trace.operations.append(Operation("written in place", numbers, (new,), self._module(), _lines()))
+            inputs = (number, *(written for written, _ in writes))
+            compute = _overwritten(_places(tensor), [places for _, places in writes])
+            operation = Operation("written in place", inputs, (new,), self._module(), _lines(), {}, compute)
+            self.trace.operations.append(operation)
         return new
+
+    def _add(self, tensor: Tensor) -> int:
+        if tensor.is_inference():
+            place = next(iter(_lines()), self._module())
+            raise CaptureError(f"{place}: torch.inference_mode hides what is written in place; use torch.no_grad")
+        number = self.trace.add(_to_numpy(tensor))
+        self.numbers[id(tensor)] = number, tensor._version, tensor
+        return number
 
     def _module(self) -> str:
         return self.path[-1] if self.path else ""
@@ -178,24 +173,63 @@ class _Recorder(TorchDispatchMode):
         """Runs one operation in float64 and records it."""
         kwargs = dict(kwargs or {})
         args, kwargs = tree_map(_wide_dtype, (args, kwargs))
-        leaves = tree_flatten((args, kwargs))[0]
+        leaves, structure = tree_flatten((args, kwargs))
         inputs = tuple(self.number(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         results = function(*args, **kwargs)
-        leaves_out, structure = tree_flatten(results)
         outputs = []
-        for i, leaf in enumerate(leaves_out):
+        for leaf in tree_flatten(results)[0]:
             if isinstance(leaf, Tensor):
                 written = id(leaf) in self.numbers  # an input, into which the operation wrote
-                number, leaves_out[i] = self._add(leaf, in_place=written)
-                outputs.append(number)
+                outputs.append(self._add(leaf))
                 if written:
-                    self.writes[_memory(leaf)] = number
+                    self.writes.setdefault(_memory(leaf), []).append((outputs[-1], _places(leaf)))
         settings = {str(i): leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor) and leaf is not None}
-        name = str(function.overloadpacket)
         if outputs:
-            operation = Operation(name, inputs, tuple(outputs), self._module(), _lines(), settings)
+            compute = _repeatable(function, leaves, structure)
+            name = str(function.overloadpacket)
+            operation = Operation(name, inputs, tuple(outputs), self._module(), _lines(), settings, compute)
             self.trace.operations.append(operation)
-        return tree_unflatten(leaves_out, structure)
+        return results
+
+
+def _repeatable(function: Any, leaves: Sequence[Any], structure: Any) -> Compute:
+    """The operation as a function of its tensors and its settings."""
+    tensors = [isinstance(leaf, Tensor) for leaf in leaves]
+
+    def compute(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
+        rest = iter(arrays)
+        full = [
+            torch.from_numpy(np.array(next(rest))) if is_tensor else settings.get(str(i))
+            for i, is_tensor in enumerate(tensors)
+        ]
+        args, kwargs = tree_unflatten(full, structure)
+        with torch.no_grad():
+            results = function(*args, **kwargs)
+        return [_to_numpy(leaf) for leaf in tree_flatten(results)[0] if isinstance(leaf, Tensor)]
+
+    return compute
+
+
+def _places(tensor: Tensor) -> np.ndarray:
+    """Where in its memory each element is."""
+    steps = [np.arange(size) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return sum(np.meshgrid(*steps, indexing="ij"), np.array(tensor.storage_offset()))
+
+
+def _overwritten(places: np.ndarray, written: Sequence[np.ndarray]) -> Compute:
+    """A tensor's contents after others were written to the same memory, one after the other."""
+
+    def compute(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
+        memory = np.zeros(max(int(p.max(initial=0)) for p in (places, *written)) + 1, arrays[0].dtype)
+        for where, array in zip((places, *written), arrays, strict=True):
+            memory[where] = array
+        return [memory[places]]
+
+    return compute
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray:
+    return as_float64(tensor.resolve_conj().resolve_neg().detach().numpy())
 
 
 def _memory(tensor: Tensor) -> int:

@@ -1,7 +1,7 @@
 """A trace: every operation of a forward pass, with its values in float64, its module and its source line."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,9 @@ class CaptureError(ValueError):
     """A model cannot be recorded; the message states why, where, and what to do."""
 
 
+Compute = Callable[[Sequence[np.ndarray], Mapping[str, Any]], Sequence[np.ndarray]]  # (inputs, settings) -> outputs
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation. Values are numbers, positions in `Trace.values`."""
@@ -28,6 +31,7 @@ class Operation:
     module: str  # path of the module, or the scope; empty outside of all
     lines: tuple[str, ...]  # `file:line` in the model's own code, innermost first, then its callers; may be unknown
     settings: Mapping[str, Any] = field(default_factory=dict)  # arguments that are not arrays
+    compute: Compute | None = field(default=None, repr=False, compare=False)  # None: it cannot be computed anew
 
     @property
     def line(self) -> str:
@@ -67,6 +71,23 @@ class Trace:
         """Parameters that no output depends on."""
         reached = self.ancestors()
         return [name for name, number in self.parameters.items() if number not in reached]
+
+    def replay(
+        self, changes: Mapping[int, np.ndarray], operations: Iterable[Operation] | None = None
+    ) -> dict[int, np.ndarray]:
+        """The values that these changes lead to, themselves included; loops and branches run as they did.
+
+        `operations`: those to compute anew, in order; default: all that depend on a change.
+        """
+        values = dict(changes)
+        for operation in self.operations if operations is None else operations:
+            if values.keys().isdisjoint(operation.inputs) or operation.compute is None:
+                continue
+            arrays = [values.get(number, self.values[number]) for number in operation.inputs]
+            results = operation.compute(arrays, operation.settings)
+            for number, result in zip(operation.outputs, results, strict=True):
+                values.setdefault(number, result)
+        return values
 
     def check_deterministic(self, random: Iterable[str], remedy: str) -> None:
         """Raises: CaptureError if an output depends on random numbers, drawn by operations with these names."""

@@ -1,0 +1,242 @@
+"""The first place where a candidate's values part from its reference's, and the trace after it is put right."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from .capture.trace import Operation, Trace
+from .matching import ROUNDED, Matches, Side, alignments, difference, distance, producers, same_order, suspects
+from .repairs import WEAK, Region, Repair, Search, constants, is_float32
+
+_CANDIDATES = 12  # of the reference's values after the last common one that are tried
+_NO_BETTER = 3  # of them in a row, after which no more are tried
+_CLOSEST = 3  # of the candidate's values for each
+_SEARCHED = 8  # of them for which repairs are tried
+_REARRANGING = (
+    *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
+    *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
+)
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One difference: the operations between the last values that both models have and the first that differ."""
+
+    reference: tuple[Operation, ...]
+    candidate: tuple[Operation, ...]
+    error: float  # largest difference, relative to the largest number
+    repair: Repair | None = None  # a change to the candidate that makes both equal
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The candidate's lines: that of the repair, or else all in order of execution; modules if unknown."""
+        if self.repair is not None and self.repair.operation is not None:
+            return _lines([self.repair.operation])
+        return _lines(self.candidate)
+
+    def __str__(self) -> str:
+        sides = [
+            f"{' and '.join(_lines(side))} ({', '.join(dict.fromkeys(o.name for o in side))})"
+            for side in (self.candidate, self.reference)
+        ]
+        text = f"{sides[0]} differs by {self.error:.1g} from {sides[1]}"
+        return text + (f"; equal with {' and '.join(self.lines)}: {self.repair}" if self.repair else "")
+
+
+@dataclass
+class State:
+    """Both traces, with what matches and what is suspect."""
+
+    reference: Side
+    candidate: Side
+    matches: Matches
+    open_outputs: int = field(init=False)  # outputs that differ
+    rearranged_outputs: list[str] = field(init=False)
+    matched: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bound = self.matches.bound
+        one, other = self.reference.trace.outputs, self.candidate.trace.outputs
+        names = one if one.keys() == other.keys() else other  # by name, or else by order
+        pairs = [(r, other[name], name) for r, name in zip(one.values(), names, strict=True)]
+        differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
+        self.open_outputs = len(differing)
+        self.suspects = [
+            _live(side.trace, suspects(side.trace, self._common(side, other, matched), (pair[i] for pair in differing)))
+            for i, (side, other, matched) in enumerate(
+                (
+                    (self.reference, self.candidate, self.matches.of_reference),
+                    (self.candidate, self.reference, self.matches.of_candidate),
+                )
+            )
+        ]
+        values = [(self.reference.value(r), self.candidate.value(c), name) for r, c, name in pairs]
+        self.rearranged_outputs = [name for one, other, name in values if not same_order(one, other, ROUNDED)]
+        self.matched = len(self.matches.of_reference), len(self.reference.by_number)
+
+    @staticmethod
+    def _common(side: Side, other: Side, matched: Mapping[int, Any]) -> set[int]:
+        """The values of a side that the other has too, with those that identify nothing but in their order."""
+        known = set(other.contents.values())
+        return {*matched, *(number for number, content in side.contents.items() if content in known)}
+
+    def _equal(self, reference: int, candidate: int) -> bool:
+        """Equal element by element; in another arrangement only if the shapes differ."""
+        one, other = self.reference.value(reference), self.candidate.value(candidate)
+        if one.shape != other.shape and candidate in self.matches.of_reference.get(reference, ()):
+            return True
+        return same_order(one, other, self.bound)
+
+    def rearranged(self) -> Iterator[int]:
+        """The candidate's values that the reference has in another flat order only: perhaps transposed by mistake."""
+        for number, others in self.matches.of_candidate.items():
+            value = self.candidate.value(number)
+            if not any(same_order(self.reference.value(n), value, self.bound) for n in others):
+                yield number
+
+    def ends(self) -> Iterator[tuple[int, list[int]]]:
+        """(value of the reference, the candidate's closest values): where the first difference may end."""
+        others = [n for n in self.suspects[1] if n in self.candidate.by_number]
+        for number in self.suspects[0]:
+            one = self.reference.by_number.get(number)
+            if one is not None:
+                near = sorted((distance(one, self.candidate.by_number[n]), n) for n in others)
+                close = [n for error, n in near[:_CLOSEST] if error < 1]
+                if close:
+                    yield number, close
+
+    def with_changes(self, changes: Mapping[int, np.ndarray]) -> "State":
+        """The state in which the candidate has these values."""
+        side = self.candidate.changed(changes)
+        return State(self.reference, side, self.matches.updated(side, changes))
+
+
+def _live(trace: Trace, suspect: set[int]) -> list[int]:
+    return [number for operation in trace.operations for number in operation.outputs if number in suspect]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A value of the reference with which the candidate goes on, and the state after it."""
+
+    number: int
+    other: int
+    value: np.ndarray
+    gain: int  # values of the reference that the candidate has thereby
+    state: State
+
+
+def next_step(state: State) -> tuple[int, Defect, State] | None:
+    """The step after which most of what follows matches, one that can be repaired first; None if nothing does."""
+    steps: list[_Step] = []
+    worse = 0
+    for number, others in islice(state.ends(), _CANDIDATES):
+        worse += 1
+        highest = max((step.gain for step in steps), default=-1)
+        for other, value in _replacements(state, number, others):
+            after = state.with_changes(state.candidate.replay({other: value}))
+            gain = len(after.matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
+            if gain or not after.open_outputs:
+                steps.append(_Step(number, other, value, gain, after))
+                worse = 0 if gain > highest else worse
+        if steps and worse >= _NO_BETTER:
+            break
+    if not steps:
+        return None
+    steps.sort(key=lambda step: -step.gain)
+    closing = min(steps, key=lambda step: step.state.open_outputs)
+    best: tuple[int, _Step, Repair, np.ndarray] | None = None
+    for step in [closing, *(step for step in steps if step is not closing)][:_SEARCHED]:
+        regions = _regions(state, step.number, step.other)
+        success = Search((state.reference, state.candidate), regions, step.value, state.bound).best()
+        if success is not None and (best is None or success[0] < best[0]):
+            best = success[0], step, *success[1:]
+            if best[0] < WEAK:
+                break
+    if best is None:
+        return _finished(state, steps[0], None, steps[0].state)
+    _, step, repair, value = best
+    changes = state.candidate.replay({repair.number: value})
+    return _finished(state, step, repair, state.with_changes(changes))
+
+
+def _finished(state: State, step: _Step, repair: Repair | None, after: State) -> tuple[int, Defect, State]:
+    regions = _regions(state, step.number, step.other)
+    target = state.candidate.value(step.other)
+    largest = np.abs(step.value[np.isfinite(step.value)]).max(initial=1e-300)
+    error = float(difference(step.value, target).max() / largest)
+    if repair is None and error <= ROUNDED:
+        repair = _rounded_constant(state, regions)
+    return step.number, Defect(regions[0].operations, regions[1].operations, error, repair), after
+
+
+def _rounded_constant(state: State, regions: tuple[Region, Region]) -> Repair | None:
+    """The reference's constant that is rounded to float32, or a constant of either side that may be."""
+    one, other = regions
+    for target in alignments(state.candidate.value(other.end), state.reference.value(one.end)):
+        success = Search((state.candidate, state.reference), (other, one), target, state.bound).best()
+        if success is not None and success[1].rounding:
+            return success[1]
+    for side, region, matched in zip(
+        (state.reference, state.candidate),
+        regions,
+        (state.matches.of_reference, state.matches.of_candidate),
+        strict=True,
+    ):
+        for number in constants(side, region):
+            if number not in matched and is_float32(side.value(number)):
+                return Repair(number, "a constant is rounded to float32", None, rounding=True)
+    return None
+
+
+def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """(candidate's value, the reference's value in its shape)."""
+    for other in others:
+        for value in alignments(state.reference.value(number), state.candidate.value(other)):
+            yield other, value
+
+
+def _regions(state: State, number: int, other: int) -> tuple[Region, Region]:
+    reference = _region(state.reference.trace, set(state.suspects[0]), number)
+    suspect = {*state.suspects[1], *state.rearranged()}
+    candidate = _region(state.candidate.trace, suspect | _other_order(state, reference, suspect, other), other)
+    return Region(reference, number), Region(candidate, other)
+
+
+def _other_order(state: State, reference: Sequence[Operation], suspect: set[int], end: int) -> set[int]:
+    """Values that enter the candidate's region in another flat order than the reference's; parameters apart."""
+    trace, made = state.candidate.trace, producers(state.candidate.trace)
+    entering = {n for operation in reference for n in operation.inputs}
+    rearranged: set[int] = set()
+    for operation in _region(trace, suspect, end):
+        for number in operation.inputs:
+            sources = entering.intersection(state.matches.of_candidate.get(number, ()))
+            value = state.candidate.value(number)
+            if sources and not any(same_order(state.reference.value(n), value, state.bound) for n in sources):
+                while number in made and made[number].name in _REARRANGING:
+                    rearranged.add(number)
+                    number = made[number].inputs[0]
+    return rearranged
+
+
+def _region(trace: Trace, suspect: set[int], end: int) -> tuple[Operation, ...]:
+    """The operations that lead to a value from values that both sides have."""
+    made, open_values, region = producers(trace), [end], []
+    seen: set[int] = set()
+    while open_values:
+        number = open_values.pop()
+        if number in seen or number not in made:
+            continue
+        seen.add(number)
+        region.append(made[number])
+        open_values += [n for n in made[number].inputs if n in suspect]
+    order = {id(operation): i for i, operation in enumerate(trace.operations)}
+    unique = {id(operation): operation for operation in region}
+    return tuple(sorted(unique.values(), key=lambda operation: order[id(operation)]))
+
+
+def _lines(operations: Sequence[Operation]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(operation.line or operation.module for operation in operations))

@@ -1,0 +1,275 @@
+"""Finds the change to a candidate that makes it equal to its reference: each attempt is computed on the trace."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from scipy import special
+
+from .alternatives import UNARY, alternatives, arrangements, insertions, kind
+from .capture.trace import Operation
+from .matching import EXACT, Side, alignments, same_order
+
+Array = np.ndarray
+_BUDGET = 1e9  # numbers that all attempts for one region compute together
+_CALL = 3000  # numbers that an operation costs beyond its own
+WEAK = 3  # rank from which on another place may have a plainer repair
+_LAST = 10  # ranks after all others
+_STEPS = 12  # of the search for a number in the code
+_ROUNDING = 2e-7  # relative; float32 rounds by at most half of it
+_FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
+
+
+@dataclass(frozen=True)
+class Region:
+    """What leads from values that both sides have to the first that differs."""
+
+    operations: tuple[Operation, ...]  # in the order of execution
+    end: int
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """The values that enter: matched ones, parameters, inputs and constants."""
+        made = {number for operation in self.operations for number in operation.outputs}
+        numbers = (number for operation in self.operations for number in operation.inputs)
+        return tuple(dict.fromkeys(number for number in numbers if number not in made)) or (self.end,)
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A change that makes the candidate's value equal to the reference's; it was tried."""
+
+    number: int  # the value that changes
+    text: str
+    operation: Operation | None = None  # whose output changes, or which uses the parameter or constant that does
+    parameter: str = ""
+    rounding: bool = False  # it undoes the rounding of a constant to float32, and nothing else
+
+    def __str__(self) -> str:
+        """What to change."""
+        return f"{self.parameter} {self.text}" if self.parameter else self.text
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    rank: int  # of several that succeed, the lowest is taken
+    repair: Repair
+    value: Array
+
+
+@dataclass(frozen=True)
+class _Scalar:
+    """A number in the code: a literal or setting of an operation, or a constant of its own."""
+
+    operation: Operation
+    value: float
+    number: int  # the value that changes with it
+    change: Callable[[float], Array]
+
+
+class Search:
+    """Attempts to repair the candidate's region; `target` is the reference's value in the shape of its end."""
+
+    def __init__(self, sides: tuple[Side, Side], regions: tuple[Region, Region], target: Array, bound: float):
+        self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
+        self.side, self.region = sides[1], regions[1]
+        self.budget = _BUDGET
+        self.below = 2 * _LAST  # the rank of the best attempt so far
+        self.names = {number: name for name, number in self.side.trace.parameters.items()}
+
+    def best(self) -> tuple[int, Repair, Array] | None:
+        """(rank, repair, new value) of the plainest change that makes the end equal; None if no attempt does."""
+        best: _Attempt | None = None
+        sources = (self._explanations, self._operations, self._parameters, self._scalars, self._insertions)
+        for least, attempts in zip((2, 0, 1, 1, 3), sources, strict=True):
+            if self.below <= least:
+                continue
+            for attempt in attempts():
+                judged = self._judged(attempt) if attempt.rank < self.below else None
+                if judged is not None and judged.rank < self.below:
+                    best, self.below = judged, judged.rank
+                if self.budget < 0:
+                    break
+        return None if best is None else (best.rank, best.repair, best.value)
+
+    def _end(self, changes: Mapping[int, Array]) -> Array | None:
+        """The region's end after changes; None if it cannot be computed, or no longer has its shape."""
+        try:
+            with np.errstate(all="ignore"):
+                values = self.side.replay(changes, self.region.operations)
+        except _FAILURES:
+            return None
+        self.budget -= sum(value.size + _CALL for value in values.values())
+        end = values.get(self.region.end)
+        return end if end is not None and end.shape == self.target.shape else None
+
+    def _judged(self, attempt: _Attempt) -> _Attempt | None:
+        """An attempt that succeeds; one that leaves a rounded constant's difference comes after all others."""
+        if attempt.value.shape != self.side.value(attempt.repair.number).shape:
+            return None
+        end = self._end({attempt.repair.number: attempt.value})
+        if end is None or not same_order(self.target, end, self.bound):
+            return None
+        return attempt if same_order(self.target, end, EXACT) else replace(attempt, rank=attempt.rank + _LAST)
+
+    def _operations(self) -> Iterator[_Attempt]:
+        """Each operation, computed otherwise."""
+        for operation in self.region.operations:
+            if operation.compute is not None and len(operation.outputs) == 1:
+                inputs = [self.side.value(number) for number in operation.inputs]
+                (number,) = operation.outputs
+                for alternative in alternatives(operation, inputs, self.side.value(number), self.below):
+                    yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
+
+    def _parameters(self) -> Iterator[_Attempt]:
+        """One of the reference's parameters instead of the candidate's, or the candidate's in another order."""
+        names = {number: name for name, number in self.sides[0].trace.parameters.items()}
+        sources = {names[n]: self.sides[0].value(n) for n in self.regions[0].leaves if n in names}
+        for number in constants(self.side, self.region):
+            value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
+            for source, array in sources.items():
+                for other in alignments(array, value) if array.size == value.size else ():
+                    text = "is not " if self._same_numbers(array, value) else "has other values than "
+                    yield _Attempt(1, Repair(number, f"{text}{source}, arranged alike", user, name), other)
+            for other, text in arrangements(value):
+                yield _Attempt(1, Repair(number, text, user, name or "a constant"), other)
+
+    def _user(self, number: int) -> Operation | None:
+        return next((operation for operation in self.region.operations if number in operation.inputs), None)
+
+    def _same_numbers(self, one: Array, other: Array) -> bool:
+        return same_order(np.sort(one, axis=None), np.sort(other, axis=None), self.bound)
+
+    def _scalars(self) -> Iterator[_Attempt]:
+        """Numbers in the code: first those that the reference has, then the one that solves the equation."""
+        known = {scalar.value for scalar in _scalars(self.sides[0], self.regions[0])}
+        for scalar in _scalars(self.side, self.region):
+            solutions = [(1, value) for value in known if not _rounds_to(value, scalar.value)]
+            solved = self._solve(scalar) if self.budget > 0 else None
+            solutions += [] if solved is None else [(2 if _rounds_to(solved, scalar.value) else 4, solved)]
+            for rank, value in solutions:
+                text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}"
+                rounding = _rounds_to(value, scalar.value)
+                repair = Repair(scalar.number, text, scalar.operation, rounding=rounding)
+                yield _Attempt(rank, repair, scalar.change(value))
+        for number in constants(self.side, self.region):
+            table = self.side.value(number)
+            for other in self._unrounded(table):
+                repair = Repair(number, "is rounded to float32", self._user(number), self._name(number), True)
+                yield _Attempt(1, repair, other)
+
+    def _name(self, number: int) -> str:
+        return self.names.get(number, "a constant")
+
+    def _unrounded(self, table: Array) -> Iterator[Array]:
+        """Values of the reference that are this table once they are rounded to float32."""
+        if table.dtype.kind == "f" and table.size > 1:
+            for number in {n for o in self.regions[0].operations for n in (*o.inputs, *o.outputs)}:
+                value = self.sides[0].value(number)
+                if value.size == table.size and value.dtype.kind == "f":
+                    yield from (a for a in alignments(value, table) if same_order(a, table, _ROUNDING))
+
+    def _solve(self, scalar: _Scalar) -> float | None:
+        """The number for which the end is nearest to the target (Gauss-Newton)."""
+        number = scalar.value
+        for _ in range(_STEPS):
+            step = 1e-4 * abs(number) or 1e-6
+            one, other = (self._end({scalar.number: scalar.change(n)}) for n in (number, number + step))
+            if one is None or other is None:
+                return None
+            with np.errstate(invalid="ignore"):  # infinities
+                slope, error = (other - one) / step, self.target - one
+            finite = np.isfinite(slope) & np.isfinite(error)
+            square = float(np.square(slope[finite]).sum())
+            correction = float((slope[finite] * error[finite]).sum()) / square if square else np.nan
+            if not np.isfinite(correction) or abs(number + correction) > 1e12:
+                return None
+            number += correction
+            if abs(correction) <= 1e-14 * abs(number):
+                break
+        short = float(f"{number:.6g}")  # numbers in code are short
+        return short if abs(short - number) <= 1e-6 * abs(number) and short != scalar.value else number
+
+    def _insertions(self) -> Iterator[_Attempt]:
+        """A step that the candidate leaves out: with one of the reference's values, or with a number."""
+        names = {number: name for name, number in self.sides[0].trace.parameters.items()}
+        operands = [(self.sides[0].value(n), names.get(n, "a value of the reference")) for n in self.regions[0].leaves]
+        operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in _scalars(self.sides[0], self.regions[0])]
+        for operation in self.region.operations:
+            for number in operation.outputs:
+                for alternative in insertions(self.side.value(number), operands):
+                    yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
+        end = self.side.value(self.region.end)
+        last = self.region.operations[-1] if self.region.operations else None
+        with np.errstate(all="ignore"):
+            ratio = float(np.square(self.target).sum() / (self.target * end).sum())
+        yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last), end * ratio)
+
+    def _explanations(self) -> Iterator[_Attempt]:
+        """The whole region as one known function of a value that both sides have."""
+        last = self.region.operations[-1] if self.region.operations else None
+        for number in self.region.leaves:
+            value = self.side.value(number)
+            if value.shape == self.target.shape and value.dtype.kind == "f":
+                functions = {
+                    **UNARY,
+                    **{f"softmax over axis {i}": partial(special.softmax, axis=i) for i in range(value.ndim)},
+                }
+                for text, function in functions.items():
+                    with np.errstate(all="ignore"):
+                        yield _Attempt(2, Repair(self.region.end, f"should be {text}", last), function(value))
+
+
+def constants(side: Side, region: Region) -> list[int]:
+    """Parameters and constants that enter a region, but no inputs."""
+    made = {number for operation in side.trace.operations for number in operation.outputs}
+    inputs = set(side.trace.inputs.values())
+    return [n for n in region.leaves if n not in made and n not in inputs]
+
+
+def is_float32(value: Array) -> bool:
+    """Whether an array has numbers of float32 alone, and not only few."""
+    return value.dtype.kind == "f" and bool(np.array_equal(value, value.astype(np.float32), equal_nan=True))
+
+
+def _rounds_to(one: float, other: float) -> bool:
+    return one == other or abs(one - other) <= _ROUNDING * abs(other)
+
+
+def _scalars(side: Side, region: Region) -> Sequence[_Scalar]:
+    """The numbers of a region's code."""
+    scalars: list[_Scalar] = []
+    made = {number for operation in side.trace.operations for number in operation.outputs}
+    fixed = {*made, *side.trace.parameters.values(), *side.trace.inputs.values()}
+    constants: dict[int, Operation] = {}
+    for operation in region.operations:
+        for key, value in operation.settings.items():
+            is_number = isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0
+            if is_number and np.asarray(value).dtype.kind == "f" and len(operation.outputs) >= 1 and operation.compute:
+                change = partial(_with_setting, side, operation, key)
+                scalars.append(_Scalar(operation, float(value), operation.outputs[0], change))
+        for number in operation.inputs:
+            if number not in fixed:
+                constants.setdefault(number, operation)
+    for number, operation in constants.items():
+        value = side.value(number)
+        if value.size == 1 and value.dtype.kind == "f":
+            shape = value.shape
+            change = partial(_full, shape)
+            scalars.append(_Scalar(operation, float(value.reshape(())), number, change))
+    return scalars
+
+
+def _full(shape: tuple[int, ...], number: float) -> Array:
+    return np.full(shape, number)
+
+
+def _with_setting(side: Side, operation: Operation, key: str, number: float) -> Array:
+    """An operation's first output with another number as a setting."""
+    old = operation.settings[key]
+    new = np.full_like(old, number) if isinstance(old, np.ndarray) else number
+    inputs = [side.value(n) for n in operation.inputs]
+    assert operation.compute is not None
+    with np.errstate(all="ignore"):
+        return np.asarray(operation.compute(inputs, {**operation.settings, key: new})[0])

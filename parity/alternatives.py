@@ -97,13 +97,9 @@ def _other_settings(operation: Operation, key: str, value: Any, inputs: Sequence
             yield {key: np.asarray(value + step)}
     elif isinstance(value, str) and value in ("none", "tanh"):
         yield {key: "tanh" if value == "none" else "none"}
-    elif key in _AXES or (operation.name.startswith("aten.") and isinstance(value, (int, list, tuple)) and ndim > 1):
-        several: Any = value if isinstance(value, (list, tuple)) else [value]
-        numbers = list(several)
-        if len(numbers) == 1 and isinstance(numbers[0], (int, np.integer)) and -ndim <= numbers[0] < ndim:
-            for axis in range(ndim):
-                if axis != numbers[0] % ndim:
-                    yield {key: type(value)([axis]) if isinstance(value, (list, tuple)) else axis}
+    elif key in _AXES or (operation.name.startswith("aten.") and ndim > 1 and not isinstance(value, np.ndarray)):
+        for axis in _other_axes(value, ndim):
+            yield {key: type(value)([axis]) if isinstance(value, (list, tuple)) else axis}
     elif key == "start_indices" and operation.settings.get("limit_indices"):
         for axis, step in ((axis, step) for axis in range(len(value)) for step in (-1, 1)):
             starts, limits = list(value), list(operation.settings["limit_indices"])
@@ -111,6 +107,13 @@ def _other_settings(operation: Operation, key: str, value: Any, inputs: Sequence
             limits[axis] += step
             if starts[axis] >= 0 and limits[axis] <= inputs[0].shape[axis]:
                 yield {key: tuple(starts), "limit_indices": tuple(limits)}
+
+
+def _other_axes(value: Any, ndim: int) -> Iterator[int]:
+    """The axes that a setting does not name, if it names one: as a number, or as the only entry of a sequence."""
+    numbers = list(value) if isinstance(value, (list, tuple)) else [value]
+    if len(numbers) == 1 and isinstance(numbers[0], (int, np.integer)) and -ndim <= numbers[0] < ndim:
+        yield from (axis for axis in range(ndim) if axis != numbers[0] % ndim)
 
 
 def _compute(operation: Operation, inputs: Sequence[Array], settings: Mapping[str, Any]) -> Array | None:

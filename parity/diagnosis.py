@@ -4,7 +4,7 @@ Both are traced in float64 on the same inputs. Where their values part, the cand
 value, so that one difference is not blamed for another; and changes to the candidate are tried until one repairs it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -63,8 +63,8 @@ def diagnose(
     return diagnose_traces(capture(reference, inputs), capture(candidate, others))
 
 
-def capture(model: Any, inputs: Sequence[Any]) -> Trace:
-    """The trace of any model that `diagnose` takes.
+def capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None = None) -> Trace:
+    """The trace of any model that `diagnose` takes; with cotangents of its outputs, that of the backward pass too.
 
     Raises:
         CaptureError: it cannot be traced.
@@ -75,16 +75,18 @@ def capture(model: Any, inputs: Sequence[Any]) -> Trace:
     if any(isinstance(leaf, torch.nn.Module | torch.Tensor) for leaf in leaves):
         from .capture.torch_trace import capture_torch
 
-        return capture_torch(model, inputs)
+        return capture_torch(model, inputs, cotangents)
     from .capture.jax_models import as_function
     from .capture.jax_trace import capture_jax
 
-    return capture_jax(*as_function(model), inputs)
+    return capture_jax(*as_function(model), inputs, cotangents)
 
 
-def diagnose_traces(reference: Trace, candidate: Trace) -> Diagnosis:
-    """The diagnosis from traces of both."""
-    weights = match_weights(*({n: t.values[i] for n, i in t.parameters.items()} for t in (reference, candidate)))
+def diagnose_traces(
+    reference: Trace, candidate: Trace, weights: WeightMap | None = None, least: float = 0.0
+) -> Diagnosis:
+    """The diagnosis from traces of both; outputs are compared relative to their largest number, or to `least`."""
+    weights = weights or trace_weights(reference, candidate)
     about = Diagnosis(
         "undecided",
         weights=weights,
@@ -97,7 +99,7 @@ def diagnose_traces(reference: Trace, candidate: Trace) -> Diagnosis:
     sides = Side(reference), Side(candidate)
     differences: list[tuple[int, Defect]] = []
     for bound in (ROUNDED, EXACT):  # first what is more than rounding
-        state = State(*sides, Matches(*sides, bound))
+        state = State(*sides, Matches(*sides, bound), least)
         while state.open_outputs and len(differences) < MAX_DEFECTS:
             step = next_step(state)
             if step is None:
@@ -124,6 +126,11 @@ def diagnose_traces(reference: Trace, candidate: Trace) -> Diagnosis:
     if about.defects:
         return replace(about, verdict="different")
     return replace(about, verdict="equal but for float32 constants" if about.roundings else "equal")
+
+
+def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:
+    """Which parameters of two traces are the same numbers."""
+    return match_weights(*({n: t.values[i] for n, i in t.parameters.items()} for t in (reference, candidate)))
 
 
 def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str:

@@ -8,13 +8,27 @@ from typing import Any
 import numpy as np
 
 from .capture.trace import Operation, Trace
-from .matching import ROUNDED, Matches, Side, alignments, difference, distance, producers, same_order, suspects
-from .repairs import WEAK, Region, Repair, Search, constants, is_float32
+from .matching import (
+    ROUNDED,
+    Matches,
+    Side,
+    alignments,
+    difference,
+    distance,
+    output_pairs,
+    producers,
+    proportion,
+    same_order,
+    suspects,
+)
+from .repairs import BUDGET, WEAK, Region, Repair, Search, constants, is_float32
 
 _CANDIDATES = 12  # of the reference's values after the last common one that are tried
 _NO_BETTER = 3  # of them in a row, after which no more are tried
 _CLOSEST = 3  # of the candidate's values for each
+_MORE = 2  # that are nearest to proportional, and nearest to the last common values
 _SEARCHED = 8  # of them for which repairs are tried
+_BUDGET = 3 * BUDGET  # of these attempts together
 _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
@@ -29,6 +43,7 @@ class Defect:
     candidate: tuple[Operation, ...]
     error: float  # largest difference, relative to the largest number
     repair: Repair | None = None  # a change to the candidate that makes both equal
+    note: str = ""  # what differs, where it is no operation
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -38,6 +53,8 @@ class Defect:
         return _lines(self.candidate)
 
     def __str__(self) -> str:
+        if self.note:
+            return self.note
         sides = [
             f"{' and '.join(_lines(side))} ({', '.join(dict.fromkeys(o.name for o in side))})"
             for side in (self.candidate, self.reference)
@@ -53,15 +70,16 @@ class State:
     reference: Side
     candidate: Side
     matches: Matches
+    least: float = 0.0  # outputs are compared relative to their largest number, or to this if it is larger
     open_outputs: int = field(init=False)  # outputs that differ
     rearranged_outputs: list[str] = field(init=False)
     matched: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.bound = self.matches.bound
-        one, other = self.reference.trace.outputs, self.candidate.trace.outputs
-        names = one if one.keys() == other.keys() else other  # by name, or else by order
-        pairs = [(r, other[name], name) for r, name in zip(one.values(), names, strict=True)]
+        outputs = self.reference.trace.outputs, self.candidate.trace.outputs
+        names = output_pairs(self.reference.trace, self.candidate.trace)
+        pairs = [(outputs[0][one], outputs[1][other], other) for one, other in names]
         differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
         self.open_outputs = len(differing)
         self.suspects = [
@@ -88,7 +106,7 @@ class State:
         one, other = self.reference.value(reference), self.candidate.value(candidate)
         if one.shape != other.shape and candidate in self.matches.of_reference.get(reference, ()):
             return True
-        return same_order(one, other, self.bound)
+        return same_order(one, other, self.bound, self.least)
 
     def rearranged(self) -> Iterator[int]:
         """The candidate's values that the reference has in another flat order only: perhaps transposed by mistake."""
@@ -98,20 +116,38 @@ class State:
                 yield number
 
     def ends(self) -> Iterator[tuple[int, list[int]]]:
-        """(value of the reference, the candidate's closest values): where the first difference may end."""
-        others = [n for n in self.suspects[1] if n in self.candidate.by_number]
+        """(value of the reference, similar values of the candidate): where the first difference may end."""
+        depths = _depths(self.candidate.trace, self.suspects[1])
         for number in self.suspects[0]:
             one = self.reference.by_number.get(number)
-            if one is not None:
-                near = sorted((distance(one, self.candidate.by_number[n]), n) for n in others)
-                close = [n for error, n in near[:_CLOSEST] if error < 1]
-                if close:
-                    yield number, close
+            others = [n for n in self.suspects[1] if one is not None and self._same_size(one.size, n)]
+            if one is not None and others:
+                distances = {n: distance(one, self.candidate.by_number[n]) for n in others}
+                angles = {n: proportion(one, self.candidate.by_number[n]) for n in others}
+                near = [n for n in sorted(others, key=lambda n: distances[n])[:_CLOSEST] if distances[n] < 1]
+                near += (
+                    sorted(others, key=lambda n: angles[n])[:_MORE] + sorted(others, key=lambda n: depths[n])[:_MORE]
+                )
+                yield number, list(dict.fromkeys(near))
 
-    def with_changes(self, changes: Mapping[int, np.ndarray]) -> "State":
-        """The state in which the candidate has these values."""
-        side = self.candidate.changed(changes)
-        return State(self.reference, side, self.matches.updated(side, changes))
+    def _same_size(self, size: int, number: int) -> bool:
+        signature = self.candidate.by_number.get(number)
+        return signature is not None and signature.size == size
+
+    def forced(self, number: int, value: np.ndarray) -> "State":
+        """The state in which the candidate goes on with a value."""
+        changes = self.candidate.replay({number: value})
+        side = self.candidate.changed(changes, number)
+        return State(self.reference, side, self.matches.updated(side, changes), self.least)
+
+
+def _depths(trace: Trace, suspect: Sequence[int]) -> dict[int, int]:
+    """How many operations, at most, lead to each suspect value from values that are none."""
+    depths = dict.fromkeys(suspect, 0)
+    for operation in trace.operations:
+        depth = 1 + max((depths.get(number, 0) for number in operation.inputs), default=0)
+        depths |= {number: depth for number in operation.outputs if number in depths}
+    return depths
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:
@@ -137,7 +173,7 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         worse += 1
         highest = max((step.gain for step in steps), default=-1)
         for other, value in _replacements(state, number, others):
-            after = state.with_changes(state.candidate.replay({other: value}))
+            after = state.forced(other, value)
             gain = len(after.matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
             if gain or not after.open_outputs:
                 steps.append(_Step(number, other, value, gain, after))
@@ -147,20 +183,22 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     if not steps:
         return None
     steps.sort(key=lambda step: -step.gain)
-    closing = min(steps, key=lambda step: step.state.open_outputs)
+    closing = next((step for step in steps if not step.state.open_outputs), steps[0])
+    budget = _BUDGET
     best: tuple[int, _Step, Repair, np.ndarray] | None = None
     for step in [closing, *(step for step in steps if step is not closing)][:_SEARCHED]:
         regions = _regions(state, step.number, step.other)
-        success = Search((state.reference, state.candidate), regions, step.value, state.bound).best()
+        search = Search((state.reference, state.candidate), regions, step.value, state.bound, min(budget, BUDGET))
+        success = search.best()
+        budget -= BUDGET - max(search.budget, 0)
         if success is not None and (best is None or success[0] < best[0]):
             best = success[0], step, *success[1:]
-            if best[0] < WEAK:
-                break
+        if budget <= 0 or (best is not None and best[0] < WEAK):
+            break
     if best is None:
         return _finished(state, steps[0], None, steps[0].state)
     _, step, repair, value = best
-    changes = state.candidate.replay({repair.number: value})
-    return _finished(state, step, repair, state.with_changes(changes))
+    return _finished(state, step, repair, state.forced(repair.number, value))
 
 
 def _finished(state: State, step: _Step, repair: Repair | None, after: State) -> tuple[int, Defect, State]:

@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 
 from .capture.trace import Operation, Trace
-from .layouts import find_layout
+from .layouts import Layout, find_layout
 
 Array = np.ndarray
 EXACT = 1e-9  # a correct port in float64 stays below it
@@ -63,12 +63,22 @@ def distance(one: Signature, other: Signature) -> float:
     return float(np.abs(one.ordered - other.ordered).max() / max(one.scale, other.scale))
 
 
+def proportion(one: Signature, other: Signature) -> float:
+    """1 - |cosine| of the ordered numbers: 0 if both are proportional, whatever their arrangement."""
+    a, b = one.ordered, other.ordered
+    if len(a) != len(b):
+        return 1.0
+    lengths = np.linalg.norm(a) * np.linalg.norm(b)
+    return 1.0 - float(max(abs(a @ b), abs(a @ b[::-1])) / lengths) if lengths else 1.0
+
+
 class Side:
     """A trace with some values changed, and the signatures of all, each computed once."""
 
     def __init__(self, trace: Trace):
         self.trace = trace
         self.changes: dict[int, Array] = {}
+        self.forced: dict[int, Array] = {}  # changes that stay whatever happens before them
         self.by_number = {i: s for i, value in enumerate(trace.values) if (s := signature(value)) is not None}
         self.contents = {i: contents(trace.values[i]) for i in range(len(trace.values)) if i not in self.by_number}
 
@@ -76,9 +86,10 @@ class Side:
         """The value with this number, as changed."""
         return self.changes.get(number, self.trace.values[number])
 
-    def changed(self, changes: Mapping[int, Array]) -> "Side":
-        """This side with further changes."""
+    def changed(self, changes: Mapping[int, Array], forced: int) -> "Side":
+        """This side with further changes, which the value with the number `forced` led to."""
         side = copy(self)
+        side.forced = {**self.forced, forced: changes[forced]}
         side.__dict__.pop("by_size", None)
         side.changes = {**self.changes, **changes}
         side.by_number, side.contents = dict(self.by_number), dict(self.contents)
@@ -98,7 +109,7 @@ class Side:
         if self.changes:
             fixed = copy(self.trace)
             fixed.values = [self.value(number) for number in range(len(self.trace.values))]
-        return fixed.replay(changes, operations)
+        return fixed.replay(changes, operations, self.forced.keys())
 
     @cached_property
     def by_size(self) -> dict[int, tuple[Array, list[int]]]:
@@ -156,10 +167,15 @@ class Matches:
 
 def arranged(one: Array, other: Array, bound: float) -> bool:
     """Whether `other` is an arrangement of the axes of `one`; both have the same numbers within the bound."""
+    layout = find_arrangement(one, other, bound)
+    scale = bound * _largest(one)
+    return layout is not None and _close(np.ravel(layout.apply(one)), np.ravel(other), scale)
+
+
+def find_arrangement(one: Array, other: Array, bound: float) -> Layout | None:
+    """The layout in which `other` has the numbers of `one`; None if it is no arrangement of axes."""
     flat, target = np.ravel(one), np.ravel(other)
-    scale = bound * max(float(np.abs(flat[np.isfinite(flat)]).max(initial=0)), 1e-300)
-    if one.shape == other.shape and _close(flat, target, scale):
-        return True
+    scale = bound * _largest(one)
     order, order_of_other = np.argsort(flat, kind="stable"), np.argsort(target, kind="stable")
     index = np.empty(flat.size, np.int64)
     index[order_of_other] = order
@@ -170,13 +186,19 @@ def arranged(one: Array, other: Array, bound: float) -> bool:
     tied[1:] |= near
     tied[:-1] |= near
     index[order_of_other[tied]] = -1
-    layout = find_layout(index.reshape(other.shape), flat.size) if (~tied).any() else None
-    return layout is not None and _close(np.ravel(layout.apply(one)), target, scale)
+    return find_layout(index.reshape(other.shape), flat.size) if (~tied).any() else None
 
 
-def same_order(one: Array, other: Array, bound: float) -> bool:
-    """Whether both have the same numbers in the same flat order, whatever their shapes."""
-    scale = bound * max(float(np.abs(one[np.isfinite(one)]).max(initial=0)), 1e-300)
+def _largest(array: Array) -> float:
+    return max(float(np.abs(array[np.isfinite(array)]).max(initial=0)), 1e-300)
+
+
+def same_order(one: Array, other: Array, bound: float, least: float = 0.0) -> bool:
+    """Whether both have the same numbers in the same flat order, whatever their shapes.
+
+    The bound is relative to the largest number, or to `least` if that is larger.
+    """
+    scale = bound * max(_largest(one), least)
     return one.size == other.size and _close(np.ravel(one), np.ravel(other), scale)
 
 
@@ -214,6 +236,12 @@ def _arrangements(value: Array, shape: Sequence[int]) -> Iterator[Array]:
         yield value.reshape([shape[i] for i in order]).transpose(back)
 
 
+def output_pairs(reference: Trace, candidate: Trace) -> list[tuple[str, str]]:
+    """(name of the reference's output, of the candidate's): by name, or else by order."""
+    one, other = reference.outputs, candidate.outputs
+    return list(zip(one, one if one.keys() == other.keys() else other, strict=True))
+
+
 def suspects(trace: Trace, matched: Container[int], outputs: Iterable[int]) -> set[int]:
     """Unmatched values from which one of these outputs, which differ, is reached through unmatched values alone.
 
@@ -224,7 +252,7 @@ def suspects(trace: Trace, matched: Container[int], outputs: Iterable[int]) -> s
     for operation in reversed(trace.operations):
         if not suspect.isdisjoint(operation.outputs):
             suspect.update(number for number in operation.inputs if number not in matched)
-    fixed = {*trace.parameters.values(), *trace.inputs.values()}
+    fixed = {*trace.parameters.values(), *trace.inputs.values(), *trace.settled}
     return {number for number in suspect if number not in fixed}
 
 

@@ -12,7 +12,7 @@ from .capture.trace import Operation
 from .matching import EXACT, Side, alignments, same_order
 
 Array = np.ndarray
-_BUDGET = 1e9  # numbers that all attempts for one region compute together
+BUDGET = 5e7  # numbers that all attempts for one region compute together; about a second
 _CALL = 3000  # numbers that an operation costs beyond its own
 WEAK = 3  # rank from which on another place may have a plainer repair
 _LAST = 10  # ranks after all others
@@ -71,10 +71,17 @@ class _Scalar:
 class Search:
     """Attempts to repair the candidate's region; `target` is the reference's value in the shape of its end."""
 
-    def __init__(self, sides: tuple[Side, Side], regions: tuple[Region, Region], target: Array, bound: float):
+    def __init__(
+        self,
+        sides: tuple[Side, Side],
+        regions: tuple[Region, Region],
+        target: Array,
+        bound: float,
+        budget: float = BUDGET,
+    ):
         self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
         self.side, self.region = sides[1], regions[1]
-        self.budget = _BUDGET
+        self.budget = budget
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}
 
@@ -101,8 +108,8 @@ class Search:
         except _FAILURES:
             return None
         self.budget -= sum(value.size + _CALL for value in values.values())
-        end = values.get(self.region.end)
-        return end if end is not None and end.shape == self.target.shape else None
+        end = values.get(self.region.end, self.side.value(self.region.end))
+        return end if end.shape == self.target.shape else None
 
     def _judged(self, attempt: _Attempt) -> _Attempt | None:
         """An attempt that succeeds; one that leaves a rounded constant's difference comes after all others."""

@@ -21,25 +21,32 @@ def capture_jax(
     function: Callable[..., Any],
     parameters: Any,
     inputs: Sequence[Any],
+    cotangents: Mapping[str, np.ndarray] | None = None,
 ) -> Trace:
     """The trace of `function(parameters, *inputs)` in float64; `parameters` is any tree of arrays.
+
+    `cotangents`: factors of the outputs with these names; with them the trace has the backward pass too, and the
+    gradients of Σ output · cotangent.
 
     Raises:
         CaptureError: the function cannot be traced, draws random numbers, or calls code that JAX does not show.
     """
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        wide = jax.tree.map(_widen, (parameters, tuple(inputs)))
-        closed, shape = _trace(function, (parameters, tuple(inputs)), wide)
+        arguments = parameters, tuple(inputs), dict(cotangents or {})
+        wide = jax.tree.map(_widen, arguments)
+        closed, shape = _trace(function if cotangents is None else _with_gradients(function), arguments, wide)
         recorder = _Recorder(Trace("JAX"))
         trace = recorder.trace
         flat = jax.tree.leaves(wide)
         numbers = [trace.add(_to_numpy(array)) for array in flat]
         sides = jax.tree.unflatten(jax.tree.structure(wide), numbers)
         trace.parameters = dict(_paths(sides[0]))
-        trace.inputs = dict(_paths(sides[1]))
+        trace.inputs = dict(_paths(sides[1])) | {f"cotangent.{name}": number for name, number in sides[2].items()}
         arguments = [recorder.known(array, number) for array, number in zip(flat, numbers, strict=True)]
         results = recorder.evaluate(closed, arguments, "", ())
-        trace.outputs = dict(named(jax.tree.unflatten(jax.tree.structure(shape), [r.number for r in results])))
+        numbers = jax.tree.unflatten(jax.tree.structure(shape), [r.number for r in results])
+        outputs, gradients = (numbers, {}) if cotangents is None else numbers
+        trace.outputs, trace.gradients = dict(named(outputs)), dict(_paths(gradients))
     trace.check_deterministic(_RANDOM, "switch them off, for instance with deterministic=True or model.eval()")
     return trace
 
@@ -50,11 +57,35 @@ def _trace(function: Any, original: Any, wide: Any) -> tuple[Any, Any]:
     for arguments, x64 in ((wide, True), (original, False)):
         try:
             with jax.enable_x64(x64):
-                return jax.make_jaxpr(lambda p, i: function(p, *i), return_shape=True)(*arguments)
+                return jax.make_jaxpr(lambda p, i, c: function(p, *i, **c), return_shape=True)(*arguments)
         except Exception as error:  # whatever the model's code raises
             failures.append(error)
     text = f"{type(failures[1]).__name__}: {failures[1]}".splitlines()[0]
     raise CaptureError(f"{getattr(function, '__name__', 'the function')}: JAX cannot trace it: {text}") from failures[1]
+
+
+def _with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns (outputs, gradients of the parameters that are floating-point numbers)."""
+
+    def run(parameters: Any, *inputs: Any, **cotangents: Any) -> Any:
+        leaves, structure = jax.tree.flatten(parameters)
+        floating = [jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) for leaf in leaves]
+
+        def selected(trained: list[Any]) -> Any:
+            rest = iter(trained)
+            full = [next(rest) if is_float else leaf for leaf, is_float in zip(leaves, floating, strict=True)]
+            outputs = function(jax.tree.unflatten(structure, full), *inputs)
+            by_name = dict(named(outputs))
+            return {name: by_name[name] for name in cotangents}, outputs
+
+        trained = [leaf for leaf, is_float in zip(leaves, floating, strict=True) if is_float]
+        ends, pull, outputs = jax.vjp(selected, trained, has_aux=True)
+        (gradients,) = pull({name: cotangents[name].astype(end.dtype) for name, end in ends.items()})
+        rest = iter(gradients)
+        full = [next(rest) if is_float else None for is_float in floating]
+        return outputs, jax.tree.unflatten(structure, full)
+
+    return run
 
 
 class _Known:
@@ -200,8 +231,7 @@ def _repeatable(equation: Any, arrays: Sequence[Any]) -> Compute | None:
         rest = iter(values)
         complete = [settings[str(i)] if fixed else next(rest) for i, fixed in enumerate(literal)]
         params = {key: settings.get(key, value) for key, value in equation.params.items()}
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            return _compute(equation, params, complete)
+        return _compute(equation, params, complete)
 
     return compute
 
@@ -224,7 +254,8 @@ def _compute(equation: Any, params: Mapping[str, Any], arrays: list[Any]) -> lis
 
 def _through_jax(equation: Any, params: Mapping[str, Any], arrays: list[Any]) -> Any:
     params = {key: _wide_dtype(value) for key, value in params.items()}
-    return equation.primitive.bind(*(a if _is_key(a) else jax.numpy.asarray(a) for a in arrays), **params)
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        return equation.primitive.bind(*(a if _is_key(a) else jax.numpy.asarray(a) for a in arrays), **params)
 
 
 def _wide_dtype(value: Any) -> Any:

@@ -27,17 +27,19 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 def capture_torch(
     model: nn.Module | tuple[Callable[..., Any], Any],
     inputs: Sequence[Any],
+    cotangents: Mapping[str, np.ndarray] | None = None,
 ) -> Trace:
     """The trace of `model(*inputs)`, or of `function(parameters, *inputs)`, in float64 on the CPU; the model is copied.
 
-    Fused attention is taken apart.
+    Fused attention is taken apart. `cotangents`: factors of the outputs with these names; with them the trace has the
+    backward pass too, and the gradients of Σ output · cotangent.
 
     Raises:
         CaptureError: the model cannot be copied or called, is in training mode, or draws random numbers.
     """
     function, parameters, module = _as_function(model)
     recorder = _Recorder(module)
-    with _settings(), recorder.modules():
+    with _settings(backward=cotangents is not None), recorder.modules():
         arguments = [tree_map(_widen, value) for value in inputs]
         recorder.trace.parameters = {name: recorder.number(tensor) for name, tensor in parameters.items()}
         flat = [(str(i), value) for i, value in enumerate(arguments)]
@@ -47,19 +49,27 @@ def capture_torch(
             for name, tensor in named(value, key)
             if isinstance(tensor, Tensor)
         }
-        try:
-            with recorder:
-                outputs = function(*arguments)
-        except CaptureError:
-            raise
-        except Exception as error:  # whatever the model's code raises
-            text = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise CaptureError(f"{type(model).__name__}: the forward pass in float64 failed: {text}") from error
-        tensors = [(name, value) for name, value in named(outputs) if isinstance(value, Tensor)]
-        recorder.trace.outputs = {name: recorder.number(tensor) for name, tensor in tensors}
+        with _one_line(f"{type(model).__name__}: the forward pass in float64 failed"), recorder:
+            outputs = function(*arguments)
+        tensors = {name: value for name, value in named(outputs) if isinstance(value, Tensor)}
+        recorder.trace.outputs = {name: recorder.number(tensor) for name, tensor in tensors.items()}
+        if cotangents is not None:
+            with _one_line(f"{type(model).__name__}: the backward pass in float64 failed"):
+                recorder.backward(tensors, parameters, cotangents)
     trace = recorder.trace
     trace.check_deterministic(_RANDOM, "call eval() on the module, or set its dropout to 0")
     return trace
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:  # whatever the model's code raises
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise CaptureError(f"{what}: {text}") from error
 
 
 def _as_function(model: Any) -> tuple[Callable[..., Any], dict[str, Tensor], nn.Module | None]:
@@ -76,6 +86,8 @@ def _as_function(model: Any) -> tuple[Callable[..., Any], dict[str, Tensor], nn.
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
         wide = tree_map(_widen, model[1])
         tensors = {name: tensor for name, tensor in named(wide) if isinstance(tensor, Tensor)}
+        for tensor in tensors.values():
+            tensor.requires_grad_(tensor.is_floating_point())
         return lambda *arguments: model[0](wide, *arguments), tensors, None
     raise CaptureError(
         f"{type(model).__name__}: is no model; return a torch module, or a pair of a function of "
@@ -101,13 +113,13 @@ def _widen(value: Any) -> Any:
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
-    """Attention and encoder layers operation by operation, no gradients, float64 by default."""
+def _settings(backward: bool) -> Iterator[None]:
+    """Attention and encoder layers operation by operation, float64 by default, gradients if they are needed."""
     default, fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
     torch.set_default_dtype(torch.float64)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.set_grad_enabled(backward), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.set_default_dtype(default)
@@ -124,6 +136,8 @@ class _Recorder(TorchDispatchMode):
         self.path: list[str] = []
         # tensor -> (number, version of its contents, the tensor itself, so that its id stays its own)
         self.numbers: dict[int, tuple[int, int, Tensor]] = {}
+        self.places: dict[tuple[Any, ...], tuple[int, int]] = {}  # memory, offset, shape, … -> (number, version)
+        self.forward: dict[int, tuple[str, tuple[str, ...]]] = {}  # node of autograd -> (module, lines)
         self.writes: dict[int, list[tuple[int, np.ndarray]]] = {}  # memory -> (number, places) written to it in place
 
     @contextmanager
@@ -144,6 +158,8 @@ class _Recorder(TorchDispatchMode):
     def number(self, tensor: Tensor) -> int:
         """The number of a tensor; a new one if a tensor that shares its memory was written to."""
         number, version, _ = self.numbers.get(id(tensor), (-1, -1, None))
+        if number < 0:  # perhaps another object for the same tensor, as autograd makes
+            number, version = self.places.get(_place(tensor), (-1, -1))
         if number >= 0 and version == tensor._version:
             return number
         writes = [write for write in self.writes.get(_memory(tensor), []) if write[0] > number]
@@ -154,7 +170,7 @@ class _Recorder(TorchDispatchMode):
         if number >= 0:
             inputs = (number, *(written for written, _ in writes))
             compute = _overwritten(_places(tensor), [places for _, places in writes])
-            operation = Operation("written in place", inputs, (new,), self._module(), _lines(), {}, compute)
+            operation = Operation("written in place", inputs, (new,), *self._where(), {}, compute)
             self.trace.operations.append(operation)
         return new
 
@@ -164,7 +180,33 @@ class _Recorder(TorchDispatchMode):
             raise CaptureError(f"{place}: torch.inference_mode hides what is written in place; use torch.no_grad")
         number = self.trace.add(_to_numpy(tensor))
         self.numbers[id(tensor)] = number, tensor._version, tensor
+        self.places[_place(tensor)] = number, tensor._version
         return number
+
+    def backward(
+        self, outputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], cotangents: Mapping[str, np.ndarray]
+    ) -> None:
+        """Records the gradients of the parameters."""
+        factors = {name: _widen(np.asarray(array)) for name, array in cotangents.items()}
+        numbers = {f"cotangent.{name}": self.number(factor) for name, factor in factors.items()}
+        self.trace.inputs |= numbers
+        leaves = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
+        ends = {name: outputs[name] for name in factors if outputs[name].requires_grad}
+        with self:
+            gradients = torch.autograd.grad(
+                list(ends.values()), list(leaves.values()), [factors[name] for name in ends], allow_unused=True
+            )
+        found = zip(leaves, gradients, strict=True)
+        self.trace.gradients = {name: self.number(gradient) for name, gradient in found if gradient is not None}
+
+    def _where(self) -> tuple[str, tuple[str, ...]]:
+        """(module, lines) of the operation that is running; in the backward pass, of the one it belongs to."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self.forward.get(node._sequence_nr(), ("", ()))
+        where = self._module(), _lines()
+        self.forward.setdefault(torch.autograd._get_sequence_nr() - 1, where)  # pyright: ignore
+        return where
 
     def _module(self) -> str:
         return self.path[-1] if self.path else ""
@@ -187,7 +229,7 @@ class _Recorder(TorchDispatchMode):
         if outputs:
             compute = _repeatable(function, leaves, structure)
             name = str(function.overloadpacket)
-            operation = Operation(name, inputs, tuple(outputs), self._module(), _lines(), settings, compute)
+            operation = Operation(name, inputs, tuple(outputs), *self._where(), settings, compute)
             self.trace.operations.append(operation)
         return results
 
@@ -230,6 +272,10 @@ def _overwritten(places: np.ndarray, written: Sequence[np.ndarray]) -> Compute:
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
     return as_float64(tensor.resolve_conj().resolve_neg().detach().numpy())
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return _memory(tensor), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _memory(tensor: Tensor) -> int:

@@ -1,7 +1,7 @@
 """A trace: every operation of a forward pass, with its values in float64, its module and its source line."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -52,6 +52,8 @@ class Trace:
     parameters: dict[str, int] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, int] = field(default_factory=dict)
+    gradients: dict[str, int] = field(default_factory=dict)  # of parameters, where cotangents were given
+    settled: frozenset[int] = frozenset()  # values that are known to be right, such as those of the forward pass
     branches: list[str] = field(default_factory=list)  # lines of branches that the inputs did not reach
 
     def add(self, value: np.ndarray) -> int:
@@ -59,9 +61,9 @@ class Trace:
         self.values.append(value)
         return len(self.values) - 1
 
-    def ancestors(self) -> set[int]:
-        """Numbers of the values that the outputs depend on, outputs included."""
-        reached = set(self.outputs.values())
+    def ancestors(self, ends: Iterable[int] | None = None) -> set[int]:
+        """Numbers of the values that these ends, by default outputs and gradients, depend on; ends included."""
+        reached = {*self.outputs.values(), *self.gradients.values()} if ends is None else set(ends)
         for operation in reversed(self.operations):
             if not reached.isdisjoint(operation.outputs):
                 reached.update(operation.inputs)
@@ -73,11 +75,14 @@ class Trace:
         return [name for name, number in self.parameters.items() if number not in reached]
 
     def replay(
-        self, changes: Mapping[int, np.ndarray], operations: Iterable[Operation] | None = None
+        self,
+        changes: Mapping[int, np.ndarray],
+        operations: Iterable[Operation] | None = None,
+        fixed: Container[int] = (),
     ) -> dict[int, np.ndarray]:
         """The values that these changes lead to, themselves included; loops and branches run as they did.
 
-        `operations`: those to compute anew, in order; default: all that depend on a change.
+        `operations`: those to compute anew, in order; default: all that depend on a change. `fixed`: values that stay.
         """
         values = dict(changes)
         for operation in self.operations if operations is None else operations:
@@ -86,7 +91,8 @@ class Trace:
             arrays = [values.get(number, self.values[number]) for number in operation.inputs]
             results = operation.compute(arrays, operation.settings)
             for number, result in zip(operation.outputs, results, strict=True):
-                values.setdefault(number, result)
+                if number not in values and number not in fixed and not _same(result, self.values[number]):
+                    values[number] = result
         return values
 
     def check_deterministic(self, random: Iterable[str], remedy: str) -> None:
@@ -96,6 +102,10 @@ class Trace:
             if operation.name in names and not reached.isdisjoint(operation.outputs):
                 place = operation.line or operation.module or "the forward pass"
                 raise CaptureError(f"{place}: {operation.name} draws random numbers; {remedy}")
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
 def as_float64(array: Any) -> np.ndarray:

@@ -1,0 +1,208 @@
+"""Where the gradients of two models part that compute the same outputs."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .capture.trace import Operation, Trace, own_lines
+from .diagnosis import Diagnosis, capture, diagnose_traces
+from .divergence import Defect
+from .matching import EXACT, ROUNDED, difference, find_arrangement, output_pairs
+from .repairs import Repair
+from .weights import Part, WeightMap
+
+_FLOOR = 1e-10  # of the largest gradient: a smaller one is zero in exact arithmetic, such as that of a key's bias
+_SEED = 0
+
+Array = np.ndarray
+
+
+def diagnose_gradients(
+    models: tuple[Any, Any],
+    inputs: tuple[Sequence[Any], Sequence[Any]],
+    traces: tuple[Trace, Trace],
+    weights: WeightMap,
+) -> Diagnosis:
+    """Compares the gradients of Σ output · cotangent with random cotangents, per parameter of the reference.
+
+    `traces`: of the forward pass, whose outputs are equal. Gradients of parameters that the map splits, joins or adds
+    are compared in the reference's arrangement.
+
+    Raises:
+        CaptureError: a backward pass cannot be traced.
+    """
+    factors = _cotangents(*traces)
+    reference = capture(models[0], inputs[0], factors[0])
+    candidate = capture(models[1], inputs[1], factors[1])
+    pair = _Gradients(reference, candidate, weights)
+    stops: list[Defect] = []
+    for operation in _stops(candidate) if pair.differing else ():
+        with _without_stop(operation.line):
+            other = _Gradients(reference, capture(models[1], inputs[1], factors[1]), weights)
+        if len(other.differing) < len(pair.differing):
+            error = max(pair.differing[name] for name in pair.differing.keys() - other.differing.keys())
+            repair = Repair(operation.outputs[0], f"without {operation.name}", operation)
+            stops.append(Defect((), (operation,), error, repair))
+            pair = other
+    diagnosis = diagnose_gradient_traces(reference, pair.candidate, weights)
+    if not stops:
+        return diagnosis
+    return replace(diagnosis, verdict="different", defects=(*stops, *diagnosis.defects))
+
+
+def diagnose_gradient_traces(reference: Trace, candidate: Trace, weights: WeightMap) -> Diagnosis:
+    """The same from traces with gradients."""
+    pair = _Gradients(reference, candidate, weights)
+    lost = tuple(pair.lost())
+    diagnosis = diagnose_traces(*pair.traces, weights, least=_FLOOR / ROUNDED * pair.largest)
+    if not lost:
+        return diagnosis
+    return replace(diagnosis, verdict="different", defects=(*lost, *diagnosis.defects))
+
+
+class _Gradients:
+    """Two traces whose outputs are the gradients of the reference's parameters, and which of them differ."""
+
+    def __init__(self, reference: Trace, candidate: Trace, weights: WeightMap):
+        self.candidate = candidate
+        self.traces = _as_outputs(reference, weights), _rearranged(candidate, reference, weights)
+        for trace, before in zip(self.traces, (reference, candidate), strict=True):
+            trace.settled = frozenset(before.ancestors(before.outputs.values()))
+        sizes = {
+            n: [float(np.abs(t.values[t.outputs[n]]).max(initial=0)) for t in self.traces]
+            for n in self.traces[0].outputs
+        }
+        self.largest = max((size for pair in sizes.values() for size in pair), default=0.0)
+        self.sizes = {name: pair for name, pair in sizes.items() if max(pair) > _FLOOR * self.largest}
+        for name in sizes.keys() - self.sizes.keys():  # zero in exact arithmetic
+            self._drop(name)
+        self.differing = {name: error for name in self.sizes if (error := self._error(name)) > EXACT}
+
+    def _drop(self, name: str) -> None:
+        for trace in self.traces:
+            del trace.outputs[name]
+
+    def _error(self, name: str) -> float:
+        one, other = (t.values[t.outputs[name]] for t in self.traces)
+        return float(difference(one, other).max(initial=0)) / max(*self.sizes[name], 1e-1 * self.largest)
+
+    def lost(self) -> Iterator[Defect]:
+        """Parameters with a gradient on one side only; they are no longer compared."""
+        for name, (one, other) in self.sizes.items():
+            if min(one, other) == 0:
+                self._drop(name)
+                side = "the candidate" if one else "the reference"
+                yield Defect((), (), 1.0, note=f"{name}: {side} has no gradient, so it is not trained there")
+
+
+def _stops(trace: Trace) -> list[Operation]:
+    """Operations that end the gradient, one per line; those that autograd itself inserts lead to no output."""
+    forward = trace.ancestors(trace.outputs.values())
+    stops = (
+        o for o in trace.operations if o.name in ("stop_gradient", "aten.detach") and forward.issuperset(o.outputs)
+    )
+    return list({operation.line: operation for operation in stops}.values())
+
+
+@contextmanager
+def _without_stop(line: str) -> Iterator[None]:
+    """While it lasts, stop_gradient and detach return their input where this line calls them."""
+    import jax
+    import torch
+
+    def passing(original: Any) -> Any:
+        def run(value: Any) -> Any:
+            frame = sys._getframe(1)
+            return value if line in own_lines([(frame.f_code.co_filename, frame.f_lineno)]) else original(value)
+
+        return run
+
+    originals = jax.lax.stop_gradient, torch.Tensor.detach
+    jax.lax.stop_gradient, torch.Tensor.detach = (passing(original) for original in originals)
+    try:
+        yield
+    finally:
+        jax.lax.stop_gradient = originals[0]
+        del torch.Tensor.detach  # it is inherited
+
+
+def _cotangents(reference: Trace, candidate: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Random factors of the outputs, for the candidate in the arrangement of its own."""
+    random = np.random.default_rng(_SEED)
+    factors: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
+    for name, other in output_pairs(reference, candidate):
+        value, target = reference.values[reference.outputs[name]], candidate.values[candidate.outputs[other]]
+        if value.dtype.kind == "f":
+            factor = random.standard_normal(value.shape)
+            layout = None if value.shape == target.shape else find_arrangement(value, target, ROUNDED)
+            factors[0][name] = factor
+            factors[1][other] = layout.apply(factor) if layout is not None else factor.reshape(target.shape)
+    return factors
+
+
+def _as_outputs(trace: Trace, weights: WeightMap) -> Trace:
+    """A trace of the reference whose outputs are its gradients; those of tied parameters are added."""
+    trace = _extended(trace)
+    for name in _sources(weights):
+        same = [name, *weights.ties.get(name, ())]
+        parts = {
+            trace.gradients[n]: (np.arange(trace.values[trace.gradients[n]].size), ...)
+            for n in same
+            if n in trace.gradients
+        }
+        _add_sum(trace, name, trace.values[trace.parameters[name]].shape, list(parts.items()))
+    return trace
+
+
+def _rearranged(trace: Trace, reference: Trace, weights: WeightMap) -> Trace:
+    """A trace of the candidate whose outputs are the gradients of the reference's parameters."""
+    trace = _extended(trace)
+    for name in _sources(weights):
+        shape = reference.values[reference.parameters[name]].shape
+        parts: dict[tuple[int, int], tuple[int, tuple[Array, Any]]] = {}
+        for target, match in weights.matches.items():
+            if target not in trace.gradients:
+                continue
+            number = trace.gradients[target]
+            if match.added_to == name:
+                parts[number, 0] = number, (_places(match.parts[0]), match.parts[0].region)
+            for part in match.parts:
+                if part.source == name:
+                    parts[number, part.layout.start] = number, (_places(part), part.region)
+        _add_sum(trace, name, shape, list(parts.values()))
+    return trace
+
+
+def _sources(weights: WeightMap) -> list[str]:
+    return list(dict.fromkeys(source for match in weights.matches.values() for source in match.sources))
+
+
+def _places(part: Part) -> Array:
+    """Where in the flat source each element of a part comes from."""
+    return part.layout.apply(np.arange(part.layout.source_size)).ravel()
+
+
+def _extended(trace: Trace) -> Trace:
+    trace = copy(trace)
+    trace.values, trace.operations, trace.outputs = list(trace.values), list(trace.operations), {}
+    return trace
+
+
+def _add_sum(trace: Trace, name: str, shape: Sequence[int], parts: Sequence[tuple[int, tuple[Array, Any]]]) -> None:
+    """Adds an output: the sum of parts of gradients, each at its places in a parameter of this shape."""
+
+    def compute(arrays: Sequence[Array], settings: Mapping[str, Any]) -> list[Array]:
+        total = np.zeros(int(np.prod(shape)))
+        for array, (_, (places, region)) in zip(arrays, parts, strict=True):
+            total[places] += array[region].ravel()
+        return [total.reshape(shape)]
+
+    inputs = tuple(number for number, _ in parts)
+    number = trace.add(compute([trace.values[n] for n in inputs], {})[0])
+    trace.operations.append(Operation("gradient", inputs, (number,), name, (), {}, compute))
+    trace.outputs[name] = number

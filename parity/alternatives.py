@@ -100,7 +100,7 @@ def _other_settings(operation: Operation, key: str, value: Any, inputs: Sequence
     elif key in _AXES or (operation.name.startswith("aten.") and ndim > 1 and not isinstance(value, np.ndarray)):
         for axis in _other_axes(value, ndim):
             yield {key: type(value)([axis]) if isinstance(value, (list, tuple)) else axis}
-    elif key == "start_indices" and operation.settings.get("limit_indices"):
+    elif key == "start_indices" and isinstance(value, tuple) and operation.settings.get("limit_indices"):
         for axis, step in ((axis, step) for axis in range(len(value)) for step in (-1, 1)):
             starts, limits = list(value), list(operation.settings["limit_indices"])
             starts[axis] += step

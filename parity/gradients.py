@@ -60,6 +60,7 @@ def diagnose_gradient_traces(reference: Trace, candidate: Trace, weights: Weight
     pair = _Gradients(reference, candidate, weights)
     lost = tuple(pair.lost())
     diagnosis = diagnose_traces(*pair.traces, weights, least=_FLOOR / ROUNDED * pair.largest)
+    diagnosis = replace(diagnosis, unused_parameters=(), branches=())  # which the forward pass names
     if not lost:
         return diagnosis
     return replace(diagnosis, verdict="different", defects=(*lost, *diagnosis.defects))

@@ -109,6 +109,50 @@ def audit(
         return 0 if import_module("twinax.audit_command").examine(model, seed, json_file) else 1
 
 
+def compare(
+    reference: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="REF.PY:FUNCTION")],
+    candidate: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CAND.PY:FUNCTION")],
+    *,
+    inputs: str,
+    candidate_inputs: str | None = None,
+    convert: str | None = None,
+    gradients: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    no_rounding: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
+) -> int:
+    """Find where two models of your own part: a PyTorch module and its JAX port, or any two.
+
+    Each function returns a torch, NNX or Equinox module, a pair (Linen module, variables), or a pair (function of
+    (parameters, *inputs), parameters). Names and layouts do not matter. Prints every independent difference with the
+    lines of both sides and a repair that was tried. Exits with 0 if both are equal on these inputs, with 1 if they
+    differ, with 2 if that cannot be decided.
+
+    Example: twinax compare ref.py:make port.py:make --inputs batch.npz
+
+    Args:
+        reference: file and function that returns the reference model.
+        candidate: file and function that returns the port; if it takes an argument, that is the reference's
+            parameters, arrays by name.
+        inputs: .npz file with the inputs in their order, or file.py:function that returns them.
+        candidate_inputs: the same for the candidate, where it wants them otherwise, such as channels last.
+        convert: file and function that returns the candidate's parameters from the reference's, arrays by name.
+        gradients: compare the gradients of all parameters too.
+        no_rounding: leave out the comparison of errors in float32 and bfloat16.
+        json_file: JSON file to write the results to.
+    """
+    with one_line_errors():
+        return import_module("twinax.compare_command").run(
+            reference,
+            candidate,
+            inputs=inputs,
+            candidate_inputs=candidate_inputs,
+            convert=convert,
+            gradients=gradients,
+            rounding=not no_rounding,
+            json_file=json_file,
+        )
+
+
 def convert(
     src: CheckpointPath,
     dst: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NEW")],
@@ -204,7 +248,9 @@ def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
 
 # These parse their own flags, because the flags depend on the run.
 _OWN_FLAGS: dict[str, Callable[[], int]] = {"train": train, "data": data}
-_COMMANDS = _OWN_FLAGS | {f.__name__: f for f in (translate, evaluate, score, parity, audit, convert, inspect, demo)}
+_COMMANDS = _OWN_FLAGS | {
+    f.__name__: f for f in (translate, evaluate, score, parity, compare, audit, convert, inspect, demo)
+}
 
 
 def main() -> None:

@@ -282,7 +282,12 @@ def _literal(atom: Any) -> np.ndarray:
 def _paths(tree: Any) -> list[tuple[str, int]]:
     """(dotted path, leaf) of any tree that JAX knows."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [(".".join(_key(key) for key in path if _key(key)), leaf) for path, leaf in leaves]
+    return [(dotted(path), leaf) for path, leaf in leaves]
+
+
+def dotted(path: Any) -> str:
+    """The name of a leaf whose path in a tree is this."""
+    return ".".join(_key(key) for key in path if _key(key))
 
 
 def _key(key: Any) -> str:

@@ -21,6 +21,8 @@ _RANDOM = (
     *("aten.randn", "aten.randint", "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.exponential_"),
     *("aten.multinomial", "aten.randperm", "aten.rrelu_with_noise", "aten.normal", "aten.poisson"),
 )
+# Changed values have other strides than those that a view was taken of.
+_WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -237,6 +239,7 @@ class _Recorder(TorchDispatchMode):
 def _repeatable(function: Any, leaves: Sequence[Any], structure: Any) -> Compute:
     """The operation as a function of its tensors and its settings."""
     tensors = [isinstance(leaf, Tensor) for leaf in leaves]
+    function = _WITHOUT_STRIDES.get(function, function)
 
     def compute(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
         rest = iter(arrays)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +140,17 @@ def is_library(file: str) -> bool:
 
 
 def own_lines(frames: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """`folder/file.py:number` of the frames (file, number) that are the model's own code, at most DEPTH."""
-    own = (f"{'/'.join(Path(file).parts[-2:])}:{number}" for file, number in frames if not is_library(file))
+    """`folder/file.py:number` of the frames (file, number) that are the model's own code, at most DEPTH.
+
+    Frames are innermost first; those after a recorder's are of its caller.
+    """
+    outside = dropwhile(lambda frame: Path(frame[0]).parent == Path(__file__).parent, frames)
+    inside = takewhile(lambda frame: frame[0] not in _RECORDERS, outside)
+    own = (f"{'/'.join(Path(file).parts[-2:])}:{number}" for file, number in inside if not is_library(file))
     return tuple(islice(own, DEPTH))
 
 
 _GENERATED = ("<frozen", "<@beartype", "<__")  # other names in angle brackets are a prompt's or a notebook's
 _HERE = Path(__file__).parents[1]
+_RECORDERS = tuple(str(Path(__file__).with_name(name)) for name in ("torch_trace.py", "jax_trace.py"))
 _STANDARD = Path(sys.modules["dataclasses"].__file__ or "").parent

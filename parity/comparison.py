@@ -1,0 +1,171 @@
+"""The comparison of two models: outputs, gradients and rounding, with what the inputs did not reach."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from .capture.jax_models import as_function
+from .capture.jax_trace import dotted
+from .capture.trace import CaptureError, Trace, named
+from .diagnosis import Diagnosis, capture, diagnose_traces
+from .exercised import not_exercised
+from .gradients import diagnose_gradients
+from .rounding import Rounding, compare_rounding
+
+Convert = Callable[[dict[str, np.ndarray]], Any]  # the reference's parameters by name -> the candidate's
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found, and what it rests on."""
+
+    forward: Diagnosis
+    backward: Diagnosis | None = None  # None: not compared
+    rounding: tuple[Rounding, ...] = ()
+    not_exercised: tuple[str, ...] = ()
+    traces: tuple[Trace, ...] = field(default=(), repr=False)  # of the reference and of the candidate
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """The forward pass's, or what comes after it: gradients, then rounding."""
+        if not self.forward.ok:
+            return self.forward.verdict
+        if self.backward is not None and not self.backward.ok:
+            return f"gradients {self.backward.verdict}"
+        if any(not entry.failure and not entry.ok for entry in self.rounding):
+            return "different in rounding"
+        return self.forward.verdict
+
+    @property
+    def ok(self) -> bool:
+        """Whether both are the same function on these inputs, in all that was compared."""
+        return self.verdict.startswith("equal")
+
+    def __str__(self) -> str:
+        """The findings, one per line."""
+        lines = [f"outputs: {self.forward}"]
+        lines += [f"gradients: {self.backward}"] if self.backward is not None else []
+        lines += [str(entry) for entry in self.rounding]
+        lines += [f"not tested: {sentence}" for sentence in self.not_exercised]
+        return "\n".join(lines)
+
+
+def compare(
+    reference: Any,
+    candidate: Any,
+    inputs: Sequence[Any],
+    candidate_inputs: Sequence[Any] | None = None,
+    *,
+    convert: Convert | None = None,
+    gradients: bool = False,
+    rounding: bool = True,
+) -> Comparison:
+    """Compares two models as `diagnose` does, then their gradients if asked for, and their rounding.
+
+    `convert`: returns the candidate's parameters, named as in its trace, from the reference's, which are arrays by
+    name; without it, the candidate's own are used. Gradients and rounding are compared if the outputs are equal.
+
+    Raises:
+        CaptureError: a model cannot be traced, or the converter fails.
+    """
+    given = inputs, inputs if candidate_inputs is None else candidate_inputs
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+    if convert is not None:
+        candidate = with_arrays(candidate, _converted(convert, arrays_of(reference)))
+    traces = capture(reference, given[0]), capture(candidate, given[1])
+    seconds["tracing"] = time.perf_counter() - start
+    start = time.perf_counter()
+    forward = diagnose_traces(*traces)
+    seconds["outputs"] = time.perf_counter() - start
+    backward: Diagnosis | None = None
+    errors: list[Rounding] = []
+    if forward.ok and forward.weights is not None:
+        start = time.perf_counter()
+        if gradients:
+            backward = diagnose_gradients((reference, candidate), given, traces, forward.weights)
+            seconds["gradients"] = time.perf_counter() - start
+        start = time.perf_counter()
+        if rounding:
+            errors = compare_rounding((reference, candidate), given, traces, forward.weights)
+            seconds["rounding"] = time.perf_counter() - start
+    return Comparison(forward, backward, tuple(errors), tuple(not_exercised(*traces)), traces, seconds)
+
+
+def assert_same_function(
+    reference: Any,
+    candidate: Any,
+    inputs: Sequence[Any],
+    candidate_inputs: Sequence[Any] | None = None,
+    *,
+    convert: Convert | None = None,
+    gradients: bool = False,
+) -> None:
+    """For tests of a port: compares two models as `compare` does.
+
+    Raises:
+        AssertionError: they are not equal on these inputs; the message has the lines and the repairs.
+        CaptureError: a model cannot be traced, or the converter fails.
+    """
+    comparison = compare(reference, candidate, inputs, candidate_inputs, convert=convert, gradients=gradients)
+    if not comparison.ok:
+        raise AssertionError(str(comparison))
+
+
+def arrays_of(model: Any) -> dict[str, np.ndarray]:
+    """The parameters and buffers of any model that `diagnose` takes, by the names that they have in its trace."""
+    if isinstance(model, torch.nn.Module):
+        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        return {name: tensor.detach().cpu().numpy() for name, tensor in tensors}
+    if isinstance(model, tuple) and any(isinstance(leaf, torch.Tensor) for _, leaf in named(model[1])):
+        return {name: leaf.detach().cpu().numpy() for name, leaf in named(model[1])}
+    leaves = jax.tree_util.tree_leaves_with_path(as_function(model)[1])
+    return {dotted(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _converted(convert: Convert, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    name = getattr(convert, "__name__", "the converter")
+    try:
+        result = convert(arrays)
+    except Exception as error:  # whatever the converter's code raises
+        raise CaptureError(f"{name}: {type(error).__name__}: {error}".splitlines()[0]) from error
+    leaves = jax.tree_util.tree_leaves_with_path(result)
+    return {dotted(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def with_arrays(model: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """A copy of a model with these parameters; those that are not named keep their values.
+
+    Raises:
+        CaptureError: a name or a shape is not one of the model's.
+    """
+    own = arrays_of(model)
+    for name, array in arrays.items():
+        if name not in own:
+            raise CaptureError(f"{name}: the candidate has no such parameter; it has {', '.join(list(own)[:4])}, …")
+        if own[name].shape != array.shape:
+            raise CaptureError(
+                f"{name}: the converter returns shape {array.shape}, the candidate has {own[name].shape}"
+            )
+    if isinstance(model, torch.nn.Module):
+        loaded = copy.deepcopy(model)
+        tensors = dict(loaded.named_parameters(remove_duplicate=False)) | dict(loaded.named_buffers())
+        with torch.no_grad():
+            for name, array in arrays.items():
+                tensors[name].copy_(torch.from_numpy(np.array(array)))
+        return loaded
+    is_torch = isinstance(model, tuple) and any(isinstance(leaf, torch.Tensor) for _, leaf in named(model[1]))
+    function, parameters = model if is_torch else as_function(model)
+
+    def leaf(path: Any, old: Any) -> Any:
+        new = arrays.get(dotted(path), old)
+        return torch.as_tensor(new) if is_torch else new
+
+    return function, jax.tree_util.tree_map_with_path(leaf, parameters)

@@ -1,0 +1,159 @@
+"""A comparison as a table on the terminal, and as a document for programs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .capture.trace import Operation, Trace
+from .comparison import Comparison
+from .diagnosis import Diagnosis
+from .divergence import Defect
+from .weights import Match, WeightMap
+
+SCHEMA = 1  # of `as_document`; raised when a field changes its meaning
+_COLOURS = {True: "green", False: "bold red"}
+
+
+def as_document(comparison: Comparison) -> dict[str, Any]:
+    """The comparison for JSON; docs/compare.md describes the fields."""
+    forward, backward = comparison.forward, comparison.backward
+    return {
+        "schema": SCHEMA,
+        "verdict": comparison.verdict,
+        "equal": comparison.ok,
+        "outputs": _findings(forward),
+        "gradients": _findings(backward) if backward is not None else None,
+        "rounding": [
+            {
+                "dtype": entry.dtype,
+                "reference_error": entry.reference,
+                "candidate_error": entry.candidate,
+                "ratio": None if entry.failure else entry.ratio,
+                "inputs": entry.inputs,
+                "ok": entry.ok,
+                "failure": entry.failure,
+            }
+            for entry in comparison.rounding
+        ],
+        "weights": _weights(forward.weights, comparison.traces) if forward.weights is not None else None,
+        "rearranged_outputs": list(forward.rearranged),
+        "not_tested": list(comparison.not_exercised),
+        "cost": {
+            "seconds": {name: round(value, 2) for name, value in comparison.seconds.items()},
+            "operations": [len(trace.operations) for trace in comparison.traces],
+        },
+    }
+
+
+def _findings(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {
+        "verdict": diagnosis.verdict,
+        "reason": diagnosis.reason,
+        "matched_values": list(diagnosis.matched),
+        "defects": [_defect(group) for group in grouped(diagnosis.defects)],
+        "float32_constants": [_defect(group) for group in grouped(diagnosis.roundings)],
+    }
+
+
+def grouped(defects: Iterable[Defect]) -> list[list[Defect]]:
+    """Defects with the same lines and the same repair, such as one per layer, together; in order of execution."""
+    groups: dict[object, list[Defect]] = {}
+    for defect in defects:
+        groups.setdefault((defect.lines, str(defect.repair), defect.note), []).append(defect)
+    return list(groups.values())
+
+
+def _defect(group: Sequence[Defect]) -> dict[str, Any]:
+    first, repair = group[0], group[0].repair
+    return {
+        "lines": list(first.lines),
+        "called_from": called_from(first),
+        "occurrences": len(group),
+        "modules": modules(group),
+        "error": max(defect.error for defect in group),
+        "candidate": _side(first.candidate),
+        "reference": _side(first.reference),
+        "repair": None if repair is None else {"text": str(repair), "parameter": repair.parameter},
+        "note": first.note,
+    }
+
+
+def called_from(defect: Defect) -> list[str]:
+    """The lines that call the line of the repair, the nearest first."""
+    operation = defect.repair.operation if defect.repair is not None else None
+    return list(operation.lines[1:]) if operation is not None else []
+
+
+def modules(group: Sequence[Defect]) -> list[str]:
+    """The candidate's modules in which a defect occurs."""
+    return list(dict.fromkeys(o.module for defect in group for o in defect.candidate if o.module))
+
+
+def _side(operations: Sequence[Operation]) -> dict[str, Any]:
+    return {
+        "lines": list(dict.fromkeys(operation.line or operation.module for operation in operations)),
+        "operations": list(dict.fromkeys(operation.name for operation in operations)),
+    }
+
+
+def _weights(weights: WeightMap, traces: Sequence[Trace]) -> dict[str, Any]:
+    return {
+        "matches": {name: expressions(match, traces[0]) for name, match in weights.matches.items()},
+        "ambiguous": {name: list(sources) for name, sources in weights.ambiguous.items()},
+        "unmatched": list(weights.unmatched),
+        "unused": list(weights.unused),
+        "tied": {name: list(others) for name, others in weights.ties.items()},
+    }
+
+
+def expressions(match: Match, reference: Trace) -> list[str]:
+    """Where a candidate's parameter comes from, part by part, in NumPy."""
+    texts = []
+    for part in match.parts:
+        shape = reference.values[reference.parameters[part.source]].shape
+        text = part.layout.code(f"state[{part.source!r}]", shape)
+        text += f" + state[{match.added_to!r}], arranged alike" if match.added_to else ""
+        texts.append(text + (f" {'+' if match.shift > 0 else '-'} {abs(match.shift)}" if match.shift else ""))
+    return texts
+
+
+def show(comparison: Comparison, names: tuple[str, str], console: Console | None = None) -> None:
+    """Prints the verdict, the defects, and what was not tested."""
+    console = console or Console()
+    colour = _COLOURS[comparison.ok]
+    console.print(f"[{colour}]{escape(comparison.verdict)}[/]: {escape(names[1])} against {escape(names[0])}")
+    for title, diagnosis in (("outputs", comparison.forward), ("gradients", comparison.backward)):
+        if diagnosis is not None and diagnosis.reason:
+            console.print(f"{title}: {diagnosis.reason}", markup=False)
+        if diagnosis is not None and (diagnosis.defects or diagnosis.roundings):
+            console.print(_table(title, diagnosis))
+    for entry in comparison.rounding:
+        console.print(str(entry), markup=False)
+    weights = comparison.forward.weights
+    if weights is not None:
+        total = len(weights.matches) + len(weights.ambiguous) + len(weights.unmatched)
+        console.print(f"parameters: {len(weights.matches)} of {total} identified by their values", markup=False)
+    for name in comparison.forward.rearranged:
+        console.print(f"output {name}: the candidate's axes are in another order", markup=False)
+    for sentence in comparison.not_exercised:
+        console.print(f"not tested: {sentence}", markup=False, style="dim")
+
+
+def _table(title: str, diagnosis: Diagnosis) -> Table:
+    table = Table("#", "candidate", "repair that makes both equal", "reference", title=title, title_justify="left")
+    table.add_column("error", justify="right")
+    groups = [(str(i), group) for i, group in enumerate(grouped(diagnosis.defects), 1)]
+    groups += [("float32", group) for group in grouped(diagnosis.roundings)]
+    for number, group in groups:
+        first = group[0]
+        times = f" ({len(group)} times)" if len(group) > 1 else ""
+        callers = called_from(first)
+        place = "\n".join(first.lines) + times + (f"\ncalled from {callers[0]}" if callers else "")
+        repair = first.note or (str(first.repair) if first.repair is not None else "none found")
+        reference = "\n".join(dict.fromkeys(o.line or o.module for o in first.reference))
+        error = max(defect.error for defect in group)
+        table.add_row(number, *(escape(text) for text in (place, repair, reference)), f"{error:.1g}")
+    return table

@@ -1,0 +1,50 @@
+"""What the inputs of a comparison did not reach: padding, masks, branches and parameters."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .capture.trace import Trace
+
+_SELECTIONS = ("select_n", "aten.where", "aten.masked_fill", "aten.masked_fill_")
+_MOST = 6  # lines that are named
+
+
+def not_exercised(reference: Trace, candidate: Trace) -> list[str]:
+    """One sentence per part of the models that these inputs do not test."""
+    sentences = [*_lengths(reference)]
+    sentences += [f"{line}: the mask is the same everywhere" for line in _constant_masks(candidate)]
+    sentences += [f"{branch} was not taken" for branch in candidate.branches]
+    sentences += [f"{name}: no output depends on it" for name in candidate.unused_parameters()]
+    values = {name: candidate.values[number] for name, number in candidate.parameters.items()}
+    constant = [name for name, value in values.items() if value.size > 1 and (value == value.flat[0]).all()]
+    if constant:
+        names = ", ".join(constant[:_MOST]) + (f" and {len(constant) - _MOST} more" if len(constant) > _MOST else "")
+        sentences.append(f"all values are equal, so that their order was not tested: {names}")
+    return sentences
+
+
+def _lengths(trace: Trace) -> Iterator[str]:
+    """Rows of token ids that all have one length."""
+    for name, number in trace.inputs.items():
+        value = trace.values[number]
+        if value.dtype.kind in "iu" and value.ndim == 2 and value.shape[1] > 1:
+            padding = value[:, -1:]
+            lengths = value.shape[1] - (np.cumprod((value == padding)[:, ::-1], 1).sum(1) - 1)
+            if len(value) < 2 or len(set(lengths.tolist())) == 1:
+                yield f"input {name}: all rows have one length, so that padding was not tested"
+
+
+def _constant_masks(trace: Trace) -> list[str]:
+    """Lines that select by a mask whose values are all equal, and that no other mask reaches."""
+    varied: dict[str, bool] = {}
+    for operation in trace.operations:
+        floating = [trace.values[n].dtype.kind == "f" for n in operation.outputs]  # others choose indices
+        if operation.name in _SELECTIONS and all(floating):
+            masks = [
+                trace.values[n] for n in operation.inputs if trace.values[n].dtype == bool and trace.values[n].ndim
+            ]
+            for mask in masks:
+                place = operation.line or operation.module
+                varied[place] = varied.get(place, False) or bool(mask.size and mask.any() and not mask.all())
+    return [place for place, varies in varied.items() if not varies][:_MOST]

@@ -1,0 +1,122 @@
+"""`twinax compare`: loads two models from Python files, compares them and reports where they part."""
+
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from twinax.parity.capture.trace import CaptureError
+from twinax.parity.comparison import arrays_of, compare
+from twinax.parity.comparison_report import as_document, show
+
+from .usage import UsageError, check_folder
+
+_EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2}
+
+
+def run(
+    reference: str,
+    candidate: str,
+    *,
+    inputs: str,
+    candidate_inputs: str | None,
+    convert: str | None,
+    gradients: bool,
+    rounding: bool,
+    json_file: str | None,
+) -> int:
+    """Compares the models that two factories return; the exit status."""
+    check_folder(json_file)
+    given = _inputs(inputs)
+    others = given if candidate_inputs is None else _inputs(candidate_inputs)
+    model = _made(reference, _function(reference), ())
+    factory = _function(candidate)
+    wants_weights = any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
+    port = _made(candidate, factory, (arrays_of(model),) if wants_weights else ())
+    converter = None if convert is None else _function(convert)
+    try:
+        comparison = compare(model, port, given, others, convert=converter, gradients=gradients, rounding=rounding)
+    except CaptureError as error:
+        raise UsageError(str(error)) from None
+    show(comparison, (reference, candidate))
+    if json_file is not None:
+        Path(json_file).write_text(json.dumps(as_document(comparison), indent=2) + "\n")
+    return _EXIT.get(comparison.verdict, 1)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """The function that `file.py:name` names."""
+    path, colon, attribute = name.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise UsageError(f"{name}: must name a function in a Python file, as in port.py:make")
+    if not os.path.isfile(path):
+        raise UsageError(f"{path}: there is no such file")
+    module = _module(Path(path))
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        names = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        raise UsageError(f"{name}: {path} has no function {attribute}; it has {', '.join(names) or 'none'}")
+    return function
+
+
+def _module(path: Path) -> ModuleType:
+    """The module in a file, which can import what lies beside it; two files of one name are two modules."""
+    name = f"compared_{abs(hash(path.resolve()))}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path}: cannot be imported")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's code raises
+        del sys.modules[name]
+        raise UsageError(f"{path}: cannot be imported: {_one_line(error, path)}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def _made(name: str, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return factory(*arguments)
+    except Exception as error:  # whatever the user's code raises
+        raise UsageError(f"{name}: failed: {_one_line(error, Path(name.rpartition(':')[0]))}") from error
+
+
+def _one_line(error: Exception, path: Path) -> str:
+    """The error, and the line of the file in which it arose."""
+    lines = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        if os.path.abspath(traceback.tb_frame.f_code.co_filename) == str(path.absolute()):
+            lines.append(traceback.tb_lineno)
+        traceback = traceback.tb_next
+    place = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}".splitlines()[0] + place
+
+
+def _inputs(name: str) -> tuple[Any, ...]:
+    """The arrays of an .npz file in their order, or what a function of a Python file returns."""
+    if ".py:" in name:
+        result = _made(name, _function(name), ())
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if not os.path.isfile(name):
+        raise UsageError(f"{name}: there is no such file")
+    try:
+        with np.load(name, allow_pickle=False) as file:
+            arrays = tuple(file[key] for key in file.files) if isinstance(file, np.lib.npyio.NpzFile) else (file,)
+    except (ValueError, OSError, EOFError) as error:
+        raise UsageError(f"{name}: is no .npz file of arrays ({str(error).splitlines()[0]})") from None
+    if not arrays:
+        raise UsageError(f"{name}: has no arrays")
+    return arrays

@@ -70,6 +70,7 @@ def capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarr
         CaptureError: it cannot be traced.
     """
     import torch
+    from torch.utils._pytree import tree_map
 
     leaves = [leaf for _, leaf in named(model[1])] if isinstance(model, tuple) and len(model) == 2 else [model]
     if any(isinstance(leaf, torch.nn.Module | torch.Tensor) for leaf in leaves):
@@ -79,7 +80,8 @@ def capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarr
     from .capture.jax_models import as_function
     from .capture.jax_trace import capture_jax
 
-    return capture_jax(*as_function(model), inputs, cotangents)
+    arrays = tree_map(lambda a: a.detach().numpy() if isinstance(a, torch.Tensor) else a, tuple(inputs))
+    return capture_jax(*as_function(model), arrays, cotangents)
 
 
 def diagnose_traces(

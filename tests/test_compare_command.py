@@ -1,0 +1,123 @@
+"""`twinax compare` on files of a user: verdicts, exit status, JSON, and one line for whatever cannot be used."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from twinax.compare_command import run
+from twinax.usage import UsageError
+
+REFERENCE = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6))
+    return model.eval()
+
+def dropout():
+    return nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+
+def broken():
+    raise KeyError("hidden_size")
+
+def inputs():
+    return (torch.ones(2, 6),)
+"""
+PORT = """
+import jax
+from helper import names
+
+def port(p, x):
+    return jax.nn.gelu(x @ p["in"] + p["in_bias"], approximate=APPROXIMATE) @ p["out"] + p["out_bias"]
+
+def convert(state):
+    return {n: a.T for n, a in zip(names, state.values())}
+
+def make(state):
+    return port, convert(state)
+
+def untrained():
+    import numpy as np
+    return port, {n: np.zeros(s, "f") for n, s in zip(names, [(6, 9), (9,), (9, 6), (6,)])}
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ref.py").write_text(REFERENCE)
+    (tmp_path / "helper.py").write_text('names = ("in", "in_bias", "out", "out_bias")')
+    (tmp_path / "port.py").write_text(PORT.replace("APPROXIMATE", "False"))
+    (tmp_path / "wrong.py").write_text(PORT.replace("APPROXIMATE", "True"))
+    np.savez(tmp_path / "batch.npz", np.random.default_rng(0).standard_normal((4, 6)))
+    yield tmp_path
+    sys.modules.pop("helper", None)
+
+
+def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz", **changes):
+    flags = {"candidate_inputs": None, "convert": None, "gradients": False, "rounding": False, "json_file": None}
+    return run(reference, candidate, inputs=inputs, **(flags | changes))
+
+
+def test_equal_models(files, capsys):
+    before = list(sys.path)
+    assert compare(gradients=True, rounding=True, json_file="o.json") == 0
+    document = json.loads((files / "o.json").read_text())
+    assert (document["verdict"], document["equal"], document["gradients"]["verdict"]) == ("equal", True, "equal")
+    assert [entry["dtype"] for entry in document["rounding"] if entry["ok"]] == ["float32", "bfloat16"]
+    assert document["weights"]["matches"]["in"] == ["state['0.weight'].T"]
+    assert sys.path == before
+    out = capsys.readouterr().out
+    assert out.startswith("equal: port.py:make against ref.py:make")
+    assert "4 of 4" in out
+
+
+def test_different_models(files, capsys):
+    assert compare(candidate="wrong.py:make", json_file="o.json") == 1
+    (defect,) = json.loads((files / "o.json").read_text())["outputs"]["defects"]
+    (line,) = defect["lines"]
+    assert line.endswith("/wrong.py:6")
+    assert (defect["repair"]["text"], defect["reference"]["lines"]) == ("should be erf gelu", ["1"])
+    assert "should be erf gelu" in capsys.readouterr().out
+
+
+def test_a_converter_and_no_converter(files, capsys):
+    assert compare(candidate="port.py:untrained", convert="port.py:convert") == 0
+    assert compare(candidate="port.py:untrained") == 2
+    assert "parameters have values that the reference does not have" in capsys.readouterr().out
+    assert compare(inputs="ref.py:inputs") == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": "ref.py"}, "ref.py: must name a function in a Python file, as in port.py:make"),
+        ({"reference": "none.py:make"}, "none.py: there is no such file"),
+        (
+            {"candidate": "port.py:mak"},
+            "port.py:mak: port.py has no function mak; it has port, convert, make, untrained",
+        ),
+        ({"reference": "ref.py:broken"}, "ref.py:broken: failed: KeyError: 'hidden_size' (line 14)"),
+        ({"reference": "ref.py:dropout"}, "1: is in training mode; call eval() on the module"),
+        ({"inputs": "none.npz"}, "none.npz: there is no such file"),
+        ({"inputs": "helper.py"}, "helper.py: is no .npz file of arrays"),
+        ({"inputs": "empty.npz"}, "empty.npz: has no arrays"),
+        ({"inputs": "wide.npz"}, "Sequential: the forward pass in float64 failed: RuntimeError: "),
+        ({"candidate": "syntax.py:make"}, "syntax.py: cannot be imported: SyntaxError: "),
+        ({"candidate": "port.py:untrained", "convert": "ref.py:broken"}, "broken: TypeError: "),
+        ({"json_file": "none/o.json"}, "none/o.json: there is no directory none"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(changes, message, files):
+    np.savez(files / "empty.npz")
+    np.savez(files / "wide.npz", np.ones((2, 7)))
+    (files / "syntax.py").write_text("def make(:\n")
+    with pytest.raises(UsageError) as error:
+        compare(**{"json_file": "o.json"} | changes)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert not (files / "o.json").exists()

@@ -17,6 +17,7 @@ from .diagnosis import Diagnosis, capture, diagnose_traces
 from .exercised import not_exercised
 from .gradients import diagnose_gradients
 from .rounding import Rounding, compare_rounding
+from .updates import UpdateDifference, compare_updates
 
 Convert = Callable[[dict[str, np.ndarray]], Any]  # the reference's parameters by name -> the candidate's
 
@@ -27,6 +28,7 @@ class Comparison:
 
     forward: Diagnosis
     backward: Diagnosis | None = None  # None: not compared
+    update: tuple[UpdateDifference, ...] | None = None  # None: not compared
     rounding: tuple[Rounding, ...] = ()
     not_exercised: tuple[str, ...] = ()
     traces: tuple[Trace, ...] = field(default=(), repr=False)  # of the reference and of the candidate
@@ -39,6 +41,8 @@ class Comparison:
             return self.forward.verdict
         if self.backward is not None and not self.backward.ok:
             return f"gradients {self.backward.verdict}"
+        if self.update:
+            return "optimizers different"
         if any(not entry.failure and not entry.ok for entry in self.rounding):
             return "different in rounding"
         return self.forward.verdict
@@ -52,6 +56,7 @@ class Comparison:
         """The findings, one per line."""
         lines = [f"outputs: {self.forward}"]
         lines += [f"gradients: {self.backward}"] if self.backward is not None else []
+        lines += [f"optimizer: {difference}" for difference in self.update or ()]
         lines += [str(entry) for entry in self.rounding]
         lines += [f"not tested: {sentence}" for sentence in self.not_exercised]
         return "\n".join(lines)
@@ -65,15 +70,18 @@ def compare(
     *,
     convert: Convert | None = None,
     gradients: bool = False,
+    optimizers: tuple[Any, Any] | None = None,
     rounding: bool = True,
 ) -> Comparison:
     """Compares two models as `diagnose` does, then their gradients if asked for, and their rounding.
 
     `convert`: returns the candidate's parameters, named as in its trace, from the reference's, which are arrays by
-    name; without it, the candidate's own are used. Gradients and rounding are compared if the outputs are equal.
+    name; without it, the candidate's own are used. `optimizers`: for each model an optax transformation, or a function
+    of (name, parameter) pairs that returns a torch optimizer. All but the outputs is compared if the outputs are equal.
 
     Raises:
         CaptureError: a model cannot be traced, or the converter fails.
+        TypeError: an optimizer is neither.
     """
     given = inputs, inputs if candidate_inputs is None else candidate_inputs
     seconds: dict[str, float] = {}
@@ -86,17 +94,28 @@ def compare(
     forward = diagnose_traces(*traces)
     seconds["outputs"] = time.perf_counter() - start
     backward: Diagnosis | None = None
+    update: tuple[UpdateDifference, ...] | None = None
     errors: list[Rounding] = []
     if forward.ok and forward.weights is not None:
         start = time.perf_counter()
         if gradients:
             backward = diagnose_gradients((reference, candidate), given, traces, forward.weights)
             seconds["gradients"] = time.perf_counter() - start
+        if optimizers is not None:
+            update = tuple(compare_updates(*optimizers, *_trained(traces[0])))
         start = time.perf_counter()
         if rounding:
             errors = compare_rounding((reference, candidate), given, traces, forward.weights)
             seconds["rounding"] = time.perf_counter() - start
-    return Comparison(forward, backward, tuple(errors), tuple(not_exercised(*traces)), traces, seconds)
+    return Comparison(forward, backward, update, tuple(errors), tuple(not_exercised(*traces)), traces, seconds)
+
+
+def _trained(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray | None]]:
+    """(parameters, random gradients of theirs): an optimizer does not care where gradients come from."""
+    random = np.random.default_rng(0)
+    numbers = {n: i for n, i in trace.parameters.items() if trace.values[i].dtype.kind == "f"}
+    parameters = {name: trace.values[number] for name, number in numbers.items()}
+    return parameters, {name: random.standard_normal(value.shape) for name, value in parameters.items()}
 
 
 def assert_same_function(

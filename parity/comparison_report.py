@@ -1,6 +1,7 @@
 """A comparison as a table on the terminal, and as a document for programs."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +27,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
         "equal": comparison.ok,
         "outputs": _findings(forward),
         "gradients": _findings(backward) if backward is not None else None,
+        "optimizer": None if comparison.update is None else [asdict(difference) for difference in comparison.update],
         "rounding": [
             {
                 "dtype": entry.dtype,
@@ -130,6 +132,10 @@ def show(comparison: Comparison, names: tuple[str, str], console: Console | None
             console.print(f"{title}: {diagnosis.reason}", markup=False)
         if diagnosis is not None and (diagnosis.defects or diagnosis.roundings):
             console.print(_table(title, diagnosis))
+    for difference in comparison.update or ():
+        console.print(f"optimizer: {difference}", markup=False)
+    if comparison.update == ():
+        console.print("optimizer: equal updates")
     for entry in comparison.rounding:
         console.print(str(entry), markup=False)
     weights = comparison.forward.weights

@@ -117,6 +117,7 @@ def compare(
     candidate_inputs: str | None = None,
     convert: str | None = None,
     gradients: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    optimizer: tuple[str, ...] = (),
     no_rounding: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
@@ -137,6 +138,8 @@ def compare(
         candidate_inputs: the same for the candidate, where it wants them otherwise, such as channels last.
         convert: file and function that returns the candidate's parameters from the reference's, arrays by name.
         gradients: compare the gradients of all parameters too.
+        optimizer: compare updates too: adamw, adam, sgd, … as PyTorch and Optax have them, or two functions: one of
+            (name, parameter) pairs that returns a torch optimizer, one that returns an Optax transformation.
         no_rounding: leave out the comparison of errors in float32 and bfloat16.
         json_file: JSON file to write the results to.
     """
@@ -148,6 +151,7 @@ def compare(
             candidate_inputs=candidate_inputs,
             convert=convert,
             gradients=gradients,
+            optimizer=optimizer,
             rounding=not no_rounding,
             json_file=json_file,
         )

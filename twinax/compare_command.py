@@ -18,6 +18,7 @@ from twinax.parity.comparison_report import as_document, show
 
 from .usage import UsageError, check_folder
 
+_RATE = 1e-3  # learning rate where an optimizer is only named
 _EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2}
 
 
@@ -29,6 +30,7 @@ def run(
     candidate_inputs: str | None,
     convert: str | None,
     gradients: bool,
+    optimizer: tuple[str, ...],
     rounding: bool,
     json_file: str | None,
 ) -> int:
@@ -40,15 +42,50 @@ def run(
     factory = _function(candidate)
     wants_weights = any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
     port = _made(candidate, factory, (arrays_of(model),) if wants_weights else ())
+    optimizers = _optimizers(optimizer) if optimizer else None
     converter = None if convert is None else _function(convert)
     try:
-        comparison = compare(model, port, given, others, convert=converter, gradients=gradients, rounding=rounding)
-    except CaptureError as error:
+        comparison = compare(
+            *(model, port, given, others),
+            convert=converter,
+            gradients=gradients,
+            optimizers=optimizers,
+            rounding=rounding,
+        )
+    except (CaptureError, TypeError) as error:
+        if isinstance(error, TypeError) and "is no optimizer" not in str(error):
+            raise
         raise UsageError(str(error)) from None
     show(comparison, (reference, candidate))
     if json_file is not None:
         Path(json_file).write_text(json.dumps(as_document(comparison), indent=2) + "\n")
     return _EXIT.get(comparison.verdict, 1)
+
+
+def _optimizers(names: tuple[str, ...]) -> tuple[Any, Any]:
+    """(a torch factory, an optax transformation) for a name; else what two functions return."""
+    if len(names) == 1 and ":" not in names[0]:
+        import optax
+        import torch
+
+        kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
+        if names[0] not in kinds or not hasattr(optax, names[0]):
+            common = ", ".join(sorted(name for name in kinds if hasattr(optax, name)))
+            raise UsageError(
+                f"--optimizer {names[0]}: must be {common}, or two functions, as in ref.py:opt port.py:opt"
+            )
+        torch_class: Any = kinds[names[0]]
+        return lambda pairs: torch_class(pairs, lr=_RATE), getattr(optax, names[0])(_RATE)
+    if len(names) != 2:
+        raise UsageError(f"--optimizer {' '.join(names)}: must be a name, such as adamw, or two functions")
+    one, other = (_optimizer(name) for name in names)
+    return one, other
+
+
+def _optimizer(name: str) -> Any:
+    """A function that makes torch optimizers as it is, and what any other returns."""
+    function = _function(name)
+    return function if inspect.signature(function).parameters else _made(name, function, ())
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -1,0 +1,155 @@
+"""Whether two optimizers move parameters alike: their settings are measured by chosen gradients, then one update."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+Array = np.ndarray
+_TOLERANCE = 1e-7  # relative; float64 itself leaves less, and settings that matter differ by more
+_STEPS = 3
+_PROBE = (1, 1)  # shape: a matrix, because vectors are often exempt from decay
+_UNIT, _LARGE, _SMALL, _MIDDLE = 1.0, 1e6, 1e-7, 1e-4  # gradients
+
+
+@dataclass(frozen=True)
+class UpdateDifference:
+    """A setting, or a parameter's update, in which two optimizers differ."""
+
+    what: str
+    reference: float
+    candidate: float
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reference + 0:.6g} in the reference, {self.candidate + 0:.6g} in the candidate"
+
+
+Update = Callable[[dict[str, Array], Sequence[dict[str, Array]]], dict[str, Array]]
+"""(parameters, gradients of several updates) -> parameters after them, in float64."""
+
+
+def compare_updates(
+    reference: Any, candidate: Any, parameters: Mapping[str, Array], gradients: Mapping[str, Array | None]
+) -> list[UpdateDifference]:
+    """Differences of two optimizers: torch factories ((name, parameter) pairs -> optimizer) or optax transformations.
+
+    Settings of Adam and SGD are measured with one number as parameter. If they are equal, three updates of the model's
+    own parameters with its own gradients are compared: there shows which parameters are not decayed, or not trained.
+
+    Raises:
+        TypeError: an argument is neither.
+    """
+    updates = [update_of(optimizer) for optimizer in (reference, candidate)]
+    settings = [measured(update) for update in updates]
+    names = dict.fromkeys(name for side in settings for name in side)
+    pairs = [UpdateDifference(name, *(side.get(name, 0.0) for side in settings)) for name in names]
+    differences = [pair for pair in pairs if not _near(pair.reference, pair.candidate)]
+    decays = [pair for pair in differences if pair.what.startswith("weight decay")]
+    if decays:  # which moves the parameter in the probes of several updates too
+        differences = [pair for pair in differences if pair in decays or pair.what in ("learning rate", "epsilon")]
+    return differences or _of_model(updates, parameters, gradients)
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e3 * _TOLERANCE * max(abs(one), abs(other), 1e-12)
+
+
+def measured(update: Update) -> dict[str, float]:
+    """Settings of an optimizer: those of Adam if the size of a gradient does not matter, else those of SGD.
+
+    Adam: Δ = -lr (m̂ / (sqrt(v̂ + ε_root) + ε) + λ θ), with L2 instead where the decay is part of the gradient.
+    Source: "Adam", algorithm 1; "Decoupled Weight Decay Regularization", algorithm 2.
+    """
+
+    def moved(start: float, *gradients: float) -> float:
+        """The last of several updates of a parameter."""
+        steps = [{"probe": np.full(_PROBE, gradient)} for gradient in gradients]
+        ends = [update({"probe": np.full(_PROBE, start)}, part)["probe"] for part in (steps[:-1], steps)]
+        return float((ends[1] - ends[0])[0, 0])
+
+    rate = -moved(0.0, _LARGE)
+    if not rate or abs(rate / moved(0.0, 10 * _LARGE)) < 0.5:  # proportional to the gradient
+        return _of_sgd(moved)
+    settings = {"learning rate": rate, "learning rate of the second update": -moved(0.0, _LARGE, _LARGE)}
+    settings |= {"learning rate of the third update": -moved(0.0, _LARGE, _LARGE, _LARGE)}
+    # sqrt(g² + ε_root) + ε = lr g / |Δ|
+    small, middle = (rate * g / abs(moved(0.0, g)) - g for g in (_SMALL, _MIDDLE))
+    root = 0.0 if abs(small - middle) <= 1e-3 * small else ((small + _SMALL) ** 2 - _SMALL**2)
+    settings |= {"epsilon": 0.0 if root else small, "epsilon inside the root": root}
+    # after 1 and 0: lr β1 / (1 + β1) / sqrt(β2 / (1 + β2)); after 1 and a large one: lr sqrt(1 + β2) / (1 + β1)
+    settings["update of 0 after 1 (betas)"] = moved(0.0, _LARGE, 0.0) / rate
+    settings["update of a large gradient after a small one (betas, clipping)"] = moved(0.0, _UNIT, _LARGE) / rate
+    decay = -moved(1.0, 0.0) / rate
+    coupled = decay > 0.5
+    settings["weight decay, decoupled"] = 0.0 if coupled else decay
+    settings["weight decay as part of the gradient (L2)"] = float(coupled)
+    return settings
+
+
+def _of_sgd(moved: Callable[..., float]) -> dict[str, float]:
+    rate = -moved(0.0, _UNIT)
+    return {
+        "learning rate": rate,
+        "momentum: second update of 1 over the first": -moved(0.0, _UNIT, _UNIT) / (rate or 1.0),
+        "third update of 1 over the first": -moved(0.0, _UNIT, _UNIT, _UNIT) / (rate or 1.0),
+        "momentum after a gradient of 0": -moved(0.0, _UNIT, 0.0) / (rate or 1.0),
+        "weight decay": -moved(1.0, 0.0) / (rate or 1.0),
+        "update of a gradient of 1000 (clipping)": -moved(0.0, 1e3 * _UNIT) / (rate or 1.0),
+    }
+
+
+def _of_model(
+    updates: Sequence[Update], parameters: Mapping[str, Array], gradients: Mapping[str, Array | None]
+) -> list[UpdateDifference]:
+    start = {name: np.asarray(array, np.float64) for name, array in parameters.items()}
+    given = {n: np.zeros_like(start[n]) if g is None else np.asarray(g, np.float64) for n, g in gradients.items()}
+    one, other = (update(start, [given] * _STEPS) for update in updates)
+    differences = []
+    for name, value in start.items():
+        errors = np.abs(one[name] - other[name])
+        largest = max(float(np.abs(end[name] - value).max(initial=0)) for end in (one, other))
+        if errors.max(initial=0) > _TOLERANCE * largest:
+            place = np.unravel_index(errors.argmax(), value.shape)
+            ends = [float((end[name] - value)[place]) for end in (one, other)]
+            differences.append(UpdateDifference(f"{name}, moved by {_STEPS} updates", *ends))
+    return differences
+
+
+def update_of(optimizer: Any) -> Update:
+    """An optimizer as a function.
+
+    Raises:
+        TypeError: it is no optax transformation and no function.
+    """
+    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+        return lambda parameters, gradients: _optax(optimizer, parameters, gradients)
+    if callable(optimizer):
+        return lambda parameters, gradients: _torch(optimizer, parameters, gradients)
+    raise TypeError(
+        f"{type(optimizer).__name__}: is no optimizer; pass an optax transformation, or a function that returns a "
+        "torch optimizer from (name, parameter) pairs, such as lambda pairs: torch.optim.AdamW(pairs, lr=1e-3)"
+    )
+
+
+def _optax(
+    transformation: Any, parameters: dict[str, Array], gradients: Sequence[dict[str, Array]]
+) -> dict[str, Array]:
+    with jax.enable_x64(True):
+        state = transformation.init(parameters)
+        for gradient in gradients:
+            updates, state = transformation.update(gradient, state, parameters)
+            parameters = {name: np.asarray(value + updates[name]) for name, value in parameters.items()}
+    return parameters
+
+
+def _torch(factory: Any, parameters: dict[str, Array], gradients: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    tensors = {name: torch.nn.Parameter(torch.tensor(array, dtype=torch.float64)) for name, array in parameters.items()}
+    optimizer = factory(list(tensors.items()))
+    for gradient in gradients:
+        for name, tensor in tensors.items():
+            tensor.grad = torch.tensor(gradient[name], dtype=torch.float64)
+        optimizer.step()
+    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}

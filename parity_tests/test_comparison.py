@@ -1,0 +1,142 @@
+"""Whole comparisons: rounding in float32 and bfloat16, what the inputs did not test, converters, the assertion."""
+
+import json
+
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import linen, nnx
+from torch import nn
+
+from twinax.parity import assert_same_function, compare
+from twinax.parity.capture.trace import CaptureError
+from twinax.parity.comparison_report import as_document, grouped
+
+X = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)).eval()
+
+
+def weights(module):
+    return {name: jnp.asarray(tensor.detach().numpy()) for name, tensor in module.named_parameters()}
+
+
+def port(p, x, inner=jnp.float32):
+    y = jnp.tanh(x @ p["0.weight"].T + p["0.bias"]).astype(inner)
+    return (y @ p["2.weight"].T.astype(inner)).astype(x.dtype) + p["2.bias"]
+
+
+def test_rounding_of_a_correct_port(reference):
+    comparison = compare(reference, (port, weights(reference)), (X,))
+    assert comparison.verdict == "equal"
+    assert [entry.dtype for entry in comparison.rounding] == ["float32", "bfloat16"]
+    assert all(entry.ok and entry.inputs >= 24 for entry in comparison.rounding)
+    errors = [entry.reference for entry in comparison.rounding]
+    assert 1e-8 < errors[0] < 1e-6 < 1e-4 < errors[1] < 1e-1  # of the size of each dtype's epsilon
+
+
+def test_a_narrow_dtype_inside_is_seen_by_its_rounding(reference):
+    """In float64 nothing differs."""
+    candidate = (lambda p, x: port(p, x, jnp.bfloat16), weights(reference))
+    comparison = compare(reference, candidate, (X,))
+    assert (comparison.verdict, comparison.ok, comparison.forward.verdict) == ("different in rounding", False, "equal")
+    assert comparison.rounding[0].ratio > 100
+    assert "more than rounding" in str(comparison)
+
+
+def test_models_of_every_library_are_compared(reference):
+    """Rounding and gradients run each of them in its own way."""
+
+    class Nnx(nnx.Module):
+        def __init__(self):
+            self.inner, self.outer = nnx.Linear(6, 9, rngs=nnx.Rngs(0)), nnx.Linear(9, 6, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return self.outer(jnp.tanh(self.inner(x)))
+
+    class Linen(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(6)(jnp.tanh(linen.Dense(9)(x)))
+
+    class Equinox(equinox.Module):
+        inner: equinox.nn.Linear
+        outer: equinox.nn.Linear
+
+        def __call__(self, x):
+            return jax.vmap(lambda row: self.outer(jnp.tanh(self.inner(row))))(x)
+
+    key = jax.random.key(0)
+    models = [
+        (Nnx(), ("inner.kernel", "inner.bias", "outer.kernel", "outer.bias"), True),
+        ((Linen(), Linen().init(key, X)), [f"params.Dense_{i}.{n}" for i in (1, 0) for n in ("kernel", "bias")], True),
+        (
+            Equinox(equinox.nn.Linear(6, 9, key=key), equinox.nn.Linear(9, 6, key=key)),
+            ("inner.weight", "inner.bias", "outer.weight", "outer.bias"),
+            False,
+        ),
+    ]
+    for model, own, transposed in models:
+
+        def convert(state, own=own, transposed=transposed):
+            return {n: a.T if transposed else a for n, a in zip(own, state.values(), strict=True)}
+
+        comparison = compare(reference, model, (X,), convert=convert, gradients=True)
+        assert (comparison.verdict, comparison.backward.verdict) == ("equal", "equal"), str(comparison)
+        assert all(entry.ok for entry in comparison.rounding)
+
+
+def test_a_converter_that_fails_is_one_line(reference):
+    with pytest.raises(CaptureError, match=r"^<lambda>: KeyError: 'weight'$"):
+        compare(reference, (port, weights(reference)), (X,), convert=lambda state: state["weight"])
+    with pytest.raises(CaptureError, match=r"^none: the candidate has no such parameter; it has 0.bias, 0.weight, "):
+        compare(reference, (port, weights(reference)), (X,), convert=lambda state: {"none": X})
+    with pytest.raises(CaptureError, match=r"^0.bias: the converter returns shape \(16, 6\), the candidate has \(9,\)"):
+        compare(reference, (port, weights(reference)), (X,), convert=lambda state: {"0.bias": X})
+
+
+def test_what_the_inputs_do_not_test_is_said():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(11, 6)
+            self.gain = nn.Parameter(torch.ones(6))
+            self.other = nn.Parameter(torch.randn(3))
+
+        def forward(self, tokens):
+            return torch.where((tokens == 0)[..., None], 0.0, self.table(tokens) * self.gain)  # masked
+
+    module = Masked().eval()
+    full = compare(module, module, (np.array([[1, 2, 3], [4, 5, 6]]),), rounding=False)
+    line = Masked.forward.__code__.co_firstlineno + 1
+    assert list(full.not_exercised) == [
+        "input 0: all rows have one length, so that padding was not tested",
+        f"parity_tests/test_comparison.py:{line}: the mask is the same everywhere",
+        "other: no output depends on it",
+        "all values are equal, so that their order was not tested: gain",
+    ]
+    padded = compare(module, module, (np.array([[1, 2, 3], [4, 0, 0]]),), rounding=False)
+    assert padded.not_exercised == full.not_exercised[2:]
+
+
+def test_the_assertion_and_the_document(reference):
+    wrong = (lambda p, x: port(p, jnp.tanh(port(p, x))), weights(reference))
+    twice = nn.Sequential(reference, nn.ReLU(), reference).eval()
+    assert_same_function(reference, (port, weights(reference)), (X,), gradients=True)
+    with pytest.raises(AssertionError, match=r"(?s)outputs: different.*test_comparison.py:\d+.*tanh → relu"):
+        assert_same_function(twice, wrong, (X,))
+    comparison = compare(twice, wrong, (X,))
+    document = as_document(comparison)
+    assert json.loads(json.dumps(document)) == document
+    (defect,) = document["outputs"]["defects"]
+    assert defect["repair"] == {"text": "tanh → relu", "parameter": ""}
+    assert defect["error"] > 0.01
+    assert (document["gradients"], document["rounding"]) == (None, [])
+    assert len(grouped([*comparison.forward.defects] * 3)) == 1

@@ -1,0 +1,91 @@
+"""Optimizers of both frameworks: equal ones are equal, and the setting in which two differ is named."""
+
+import numpy as np
+import optax
+import pytest
+import torch
+
+from twinax.parity.updates import compare_updates, measured, update_of
+
+optim = torch.optim
+PARAMETERS = {"w": np.random.default_rng(0).standard_normal((3, 4)), "b": np.random.default_rng(1).standard_normal(3)}
+GRADIENTS = {"w": np.random.default_rng(2).standard_normal((3, 4)), "b": np.random.default_rng(3).standard_normal(3)}
+
+
+def differences(reference, candidate, gradients=GRADIENTS):
+    return [str(difference) for difference in compare_updates(reference, candidate, PARAMETERS, gradients)]
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate"),
+    [
+        (lambda p: optim.AdamW(p, lr=2e-3, weight_decay=0.1), optax.adamw(2e-3, weight_decay=0.1)),
+        (lambda p: optim.Adam(p, lr=1e-2, betas=(0.8, 0.98)), optax.adam(1e-2, 0.8, 0.98)),
+        (lambda p: optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True), optax.sgd(1e-2, 0.9, nesterov=True)),
+        (lambda p: optim.NAdam(p, lr=1e-3, momentum_decay=1e9), lambda p: optim.NAdam(p, lr=1e-3, momentum_decay=1e9)),
+    ],
+)
+def test_equal_optimizers(reference, candidate):
+    assert differences(reference, candidate) == []
+    assert differences(candidate, reference) == []
+
+
+def adam(pairs):
+    return optim.Adam(pairs, lr=1e-3)
+
+
+def decayed(pairs):
+    return optim.AdamW(pairs, lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "expected"),
+    [
+        (decayed, optax.adamw(1e-3), ["weight decay, decoupled: 0.01 in the reference, 0.0001 in the candidate"]),
+        (adam, optax.adam(1e-3, eps=1e-6), ["epsilon: 1e-08 in the reference, 1e-06 in the candidate"]),
+        (adam, optax.adam(5e-4), ["learning rate: 0.001 in the reference, 0.0005 in the candidate"]),
+        (
+            lambda p: optim.Adam(p, lr=1e-3, weight_decay=0.1),
+            optax.adamw(1e-3, weight_decay=0.1),
+            [
+                "weight decay, decoupled: 0 in the reference, 0.1 in the candidate",
+                "weight decay as part of the gradient (L2): 1 in the reference, 0 in the candidate",
+            ],
+        ),
+        (
+            lambda p: optim.SGD(p, lr=0.1, weight_decay=0.5),
+            optax.sgd(0.1),
+            ["weight decay: 0.5 in the reference, 0 in the candidate"],
+        ),
+    ],
+)
+def test_the_setting_is_named(reference, candidate, expected):
+    assert differences(reference, candidate)[: len(expected)] == expected
+
+
+def test_betas_clipping_and_schedules_are_seen():
+    assert any("betas" in text for text in differences(adam, optax.adam(1e-3, b2=0.98)))
+    clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))
+    assert any("clipping" in text for text in differences(adam, clipped))
+    falling = optax.adam(optax.linear_schedule(1e-3, 0, 10))
+    assert any(text.startswith("learning rate of the second update") for text in differences(adam, falling))
+    assert any("inside the root" in text for text in differences(adam, optax.adam(1e-3, eps_root=1e-8)))
+
+
+def test_a_parameter_that_is_decayed_or_trained_on_one_side_only():
+    exempt = optax.adamw(1e-3, weight_decay=1e-2, mask=lambda tree: {n: v.ndim > 1 for n, v in tree.items()})
+    (text,) = differences(decayed, exempt)
+    assert text.startswith("b, moved by 3 updates: ")
+    (text,) = differences(
+        lambda p: optim.AdamW([pair for pair in p if pair[0] != "b"], lr=1e-3), optax.adamw(1e-3, weight_decay=1e-2)
+    )
+    assert text.startswith("b, moved by 3 updates: 0 in the reference, ")
+
+
+def test_what_is_measured_is_what_was_set():
+    settings = measured(update_of(lambda p: optim.AdamW(p, lr=3e-4, eps=1e-7, weight_decay=0.05)))
+    expected = {"learning rate": 3e-4, "epsilon": 1e-7, "epsilon inside the root": 0, "weight decay, decoupled": 0.05}
+    for name, value in expected.items():
+        np.testing.assert_allclose(settings[name], value, rtol=1e-6, err_msg=name)
+    with pytest.raises(TypeError, match=r"^int: is no optimizer; pass an optax transformation, or "):
+        update_of(1)

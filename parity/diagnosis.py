@@ -12,7 +12,7 @@ import numpy as np
 
 from .capture.trace import Trace, named
 from .divergence import Defect, State, next_step
-from .matching import EXACT, ROUNDED, Matches, Side
+from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order
 from .weights import WeightMap, match_weights
 
 MAX_DEFECTS = 24
@@ -100,7 +100,9 @@ def diagnose_traces(
         return replace(about, reason=reason)
     sides = Side(reference), Side(candidate)
     differences: list[tuple[int, Defect]] = []
-    for bound in (ROUNDED, EXACT):  # first what is more than rounding
+    pairs = ((reference.outputs[a], candidate.outputs[b]) for a, b in output_pairs(reference, candidate))
+    equal = all(same_order(reference.values[a], candidate.values[b], EXACT, least) for a, b in pairs)
+    for bound in (EXACT,) if equal else (ROUNDED, EXACT):  # first what is more than rounding
         state = State(*sides, Matches(*sides, bound), least)
         while state.open_outputs and len(differences) < MAX_DEFECTS:
             step = next_step(state)

@@ -149,11 +149,13 @@ class Matches:
         slack = self.bound * one.scale
         low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
         for number in numbers[low:high]:
-            other = self.reference.value(number)
-            if same_order(other, value, self.bound) or (
-                distance(self.reference.by_number[number], one) <= self.bound and arranged(other, value, self.bound)
-            ):
+            other, scale = self.reference.value(number), self.bound * self.reference.by_number[number].scale
+            if _close(np.ravel(other), np.ravel(value), scale):
                 yield number
+            elif distance(self.reference.by_number[number], one) <= self.bound:
+                common = any(_close(np.ravel(a), np.ravel(value), scale) for a in _arrangements(other, value.shape))
+                if common or arranged(other, value, self.bound):
+                    yield number
 
     @cached_property
     def of_reference(self) -> dict[int, tuple[int, ...]]:
@@ -190,7 +192,10 @@ def find_arrangement(one: Array, other: Array, bound: float) -> Layout | None:
 
 
 def _largest(array: Array) -> float:
-    return max(float(np.abs(array[np.isfinite(array)]).max(initial=0)), 1e-300)
+    largest = float(np.abs(array).max(initial=0))
+    if not np.isfinite(largest):
+        largest = float(np.abs(array[np.isfinite(array)]).max(initial=0))
+    return max(largest, 1e-300)
 
 
 def same_order(one: Array, other: Array, bound: float, least: float = 0.0) -> bool:
@@ -203,8 +208,12 @@ def same_order(one: Array, other: Array, bound: float, least: float = 0.0) -> bo
 
 
 def _close(one: Array, other: Array, slack: float) -> bool:
-    same = np.isclose(one, other, rtol=0, atol=slack, equal_nan=True)
-    return bool(same.all())
+    if not np.isclose(one[:_SAMPLE], other[:_SAMPLE], rtol=0, atol=slack, equal_nan=True).all():
+        return False
+    with np.errstate(invalid="ignore"):  # infinities
+        if float(np.abs(one - other).max(initial=0)) <= slack:
+            return True
+    return bool(np.isclose(one, other, rtol=0, atol=slack, equal_nan=True).all())
 
 
 def alignments(value: Array, target: Array) -> list[Array]:

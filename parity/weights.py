@@ -4,7 +4,7 @@ A parameter of the candidate may be an arrangement of one of the reference's, a 
 of them together (layers stacked for a scan), one with rows of padding added, or 1 more or less than it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -14,6 +14,7 @@ from .layouts import Layout, find_layout
 
 Array = np.ndarray
 UNKNOWN = -1
+_SAMPLE = 10_000  # numbers of an array among which one must be unlike all others
 _TOLERANCE = 1e-6  # of sums and shifts, which a converter rounds to float32
 
 
@@ -85,14 +86,21 @@ class _Values:
 def match_weights(reference: Mapping[str, Array], candidate: Mapping[str, Array]) -> WeightMap:
     """The map from a reference's parameters to a candidate's, whose values a converter has copied."""
     distinct, ties = _without_ties(reference)
-    values = _Values(distinct)
+    sums = _by_sum(distinct)
     matches: dict[str, Match] = {}
     ambiguous: dict[str, tuple[str, ...]] = {}
     wide = {name: np.asarray(array, np.float64) for name, array in candidate.items()}
     for name, array in wide.items():
-        match = _match(name, array, distinct, values)
+        parts = _whole(array, sums.get(_sum(array), ()), distinct)
+        if parts:
+            matches[name] = Match(name, parts)
+    rest = [name for name in wide if name not in matches]
+    values = _Values(distinct) if rest else None  # sorts all numbers of the reference
+    for name in rest:
+        match = _match(name, wide[name], distinct, values) if values is not None else None
         if match is not None:
             matches[name] = match
+    matches = {name: matches[name] for name in wide if name in matches}
     used = {source for match in matches.values() for source in match.sources}
     for name, array in wide.items():
         if name not in matches:
@@ -118,6 +126,36 @@ def _without_ties(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[s
         groups.setdefault(key, []).append(name)
     distinct = {names[0]: np.asarray(arrays[names[0]], np.float64) for names in groups.values()}
     return distinct, {names[0]: tuple(names[1:]) for names in groups.values() if len(names) > 1}
+
+
+def _sum(array: Array) -> tuple[int, int]:
+    """(size, sum of the numbers' bits): equal for all arrangements of an array."""
+    return array.size, int(np.ravel(array).view(np.uint64).sum())
+
+
+def _by_sum(arrays: Mapping[str, Array]) -> dict[tuple[int, int], list[str]]:
+    names: dict[tuple[int, int], list[str]] = {}
+    for name, array in arrays.items():
+        names.setdefault(_sum(array), []).append(name)
+    return names
+
+
+def _whole(array: Array, sources: Sequence[str], reference: Mapping[str, Array]) -> tuple[Part, ...]:
+    """The one part by which an array is an arrangement of one of these, without looking at all parameters."""
+    if 1 not in np.unique(array.flat[:_SAMPLE], return_counts=True)[1]:
+        return ()  # such as zeros: nothing tells one from another
+    for source in sources:
+        other = reference[source]
+        region = tuple(slice(0, size) for size in array.shape)
+        if np.array_equal(np.ravel(array), np.ravel(other)):
+            return (Part(region, source, Layout(0, ((array.size, 1),), array.shape, array.size)),)
+        if other.ndim == 2 and np.array_equal(np.ravel(array), np.ravel(other.T)):
+            rows, columns = other.shape
+            return (Part(region, source, Layout(0, ((columns, 1), (rows, columns)), array.shape, array.size)),)
+        parts = _parts(array, {source: other}, _Values({source: other}))
+        if len(parts) == 1:
+            return parts
+    return ()
 
 
 def _match(name: str, array: Array, reference: Mapping[str, Array], values: _Values) -> Match | None:

@@ -59,7 +59,8 @@ def files(tmp_path, monkeypatch):
 
 
 def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz", **changes):
-    flags = {"candidate_inputs": None, "convert": None, "gradients": False, "rounding": False, "json_file": None}
+    flags = {"candidate_inputs": None, "convert": None, "gradients": False, "optimizer": ()}
+    flags |= {"rounding": False, "json_file": None}
     return run(reference, candidate, inputs=inputs, **(flags | changes))
 
 

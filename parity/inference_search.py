@@ -1,0 +1,477 @@
+"""Searches for the sources of a candidate's parameters: guesses a few at a time, computes, and compares activations.
+
+Both traces have random parameters. Blocks of the candidate's parameters are decided in the order in which the outputs
+of operations come to depend on few undecided ones. Options that local values do not separate, such as those of query,
+key and value, are kept until later values do.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice, product
+
+import numpy as np
+
+from .capture.trace import Operation, Trace
+from .guesses import TIERS, Guess, guesses
+from .layouts import Layout
+from .matching import Side, alignments, producers, signature
+
+Array = np.ndarray
+Choice = Mapping[str, Guess]  # block -> how it is built
+BOUND = 1e-5  # relative; above the rounding of constants to float32, and far below other random numbers' distance
+_CLOSE = 0.1  # relative error below which values are the same but for another epsilon or activation function
+_MOST_BLOCKS = 16  # undecided blocks behind a value that is looked at
+_MOST_TRIES = 600  # per value
+_LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
+_FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
+
+
+@dataclass(frozen=True)
+class Block:
+    """A region of a parameter that is decided as one: all of it, a layer of a stack, or a part of a packed one."""
+
+    name: str
+    row: tuple[int, ...]  # leading indices into the parameter: the steps of scans
+    region: tuple[slice, ...]  # of what these indices leave
+    numbers: tuple[int, ...]  # the values that hold what these indices leave
+
+    @property
+    def key(self) -> str:
+        """A unique name."""
+        inner = ",".join(f"{part.start}:{part.stop}" for part in self.region)
+        return f"{self.name}[{','.join(map(str, self.row))}][{inner}]"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The region's shape."""
+        return tuple(part.stop - part.start for part in self.region)
+
+
+def blocks(trace: Trace, names: Iterable[str]) -> dict[str, Block]:
+    """One block per parameter, or per row of one that scans alone use."""
+    numbers = {trace.parameters[name]: name for name in reversed(list(names))}
+    users: dict[int, list[Operation]] = {}
+    for operation in trace.operations:
+        for number in operation.inputs:
+            users.setdefault(number, []).append(operation)
+    entries: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    pending = [(name, (), number) for number, name in numbers.items()]
+    while pending:
+        name, row, number = pending.pop()
+        own = users.get(number, [])
+        if own and all(operation.name == "scan.row" for operation in own):
+            pending += [(name, (*row, operation.settings["row"]), operation.outputs[0]) for operation in own]
+        else:
+            entries.setdefault((name, row), []).append(number)
+    whole = {at: tuple(slice(0, n) for n in trace.values[places[0]].shape) for at, places in entries.items()}
+    found = (Block(*at, whole[at], tuple(places)) for at, places in sorted(entries.items()))
+    return {block.key: block for block in found}
+
+
+class _Dependencies:
+    """Which blocks each value of a trace depends on, as bits."""
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+        self.bits: dict[str, int] = {}
+        self.known: dict[int, int] = {}  # found by changing blocks, where fewer matter than the operations use
+        self.masks: list[int] = []
+
+    def update(self, open_blocks: Mapping[str, Block]) -> None:
+        """Computes the masks of all values."""
+        masks, open_mask = [0] * len(self.trace.values), 0
+        for key, block in open_blocks.items():
+            bit = self.bits.setdefault(key, 1 << len(self.bits))
+            open_mask |= bit
+            for number in block.numbers:
+                masks[number] |= bit
+        for operation in self.trace.operations:
+            mask = 0
+            for number in operation.inputs:
+                mask |= masks[number]
+            for number in operation.outputs:
+                masks[number] |= mask & self.known.get(number, mask) & open_mask
+        self.masks = masks
+
+    def keys(self, mask: int) -> tuple[str, ...]:
+        """The blocks of a mask."""
+        return tuple(key for key, bit in self.bits.items() if bit & mask)
+
+
+def _live(trace: Trace) -> set[int]:
+    """Values that depend on the inputs."""
+    live = set(trace.inputs.values())
+    for operation in trace.operations:
+        if not live.isdisjoint(operation.inputs):
+            live.update(operation.outputs)
+    return live
+
+
+@lru_cache(maxsize=65536)
+def elements(layout: Layout) -> Array:
+    """Flat indices into the source."""
+    return np.ravel(layout.apply(np.arange(layout.source_size)))
+
+
+class Search:
+    """The state: what is decided, which options are left, and the candidate's values so far."""
+
+    def __init__(self, reference: Trace, candidate: Trace, names: tuple[Iterable[str], Iterable[str]]):
+        self.reference, self.candidate = Side(reference), copy(candidate)
+        self.values = self.candidate.values = list(candidate.values)
+        self.sources = blocks(reference, names[0])
+        self.arrays = {key: reference.values[block.numbers[0]] for key, block in self.sources.items()}
+        self.unused = {key: np.ones(array.size, bool) for key, array in self.arrays.items()}
+        self.open = blocks(candidate, names[1])
+        self.decided: dict[str, tuple[Block, Guess]] = {}
+        self.groups: list[list[Choice]] = []  # joint options of blocks; a block is in one group at most
+        self.of_reference, self.of_candidate = _Dependencies(reference), _Dependencies(self.candidate)
+        self.live = _live(reference), _live(self.candidate)
+        self.producers = producers(self.candidate)
+        self.order = {id(operation): i for i, operation in enumerate(self.candidate.operations)}
+        self.shared = _used_repeatedly(reference, self.sources)
+        self.relayed: set[int] = set()
+        self.views: dict[int, bool] = {}
+        self.failed: set[object] = set()
+        self.random = np.random.default_rng(2)
+        self.of_candidate.update(self.open)
+        self.of_reference.update(self.sources)
+
+    def run(self) -> None:
+        """Decides as many blocks as values decide."""
+        while self.open and (self.exact() or self.relay() or self.split() or self.close()):
+            pass
+
+    def pending(self) -> Iterator[int]:
+        """Values of the candidate that depend on inputs and on a few undecided blocks, in order of execution."""
+        for operation in self.candidate.operations:
+            for number in operation.outputs:
+                mask = self.of_candidate.masks[number]
+                if mask and mask.bit_count() <= _MOST_BLOCKS and number in self.live[1]:
+                    if self.values[number].dtype.kind == "f" and not self._is_view(operation):
+                        yield number
+
+    def exact(self) -> bool:
+        """Finds choices with which a value of the candidate is one of the reference's."""
+        return any(self._attempt(number, True) for number in self.pending())
+
+    def close(self) -> bool:
+        """Finds choices with which a value is nearly one of the reference's, and goes on with the reference's."""
+        return any(self._attempt(number, False) for number in islice(self.pending(), 40))
+
+    def _is_view(self, operation: Operation) -> bool:
+        """Whether an operation only arranges a value that was looked at before it."""
+        if id(operation) not in self.views:
+            one, other = self.values[operation.inputs[0]], self.values[operation.outputs[0]]
+            same = len(operation.inputs) == 1 and one.size == other.size and operation.inputs[0] in self.live[1]
+            ordered = [np.sort(array, axis=None) for array in (one, other)] if same else []
+            self.views[id(operation)] = same and bool(np.array_equal(*ordered, equal_nan=True))
+        return self.views[id(operation)]
+
+    def _attempt(self, number: int, exact: bool) -> bool:
+        """Tries the choices for the blocks behind a value; whether fewer options are left."""
+        keys = self._matter(number)
+        groups = [group for group in self.groups if not keys.isdisjoint(group[0])]
+        single = tuple(key for key in sorted(keys) if not any(key in group[0] for group in groups))
+        pools = self._pools(self.values[number].size, len(single)) if single else [()]
+        state = number, exact, frozenset(keys), tuple(map(len, groups)), tuple(pools)
+        if not keys or state in self.failed:
+            return False
+        verified: list[Choice] = []
+        for i, pool in enumerate(pools):
+            if verified and len(pool) > len(pools[i - 1]):
+                break
+            verified += self._verified(single, groups, pool, partial(self._equal if exact else self._close, number))
+        if verified and self._narrow(groups, verified, bool(single)):
+            return True
+        self.failed.add(state)
+        return False
+
+    def _matter(self, number: int) -> set[str]:
+        """The undecided blocks that change a value; those multiplied by zero do not."""
+        keys = self.of_candidate.keys(self.of_candidate.masks[number])
+        base = self.evaluate(number, {})
+        matter = set()
+        for key in keys:
+            other = self.evaluate(number, {key: self.random.uniform(0.5, 1.5, self.open[key].shape)})
+            if base is None or other is None or not np.array_equal(base, other, equal_nan=True):
+                matter.add(key)
+        if len(matter) < len(keys) and base is not None:
+            self.of_candidate.known[number] = sum(self.of_candidate.bits[key] for key in matter)
+            self.of_candidate.masks[number] = self.of_candidate.known[number]
+            if not matter:
+                self.values[number] = base
+        return matter
+
+    def _pools(self, size: int, count: int) -> list[tuple[str, ...]]:
+        """Sets of undecided sources that one of the reference's values of this size depends on, the smallest first."""
+        masks = self.of_reference.masks
+        found = {masks[n] for n in self.reference.by_size.get(size, (0, []))[1] if n in self.live[0]}
+        few = sorted((m for m in found if m and m.bit_count() <= count + 2), key=lambda m: (m.bit_count(), m))
+        shared = tuple(sorted(self.shared)) if count < 3 else ()
+        pools = [self.of_reference.keys(mask) for mask in few]
+        return pools + ([shared] if shared else [])
+
+    def _verified(
+        self, single: Sequence[str], groups: Sequence[list[Choice]], pool: Sequence[str], accepts: Callable[[Choice], bool]
+    ) -> list[Choice]:
+        """The choices that are accepted, of the plainest tier that has any."""
+        shapes = {key: self.arrays[key].shape for key in pool}
+        tries = 0
+        options = [[g for g in guesses(self.open[key].shape, shapes) if self._is_free(g)] for key in single]
+        for tier in range(TIERS):
+            verified = []
+            for choice in self._choices(single, options, groups, tier):
+                tries += 1
+                if tries > _MOST_TRIES:
+                    return verified
+                if accepts(choice):
+                    verified.append(choice)
+            if verified:
+                return verified
+        return []
+
+    def _choices(
+        self, single: Sequence[str], options: Sequence[list[Guess]], groups: Sequence[list[Choice]], tier: int
+    ) -> Iterator[Choice]:
+        """Joint choices of this tier that use no element of a source twice."""
+        if tier and not single:
+            return
+        for guess in product(*options):
+            if sum(g.tier for g in guess) == tier:
+                for joint in product(*groups):
+                    choice = dict(zip(single, guess, strict=True))
+                    for part in joint:
+                        choice.update(part)
+                    if self._distinct(choice.values()):
+                        yield choice
+
+    def _is_free(self, guess: Guess) -> bool:
+        return all(key in self.shared or self.unused[key][elements(guess.layout)].all() for key in guess.sources)
+
+    def _distinct(self, chosen: Iterable[Guess]) -> bool:
+        """Whether no element of a source is used twice."""
+        used: dict[str, set[int]] = {}
+        for guess in chosen:
+            for key in guess.sources:
+                own = set(elements(guess.layout).tolist()) if key in used else None
+                if own is not None and key not in self.shared and not used[key].isdisjoint(own):
+                    return False
+                used.setdefault(key, set()).update(own or elements(guess.layout).tolist())
+        return True
+
+    def evaluate(self, number: int, arrays: Mapping[str, Array]) -> Array | None:
+        """A value of the candidate, with these arrays for blocks; None if it cannot be computed."""
+        changes: dict[int, Array] = {}
+        for key in {*self.of_candidate.keys(self.of_candidate.masks[number]), *arrays}:
+            block = self.open[key]
+            for holder in block.numbers:
+                changes.setdefault(holder, self.values[holder].copy())
+                if key in arrays:
+                    changes[holder][block.region] = arrays[key]
+        try:
+            with np.errstate(all="ignore"):
+                return self.candidate.replay(changes, self._path(number)).get(number, self.values[number])
+        except _FAILURES:
+            return None
+
+    def _path(self, number: int) -> list[Operation]:
+        """The operations that compute a value from decided ones, in order."""
+        path: dict[int, Operation] = {}
+        pending = [number]
+        while pending:
+            operation = self.producers.get(pending.pop())
+            if operation is not None and id(operation) not in path:
+                path[id(operation)] = operation
+                pending += [n for n in operation.inputs if self.of_candidate.masks[n]]
+        return sorted(path.values(), key=lambda operation: self.order[id(operation)])
+
+    def _with(self, number: int, choice: Choice) -> Array | None:
+        arrays = {key: guess.value(self.arrays, self.open[key].shape) for key, guess in choice.items()}
+        return self.evaluate(number, arrays)
+
+    def _equal(self, number: int, choice: Choice) -> bool:
+        value = self._with(number, choice)
+        return value is not None and self._partner(value) is not None
+
+    def _partner(self, value: Array) -> int | None:
+        """The first of the reference's values that is equal and depends on inputs."""
+        one = signature(value)
+        if one is None:
+            return None
+        return next((n for n in self.reference.partners(one, value, BOUND) if n in self.live[0]), None)
+
+    def _close(self, number: int, choice: Choice) -> bool:
+        value = self._with(number, choice)
+        used = {key for guess in choice.values() for key in guess.sources}
+        mask = sum(bit for key, bit in self.of_reference.bits.items() if key in used)
+        nearest = self._nearest(value, mask) if value is not None else None
+        return nearest is not None
+
+    def _nearest(self, value: Array, mask: int) -> Array | None:
+        """The closest of the reference's values that depend on these sources alone, in the shape of `value`."""
+        best, closest = _CLOSE, None
+        for number in self.reference.by_size.get(value.size, (0, []))[1]:
+            if self.of_reference.masks[number] == mask and number in self.live[0]:
+                for target in alignments(self.reference.value(number), value):
+                    error = float(np.sqrt(np.square(target - value).mean() / np.square(target).mean()))
+                    if error < best:
+                        best, closest = error, target
+        return closest
+
+    def _narrow(self, groups: Sequence[list[Choice]], verified: list[Choice], new: bool) -> bool:
+        """Keeps the verified choices; whether that decides anything."""
+        count = int(np.prod([len(group) for group in groups]))
+        if not new and len(verified) >= count:
+            return False
+        self.groups = [group for group in self.groups if not any(group is other for other in groups)]
+        if len(verified) == 1:
+            self.decide(verified[0])
+        else:
+            self.groups.append(verified)
+        return True
+
+    def decide(self, choice: Choice) -> None:
+        """Sets blocks, and everything that is then known."""
+        pending = [choice]
+        while pending:
+            for key, guess in pending.pop().items():
+                self._set(key, guess)
+            left = [[o for o in group if all(map(self._is_free, o.values()))] for group in self.groups]
+            pending += [options[0] for options in left if len(options) == 1]
+            self.groups = [options for options in left if len(options) > 1]
+        self._settle()
+
+    def _set(self, key: str, guess: Guess) -> None:
+        block = self.open.pop(key)
+        for holder in block.numbers:
+            self.values[holder] = self.values[holder].copy()
+            self.values[holder][block.region] = guess.value(self.arrays, block.shape)
+        self.decided[key] = block, guess
+        for source in guess.sources:
+            self.unused[source][elements(guess.layout)] = False
+
+    def _settle(self) -> None:
+        """Computes the values that no longer depend on undecided blocks."""
+        before = self.of_candidate.masks
+        self.of_candidate.update(self.open)
+        self.of_reference.update({key: block for key, block in self.sources.items() if self.unused[key].any()})
+        masks = self.of_candidate.masks
+        for operation in self.candidate.operations:
+            if any(before[n] and not masks[n] for n in operation.outputs) and operation.compute is not None:
+                self._compute(operation)
+
+    def _compute(self, operation: Operation) -> None:
+        if any(self.of_candidate.masks[n] for n in operation.inputs):  # which do not matter
+            for number in operation.outputs:
+                value = self.evaluate(number, {})
+                self.values[number] = self.values[number] if value is None else value
+            return
+        assert operation.compute is not None
+        with np.errstate(all="ignore"):
+            results = operation.compute([self.values[n] for n in operation.inputs], operation.settings)
+        for number, result in zip(operation.outputs, results, strict=True):
+            if number not in self.relayed:
+                self.values[number] = result
+
+    def relay(self) -> bool:
+        """Replaces a known value that the reference does not have, but nearly, by the reference's."""
+        masks = self.of_candidate.masks
+        for operation in self.candidate.operations:
+            if any(masks[n] for n in operation.outputs):
+                for number in operation.inputs:
+                    if not masks[number] and number in self.live[1] and self._relay(number):
+                        return True
+        return False
+
+    def _relay(self, number: int) -> bool:
+        value = self.values[number]
+        if number in self.relayed or value.dtype.kind != "f" or number not in self.producers:
+            return False
+        self.relayed.add(number)
+        if signature(value) is None or self._partner(value) is not None:
+            return False
+        target = self._nearest(value, 0)
+        if target is None:
+            return False
+        self._replace(number, target)
+        return True
+
+    def _replace(self, number: int, target: Array) -> None:
+        """Sets a known value, and the known ones that follow."""
+        self.values[number] = target
+        changed = {number}
+        for operation in self.candidate.operations:
+            known = not any(self.of_candidate.masks[n] for n in (*operation.inputs, *operation.outputs))
+            if known and not changed.isdisjoint(operation.inputs) and operation.compute is not None:
+                self._compute(operation)
+                changed.update(operation.outputs)
+
+    def split(self) -> bool:
+        """Splits a block of which a value depends on a part alone."""
+        for number in islice(self.pending(), 40):
+            if not any(word in step.name for step in self._path(number) for word in _LOOKUPS):
+                for key in sorted(self._matter(number)):
+                    if not any(key in group[0] for group in self.groups) and self._split(number, key):
+                        return True
+        return False
+
+    def _split(self, number: int, key: str) -> bool:
+        block = self.open[key]
+        for axis, size in enumerate(block.shape):
+            low, high = self._range(number, key, axis)
+            if (low, high) != (0, size):
+                del self.open[key]
+                start = block.region[axis].start
+                for a, b in ((0, low), (low, high), (high, size)):
+                    if a < b:
+                        region = (*block.region[:axis], slice(start + a, start + b), *block.region[axis + 1 :])
+                        part = Block(block.name, block.row, region, block.numbers)
+                        self.open[part.key] = part
+                self.of_candidate.known.clear()
+                self.of_candidate.update(self.open)
+                return True
+        return False
+
+    def _range(self, number: int, key: str, axis: int) -> tuple[int, int]:
+        """The first and last index along an axis that change a value; found by halving."""
+        block = self.open[key]
+        size = block.shape[axis]
+        base = self.evaluate(number, {})
+        current = self.values[block.numbers[0]][block.region]
+        other = self.random.uniform(0.5, 1.5, block.shape)
+
+        def matters(start: int, stop: int) -> bool:
+            inside = (np.arange(size) >= start) & (np.arange(size) < stop)
+            where = inside.reshape([-1 if i == axis else 1 for i in range(len(block.shape))])
+            value = self.evaluate(number, {key: np.where(where, other, current)})
+            return base is None or value is None or not np.array_equal(base, value, equal_nan=True)
+
+        low, high = 0, size
+        step = _first(size, lambda n: matters(0, n + 1))
+        low = step
+        high = _first(size, lambda n: not matters(n, size)) if low < size else size
+        return (low, high) if low < high else (0, size)
+
+
+def _first(size: int, holds: Callable[[int], bool]) -> int:
+    """The first n below size for which a condition holds from then on; size if none."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _used_repeatedly(trace: Trace, sources: Mapping[str, Block]) -> set[str]:
+    """Sources that several operations use, or that have several names, such as tied embeddings."""
+    counts: dict[int, int] = {}
+    for operation in trace.operations:
+        for number in set(operation.inputs):
+            counts[number] = counts.get(number, 0) + 1
+    return {key for key, block in sources.items() if sum(counts.get(n, 0) for n in block.numbers) > 1}

@@ -14,7 +14,7 @@ from itertools import islice, product
 import numpy as np
 
 from .capture.trace import Operation, Trace
-from .guesses import TIERS, Guess, guesses
+from .guesses import Guess, guesses
 from .layouts import Layout
 from .matching import Side, alignments, producers, signature
 
@@ -23,7 +23,10 @@ Choice = Mapping[str, Guess]  # block -> how it is built
 BOUND = 1e-5  # relative; above the rounding of constants to float32, and far below other random numbers' distance
 _CLOSE = 0.1  # relative error below which values are the same but for another epsilon or activation function
 _MOST_BLOCKS = 16  # undecided blocks behind a value that is looked at
-_MOST_TRIES = 600  # per value
+_MOST_SINGLE = 4  # of them without options yet
+_MOST_TRIES = 600  # per value and pool of sources
+_MOST_PRODUCTS = 2000
+_WINDOW = 60  # values that are looked at in a step
 _LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
 _FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
 
@@ -134,14 +137,24 @@ class Search:
         self.shared = _used_repeatedly(reference, self.sources)
         self.relayed: set[int] = set()
         self.views: dict[int, bool] = {}
+        self.mattering: dict[tuple[int, int], set[str]] = {}
         self.failed: set[object] = set()
         self.random = np.random.default_rng(2)
         self.of_candidate.update(self.open)
         self.of_reference.update(self.sources)
 
     def run(self) -> None:
-        """Decides as many blocks as values decide."""
-        while self.open and (self.exact() or self.relay() or self.split() or self.close()):
+        """Decides as many blocks as values decide; the cheapest step that makes progress comes first."""
+        steps = (
+            partial(self.compare, True, 0),
+            self.relay,
+            partial(self.compare, True, 1),
+            self.split,
+            partial(self.compare, False, 0),
+            partial(self.compare, True, 2),
+            partial(self.compare, False, 1),
+        )
+        while self.open and any(step() for step in steps):
             pass
 
     def pending(self) -> Iterator[int]:
@@ -153,13 +166,9 @@ class Search:
                     if self.values[number].dtype.kind == "f" and not self._is_view(operation):
                         yield number
 
-    def exact(self) -> bool:
-        """Finds choices with which a value of the candidate is one of the reference's."""
-        return any(self._attempt(number, True) for number in self.pending())
-
-    def close(self) -> bool:
-        """Finds choices with which a value is nearly one of the reference's, and goes on with the reference's."""
-        return any(self._attempt(number, False) for number in islice(self.pending(), 40))
+    def compare(self, exact: bool, tier: int) -> bool:
+        """Finds choices of this tier with which a value is equal to one of the reference's, or else close to it."""
+        return any(self._attempt(number, exact, tier) for number in islice(self.pending(), _WINDOW))
 
     def _is_view(self, operation: Operation) -> bool:
         """Whether an operation only arranges a value that was looked at before it."""
@@ -170,20 +179,24 @@ class Search:
             self.views[id(operation)] = same and bool(np.array_equal(*ordered, equal_nan=True))
         return self.views[id(operation)]
 
-    def _attempt(self, number: int, exact: bool) -> bool:
+    def _attempt(self, number: int, exact: bool, tier: int) -> bool:
         """Tries the choices for the blocks behind a value; whether fewer options are left."""
         keys = self._matter(number)
         groups = [group for group in self.groups if not keys.isdisjoint(group[0])]
         single = tuple(key for key in sorted(keys) if not any(key in group[0] for group in groups))
+        if not keys or len(single) > _MOST_SINGLE or (tier and not single):
+            return False
         pools = self._pools(self.values[number].size, len(single)) if single else [()]
-        state = number, exact, frozenset(keys), tuple(map(len, groups)), tuple(pools)
-        if not keys or state in self.failed:
+        state = number, exact, tier, frozenset(keys), tuple(map(len, groups)), tuple(pools)
+        if state in self.failed:
             return False
         verified: list[Choice] = []
         for i, pool in enumerate(pools):
             if verified and len(pool) > len(pools[i - 1]):
                 break
-            verified += self._verified(single, groups, pool, partial(self._equal if exact else self._close, number))
+            choices = islice(self._choices(single, groups, pool, tier), _MOST_TRIES)
+            accepts = self._equal if exact else self._close
+            verified += [choice for choice in choices if accepts(number, choice)]
         if verified and self._narrow(groups, verified, bool(single)):
             return True
         self.failed.add(state)
@@ -191,6 +204,12 @@ class Search:
 
     def _matter(self, number: int) -> set[str]:
         """The undecided blocks that change a value; those multiplied by zero do not."""
+        state = number, self.of_candidate.masks[number]
+        if state not in self.mattering:
+            self.mattering[state] = self._changing(number)
+        return self.mattering[state]
+
+    def _changing(self, number: int) -> set[str]:
         keys = self.of_candidate.keys(self.of_candidate.masks[number])
         base = self.evaluate(number, {})
         matter = set()
@@ -214,33 +233,17 @@ class Search:
         pools = [self.of_reference.keys(mask) for mask in few]
         return pools + ([shared] if shared else [])
 
-    def _verified(
-        self, single: Sequence[str], groups: Sequence[list[Choice]], pool: Sequence[str], accepts: Callable[[Choice], bool]
-    ) -> list[Choice]:
-        """The choices that are accepted, of the plainest tier that has any."""
-        shapes = {key: self.arrays[key].shape for key in pool}
-        tries = 0
-        options = [[g for g in guesses(self.open[key].shape, shapes) if self._is_free(g)] for key in single]
-        for tier in range(TIERS):
-            verified = []
-            for choice in self._choices(single, options, groups, tier):
-                tries += 1
-                if tries > _MOST_TRIES:
-                    return verified
-                if accepts(choice):
-                    verified.append(choice)
-            if verified:
-                return verified
-        return []
-
     def _choices(
-        self, single: Sequence[str], options: Sequence[list[Guess]], groups: Sequence[list[Choice]], tier: int
+        self, single: Sequence[str], groups: Sequence[list[Choice]], pool: Sequence[str], tier: int
     ) -> Iterator[Choice]:
         """Joint choices of this tier that use no element of a source twice."""
-        if tier and not single:
-            return
-        for guess in product(*options):
-            if sum(g.tier for g in guess) == tier:
+        shapes = {key: self.arrays[key].shape for key in pool}
+        options = [self._guesses(key, shapes, tier) for key in single]
+        for tiers in product(range(tier + 1), repeat=len(single)):
+            if sum(tiers) != tier:
+                continue
+            plain = [[g for g in own if g.tier == t] for own, t in zip(options, tiers, strict=True)]
+            for guess in islice(product(*plain), _MOST_PRODUCTS):
                 for joint in product(*groups):
                     choice = dict(zip(single, guess, strict=True))
                     for part in joint:
@@ -248,19 +251,20 @@ class Search:
                     if self._distinct(choice.values()):
                         yield choice
 
+    def _guesses(self, key: str, shapes: Mapping[str, tuple[int, ...]], tier: int) -> list[Guess]:
+        return [g for g in guesses(self.open[key].shape, shapes) if g.tier <= tier and self._is_free(g)]
+
     def _is_free(self, guess: Guess) -> bool:
         return all(key in self.shared or self.unused[key][elements(guess.layout)].all() for key in guess.sources)
 
     def _distinct(self, chosen: Iterable[Guess]) -> bool:
         """Whether no element of a source is used twice."""
-        used: dict[str, set[int]] = {}
+        used: dict[str, list[Array]] = {}
         for guess in chosen:
             for key in guess.sources:
-                own = set(elements(guess.layout).tolist()) if key in used else None
-                if own is not None and key not in self.shared and not used[key].isdisjoint(own):
-                    return False
-                used.setdefault(key, set()).update(own or elements(guess.layout).tolist())
-        return True
+                used.setdefault(key, []).append(elements(guess.layout))
+        several = [np.concatenate(own) for key, own in used.items() if len(own) > 1 and key not in self.shared]
+        return all(len(np.unique(own)) == len(own) for own in several)
 
     def evaluate(self, number: int, arrays: Mapping[str, Array]) -> Array | None:
         """A value of the candidate, with these arrays for blocks; None if it cannot be computed."""
@@ -402,6 +406,7 @@ class Search:
     def _replace(self, number: int, target: Array) -> None:
         """Sets a known value, and the known ones that follow."""
         self.values[number] = target
+        self.failed.clear()
         changed = {number}
         for operation in self.candidate.operations:
             known = not any(self.of_candidate.masks[n] for n in (*operation.inputs, *operation.outputs))
@@ -411,7 +416,7 @@ class Search:
 
     def split(self) -> bool:
         """Splits a block of which a value depends on a part alone."""
-        for number in islice(self.pending(), 40):
+        for number in islice(self.pending(), _WINDOW):
             if not any(word in step.name for step in self._path(number) for word in _LOOKUPS):
                 for key in sorted(self._matter(number)):
                     if not any(key in group[0] for group in self.groups) and self._split(number, key):

@@ -13,7 +13,7 @@ from .layouts import Layout, merged
 Array = np.ndarray
 Axes = tuple[tuple[int, int], ...]  # (size, stride) of each axis, as in Layout
 TIERS = 3  # 0: plain; each unusual step, such as a sum or a flip, adds one
-_LIMIT = 48  # layouts from one shape to another
+_LIMIT = 96  # layouts from one shape to another
 _ORDERS = 400  # orders of axes that are enumerated for one region of the source
 
 
@@ -26,6 +26,7 @@ class Guess:
     tier: int = 0
     added_to: str = ""  # a second source of the same shape, whose values are added
     shift: int = 0
+    part: tuple[int, ...] = ()  # (count, outer, number) if it is one of several equal parts of the source
     padding: bool = False  # zeros follow along the first axis that is longer than the layout's
 
     def value(self, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
@@ -52,34 +53,36 @@ class Guess:
 def guesses(shape: tuple[int, ...], sources: Mapping[str, tuple[int, ...]]) -> Iterator[Guess]:
     """The ways to build an array of this shape from sources with these shapes."""
     for name, other in sources.items():
-        for tier, layout in layouts(other, shape):
-            yield Guess(name, layout, tier)
-            if len(shape) == 1 and prod(shape) == prod(other):
+        for tier, layout, part in layouts(other, shape):
+            yield Guess(name, layout, tier, part=part)
+            if len(shape) == 1 and not part:
                 yield from (Guess(name, layout, tier + 1, shift=shift) for shift in (-1, 1))
         yield from _rows(name, other, shape)
     for one, other in combinations(sources, 2):
         if sources[one] == sources[other] and len(sources[one]) < 3:
-            for tier, layout in layouts(sources[one], shape):
-                yield Guess(one, layout, tier + 1, added_to=other)
+            for tier, layout, part in layouts(sources[one], shape):
+                yield Guess(one, layout, tier + 1, other, part=part)
 
 
 @lru_cache(maxsize=4096)
-def layouts(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[tuple[int, Layout], ...]:
-    """(tier, layout) of the arrangements of a source, or of one of its equal parts, in a target's shape."""
+def layouts(
+    source: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[tuple[int, Layout, tuple[int, ...]], ...]:
+    """(tier, layout, part) of the arrangements of a source, or of one of its equal parts, in a target's shape."""
     size, wanted = prod(source), prod(target)
     if not wanted or size % wanted:
         return ()
-    tiers: dict[Layout, int] = {}
-    for tier, start, axes in _parts(source, size // wanted):
-        for extra in (0, 1):
+    entries: dict[Layout, tuple[int, tuple[int, ...]]] = {}
+    for tier, start, axes, part in _parts(source, size // wanted):
+        for extra in (0, 1) if size == wanted else (0,):
             for order in islice(_orders(axes, target, extra), _ORDERS):
                 layout = Layout(start, merged(order), target, size)
-                tiers.setdefault(layout, tier + extra)
+                entries.setdefault(layout, (tier + extra, part))
     if len(source) > 2 and size == wanted:
-        for layout in [layout for layout, tier in tiers.items() if tier == 0]:
-            tiers.setdefault(_flipped(layout, prod(source[2:])), 1)
-    ordered = sorted(tiers.items(), key=lambda entry: (entry[1], len(entry[0].axes)))
-    return tuple((tier, layout) for layout, tier in ordered[:_LIMIT])
+        for layout in [layout for layout, (tier, _) in entries.items() if tier == 0]:
+            entries.setdefault(_flipped(layout, prod(source[2:])), (1, ()))
+    ordered = sorted(entries.items(), key=lambda entry: (entry[1][0], len(entry[0].axes)))
+    return tuple((tier, layout, part) for layout, (tier, part) in ordered[:_LIMIT])
 
 
 def _strided(shape: Sequence[int]) -> Axes:
@@ -87,18 +90,19 @@ def _strided(shape: Sequence[int]) -> Axes:
     return tuple((n, int(stride)) for n, stride in zip(shape, strides, strict=True) if n > 1)
 
 
-def _parts(source: tuple[int, ...], count: int) -> Iterator[tuple[int, int, Axes]]:
-    """(tier, start, axes) of each of `count` equal parts: blocks along an axis, or interleaved along it."""
+def _parts(source: tuple[int, ...], count: int) -> Iterator[tuple[int, int, Axes, tuple[int, ...]]]:
+    """(tier, start, axes, part) of each of `count` equal parts: blocks along an axis, or interleaved along it."""
     axes = _strided(source)
     if count == 1:
-        yield 0, 0, axes
+        yield 0, 0, axes, ()
         return
     for i, (n, stride) in enumerate(axes):
         for outer in _divisors(n // count) if n % count == 0 else ():
             inner = n // count // outer
             rest = tuple((k, s) for k, s in ((outer, stride * count * inner), (inner, stride)) if k > 1)
             for j in range(count):
-                yield int(outer > 1), j * inner * stride, (*axes[:i], *rest, *axes[i + 1 :])
+                tier = int(outer > 1 and len(axes) > 1)
+                yield tier, j * inner * stride, (*axes[:i], *rest, *axes[i + 1 :]), (count, outer, j)
 
 
 def _orders(free: Axes, target: tuple[int, ...], extra: int) -> Iterator[Axes]:

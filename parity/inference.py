@@ -144,7 +144,7 @@ class _Assembly:
                 Guess(source, layout)
                 for source, array in self.search.arrays.items()
                 if self.search.unused[source].all() and array.size == prod(block.shape)
-                for tier, layout in layouts(array.shape, block.shape)
+                for tier, layout, _ in layouts(array.shape, block.shape)
                 if tier == 0
             ]
             rivals = [k for k, other in self.search.open.items() if prod(other.shape) == prod(block.shape)]

@@ -7,7 +7,7 @@ key and value, are kept until later values do.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice, product
 
@@ -24,9 +24,10 @@ BOUND = 1e-5  # relative; above the rounding of constants to float32, and far be
 _CLOSE = 0.1  # relative error below which values are the same but for another epsilon or activation function
 _MOST_BLOCKS = 16  # undecided blocks behind a value that is looked at
 _MOST_SINGLE = 4  # of them without options yet
+_MOST_EVALUATIONS = 6_000  # per step
 _MOST_TRIES = 600  # per value and pool of sources
-_MOST_PRODUCTS = 2000
-_WINDOW = 60  # values that are looked at in a step
+_MOST_CLOSE = 60  # where closeness is computed
+_WINDOW = 30  # values that are looked at in a step
 _LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
 _FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
 
@@ -136,6 +137,7 @@ class Search:
         self.order = {id(operation): i for i, operation in enumerate(self.candidate.operations)}
         self.shared = _used_repeatedly(reference, self.sources)
         self.relayed: set[int] = set()
+        self.evaluations = 0  # in this step
         self.views: dict[int, bool] = {}
         self.mattering: dict[tuple[int, int], set[str]] = {}
         self.failed: set[object] = set()
@@ -148,8 +150,8 @@ class Search:
         steps = (
             partial(self.compare, True, 0),
             self.relay,
-            partial(self.compare, True, 1),
             self.split,
+            partial(self.compare, True, 1),
             partial(self.compare, False, 0),
             partial(self.compare, True, 2),
             partial(self.compare, False, 1),
@@ -168,6 +170,7 @@ class Search:
 
     def compare(self, exact: bool, tier: int) -> bool:
         """Finds choices of this tier with which a value is equal to one of the reference's, or else close to it."""
+        self.evaluations = 0
         return any(self._attempt(number, exact, tier) for number in islice(self.pending(), _WINDOW))
 
     def _is_view(self, operation: Operation) -> bool:
@@ -184,7 +187,7 @@ class Search:
         keys = self._matter(number)
         groups = [group for group in self.groups if not keys.isdisjoint(group[0])]
         single = tuple(key for key in sorted(keys) if not any(key in group[0] for group in groups))
-        if not keys or len(single) > _MOST_SINGLE or (tier and not single):
+        if not keys or len(single) > _MOST_SINGLE or (tier and not single) or self.evaluations > _MOST_EVALUATIONS:
             return False
         pools = self._pools(self.values[number].size, len(single)) if single else [()]
         state = number, exact, tier, frozenset(keys), tuple(map(len, groups)), tuple(pools)
@@ -194,9 +197,11 @@ class Search:
         for i, pool in enumerate(pools):
             if verified and len(pool) > len(pools[i - 1]):
                 break
-            choices = islice(self._choices(single, groups, pool, tier), _MOST_TRIES)
+            choices = islice(self._choices(single, groups, pool, tier), _MOST_TRIES if exact else _MOST_CLOSE)
             accepts = self._equal if exact else self._close
-            verified += [choice for choice in choices if accepts(number, choice)]
+            accepted = [choice for choice in choices if accepts(number, choice)]
+            summed = (other for choice in accepted for other in self._summed(choice, single, pool))
+            verified += accepted + [choice for choice in summed if accepts(number, choice)]
         if verified and self._narrow(groups, verified, bool(single)):
             return True
         self.failed.add(state)
@@ -243,13 +248,24 @@ class Search:
             if sum(tiers) != tier:
                 continue
             plain = [[g for g in own if g.tier == t] for own, t in zip(options, tiers, strict=True)]
-            for guess in islice(product(*plain), _MOST_PRODUCTS):
+            for guess in islice(filter(_of_one_part, product(*plain)), _MOST_TRIES):
                 for joint in product(*groups):
                     choice = dict(zip(single, guess, strict=True))
                     for part in joint:
                         choice.update(part)
                     if self._distinct(choice.values()):
                         yield choice
+
+    def _summed(self, choice: Choice, single: Sequence[str], pool: Sequence[str]) -> Iterator[Choice]:
+        """The choice with a second bias added: two biases of the reference may follow each other."""
+        used = {source for guess in choice.values() for source in guess.sources}
+        for key in single:
+            guess = choice[key]
+            for other in pool:
+                if len(self.arrays[other].shape) == 1 and self.arrays[other].shape == self.arrays[guess.source].shape:
+                    summed = replace(guess, added_to=other)
+                    if other not in used and not guess.added_to and self._is_free(summed):
+                        yield {**choice, key: summed}
 
     def _guesses(self, key: str, shapes: Mapping[str, tuple[int, ...]], tier: int) -> list[Guess]:
         return [g for g in guesses(self.open[key].shape, shapes) if g.tier <= tier and self._is_free(g)]
@@ -268,6 +284,7 @@ class Search:
 
     def evaluate(self, number: int, arrays: Mapping[str, Array]) -> Array | None:
         """A value of the candidate, with these arrays for blocks; None if it cannot be computed."""
+        self.evaluations += 1
         changes: dict[int, Array] = {}
         for key in {*self.of_candidate.keys(self.of_candidate.masks[number]), *arrays}:
             block = self.open[key]
@@ -277,9 +294,14 @@ class Search:
                     changes[holder][block.region] = arrays[key]
         try:
             with np.errstate(all="ignore"):
-                return self.candidate.replay(changes, self._path(number)).get(number, self.values[number])
+                for operation in self._path(number):
+                    arguments = [changes.get(n, self.values[n]) for n in operation.inputs]
+                    if operation.compute is not None:
+                        results = operation.compute(arguments, operation.settings)
+                        changes.update(zip(operation.outputs, results, strict=True))
         except _FAILURES:
             return None
+        return changes.get(number, self.values[number])
 
     def _path(self, number: int) -> list[Operation]:
         """The operations that compute a value from decided ones, in order."""
@@ -317,10 +339,14 @@ class Search:
     def _nearest(self, value: Array, mask: int) -> Array | None:
         """The closest of the reference's values that depend on these sources alone, in the shape of `value`."""
         best, closest = _CLOSE, None
+        one = signature(value)
+        if one is None:
+            return None
         for number in self.reference.by_size.get(value.size, (0, []))[1]:
-            if self.of_reference.masks[number] == mask and number in self.live[0]:
+            near = self.of_reference.masks[number] == mask and number in self.live[0]
+            if near and _error(one.ordered, self.reference.by_number[number].ordered) < _CLOSE:
                 for target in alignments(self.reference.value(number), value):
-                    error = float(np.sqrt(np.square(target - value).mean() / np.square(target).mean()))
+                    error = _error(value, target)
                     if error < best:
                         best, closest = error, target
         return closest
@@ -394,12 +420,12 @@ class Search:
         value = self.values[number]
         if number in self.relayed or value.dtype.kind != "f" or number not in self.producers:
             return False
-        self.relayed.add(number)
         if signature(value) is None or self._partner(value) is not None:
             return False
         target = self._nearest(value, 0)
         if target is None:
             return False
+        self.relayed.add(number)
         self._replace(number, target)
         return True
 
@@ -459,6 +485,18 @@ class Search:
         low = step
         high = _first(size, lambda n: not matters(n, size)) if low < size else size
         return (low, high) if low < high else (0, size)
+
+
+def _of_one_part(chosen: Sequence[Guess]) -> bool:
+    """Whether kernel and bias are the same part of packed parameters, such as the same gate."""
+    return len({guess.part for guess in chosen if guess.part}) < 2
+
+
+def _error(value: Array, target: Array) -> float:
+    """Root mean square of the difference, relative to the target's."""
+    if value.shape != target.shape:  # some are infinite
+        return float("inf")
+    return float(np.sqrt(np.square(target - value).mean() / np.square(target).mean()))
 
 
 def _first(size: int, holds: Callable[[int], bool]) -> int:

@@ -65,9 +65,7 @@ def guesses(shape: tuple[int, ...], sources: Mapping[str, tuple[int, ...]]) -> I
 
 
 @lru_cache(maxsize=4096)
-def layouts(
-    source: tuple[int, ...], target: tuple[int, ...]
-) -> tuple[tuple[int, Layout, tuple[int, ...]], ...]:
+def layouts(source: tuple[int, ...], target: tuple[int, ...]) -> tuple[tuple[int, Layout, tuple[int, ...]], ...]:
     """(tier, layout, part) of the arrangements of a source, or of one of its equal parts, in a target's shape."""
     size, wanted = prod(source), prod(target)
     if not wanted or size % wanted:

@@ -6,17 +6,20 @@ values; where an operation of the candidate then computes a value of the referen
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from .capture.trace import Trace
+from .diagnosis import capture
 from .guesses import Guess, layouts
 from .inference_search import Block, Search, elements
 from .layouts import Layout, find_layout
 from .matching import ROUNDED, Side, signature
-from .weights import Match, Part, WeightMap
+from .weight_rules import apply_rules, converter_code, rules_text
+from .weights import Match, Part, WeightMap, match_weights
 
 Array = np.ndarray
 _FEW = 8  # sources that a question names
@@ -37,26 +40,48 @@ class Inference:
     def share(self) -> float:
         """Share of the candidate's parameters, apart from fixed ones, that are decided."""
         count = len(self.shapes) - len(self.fixed)
-        return len(self.weights.matches.keys() - set(self.fixed)) / count if count else 1.0
+        return len(self.weights.matches) / count if count else 1.0
+
+    def rules(self) -> str:
+        """The text of a rules file, which `read_rules` reads."""
+        return rules_text(self.weights.matches, self.source_shapes, self.questions)
+
+    def converter(self) -> str:
+        """Python code of a converter in both directions."""
+        return converter_code(self.weights.matches, self.source_shapes, self.shapes)
 
 
-def infer_weights(reference: Trace, candidate: Trace, given: Mapping[str, Match] | None = None) -> Inference:
-    """Infers the map from the reference's parameters to the candidate's; traces of the same inputs.
+def infer_weights(
+    reference: Any,
+    candidate: Any,
+    inputs: Sequence[Any],
+    candidate_inputs: Sequence[Any] | None = None,
+    given: Mapping[str, Match] | None = None,
+) -> Inference:
+    """Infers where each of the candidate's parameters comes from; models and inputs are those that `diagnose` takes.
 
-    given: matches that are known, such as those of `read_rules`.
+    given: matches that are known, such as those of `read_rules`; they are taken as they are.
+
+    Raises:
+        CaptureError: a model cannot be traced.
     """
-    from .weights import match_weights
+    others = inputs if candidate_inputs is None else candidate_inputs
+    return infer_from_traces(capture(reference, inputs), capture(candidate, others), given)
 
+
+def infer_from_traces(reference: Trace, candidate: Trace, given: Mapping[str, Match] | None = None) -> Inference:
+    """The same from traces of both models, of the same inputs."""
     arrays = [{name: trace.values[n] for name, n in trace.parameters.items()} for trace in (reference, candidate)]
     learned = learned_parameters(reference, candidate), learned_parameters(candidate, reference)
     fixed = [{n: a for n, a in side.items() if n not in own} for side, own in zip(arrays, learned, strict=True)]
-    tables = match_weights(*fixed)
+    known = {**match_weights(*fixed).matches, **(given or {})}
     random = randomized(reference, learned[0], 0), randomized(candidate, learned[1], 1)
-    search = Search(*random, learned)
-    for name, match in (given or {}).items():
-        _set(search, name, match)
+    random = random[0], _with_rules(*random, given or {})
+    undecided = [name for name in learned[1] if name not in known]
+    search = Search(*random, (learned[0], undecided))
+    search.take(part for match in (given or {}).values() for part in _with_sums(match))
     search.run()
-    return _Assembly(search, arrays, learned[1]).inference(tables.matches)
+    return _Assembly(search, arrays, undecided).inference(known)
 
 
 def learned_parameters(trace: Trace, other: Trace) -> tuple[str, ...]:
@@ -106,6 +131,22 @@ def randomized(trace: Trace, names: Sequence[str], seed: int) -> Trace:
     return result
 
 
+def _with_sums(match: Match) -> list[Part]:
+    """A match's parts, those that are added included."""
+    return [*match.parts, *(replace(part, source=match.added_to) for part in match.parts if match.added_to)]
+
+
+def _with_rules(reference: Trace, candidate: Trace, given: Mapping[str, Match]) -> Trace:
+    """The candidate with the reference's numbers for these parameters."""
+    state = {name: reference.values[number] for name, number in reference.parameters.items()}
+    shapes = {name: candidate.values[number].shape for name, number in candidate.parameters.items()}
+    arrays = apply_rules(given, state, shapes)
+    changed = candidate.replay({candidate.parameters[name]: array for name, array in arrays.items()})
+    result = copy(candidate)
+    result.values = [changed.get(number, value) for number, value in enumerate(candidate.values)]
+    return result
+
+
 class _Assembly:
     """Puts blocks together to matches of whole parameters."""
 
@@ -118,16 +159,16 @@ class _Assembly:
         self.names = {n: name for name, n in reversed(trace.parameters.items())}  # number -> its first name
         self.numbers = trace.parameters
 
-    def inference(self, tables: Mapping[str, Match]) -> Inference:
-        """The result; `tables`: the matches of fixed parameters."""
+    def inference(self, known: Mapping[str, Match]) -> Inference:
+        """The result; `known`: the matches that were not searched for."""
         guessed = self._exclude()
         matches = {name: match for name in self.learned if (match := self._match(name)) is not None}
         open_names = [name for name in self.learned if name not in matches]
         ambiguous = {name: self._choices(name) for name in open_names}
-        fixed = tuple(name for name in self.shapes if name not in self.learned)
+        fixed = tuple(name for name in self.shapes if name not in self.learned and name not in known)
         unused = {b.name for key, b in self.search.sources.items() if self.search.unused[key].all()}
         weights = WeightMap(
-            {**matches, **tables},
+            {**matches, **known},
             {name: choices for name, choices in ambiguous.items() if choices},
             tuple(name for name, choices in ambiguous.items() if not choices),
             tuple(sorted(unused)),
@@ -185,7 +226,7 @@ class _Assembly:
         )
         source = self.search.sources[guess.source]
         sizes = self.source_shapes[source.name]
-        start = sum(i * prod(sizes[axis + 1 :]) for axis, i in enumerate(source.row))
+        start = source.start(sizes)
         layout = guess.layout
         shape = (*(1 for _ in rows), *layout.shape)
         return Part((*rows, *region), source.name, Layout(start + layout.start, layout.axes, shape, prod(sizes)))
@@ -213,11 +254,6 @@ def _extended(parts: tuple[Part, ...], shape: tuple[int, ...]) -> tuple[Part, ..
     if layout is None or len(np.unique(elements(layout))) < index.size:
         return ()
     return (Part(tuple(slice(0, n) for n in shape), parts[0].source, layout),)
-
-
-def _set(search: Search, name: str, match: Match) -> None:
-    """Sets a parameter as it is given."""
-    raise NotImplementedError
 
 
 def question(name: str, choices: Sequence[str]) -> str:

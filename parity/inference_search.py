@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice, product
+from math import prod
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from .capture.trace import Operation, Trace
 from .guesses import Guess, guesses
 from .layouts import Layout
 from .matching import Side, alignments, producers, signature
+from .weights import Part
 
 Array = np.ndarray
 Choice = Mapping[str, Guess]  # block -> how it is built
@@ -51,6 +53,10 @@ class Block:
     def shape(self) -> tuple[int, ...]:
         """The region's shape."""
         return tuple(part.stop - part.start for part in self.region)
+
+    def start(self, shape: Sequence[int]) -> int:
+        """Flat index of the block's row in a parameter of this shape."""
+        return sum(i * prod(shape[axis + 1 :]) for axis, i in enumerate(self.row))
 
 
 def blocks(trace: Trace, names: Iterable[str]) -> dict[str, Block]:
@@ -136,7 +142,7 @@ class Search:
         self.producers = producers(self.candidate)
         self.order = {id(operation): i for i, operation in enumerate(self.candidate.operations)}
         self.shared = _used_repeatedly(reference, self.sources)
-        self.relayed: set[int] = set()
+        self.pinned = {number for block in self.open.values() for number in block.numbers}  # never computed
         self.evaluations = 0  # in this step
         self.views: dict[int, bool] = {}
         self.mattering: dict[tuple[int, int], set[str]] = {}
@@ -144,6 +150,18 @@ class Search:
         self.random = np.random.default_rng(2)
         self.of_candidate.update(self.open)
         self.of_reference.update(self.sources)
+
+    def take(self, parts: Iterable[Part]) -> None:
+        """Marks what given matches use of the sources."""
+        for part in parts:
+            used = elements(part.layout)
+            for key, block in self.sources.items():
+                if block.name == part.source:
+                    size = self.arrays[key].size
+                    start = block.start(self.reference.trace.values[self.reference.trace.parameters[block.name]].shape)
+                    own = used[(used >= start) & (used < start + size)] - start
+                    self.unused[key][own] = False
+        self._settle()
 
     def run(self) -> None:
         """Decides as many blocks as values decide; the cheapest step that makes progress comes first."""
@@ -193,6 +211,7 @@ class Search:
         state = number, exact, tier, frozenset(keys), tuple(map(len, groups)), tuple(pools)
         if state in self.failed:
             return False
+        sources = tuple(dict.fromkeys(source for pool in pools for source in pool))
         verified: list[Choice] = []
         for i, pool in enumerate(pools):
             if verified and len(pool) > len(pools[i - 1]):
@@ -200,7 +219,7 @@ class Search:
             choices = islice(self._choices(single, groups, pool, tier), _MOST_TRIES if exact else _MOST_CLOSE)
             accepts = self._equal if exact else self._close
             accepted = [choice for choice in choices if accepts(number, choice)]
-            summed = (other for choice in accepted for other in self._summed(choice, single, pool))
+            summed = (other for choice in accepted for other in self._summed(choice, single, sources))
             verified += accepted + [choice for choice in summed if accepts(number, choice)]
         if verified and self._narrow(groups, verified, bool(single)):
             return True
@@ -298,7 +317,9 @@ class Search:
                     arguments = [changes.get(n, self.values[n]) for n in operation.inputs]
                     if operation.compute is not None:
                         results = operation.compute(arguments, operation.settings)
-                        changes.update(zip(operation.outputs, results, strict=True))
+                        changes |= {
+                            n: r for n, r in zip(operation.outputs, results, strict=True) if n not in self.pinned
+                        }
         except _FAILURES:
             return None
         return changes.get(number, self.values[number])
@@ -353,6 +374,7 @@ class Search:
 
     def _narrow(self, groups: Sequence[list[Choice]], verified: list[Choice], new: bool) -> bool:
         """Keeps the verified choices; whether that decides anything."""
+        verified = list({frozenset(choice.items()): choice for choice in verified}.values())
         count = int(np.prod([len(group) for group in groups]))
         if not new and len(verified) >= count:
             return False
@@ -403,7 +425,7 @@ class Search:
         with np.errstate(all="ignore"):
             results = operation.compute([self.values[n] for n in operation.inputs], operation.settings)
         for number, result in zip(operation.outputs, results, strict=True):
-            if number not in self.relayed:
+            if number not in self.pinned:
                 self.values[number] = result
 
     def relay(self) -> bool:
@@ -418,14 +440,14 @@ class Search:
 
     def _relay(self, number: int) -> bool:
         value = self.values[number]
-        if number in self.relayed or value.dtype.kind != "f" or number not in self.producers:
+        if number in self.pinned or value.dtype.kind != "f" or number not in self.producers:
             return False
         if signature(value) is None or self._partner(value) is not None:
             return False
         target = self._nearest(value, 0)
         if target is None:
             return False
-        self.relayed.add(number)
+        self.pinned.add(number)
         self._replace(number, target)
         return True
 

@@ -81,7 +81,9 @@ def _read_match(place: str, name: str, entry: Any, sources: Shapes, targets: Sha
     if name not in targets:
         raise RulesError(f"{place}: the candidate has no such parameter; remove the entry or correct its name")
     if not isinstance(entry, dict) or not entry.keys() <= _FIELDS or ("source" in entry) == ("parts" in entry):
-        raise RulesError(f"{place}: give either a source or parts, and of other fields only {', '.join(sorted(_FIELDS))}")
+        raise RulesError(
+            f"{place}: give either a source or parts, and of other fields only {', '.join(sorted(_FIELDS))}"
+        )
     shape = targets[name]
     parts = entry.get("parts", [entry])
     if not isinstance(parts, list) or not parts or not all(isinstance(p, dict) and "source" in p for p in parts):
@@ -95,7 +97,9 @@ def _read_match(place: str, name: str, entry: Any, sources: Shapes, targets: Sha
         raise RulesError(f"{place}: shift and padding must be numbers")
     covered = sum(prod(p.stop - p.start for p in part.region) for part in read)
     if padding is None and covered != prod(shape):
-        raise RulesError(f"{place}: the parts have {covered} numbers, and the parameter {prod(shape)}; correct a region")
+        raise RulesError(
+            f"{place}: the parts have {covered} numbers, and the parameter {prod(shape)}; correct a region"
+        )
     return Match(name, read, shift, added, padding)
 
 

@@ -17,7 +17,7 @@ def probe_converter(convert: Callable[[dict[str, Array]], Any], reference: Mappi
     """The map that a converter applies, whatever the values are.
 
     convert: takes a dict of arrays by the reference's names, and returns any nested dict of arrays. It may arrange,
-    split, pack, pad, add and shift, and must not look at values; it is called two or three times.
+    split, pack, pad, add and shift, and must not look at values; it is called twice, or three times if there are more than 4 million numbers.
     reference: the reference's parameters; their shapes and dtypes are used. Integers are passed on as they are.
     """
     shapes = {name: np.asarray(a).shape for name, a in reference.items() if np.asarray(a).dtype.kind not in "biu"}
@@ -25,7 +25,7 @@ def probe_converter(convert: Callable[[dict[str, Array]], Any], reference: Mappi
     total = sum(array.size for array in numbers.values())
     offset = _converted(convert, reference, {name: np.zeros(shape) for name, shape in shapes.items()})
     combined = {name: np.zeros(array.shape) for name, array in offset.items()}
-    for digit in range(1 if total < _BASE else 2):
+    for digit in range(1 if total < _BASE else int(np.ceil(np.log(total + 1) / np.log(_BASE)))):
         part = {name: array // _BASE**digit % _BASE for name, array in numbers.items()}
         for name, array in _converted(convert, reference, part).items():
             combined[name] = combined[name] + (array - offset[name]) * _BASE**digit

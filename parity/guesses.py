@@ -21,7 +21,7 @@ _ORDERS = 400  # orders of axes that are enumerated for one region of the source
 class Guess:
     """One way to build a block of a candidate's parameter."""
 
-    source: str
+    source: str  # empty: the block is 0, such as a bias that the reference does not have
     layout: Layout
     tier: int = 0
     added_to: str = ""  # a second source of the same shape, whose values are added
@@ -31,6 +31,8 @@ class Guess:
 
     def value(self, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
         """The block, of this shape."""
+        if not self.source:
+            return np.zeros(shape)
         source = arrays[self.source] + (arrays[self.added_to] if self.added_to else 0) + self.shift
         inner = self.layout.apply(source)
         if not self.padding:
@@ -47,7 +49,7 @@ class Guess:
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the sources."""
-        return (self.source, self.added_to) if self.added_to else (self.source,)
+        return tuple(source for source in (self.source, self.added_to) if source)
 
 
 def guesses(shape: tuple[int, ...], sources: Mapping[str, tuple[int, ...]]) -> Iterator[Guess]:
@@ -58,6 +60,8 @@ def guesses(shape: tuple[int, ...], sources: Mapping[str, tuple[int, ...]]) -> I
             if len(shape) == 1 and not part:
                 yield from (Guess(name, layout, tier + 1, shift=shift) for shift in (-1, 1))
         yield from _rows(name, other, shape)
+    if len(shape) < 3:
+        yield Guess("", Layout(0, (), (), 0), 1)
     for one, other in combinations(sources, 2):
         if sources[one] == sources[other] and len(sources[one]) < 3:
             for tier, layout, part in layouts(sources[one], shape):
@@ -104,7 +108,7 @@ def _parts(source: tuple[int, ...], count: int) -> Iterator[tuple[int, int, Axes
 
 
 def _orders(free: Axes, target: tuple[int, ...], extra: int) -> Iterator[Axes]:
-    """Digits of the target's axes, outermost first, that use every axis; `extra`: how many splits beyond the shapes'."""
+    """Digits of the target's axes, outermost first, that use every axis; `extra`: splits that no shape calls for."""
     target = tuple(n for n in target if n > 1)
     most = max(len(free), len(target)) + extra
     yield from _extended(free, target, (), most)

@@ -87,10 +87,10 @@ def infer_from_traces(reference: Trace, candidate: Trace, given: Mapping[str, Ma
 def learned_parameters(trace: Trace, other: Trace) -> tuple[str, ...]:
     """Names of the parameters that training changes.
 
-    Both models have been initialised separately, so a parameter whose values the other model has too, as a parameter or
-    computed from constants, is a table, such as sinusoidal positions. Masks and counters have few different numbers,
-    infinities, or integers. Constants are learned: biases of 0, gains of 1; so are running statistics, which a converter
-    copies as well.
+    Both models were initialised separately. A parameter whose values the other model has too, as a parameter or as a
+    result of constants, is therefore a table, such as sinusoidal positions. Masks and counters have few different
+    numbers, infinities, or integers. Constants count as learned: biases of 0 and gains of 1, but also running
+    statistics, which a converter copies too.
     """
     side = Side(other)
     names = []
@@ -199,9 +199,11 @@ class _Assembly:
         first = self.names[self.numbers[name]]
         own = [entry for entry in self.search.decided.values() if entry[0].name == first]
         shape = self.shapes[name]
+        if own and all(not guess.source for _, guess in own):
+            return Match(name, (), padding=0.0)
         covered = sum(prod(block.shape) for block, _ in own)
-        parts = tuple(self._part(block, guess) for block, guess in own)
-        kinds = {(guess.shift, self._name(guess.added_to)) for _, guess in own}
+        parts = tuple(self._part(block, guess) for block, guess in own if guess.source)
+        kinds = {(guess.shift, self._name(guess.added_to)) for _, guess in own if guess.source}
         if not own or len(kinds) > 1:
             return None
         if covered < prod(shape):
@@ -209,7 +211,7 @@ class _Assembly:
             if not parts:
                 return None
         shift, added = kinds.pop()
-        padding = 0.0 if any(guess.padding for _, guess in own) else None
+        padding = 0.0 if any(guess.padding or not guess.source for _, guess in own) else None
         whole = _extended(parts, shape) if len(parts) > 1 and padding is None else ()
         return Match(name, whole or parts, shift, added, padding)
 

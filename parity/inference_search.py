@@ -182,9 +182,9 @@ class Search:
         for operation in self.candidate.operations:
             for number in operation.outputs:
                 mask = self.of_candidate.masks[number]
-                if mask and mask.bit_count() <= _MOST_BLOCKS and number in self.live[1]:
-                    if self.values[number].dtype.kind == "f" and not self._is_view(operation):
-                        yield number
+                few = mask and mask.bit_count() <= _MOST_BLOCKS and number in self.live[1]
+                if few and self.values[number].dtype.kind == "f" and not self._is_view(operation):
+                    yield number
 
     def compare(self, exact: bool, tier: int) -> bool:
         """Finds choices of this tier with which a value is equal to one of the reference's, or else close to it."""
@@ -280,7 +280,7 @@ class Search:
         used = {source for guess in choice.values() for source in guess.sources}
         for key in single:
             guess = choice[key]
-            for other in pool:
+            for other in pool if guess.source else ():
                 if len(self.arrays[other].shape) == 1 and self.arrays[other].shape == self.arrays[guess.source].shape:
                     summed = replace(guess, added_to=other)
                     if other not in used and not guess.added_to and self._is_free(summed):

@@ -17,7 +17,8 @@ def probe_converter(convert: Callable[[dict[str, Array]], Any], reference: Mappi
     """The map that a converter applies, whatever the values are.
 
     convert: takes a dict of arrays by the reference's names, and returns any nested dict of arrays. It may arrange,
-    split, pack, pad, add and shift, and must not look at values; it is called twice, or three times if there are more than 4 million numbers.
+    split, pack, pad, add and shift, and must not look at values. It is called twice, or three times if there are more
+    than 4 million numbers.
     reference: the reference's parameters; their shapes and dtypes are used. Integers are passed on as they are.
     """
     shapes = {name: np.asarray(a).shape for name, a in reference.items() if np.asarray(a).dtype.kind not in "biu"}

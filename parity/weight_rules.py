@@ -86,7 +86,7 @@ def _read_match(place: str, name: str, entry: Any, sources: Shapes, targets: Sha
         )
     shape = targets[name]
     parts = entry.get("parts", [entry])
-    if not isinstance(parts, list) or not parts or not all(isinstance(p, dict) and "source" in p for p in parts):
+    if not isinstance(parts, list) or not all(isinstance(p, dict) and "source" in p for p in parts):
         raise RulesError(f"{place}: parts must be a list of tables, each with a source")
     read = tuple(_read_part(place, part, shape, sources) for part in parts)
     shift, added, padding = entry.get("shift", 0), entry.get("add", ""), entry.get("padding")
@@ -163,7 +163,7 @@ def apply_rules(matches: Mapping[str, Match], state: Mapping[str, Array], shapes
     """The candidate's parameters from the reference's; `shapes`: of the candidate's parameters."""
     arrays = {}
     for name, match in matches.items():
-        dtype = np.asarray(state[match.parts[0].source]).dtype
+        dtype = np.asarray(state[match.parts[0].source]).dtype if match.parts else np.float32
         result = np.full(shapes[name], 0 if match.padding is None else match.padding, dtype)
         for part in match.parts:
             source = np.asarray(state[part.source])
@@ -180,7 +180,7 @@ def converter_code(matches: Mapping[str, Match], sources: Shapes, targets: Shape
     Where two biases of the reference are one of the candidate, `to_reference` gives the first the sum and the second 0.
     """
     forward = [line for name, match in matches.items() for line in _forward(name, match, sources, targets[name])]
-    back = [line for line in _backward(matches, sources, targets)]
+    back = _backward(matches, sources, targets)
     return "\n".join(
         [
             "import numpy as np",
@@ -206,7 +206,7 @@ def _forward(name: str, match: Match, sources: Shapes, shape: tuple[int, ...]) -
         values.append(value + (f" + {match.shift}" if match.shift > 0 else f" - {-match.shift}" if match.shift else ""))
     if len(values) == 1 and match.padding is None:
         return [f"out[{name!r}] = {values[0]}"]
-    dtype = f"state[{match.parts[0].source!r}].dtype"
+    dtype = f"state[{match.parts[0].source!r}].dtype" if match.parts else "np.float32"
     lines = [f"out[{name!r}] = np.full({shape}, {match.padding or 0}, {dtype})"]
     for part, value in zip(match.parts, values, strict=True):
         lines.append(f"out[{name!r}][{region_code(part.region)}] = {value}")

@@ -61,7 +61,7 @@ def guesses(shape: tuple[int, ...], sources: Mapping[str, tuple[int, ...]]) -> I
                 yield from (Guess(name, layout, tier + 1, shift=shift) for shift in (-1, 1))
         yield from _rows(name, other, shape)
     if len(shape) < 3:
-        yield Guess("", Layout(0, (), (), 0), 1)
+        yield Guess("", Layout(0, (), (), 0))
     for one, other in combinations(sources, 2):
         if sources[one] == sources[other] and len(sources[one]) < 3:
             for tier, layout, part in layouts(sources[one], shape):

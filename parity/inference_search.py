@@ -62,10 +62,7 @@ class Block:
 def blocks(trace: Trace, names: Iterable[str]) -> dict[str, Block]:
     """One block per parameter, or per row of one that scans alone use."""
     numbers = {trace.parameters[name]: name for name in reversed(list(names))}
-    users: dict[int, list[Operation]] = {}
-    for operation in trace.operations:
-        for number in operation.inputs:
-            users.setdefault(number, []).append(operation)
+    users = _users(trace)
     entries: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     pending = [(name, (), number) for number, name in numbers.items()]
     while pending:
@@ -78,6 +75,15 @@ def blocks(trace: Trace, names: Iterable[str]) -> dict[str, Block]:
     whole = {at: tuple(slice(0, n) for n in trace.values[places[0]].shape) for at, places in entries.items()}
     found = (Block(*at, whole[at], tuple(places)) for at, places in sorted(entries.items()))
     return {block.key: block for block in found}
+
+
+def _users(trace: Trace) -> dict[int, list[Operation]]:
+    """The operations that use each value."""
+    users: dict[int, list[Operation]] = {}
+    for operation in trace.operations:
+        for number in operation.inputs:
+            users.setdefault(number, []).append(operation)
+    return users
 
 
 class _Dependencies:
@@ -139,7 +145,7 @@ class Search:
         self.groups: list[list[Choice]] = []  # joint options of blocks; a block is in one group at most
         self.of_reference, self.of_candidate = _Dependencies(reference), _Dependencies(self.candidate)
         self.live = _live(reference), _live(self.candidate)
-        self.producers = producers(self.candidate)
+        self.producers, self.users = producers(self.candidate), _users(self.candidate)
         self.order = {id(operation): i for i, operation in enumerate(self.candidate.operations)}
         self.shared = _used_repeatedly(reference, self.sources)
         self.pinned = {number for block in self.open.values() for number in block.numbers}  # never computed
@@ -183,8 +189,16 @@ class Search:
             for number in operation.outputs:
                 mask = self.of_candidate.masks[number]
                 few = mask and mask.bit_count() <= _MOST_BLOCKS and number in self.live[1]
-                if few and self.values[number].dtype.kind == "f" and not self._is_view(operation):
+                useful = few and self.values[number].dtype.kind == "f" and not self._is_view(operation)
+                if useful and not self._lacks_bias(number):
                     yield number
+
+    def _lacks_bias(self, number: int) -> bool:
+        """Whether a value is a product to which a bias is then added: without it, it would suit fewer sources."""
+        masks = self.of_candidate.masks
+        added = [operation for operation in self.users.get(number, []) if "add" in operation.name]
+        counts = [masks[operation.outputs[0]].bit_count() for operation in added]
+        return len(added) == len(self.users.get(number, [])) > 0 and set(counts) == {masks[number].bit_count() + 1}
 
     def compare(self, exact: bool, tier: int) -> bool:
         """Finds choices of this tier with which a value is equal to one of the reference's, or else close to it."""
@@ -214,7 +228,7 @@ class Search:
         sources = tuple(dict.fromkeys(source for pool in pools for source in pool))
         verified: list[Choice] = []
         for i, pool in enumerate(pools):
-            if verified and len(pool) > len(pools[i - 1]):
+            if verified and len(pool) > max(len(single), len(pools[i - 1])):
                 break
             choices = islice(self._choices(single, groups, pool, tier), _MOST_TRIES if exact else _MOST_CLOSE)
             accepts = self._equal if exact else self._close
@@ -268,12 +282,20 @@ class Search:
                 continue
             plain = [[g for g in own if g.tier == t] for own, t in zip(options, tiers, strict=True)]
             for guess in islice(filter(_of_one_part, product(*plain)), _MOST_TRIES):
+                if not self._zeros_are_biases(single, guess):
+                    continue
                 for joint in product(*groups):
                     choice = dict(zip(single, guess, strict=True))
                     for part in joint:
                         choice.update(part)
                     if self._distinct(choice.values()):
                         yield choice
+
+    def _zeros_are_biases(self, single: Sequence[str], guess: Sequence[Guess]) -> bool:
+        """Whether blocks that are guessed to be 0 are smaller than one that is not."""
+        sizes = [(bool(g.source), prod(self.open[key].shape)) for key, g in zip(single, guess, strict=True)]
+        largest = max((size for sourced, size in sizes if sourced), default=0)
+        return all(sourced or size < largest for sourced, size in sizes)
 
     def _summed(self, choice: Choice, single: Sequence[str], pool: Sequence[str]) -> Iterator[Choice]:
         """The choice with a second bias added: two biases of the reference may follow each other."""

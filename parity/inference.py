@@ -15,7 +15,8 @@ import numpy as np
 from .capture.trace import Trace
 from .diagnosis import capture
 from .guesses import Guess, layouts
-from .inference_search import Block, Search, elements
+from .inference_search import Search
+from .inference_state import Block, elements
 from .layouts import Layout, find_layout
 from .matching import ROUNDED, Side, signature
 from .weight_rules import apply_rules, converter_code, rules_text

@@ -6,22 +6,19 @@ key and value, are kept until later values do.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from itertools import islice, product
 from math import prod
 
 import numpy as np
 
-from .capture.trace import Operation, Trace
+from .capture.trace import Operation
 from .guesses import Guess, guesses
-from .layouts import Layout
-from .matching import Side, alignments, producers, signature
-from .weights import Part
+from .inference_state import Block, Choice, State, elements
+from .matching import alignments, signature
 
 Array = np.ndarray
-Choice = Mapping[str, Guess]  # block -> how it is built
 BOUND = 1e-5  # relative; above the rounding of constants to float32, and far below other random numbers' distance
 _CLOSE = 0.1  # relative error below which values are the same but for another epsilon or activation function
 _MOST_BLOCKS = 16  # undecided blocks behind a value that is looked at
@@ -31,143 +28,10 @@ _MOST_TRIES = 600  # per value and pool of sources
 _MOST_CLOSE = 60  # where closeness is computed
 _WINDOW = 30  # values that are looked at in a step
 _LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
-_FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
 
 
-@dataclass(frozen=True)
-class Block:
-    """A region of a parameter that is decided as one: all of it, a layer of a stack, or a part of a packed one."""
-
-    name: str
-    row: tuple[int, ...]  # leading indices into the parameter: the steps of scans
-    region: tuple[slice, ...]  # of what these indices leave
-    numbers: tuple[int, ...]  # the values that hold what these indices leave
-
-    @property
-    def key(self) -> str:
-        """A unique name."""
-        inner = ",".join(f"{part.start}:{part.stop}" for part in self.region)
-        return f"{self.name}[{','.join(map(str, self.row))}][{inner}]"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The region's shape."""
-        return tuple(part.stop - part.start for part in self.region)
-
-    def start(self, shape: Sequence[int]) -> int:
-        """Flat index of the block's row in a parameter of this shape."""
-        return sum(i * prod(shape[axis + 1 :]) for axis, i in enumerate(self.row))
-
-
-def blocks(trace: Trace, names: Iterable[str]) -> dict[str, Block]:
-    """One block per parameter, or per row of one that scans alone use."""
-    numbers = {trace.parameters[name]: name for name in reversed(list(names))}
-    users = _users(trace)
-    entries: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    pending = [(name, (), number) for number, name in numbers.items()]
-    while pending:
-        name, row, number = pending.pop()
-        own = users.get(number, [])
-        if own and all(operation.name == "scan.row" for operation in own):
-            pending += [(name, (*row, operation.settings["row"]), operation.outputs[0]) for operation in own]
-        else:
-            entries.setdefault((name, row), []).append(number)
-    whole = {at: tuple(slice(0, n) for n in trace.values[places[0]].shape) for at, places in entries.items()}
-    found = (Block(*at, whole[at], tuple(places)) for at, places in sorted(entries.items()))
-    return {block.key: block for block in found}
-
-
-def _users(trace: Trace) -> dict[int, list[Operation]]:
-    """The operations that use each value."""
-    users: dict[int, list[Operation]] = {}
-    for operation in trace.operations:
-        for number in operation.inputs:
-            users.setdefault(number, []).append(operation)
-    return users
-
-
-class _Dependencies:
-    """Which blocks each value of a trace depends on, as bits."""
-
-    def __init__(self, trace: Trace):
-        self.trace = trace
-        self.bits: dict[str, int] = {}
-        self.known: dict[int, int] = {}  # found by changing blocks, where fewer matter than the operations use
-        self.masks: list[int] = []
-
-    def update(self, open_blocks: Mapping[str, Block]) -> None:
-        """Computes the masks of all values."""
-        masks, open_mask = [0] * len(self.trace.values), 0
-        for key, block in open_blocks.items():
-            bit = self.bits.setdefault(key, 1 << len(self.bits))
-            open_mask |= bit
-            for number in block.numbers:
-                masks[number] |= bit
-        for operation in self.trace.operations:
-            mask = 0
-            for number in operation.inputs:
-                mask |= masks[number]
-            for number in operation.outputs:
-                masks[number] |= mask & self.known.get(number, mask) & open_mask
-        self.masks = masks
-
-    def keys(self, mask: int) -> tuple[str, ...]:
-        """The blocks of a mask."""
-        return tuple(key for key, bit in self.bits.items() if bit & mask)
-
-
-def _live(trace: Trace) -> set[int]:
-    """Values that depend on the inputs."""
-    live = set(trace.inputs.values())
-    for operation in trace.operations:
-        if not live.isdisjoint(operation.inputs):
-            live.update(operation.outputs)
-    return live
-
-
-@lru_cache(maxsize=65536)
-def elements(layout: Layout) -> Array:
-    """Flat indices into the source."""
-    return np.ravel(layout.apply(np.arange(layout.source_size)))
-
-
-class Search:
-    """The state: what is decided, which options are left, and the candidate's values so far."""
-
-    def __init__(self, reference: Trace, candidate: Trace, names: tuple[Iterable[str], Iterable[str]]):
-        self.reference, self.candidate = Side(reference), copy(candidate)
-        self.values = self.candidate.values = list(candidate.values)
-        self.sources = blocks(reference, names[0])
-        self.arrays = {key: reference.values[block.numbers[0]] for key, block in self.sources.items()}
-        self.unused = {key: np.ones(array.size, bool) for key, array in self.arrays.items()}
-        self.open = blocks(candidate, names[1])
-        self.decided: dict[str, tuple[Block, Guess]] = {}
-        self.groups: list[list[Choice]] = []  # joint options of blocks; a block is in one group at most
-        self.of_reference, self.of_candidate = _Dependencies(reference), _Dependencies(self.candidate)
-        self.live = _live(reference), _live(self.candidate)
-        self.producers, self.users = producers(self.candidate), _users(self.candidate)
-        self.order = {id(operation): i for i, operation in enumerate(self.candidate.operations)}
-        self.shared = _used_repeatedly(reference, self.sources)
-        self.pinned = {number for block in self.open.values() for number in block.numbers}  # never computed
-        self.evaluations = 0  # in this step
-        self.views: dict[int, bool] = {}
-        self.mattering: dict[tuple[int, int], set[str]] = {}
-        self.failed: set[object] = set()
-        self.random = np.random.default_rng(2)
-        self.of_candidate.update(self.open)
-        self.of_reference.update(self.sources)
-
-    def take(self, parts: Iterable[Part]) -> None:
-        """Marks what given matches use of the sources."""
-        for part in parts:
-            used = elements(part.layout)
-            for key, block in self.sources.items():
-                if block.name == part.source:
-                    size = self.arrays[key].size
-                    start = block.start(self.reference.trace.values[self.reference.trace.parameters[block.name]].shape)
-                    own = used[(used >= start) & (used < start + size)] - start
-                    self.unused[key][own] = False
-        self._settle()
+class Search(State):
+    """The steps of the search."""
 
     def run(self) -> None:
         """Decides as many blocks as values decide; the cheapest step that makes progress comes first."""
@@ -305,14 +169,11 @@ class Search:
             for other in pool if guess.source else ():
                 if len(self.arrays[other].shape) == 1 and self.arrays[other].shape == self.arrays[guess.source].shape:
                     summed = replace(guess, added_to=other)
-                    if other not in used and not guess.added_to and self._is_free(summed):
+                    if other not in used and not guess.added_to and self.is_free(summed):
                         yield {**choice, key: summed}
 
     def _guesses(self, key: str, shapes: Mapping[str, tuple[int, ...]], tier: int) -> list[Guess]:
-        return [g for g in guesses(self.open[key].shape, shapes) if g.tier <= tier and self._is_free(g)]
-
-    def _is_free(self, guess: Guess) -> bool:
-        return all(key in self.shared or self.unused[key][elements(guess.layout)].all() for key in guess.sources)
+        return [g for g in guesses(self.open[key].shape, shapes) if g.tier <= tier and self.is_free(g)]
 
     def _distinct(self, chosen: Iterable[Guess]) -> bool:
         """Whether no element of a source is used twice."""
@@ -322,40 +183,6 @@ class Search:
                 used.setdefault(key, []).append(elements(guess.layout))
         several = [np.concatenate(own) for key, own in used.items() if len(own) > 1 and key not in self.shared]
         return all(len(np.unique(own)) == len(own) for own in several)
-
-    def evaluate(self, number: int, arrays: Mapping[str, Array]) -> Array | None:
-        """A value of the candidate, with these arrays for blocks; None if it cannot be computed."""
-        self.evaluations += 1
-        changes: dict[int, Array] = {}
-        for key in {*self.of_candidate.keys(self.of_candidate.masks[number]), *arrays}:
-            block = self.open[key]
-            for holder in block.numbers:
-                changes.setdefault(holder, self.values[holder].copy())
-                if key in arrays:
-                    changes[holder][block.region] = arrays[key]
-        try:
-            with np.errstate(all="ignore"):
-                for operation in self._path(number):
-                    arguments = [changes.get(n, self.values[n]) for n in operation.inputs]
-                    if operation.compute is not None:
-                        results = operation.compute(arguments, operation.settings)
-                        changes |= {
-                            n: r for n, r in zip(operation.outputs, results, strict=True) if n not in self.pinned
-                        }
-        except _FAILURES:
-            return None
-        return changes.get(number, self.values[number])
-
-    def _path(self, number: int) -> list[Operation]:
-        """The operations that compute a value from decided ones, in order."""
-        path: dict[int, Operation] = {}
-        pending = [number]
-        while pending:
-            operation = self.producers.get(pending.pop())
-            if operation is not None and id(operation) not in path:
-                path[id(operation)] = operation
-                pending += [n for n in operation.inputs if self.of_candidate.masks[n]]
-        return sorted(path.values(), key=lambda operation: self.order[id(operation)])
 
     def _with(self, number: int, choice: Choice) -> Array | None:
         arrays = {key: guess.value(self.arrays, self.open[key].shape) for key, guess in choice.items()}
@@ -412,43 +239,11 @@ class Search:
         pending = [choice]
         while pending:
             for key, guess in pending.pop().items():
-                self._set(key, guess)
-            left = [[o for o in group if all(map(self._is_free, o.values()))] for group in self.groups]
+                self.set_block(key, guess)
+            left = [[o for o in group if all(map(self.is_free, o.values()))] for group in self.groups]
             pending += [options[0] for options in left if len(options) == 1]
             self.groups = [options for options in left if len(options) > 1]
-        self._settle()
-
-    def _set(self, key: str, guess: Guess) -> None:
-        block = self.open.pop(key)
-        for holder in block.numbers:
-            self.values[holder] = self.values[holder].copy()
-            self.values[holder][block.region] = guess.value(self.arrays, block.shape)
-        self.decided[key] = block, guess
-        for source in guess.sources:
-            self.unused[source][elements(guess.layout)] = False
-
-    def _settle(self) -> None:
-        """Computes the values that no longer depend on undecided blocks."""
-        before = self.of_candidate.masks
-        self.of_candidate.update(self.open)
-        self.of_reference.update({key: block for key, block in self.sources.items() if self.unused[key].any()})
-        masks = self.of_candidate.masks
-        for operation in self.candidate.operations:
-            if any(before[n] and not masks[n] for n in operation.outputs) and operation.compute is not None:
-                self._compute(operation)
-
-    def _compute(self, operation: Operation) -> None:
-        if any(self.of_candidate.masks[n] for n in operation.inputs):  # which do not matter
-            for number in operation.outputs:
-                value = self.evaluate(number, {})
-                self.values[number] = self.values[number] if value is None else value
-            return
-        assert operation.compute is not None
-        with np.errstate(all="ignore"):
-            results = operation.compute([self.values[n] for n in operation.inputs], operation.settings)
-        for number, result in zip(operation.outputs, results, strict=True):
-            if number not in self.pinned:
-                self.values[number] = result
+        self.settle()
 
     def relay(self) -> bool:
         """Replaces a known value that the reference does not have, but nearly, by the reference's."""
@@ -470,24 +265,13 @@ class Search:
         if target is None:
             return False
         self.pinned.add(number)
-        self._replace(number, target)
+        self.replace_value(number, target)
         return True
-
-    def _replace(self, number: int, target: Array) -> None:
-        """Sets a known value, and the known ones that follow."""
-        self.values[number] = target
-        self.failed.clear()
-        changed = {number}
-        for operation in self.candidate.operations:
-            known = not any(self.of_candidate.masks[n] for n in (*operation.inputs, *operation.outputs))
-            if known and not changed.isdisjoint(operation.inputs) and operation.compute is not None:
-                self._compute(operation)
-                changed.update(operation.outputs)
 
     def split(self) -> bool:
         """Splits a block of which a value depends on a part alone."""
         for number in islice(self.pending(), _WINDOW):
-            if not any(word in step.name for step in self._path(number) for word in _LOOKUPS):
+            if not any(word in step.name for step in self.path(number) for word in _LOOKUPS):
                 for key in sorted(self._matter(number)):
                     if not any(key in group[0] for group in self.groups) and self._split(number, key):
                         return True
@@ -553,12 +337,3 @@ def _first(size: int, holds: Callable[[int], bool]) -> int:
         else:
             low = middle + 1
     return low
-
-
-def _used_repeatedly(trace: Trace, sources: Mapping[str, Block]) -> set[str]:
-    """Sources that several operations use, or that have several names, such as tied embeddings."""
-    counts: dict[int, int] = {}
-    for operation in trace.operations:
-        for number in set(operation.inputs):
-            counts[number] = counts.get(number, 0) + 1
-    return {key for key, block in sources.items() if sum(counts.get(n, 0) for n in block.numbers) > 1}

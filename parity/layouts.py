@@ -109,7 +109,7 @@ def find_layout(index: Array, source_size: int) -> Layout | None:
     if not usable:
         return None
     start = int(index[tuple(usable[0])]) - sum(int(t[j]) for t, j in zip(terms, usable[0], strict=True))
-    layout = Layout(start, _merged([axis for axis in axes if axis[0] > 1]), index.shape, source_size)
+    layout = Layout(start, merged([axis for axis in axes if axis[0] > 1]), index.shape, source_size)
     predicted = layout.apply(np.arange(source_size)) if _fits(layout) else None
     return layout if predicted is not None and np.array_equal(predicted[index >= 0], index[index >= 0]) else None
 
@@ -157,12 +157,12 @@ def _digits(term: Array) -> list[tuple[int, int]] | None:
     return digits[::-1]
 
 
-def _merged(axes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Neighbouring axes that are one axis of the source, as one."""
-    merged: list[tuple[int, int]] = []
+def merged(axes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Joins neighbouring axes that are one axis of the source."""
+    joined: list[tuple[int, int]] = []
     for size, stride in axes:
-        if merged and merged[-1][1] == size * stride:
-            merged[-1] = merged[-1][0] * size, stride
+        if joined and joined[-1][1] == size * stride:
+            joined[-1] = joined[-1][0] * size, stride
         else:
-            merged.append((size, stride))
-    return tuple(merged)
+            joined.append((size, stride))
+    return tuple(joined)

@@ -120,6 +120,20 @@ class Side:
         ordered = {size: sorted(group) for size, group in groups.items()}
         return {size: (np.array([rms for rms, _ in g]), [n for _, n in g]) for size, g in ordered.items()}
 
+    def partners(self, one: Signature, value: Array, bound: float = EXACT) -> Iterator[int]:
+        """Numbers of the values that are equal to `value`, which has this signature, in any arrangement of axes."""
+        sizes, numbers = self.by_size.get(one.size, (np.zeros(0), []))
+        slack = bound * one.scale
+        low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
+        for number in numbers[low:high]:
+            other, scale = self.value(number), bound * self.by_number[number].scale
+            if _close(np.ravel(other), np.ravel(value), scale):
+                yield number
+            elif distance(self.by_number[number], one) <= bound:
+                common = any(_close(np.ravel(a), np.ravel(value), scale) for a in _arrangements(other, value.shape))
+                if common or arranged(other, value, bound):
+                    yield number
+
 
 class Matches:
     """Which values of a reference and of a candidate are equal in a bound, each way: a shuffle is no match."""
@@ -140,22 +154,9 @@ class Matches:
     def _add(self, candidate: Side, numbers: Iterable[int]) -> None:
         self.__dict__.pop("of_reference", None)
         for number in numbers:
-            partners = tuple(self._partners(candidate.by_number[number], candidate.value(number)))
+            partners = tuple(self.reference.partners(candidate.by_number[number], candidate.value(number), self.bound))
             if partners:
                 self.of_candidate[number] = partners
-
-    def _partners(self, one: Signature, value: Array) -> Iterator[int]:
-        sizes, numbers = self.reference.by_size.get(one.size, (np.zeros(0), []))
-        slack = self.bound * one.scale
-        low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
-        for number in numbers[low:high]:
-            other, scale = self.reference.value(number), self.bound * self.reference.by_number[number].scale
-            if _close(np.ravel(other), np.ravel(value), scale):
-                yield number
-            elif distance(self.reference.by_number[number], one) <= self.bound:
-                common = any(_close(np.ravel(a), np.ravel(value), scale) for a in _arrangements(other, value.shape))
-                if common or arranged(other, value, self.bound):
-                    yield number
 
     @cached_property
     def of_reference(self) -> dict[int, tuple[int, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .capture.trace import Operation, Trace
 from .matching import ROUNDED, Matches, Side, alignments, difference, distance, producers, same_order, suspects
-from .repairs import WEAK, Region, Repair, Search, constants, is_float32
+from .repairs import FLOAT32, WEAK, Region, Repair, Search, constants, is_float32
 
 _CANDIDATES = 12  # of the reference's values after the last common one that are tried
 _NO_BETTER = 3  # of them in a row, after which no more are tried
@@ -29,6 +29,13 @@ class Defect:
     candidate: tuple[Operation, ...]
     error: float  # largest difference, relative to the largest number
     repair: Repair | None = None  # a change to the candidate that makes both equal
+
+    @property
+    def rounding(self) -> bool:
+        """Whether it is no more than the rounding of a constant to float32."""
+        if self.repair is None:
+            return self.error <= ROUNDED
+        return self.repair.rounding or (self.error <= FLOAT32 and not self.repair.literal)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -100,11 +107,12 @@ class State:
     def ends(self) -> Iterator[tuple[int, list[int]]]:
         """(value of the reference, the candidate's closest values): where the first difference may end."""
         others = [n for n in self.suspects[1] if n in self.candidate.by_number]
+        limit = 1 if self.bound >= ROUNDED else ROUNDED  # once nothing but rounding differs, ends are close
         for number in self.suspects[0]:
             one = self.reference.by_number.get(number)
             if one is not None:
                 near = sorted((distance(one, self.candidate.by_number[n]), n) for n in others)
-                close = [n for error, n in near[:_CLOSEST] if error < 1]
+                close = [n for error, n in near[:_CLOSEST] if error < limit]
                 if close:
                     yield number, close
 

@@ -17,7 +17,7 @@ _CALL = 3000  # numbers that an operation costs beyond its own
 WEAK = 3  # rank from which on another place may have a plainer repair
 _LAST = 10  # ranks after all others
 _STEPS = 12  # of the search for a number in the code
-_ROUNDING = 2e-7  # relative; float32 rounds by at most half of it
+FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
 _FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
 
 
@@ -45,6 +45,7 @@ class Repair:
     operation: Operation | None = None  # whose output changes, or which uses the parameter or constant that does
     parameter: str = ""
     rounding: bool = False  # it undoes the rounding of a constant to float32, and nothing else
+    literal: bool = False  # it changes a number in the code
 
     def __str__(self) -> str:
         """What to change."""
@@ -151,7 +152,7 @@ class Search:
             for rank, value in solutions:
                 text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}"
                 rounding = _rounds_to(value, scalar.value)
-                repair = Repair(scalar.number, text, scalar.operation, rounding=rounding)
+                repair = Repair(scalar.number, text, scalar.operation, rounding=rounding, literal=not rounding)
                 yield _Attempt(rank, repair, scalar.change(value))
         for number in constants(self.side, self.region):
             table = self.side.value(number)
@@ -168,7 +169,7 @@ class Search:
             for number in {n for o in self.regions[0].operations for n in (*o.inputs, *o.outputs)}:
                 value = self.sides[0].value(number)
                 if value.size == table.size and value.dtype.kind == "f":
-                    yield from (a for a in alignments(value, table) if same_order(a, table, _ROUNDING))
+                    yield from (a for a in alignments(value, table) if same_order(a, table, FLOAT32))
 
     def _solve(self, scalar: _Scalar) -> float | None:
         """The number for which the end is nearest to the target (Gauss-Newton)."""
@@ -234,7 +235,7 @@ def is_float32(value: Array) -> bool:
 
 
 def _rounds_to(one: float, other: float) -> bool:
-    return one == other or abs(one - other) <= _ROUNDING * abs(other)
+    return one == other or abs(one - other) <= FLOAT32 * abs(other)
 
 
 def _scalars(side: Side, region: Region) -> Sequence[_Scalar]:

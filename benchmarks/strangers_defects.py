@@ -1,6 +1,6 @@
 """The mistakes that ports make, at every place of a trace where they can be made."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
@@ -29,6 +29,7 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {
 }
 _MISTAKEN = {"erf gelu": ("tanh gelu", "relu"), "tanh gelu": ("erf gelu", "silu"), "relu": ("erf gelu", "silu")}
 _MISTAKEN |= {"silu": ("erf gelu", "relu"), "sigmoid": ("tanh",), "tanh": ("sigmoid", "relu"), "softplus": ("relu",)}
+Change = Callable[[Draft], None]
 _STEPS = 12  # operations of an activation
 
 
@@ -37,15 +38,43 @@ def sites(trace: Trace) -> Iterator[Site]:
     graph = _Graph(trace)
     sources = (_swapped, _transposed, _axes, _literals, _masks, _dropped, _positions, _heads, _groups)
     used = trace.ancestors()
+    activations = _activations(graph)
+    found: dict[int, dict[tuple[str, str], Change]] = {}
     for operation in trace.operations:
-        if operation.compute is None or used.isdisjoint(operation.outputs):
-            continue
-        for source in sources:
-            for operator, detail, change in source(graph, operation):
-                yield Site(operator, detail, partial(planted, trace, operation, change))
-    for operation, detail, change in _activations(graph):
-        yield Site("activation", detail, partial(planted, trace, operation, change))
+        if operation.compute is not None and not used.isdisjoint(operation.outputs):
+            changes = {
+                (name, detail): change for source in sources for name, detail, change in source(graph, operation)
+            }
+            found[id(operation)] = changes | activations.get(id(operation), {})
+    for copies in _steps(trace):
+        for key, change in found.get(id(copies[0]), {}).items():
+            others = [found.get(id(copy), {}).get(key) for copy in copies[1:]]
+            changes = [change, *(other for other in others if other is not None)]
+            yield Site(*key, partial(planted, trace, copies[0], partial(_apply, changes)))
     yield from _parameters(trace)
+
+
+def _apply(changes: Sequence[Change], draft: Draft) -> None:
+    for change in changes:
+        change(draft)
+
+
+def _steps(trace: Trace) -> Iterator[tuple[Operation, ...]]:
+    """Each operation; those of a loop's body with their copies in the later steps, because the code is the same."""
+    steps: list[list[Operation]] = []
+    row = None
+    for operation in trace.operations:
+        if operation.name == "scan.row" and operation.settings["row"] != row:
+            steps.append([])
+            row = operation.settings["row"]
+        if operation.name == "scan.stack" and steps:
+            same = len({len(step) for step in steps}) == 1
+            yield from zip(*steps, strict=True) if same else ((one,) for step in steps for one in step)
+            steps, row = [], None
+        if steps:
+            steps[-1].append(operation)
+        else:
+            yield (operation,)
 
 
 class _Graph:
@@ -71,7 +100,6 @@ class _Graph:
         return fixed
 
 
-Change = Callable[[Draft], None]
 Found = Iterator[tuple[str, str, Change]]
 
 
@@ -302,7 +330,7 @@ def _groups(graph: _Graph, operation: Operation) -> Found:
                 yield "group order", f"slices {operation.settings['start_indices']}", change
 
 
-def _activations(graph: _Graph) -> Iterator[tuple[Operation, str, Change]]:
+def _activations(graph: _Graph) -> dict[int, dict[tuple[str, str], Change]]:
     """Another activation in the place of one that is recognised by its values."""
     last: dict[int, tuple[Operation, str]] = {}
     operations = graph.trace.operations
@@ -317,15 +345,16 @@ def _activations(graph: _Graph) -> Iterator[tuple[Operation, str, Change]]:
                         for name, function in _ACTIVATIONS.items():
                             if np.abs(np.asarray(function(value)) - output).max() < 1e-12:
                                 last[number] = operation, name
+    changes: dict[int, dict[tuple[str, str], Change]] = {}
     for number, (operation, name) in last.items():
         for other in _MISTAKEN[name]:
-            function = _ACTIVATIONS[other]
-            output = operation.outputs[0]
-            yield (
-                operation,
-                f"{name} → {other}",
-                lambda draft, o=operation, f=function, n=number, y=output: draft.insert(o, f, [n], y),
-            )
+            change = partial(_activate, operation, _ACTIVATIONS[other], number)
+            changes.setdefault(id(operation), {})["activation", f"{name} → {other}"] = change
+    return changes
+
+
+def _activate(operation: Operation, function: Callable[..., Any], number: int, draft: Draft) -> None:
+    draft.insert(operation, function, [number], operation.outputs[0])
 
 
 def _parameters(trace: Trace) -> Iterator[Site]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.strangers_pair import Pair, keep_mask, random_parameters
 
-WIDTH, HEADS, INNER, LENGTH, BATCH = 12, 3, 17, 7, 3
+WIDTH, HEADS, INNER, LENGTH, BATCH = 15, 3, 17, 7, 3
 HEAD = WIDTH // HEADS
 
 

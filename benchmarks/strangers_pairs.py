@@ -1,4 +1,4 @@
-"""Pairs of models that compute the same: strangers' code, PyTorch's layers, our twins, published modules, `transformers`.
+"""Pairs of models that compute the same: strangers' code, PyTorch's layers, our twins, published modules and families.
 
 Every model is small and has random parameters; the sentences have several lengths.
 """
@@ -7,6 +7,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class _Logits(nn.Module):
 def twins(settings: Mapping[str, Any]) -> Pair:
     """Our PyTorch and Flax models."""
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "param_dtype": "float64", "compute_dtype": "float64"}
-    config = TransformerConfig.preset("tiny", **sizes, d_model=12, d_ff=17, num_heads=3, **settings)
+    config = TransformerConfig.preset("tiny", **sizes, d_model=15, d_ff=17, num_heads=3, **settings)
     with jax.enable_x64(True):
         arrays = {name: jnp.asarray(a) for name, a in random_arrays(config, 0).items()}
         model = flax_transformer.Transformer.from_arrays(config, arrays)
@@ -93,18 +94,21 @@ class _EncoderDecoder(nn.Module):
         return self.inner(input_ids=src, attention_mask=keep, decoder_input_ids=tgt, use_cache=False).logits
 
 
-def converted(name: str) -> Pair:
-    """A family of `transformers` and the Flax model that we convert it to."""
+def converted(name: str, dtype: str = "float64") -> Pair:
+    """A family of `transformers` and the Flax model that we convert it to; in float32 its constants are rounded."""
     with tempfile.TemporaryDirectory() as folder:
         random_model(name).save_pretrained(folder)
         checkpoint = convert.load(folder)
         model: Any = type(random_model(name)).from_pretrained(folder)
-    config, rng = checkpoint.config, np.random.default_rng(1)
+    config, rng = checkpoint.config.replace(param_dtype=dtype, compute_dtype=dtype), np.random.default_rng(1)
+    with jax.enable_x64(True):
+        arrays = {name: array.astype(dtype) for name, array in checkpoint.arrays.items()}
+        candidate = replace(checkpoint, config=config, arrays=arrays).to_flax()
     batch = random_batch(config, rng, 3, 7, 5)
     # `transformers` does not mask the target's padding, whose logits nobody reads; here there is none
     tgt = rng.integers(0, config.tgt_vocab_size - 1, (3, 5))
     tgt += tgt >= config.pad_id
-    return Pair(_EncoderDecoder(model.eval(), config.pad_id).eval(), checkpoint.to_flax(), (batch.src_tokens, tgt))
+    return Pair(_EncoderDecoder(model.eval(), config.pad_id).eval(), candidate, (batch.src_tokens, tgt))
 
 
 def bonsai(folder: Path) -> None:
@@ -140,11 +144,11 @@ def vit(folder: Path, as_published: bool = False) -> Pair:
     bonsai(folder)
     from bonsai.models.vit import modeling, params  # type: ignore[import-not-found]
 
-    sizes: dict[str, Any] = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "num_labels": 7}
+    sizes: dict[str, Any] = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3, "num_labels": 7}
     config = transformers.ViTConfig(**sizes, intermediate_size=17, image_size=16, patch_size=4)
     module = transformers.ViTForImageClassification(config)
     random_parameters(module)
-    settings = modeling.ModelConfig((16, 16), (4, 4), 3, 12, 0.0, 0.0, 3, 17, 1e-12, 2, 7)
+    settings = modeling.ModelConfig((16, 16), (4, 4), 3, 15, 0.0, 0.0, 3, 17, 1e-12, 2, 7)
     with tempfile.TemporaryDirectory() as place:
         module.save_pretrained(place)
         inner = params.create_vit_from_pretrained(place, settings)
@@ -167,10 +171,10 @@ def whisper(folder: Path, as_published: bool = False) -> Pair:
     bonsai(folder)
     from bonsai.models.whisper import modeling, params  # type: ignore[import-not-found]
 
-    sizes: dict[str, Any] = {"d_model": 12, "vocab_size": 29, "num_mel_bins": 5, "max_source_positions": 7}
+    sizes: dict[str, Any] = {"d_model": 18, "vocab_size": 29, "num_mel_bins": 5, "max_source_positions": 7}
     sizes |= {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
     sizes |= {"encoder_ffn_dim": 17, "decoder_ffn_dim": 17}
-    tokens = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
+    tokens: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
     module = transformers.WhisperModel(transformers.WhisperConfig(**sizes, max_target_positions=11, **tokens))
     random_parameters(module)
     fields = modeling.ModelConfig.whisper_tiny().__dict__ | sizes | {"max_length": 11}
@@ -180,7 +184,7 @@ def whisper(folder: Path, as_published: bool = False) -> Pair:
         complete = transformers.WhisperForConditionalGeneration.from_pretrained(place)
         complete.model.load_state_dict(module.state_dict())
         complete.save_pretrained(place)
-        with mock.patch.object(modeling.ModelConfig, "whisper_tiny", lambda: small):
+        with mock.patch.object(modeling.ModelConfig, "whisper_tiny", return_value=small):
             inner = params.create_whisper_from_pretrained(place)
     rng = np.random.default_rng(0)
     features, ids = rng.standard_normal((2, 5, 14)), rng.integers(4, 29, (2, 5))
@@ -198,7 +202,7 @@ def umt5(folder: Path) -> Pair:
     bonsai(folder)
     from bonsai.models.umt5 import modeling, params  # type: ignore[import-not-found]
 
-    sizes: dict[str, Any] = {"vocab_size": 29, "d_model": 12, "d_kv": 5, "d_ff": 17, "num_layers": 1, "num_heads": 3}
+    sizes: dict[str, Any] = {"vocab_size": 29, "d_model": 15, "d_kv": 5, "d_ff": 17, "num_layers": 1, "num_heads": 3}
     sizes |= {"num_decoder_layers": 1, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 13}
     module = transformers.UMT5Model(transformers.UMT5Config(**sizes, feed_forward_proj="gated-gelu"))
     random_parameters(module)
@@ -226,6 +230,7 @@ def pairs(folder: Path) -> dict[str, Callable[[], Pair]]:
     ours = {name: partial(twins, settings) for name, settings in TWINS.items()}
     systems = {f"{name}": partial(published_system, name, True) for name in SYSTEMS}
     families = {f"transformers {name}": partial(converted, name) for name in VARIANTS}
+    families["transformers BART, float32"] = partial(converted, "BART", "float32")
     return {**repaired, **LAYERS, **ours, **systems, **families}
 
 

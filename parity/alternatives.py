@@ -211,6 +211,13 @@ def arrangements(array: Array) -> Found:
     for i, j in combinations(range(array.ndim), 2):
         if array.shape[i] == array.shape[j] > 1:
             yield array.swapaxes(i, j), f"with axes {i} and {j} swapped" if array.ndim > 2 else "transposed"
+    for i in range(array.ndim - 1):
+        a, b = array.shape[i : i + 2]
+        if a != b and min(a, b) > 1:
+            split = array.reshape(*array.shape[:i], b, a, *array.shape[i + 2 :]).swapaxes(i, i + 1)
+            yield split, f"with axes {i} and {i + 1} split as {b} × {a}"
+            joined = array.swapaxes(i, i + 1).reshape(array.shape)
+            yield joined, f"with axes {i} and {i + 1} joined in the other order"
     for axis, size in enumerate(array.shape):
         if size > 1:
             for step in (-1, 1):

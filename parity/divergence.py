@@ -8,13 +8,26 @@ from typing import Any
 import numpy as np
 
 from .capture.trace import Operation, Trace
-from .matching import ROUNDED, Matches, Side, alignments, difference, distance, producers, same_order, suspects
+from .matching import (
+    ROUNDED,
+    Matches,
+    Side,
+    alignments,
+    arranged,
+    difference,
+    distance,
+    producers,
+    same_order,
+    suspects,
+)
 from .repairs import FLOAT32, WEAK, Region, Repair, Search, constants, is_float32
 
 _CANDIDATES = 12  # of the reference's values after the last common one that are tried
 _NO_BETTER = 3  # of them in a row, after which no more are tried
 _CLOSEST = 3  # of the candidate's values for each
-_SEARCHED = 8  # of them for which repairs are tried
+_EARLIEST = 5  # further ones of its size, in order of execution
+_SAME_SIZE = 24  # of the candidate's values that are tried as the only one that differs
+_SEARCHED = 4  # of them for which repairs are tried
 _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
@@ -66,10 +79,12 @@ class State:
 
     def __post_init__(self) -> None:
         self.bound = self.matches.bound
+        self.limit = np.inf if self.bound >= ROUNDED else ROUNDED  # once nothing but rounding differs, ends are close
         one, other = self.reference.trace.outputs, self.candidate.trace.outputs
         names = one if one.keys() == other.keys() else other  # by name, or else by order
         pairs = [(r, other[name], name) for r, name in zip(one.values(), names, strict=True)]
-        differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
+        self.pairs = pairs
+        differing = self.differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
         self.open_outputs = len(differing)
         self.suspects = [
             _live(side.trace, suspects(side.trace, self._common(side, other, matched), (pair[i] for pair in differing)))
@@ -97,6 +112,15 @@ class State:
             return True
         return same_order(one, other, self.bound)
 
+    def closed_by(self, changes: Mapping[int, np.ndarray]) -> bool:
+        """Whether all outputs agree after these changes to the candidate."""
+        values = ((self.reference.value(r), changes.get(c)) for r, c in self.differing)
+        return all(
+            other is not None
+            and (same_order(one, other, self.bound) or (one.shape != other.shape and arranged(one, other, self.bound)))
+            for one, other in values
+        )
+
     def rearranged(self) -> Iterator[int]:
         """The candidate's values that the reference has in another flat order only: perhaps transposed by mistake."""
         for number, others in self.matches.of_candidate.items():
@@ -105,16 +129,21 @@ class State:
                 yield number
 
     def ends(self) -> Iterator[tuple[int, list[int]]]:
-        """(value of the reference, the candidate's closest values): where the first difference may end."""
+        """(value of the reference, the candidate's closest and earliest ones): where the first difference may end."""
         others = [n for n in self.suspects[1] if n in self.candidate.by_number]
-        limit = 1 if self.bound >= ROUNDED else ROUNDED  # once nothing but rounding differs, ends are close
         for number in self.suspects[0]:
             one = self.reference.by_number.get(number)
             if one is not None:
-                near = sorted((distance(one, self.candidate.by_number[n]), n) for n in others)
-                close = [n for error, n in near[:_CLOSEST] if error < limit]
-                if close:
-                    yield number, close
+                errors = {n: distance(one, self.candidate.by_number[n]) for n in others}
+                possible = [n for n in others if errors[n] < self.limit]
+                closest = sorted(possible, key=lambda n: errors[n])[:_CLOSEST]
+                ends = dict.fromkeys([*closest, *possible[:_EARLIEST], *self._paired(number, possible)])
+                if ends:
+                    yield number, list(ends)
+
+    def _paired(self, number: int, possible: Sequence[int]) -> list[int]:
+        """The candidate's outputs that belong to an output of the reference."""
+        return [c for r, c, _ in self.pairs if r == number and c in possible]
 
     def with_changes(self, changes: Mapping[int, np.ndarray]) -> "State":
         """The state in which the candidate has these values."""
@@ -126,7 +155,7 @@ def _live(trace: Trace, suspect: set[int]) -> list[int]:
     return [number for operation in trace.operations for number in operation.outputs if number in suspect]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Step:
     """A value of the reference with which the candidate goes on, and the state after it."""
 
@@ -137,38 +166,75 @@ class _Step:
     state: State
 
 
-def next_step(state: State) -> tuple[int, Defect, State] | None:
-    """The step after which most of what follows matches, one that can be repaired first; None if nothing does."""
+def _closing(state: State) -> list[_Step]:
+    """Steps with the first value of the reference after which all outputs agree: nothing else differs then."""
+    numbers = [n for n in state.suspects[0] if n in state.reference.by_number]
+    for number in numbers[:_CANDIDATES]:
+        one = state.reference.by_number[number]
+        same = [n for n in state.suspects[1] if n in state.candidate.by_number]
+        same = [n for n in same if distance(one, state.candidate.by_number[n]) < state.limit]
+        steps = []
+        for other, value in _replacements(state, number, same[:_SAME_SIZE]):
+            changes = state.candidate.replay({other: value})
+            if state.closed_by(changes):
+                steps.append(_step(state, number, other, value, changes))
+        if steps:
+            return sorted(steps, key=lambda step: -step.gain)
+    return []
+
+
+def _gaining(state: State) -> list[_Step]:
+    """Steps after which more of what follows matches."""
     steps: list[_Step] = []
     worse = 0
     for number, others in islice(state.ends(), _CANDIDATES):
         worse += 1
         highest = max((step.gain for step in steps), default=-1)
         for other, value in _replacements(state, number, others):
-            after = state.with_changes(state.candidate.replay({other: value}))
-            gain = len(after.matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
-            if gain or not after.open_outputs:
-                steps.append(_Step(number, other, value, gain, after))
-                worse = 0 if gain > highest else worse
+            step = _step(state, number, other, value, state.candidate.replay({other: value}))
+            if step.gain or not step.state.open_outputs:
+                steps.append(step)
+                worse = 0 if step.gain > highest else worse
         if steps and worse >= _NO_BETTER:
             break
-    if not steps:
-        return None
-    steps.sort(key=lambda step: -step.gain)
-    closing = min(steps, key=lambda step: step.state.open_outputs)
+    return steps
+
+
+def _step(state: State, number: int, other: int, value: np.ndarray, changes: Mapping[int, np.ndarray]) -> _Step:
+    after = state.with_changes(changes)
+    gain = len(after.matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
+    return _Step(number, other, value, gain, after)
+
+
+def next_step(state: State) -> tuple[int, Defect, State] | None:
+    """The step after which most of what follows matches, one that can be repaired first; None if nothing does."""
+    closing = _closing(state)
+    best = _repaired(state, closing)
+    steps: list[_Step] = []
+    if best is None or best[0] >= WEAK:
+        steps = sorted(_gaining(state), key=lambda step: -step.gain)
+        last = sorted(steps, key=lambda step: step.state.open_outputs)[:1]
+        other = _repaired(state, [*last, *(step for step in steps if step not in last)])
+        best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
+    if best is None:
+        steps = sorted([*closing, *steps], key=lambda step: -step.gain)
+        return _finished(state, steps[0], None, steps[0].state) if steps else None
+    _, step, repair, value = best
+    changes = state.candidate.replay({repair.number: value})
+    return _finished(state, step, repair, state.with_changes(changes))
+
+
+def _repaired(state: State, steps: Sequence[_Step]) -> tuple[int, _Step, Repair, np.ndarray] | None:
+    """(rank, step, repair, repaired value): the plainest repair up to the end of one of the first steps."""
     best: tuple[int, _Step, Repair, np.ndarray] | None = None
-    for step in [closing, *(step for step in steps if step is not closing)][:_SEARCHED]:
+    for step in steps[:_SEARCHED]:
         regions = _regions(state, step.number, step.other)
         success = Search((state.reference, state.candidate), regions, step.value, state.bound).best()
         if success is not None and (best is None or success[0] < best[0]):
             best = success[0], step, *success[1:]
             if best[0] < WEAK:
                 break
-    if best is None:
-        return _finished(state, steps[0], None, steps[0].state)
-    _, step, repair, value = best
-    changes = state.candidate.replay({repair.number: value})
-    return _finished(state, step, repair, state.with_changes(changes))
+    return best
 
 
 def _finished(state: State, step: _Step, repair: Repair | None, after: State) -> tuple[int, Defect, State]:

@@ -9,12 +9,14 @@ from scipy import special
 
 from .alternatives import UNARY, alternatives, arrangements, insertions, kind
 from .capture.trace import Operation
-from .matching import EXACT, Side, alignments, same_order
+from .matching import EXACT, Side, alignments, producers, same_order
 
 Array = np.ndarray
-_BUDGET = 1e9  # numbers that all attempts for one region compute together
+_BUDGET = 3e8  # numbers that all attempts for one region compute together
 _CALL = 3000  # numbers that an operation costs beyond its own
 WEAK = 3  # rank from which on another place may have a plainer repair
+_FACTOR = 4  # rank of a factor that is in neither code
+_POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # of an axis's size, by which code multiplies or divides
 _LAST = 10  # ranks after all others
 _STEPS = 12  # of the search for a number in the code
 FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
@@ -154,11 +156,23 @@ class Search:
                 rounding = _rounds_to(value, scalar.value)
                 repair = Repair(scalar.number, text, scalar.operation, rounding=rounding, literal=not rounding)
                 yield _Attempt(rank, repair, scalar.change(value))
+        yield from self._factors()
         for number in constants(self.side, self.region):
             table = self.side.value(number)
             for other in self._unrounded(table):
                 repair = Repair(number, "is rounded to float32", self._user(number), self._name(number), True)
                 yield _Attempt(1, repair, other)
+
+    def _factors(self) -> Iterator[_Attempt]:
+        """A factor that is missing after an operation, whatever number it is."""
+        for operation in self.region.operations if self.below > _FACTOR else ():
+            for number in operation.outputs:
+                value = self.side.value(number)
+                if value.dtype.kind == "f" and np.isfinite(value).all() and self.budget > 0:
+                    factor = self._solve(_Scalar(operation, 1.0, number, partial(np.multiply, value)))
+                    if factor and not _rounds_to(factor, 1.0):
+                        text = f"missing: * {factor:.9g}" if abs(factor) >= 1 else f"missing: / {1 / factor:.9g}"
+                        yield _Attempt(_FACTOR, Repair(number, text, operation), value * factor)
 
     def _name(self, number: int) -> str:
         return self.names.get(number, "a constant")
@@ -189,28 +203,43 @@ class Search:
             number += correction
             if abs(correction) <= 1e-14 * abs(number):
                 break
-        short = float(f"{number:.6g}")  # numbers in code are short
-        return short if abs(short - number) <= 1e-6 * abs(number) and short != scalar.value else number
+        for short in (float(f"{number:.6g}"), 1 / float(f"{1 / number:.6g}") if number else 0.0):  # as in code
+            if abs(short - number) <= 1e-6 * abs(number) and short != scalar.value:
+                return short
+        return number
 
     def _insertions(self) -> Iterator[_Attempt]:
         """A step that the candidate leaves out: with one of the reference's values, or with a number."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
         operands = [(self.sides[0].value(n), names.get(n, "a value of the reference")) for n in self.regions[0].leaves]
         operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in _scalars(self.sides[0], self.regions[0])]
-        for operation in self.region.operations:
-            for number in operation.outputs:
-                for alternative in insertions(self.side.value(number), operands):
-                    yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
+        entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
+        sizes = sorted({size for value in entering for size in value.shape if size > 1})
+        operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
+        places = [(number, operation) for operation in self.region.operations for number in operation.outputs]
+        for number, operation in (*self._entering(), *places):
+            for alternative in insertions(self.side.value(number), operands):
+                yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
         end = self.side.value(self.region.end)
         last = self.region.operations[-1] if self.region.operations else None
         with np.errstate(all="ignore"):
             ratio = float(np.square(self.target).sum() / (self.target * end).sum())
         yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last), end * ratio)
 
-    def _explanations(self) -> Iterator[_Attempt]:
-        """The whole region as one known function of a value that both sides have."""
-        last = self.region.operations[-1] if self.region.operations else None
+    def _entering(self) -> Iterator[tuple[int, Operation]]:
+        """Computed values that nothing outside of the region uses, with the operations that computed them."""
+        inside = set(map(id, self.region.operations))
+        shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs}
+        made = producers(self.side.trace)
         for number in self.region.leaves:
+            if number in made and number not in shared:
+                yield number, made[number]
+
+    def _explanations(self) -> Iterator[_Attempt]:
+        """The end as one known function of a value that enters the region, or that is computed on the way."""
+        last = self.region.operations[-1] if self.region.operations else None
+        inner = [n for operation in self.region.operations for n in operation.outputs if n != self.region.end]
+        for number in (*self.region.leaves, *inner):
             value = self.side.value(number)
             if value.shape == self.target.shape and value.dtype.kind == "f":
                 functions = {

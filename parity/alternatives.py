@@ -187,18 +187,22 @@ def _bypassed(operation: Operation, inputs: Sequence[Array], output: Array) -> F
 
 
 def _rearranged_inputs(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
+    if kind(operation) in ("reshape", "view", "unsafe_view", "_unsafe_view"):
+        yield from _regrouped(inputs[0], output)
     for i, array in enumerate(inputs):
         for other, text in arrangements(array):
             order = [*inputs[:i], other, *inputs[i + 1 :]]
             value = _compute(operation, order, operation.settings)
             if value is not None:
                 yield value, f"{kind(operation)}: input {i + 1} {text}"
-    if kind(operation) in ("reshape", "view", "unsafe_view", "_unsafe_view"):
-        yield from _regrouped(inputs[0], output)
 
 
 def _regrouped(array: Array, output: Array) -> Found:
-    """A reshape that splits or joins neighbouring axes in the other order."""
+    """A reshape in the place of a transpose, or one that splits or joins neighbouring axes in the other order."""
+    if array.ndim == output.ndim and sorted(array.shape) == sorted(output.shape):
+        for order in permutations(range(array.ndim)):
+            if tuple(array.shape[i] for i in order) == output.shape:
+                yield array.transpose(order), f"axes permuted as {order} instead of reshaped"
     for i in range(output.ndim - 1):
         shape = [*output.shape[:i], output.shape[i + 1], output.shape[i], *output.shape[i + 2 :]]
         yield array.reshape(shape).swapaxes(i, i + 1), f"axis split as {output.shape[i + 1]} × {output.shape[i]}"

@@ -27,7 +27,8 @@ _NO_BETTER = 3  # of them in a row, after which no more are tried
 _CLOSEST = 3  # of the candidate's values for each
 _EARLIEST = 5  # further ones of its size, in order of execution
 _SAME_SIZE = 24  # of the candidate's values that are tried as the only one that differs
-_SEARCHED = 4  # of them for which repairs are tried
+_PARAMETERS = 400  # changes of parameters that are tried in the whole trace
+_SEARCHED = 6  # of them for which repairs are tried
 _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
@@ -95,9 +96,21 @@ class State:
                 )
             )
         ]
+        self.others = self._others()
         values = [(self.reference.value(r), self.candidate.value(c), name) for r, c, name in pairs]
         self.rearranged_outputs = [name for one, other, name in values if not same_order(one, other, ROUNDED)]
         self.matched = len(self.matches.of_reference), len(self.reference.by_number)
+
+    def _others(self) -> list[int]:
+        """Suspects of the candidate, and what enters them, after which a step may be missing; in order."""
+        suspect = set(self.suspects[1])
+        possible: list[int] = []
+        for operation in self.candidate.trace.operations:
+            if not suspect.isdisjoint(operation.outputs):
+                possible += [*operation.inputs, *operation.outputs]
+        order = {n: i for i, o in enumerate(self.candidate.trace.operations) for n in o.outputs}
+        numbers = {n for n in possible if n in order and n in self.candidate.by_number}
+        return sorted(numbers, key=lambda number: order[number])
 
     @staticmethod
     def _common(side: Side, other: Side, matched: Mapping[int, Any]) -> set[int]:
@@ -130,7 +143,7 @@ class State:
 
     def ends(self) -> Iterator[tuple[int, list[int]]]:
         """(value of the reference, the candidate's closest and earliest ones): where the first difference may end."""
-        others = [n for n in self.suspects[1] if n in self.candidate.by_number]
+        others = self.others
         for number in self.suspects[0]:
             one = self.reference.by_number.get(number)
             if one is not None:
@@ -166,13 +179,15 @@ class _Step:
     state: State
 
 
+_Repaired = tuple[int, _Step, Repair, dict[int, np.ndarray]]
+
+
 def _closing(state: State) -> list[_Step]:
     """Steps with the first value of the reference after which all outputs agree: nothing else differs then."""
     numbers = [n for n in state.suspects[0] if n in state.reference.by_number]
     for number in numbers[:_CANDIDATES]:
         one = state.reference.by_number[number]
-        same = [n for n in state.suspects[1] if n in state.candidate.by_number]
-        same = [n for n in same if distance(one, state.candidate.by_number[n]) < state.limit]
+        same = [n for n in state.others if distance(one, state.candidate.by_number[n]) < state.limit]
         steps = []
         for other, value in _replacements(state, number, same[:_SAME_SIZE]):
             changes = state.candidate.replay({other: value})
@@ -211,22 +226,36 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     closing = _closing(state)
     best = _repaired(state, closing)
     steps: list[_Step] = []
-    if best is None or best[0] >= WEAK:
+    if best is None or best[0] > WEAK:
         steps = sorted(_gaining(state), key=lambda step: -step.gain)
         last = sorted(steps, key=lambda step: step.state.open_outputs)[:1]
-        other = _repaired(state, [*last, *(step for step in steps if step not in last)])
+        steps = [*last, *(step for step in steps if step not in last)]
+        other = _everywhere(state, steps) or _repaired(state, steps)
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
     if best is None:
         steps = sorted([*closing, *steps], key=lambda step: -step.gain)
         return _finished(state, steps[0], None, steps[0].state) if steps else None
-    _, step, repair, value = best
-    changes = state.candidate.replay({repair.number: value})
+    _, step, repair, values = best
+    changes = state.candidate.replay(values)
     return _finished(state, step, repair, state.with_changes(changes))
 
 
-def _repaired(state: State, steps: Sequence[_Step]) -> tuple[int, _Step, Repair, np.ndarray] | None:
-    """(rank, step, repair, repaired value): the plainest repair up to the end of one of the first steps."""
-    best: tuple[int, _Step, Repair, np.ndarray] | None = None
+def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
+    """The parameter in another arrangement with which all outputs agree: code uses one several times, as in a loop."""
+    for step in steps[:1]:
+        regions = _regions(state, step.number, step.other)
+        search = Search((state.reference, state.candidate), regions, step.value, state.bound)
+        for attempt in islice((*search.parameters(), *search.exchanged()), _PARAMETERS):
+            if attempt.repair.number in search.names and attempt.fits(state.candidate):
+                changes = state.candidate.replay(attempt.changes)
+                if state.closed_by(changes):
+                    return attempt.rank, step, attempt.repair, attempt.changes
+    return None
+
+
+def _repaired(state: State, steps: Sequence[_Step]) -> _Repaired | None:
+    """(rank, step, repair, new values): the plainest repair up to the end of one of the first steps."""
+    best: _Repaired | None = None
     for step in steps[:_SEARCHED]:
         regions = _regions(state, step.number, step.other)
         success = Search((state.reference, state.candidate), regions, step.value, state.bound).best()

@@ -1,8 +1,9 @@
 """Finds the change to a candidate that makes it equal to its reference: each attempt is computed on the trace."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 from scipy import special
@@ -16,6 +17,8 @@ _BUDGET = 3e8  # numbers that all attempts for one region compute together
 _CALL = 3000  # numbers that an operation costs beyond its own
 WEAK = 3  # rank from which on another place may have a plainer repair
 _FACTOR = 4  # rank of a factor that is in neither code
+_BLOCKS = 4  # of a packed parameter
+_PASSING = ("copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # of an axis's size, by which code multiplies or divides
 _LAST = 10  # ranks after all others
 _STEPS = 12  # of the search for a number in the code
@@ -59,6 +62,17 @@ class _Attempt:
     rank: int  # of several that succeed, the lowest is taken
     repair: Repair
     value: Array
+    others: Mapping[int, Array] = field(default_factory=dict)  # values that change with it
+
+    @property
+    def changes(self) -> dict[int, Array]:
+        """All values that change."""
+        return {self.repair.number: self.value, **self.others}
+
+    def fits(self, side: Side) -> bool:
+        """Whether the new value has the old one's shape, and is another."""
+        old = side.value(self.repair.number)
+        return self.value.shape == old.shape and not np.array_equal(self.value, old)
 
 
 @dataclass(frozen=True)
@@ -76,16 +90,27 @@ class Search:
 
     def __init__(self, sides: tuple[Side, Side], regions: tuple[Region, Region], target: Array, bound: float):
         self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
-        self.side, self.region = sides[1], regions[1]
+        self.side = sides[1]
+        self.region = _with_masks(self.side, regions[1])
+        inside = set(map(id, regions[1].operations))
+        masks = [operation for operation in self.region.operations if id(operation) not in inside]
+        self.tried = (*regions[1].operations, *reversed(masks))
         self.budget = _BUDGET
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}
 
-    def best(self) -> tuple[int, Repair, Array] | None:
-        """(rank, repair, new value) of the plainest change that makes the end equal; None if no attempt does."""
+    def best(self) -> tuple[int, Repair, dict[int, Array]] | None:
+        """(rank, repair, new values) of the plainest change that makes the end equal; None if no attempt does."""
         best: _Attempt | None = None
-        sources = (self._explanations, self._operations, self._parameters, self._scalars, self._insertions)
-        for least, attempts in zip((2, 0, 1, 1, 3), sources, strict=True):
+        sources = (
+            self._explanations,
+            self._operations,
+            self.parameters,
+            self.exchanged,
+            self._scalars,
+            self._insertions,
+        )
+        for least, attempts in zip((2, 0, 1, 1, 1, 3), sources, strict=True):
             if self.below <= least:
                 continue
             for attempt in attempts():
@@ -94,7 +119,7 @@ class Search:
                     best, self.below = judged, judged.rank
                 if self.budget < 0:
                     break
-        return None if best is None else (best.rank, best.repair, best.value)
+        return None if best is None else (best.rank, best.repair, best.changes)
 
     def _end(self, changes: Mapping[int, Array]) -> Array | None:
         """The region's end after changes; None if it cannot be computed, or no longer has its shape."""
@@ -111,32 +136,41 @@ class Search:
         """An attempt that succeeds; one that leaves a rounded constant's difference comes after all others."""
         if attempt.value.shape != self.side.value(attempt.repair.number).shape:
             return None
-        end = self._end({attempt.repair.number: attempt.value})
+        end = self._end(attempt.changes)
         if end is None or not same_order(self.target, end, self.bound):
             return None
         return attempt if same_order(self.target, end, EXACT) else replace(attempt, rank=attempt.rank + _LAST)
 
     def _operations(self) -> Iterator[_Attempt]:
         """Each operation, computed otherwise."""
-        for operation in self.region.operations:
+        for operation in self.tried:
             if operation.compute is not None and len(operation.outputs) == 1:
                 inputs = [self.side.value(number) for number in operation.inputs]
                 (number,) = operation.outputs
                 for alternative in alternatives(operation, inputs, self.side.value(number), self.below):
                     yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
 
-    def _parameters(self) -> Iterator[_Attempt]:
+    def parameters(self) -> Iterator[_Attempt]:
         """One of the reference's parameters instead of the candidate's, or the candidate's in another order."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
         sources = {names[n]: self.sides[0].value(n) for n in self.regions[0].leaves if n in names}
         for number in constants(self.side, self.region):
             value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
             for source, array in sources.items():
-                for other in alignments(array, value) if array.size == value.size else ():
+                for other in _arranged_as(array, value):
                     text = "is not " if self._same_numbers(array, value) else "has other values than "
                     yield _Attempt(1, Repair(number, f"{text}{source}, arranged alike", user, name), other)
             for other, text in arrangements(value):
                 yield _Attempt(1, Repair(number, text, user, name or "a constant"), other)
+
+    def exchanged(self) -> Iterator[_Attempt]:
+        """Two of the candidate's parameters of one shape, each in the other's place."""
+        own = [n for n in constants(self.side, self.region) if n in self.names]
+        for one, other in combinations(own, 2):
+            values = self.side.value(one), self.side.value(other)
+            if values[0].shape == values[1].shape:
+                repair = Repair(one, f"and {self.names[other]} are exchanged", self._user(one), self.names[one])
+                yield _Attempt(1, repair, values[1], {other: values[0]})
 
     def _user(self, number: int) -> Operation | None:
         return next((operation for operation in self.region.operations if number in operation.inputs), None)
@@ -216,8 +250,7 @@ class Search:
         entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
         sizes = sorted({size for value in entering for size in value.shape if size > 1})
         operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
-        places = [(number, operation) for operation in self.region.operations for number in operation.outputs]
-        for number, operation in (*self._entering(), *places):
+        for number, operation in (*self._entering(), *self._places()):
             for alternative in insertions(self.side.value(number), operands):
                 yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
         end = self.side.value(self.region.end)
@@ -225,6 +258,17 @@ class Search:
         with np.errstate(all="ignore"):
             ratio = float(np.square(self.target).sum() / (self.target * end).sum())
         yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last), end * ratio)
+
+    def _places(self) -> Iterator[tuple[int, Operation]]:
+        """The region's values with their operations; one that is only passed on counts where it is passed on."""
+        users: dict[int, list[Operation]] = {}
+        for operation in self.region.operations:
+            for number in operation.inputs:
+                users.setdefault(number, []).append(operation)
+        for operation in self.region.operations:
+            for number in operation.outputs:
+                if not (users.get(number) and all(user.name in _PASSING for user in users[number])):
+                    yield number, operation
 
     def _entering(self) -> Iterator[tuple[int, Operation]]:
         """Computed values that nothing outside of the region uses, with the operations that computed them."""
@@ -249,6 +293,33 @@ class Search:
                 for text, function in functions.items():
                     with np.errstate(all="ignore"):
                         yield _Attempt(2, Repair(self.region.end, f"should be {text}", last), function(value))
+
+
+def _with_masks(side: Side, region: Region) -> Region:
+    """The region with the operations that lead to its masks: masks with True and False swapped are matched."""
+    made = producers(side.trace)
+    open_values = [n for n in region.leaves if side.value(n).dtype == bool]
+    found = {id(operation): operation for operation in region.operations}
+    while open_values:
+        operation = made.get(open_values.pop())
+        if operation is not None and id(operation) not in found:
+            found[id(operation)] = operation
+            open_values += [n for n in operation.inputs if side.value(n).dtype == bool]
+    order = {id(operation): i for i, operation in enumerate(side.trace.operations)}
+    return Region(tuple(sorted(found.values(), key=lambda operation: order[id(operation)])), region.end)
+
+
+def _arranged_as(source: Array, value: Array) -> Iterator[Array]:
+    """A parameter, or one of its equal blocks, in the shape of another, in each order of its axes."""
+    count, rest = divmod(source.size, max(value.size, 1))
+    if rest or not 0 < count <= _BLOCKS:
+        return
+    axes = [axis for axis, size in enumerate(source.shape) if size % count == 0] if count > 1 else [0]
+    for axis in axes:
+        for block in np.split(source, count, axis) if count > 1 else [source]:
+            yield from alignments(block, value)
+            if block.ndim == 2:
+                yield block.T.reshape(value.shape)
 
 
 def constants(side: Side, region: Region) -> list[int]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.strangers_planting import Draft, Planted, Site, planted, planted_parameters
+from twinax.parity.alternatives import UNARY
 from twinax.parity.capture.trace import Operation, Trace
 
 Array = np.ndarray
@@ -334,17 +335,16 @@ def _activations(graph: _Graph) -> dict[int, dict[tuple[str, str], Change]]:
     """Another activation in the place of one that is recognised by its values."""
     last: dict[int, tuple[Operation, str]] = {}
     operations = graph.trace.operations
-    with jax.enable_x64(True):
-        for index, operation in enumerate(operations):
-            output = graph.values[operation.outputs[0]]
-            if len(operation.outputs) == 1 and output.dtype.kind == "f" and output.size > 4:
-                sources = {n for o in operations[max(0, index - _STEPS) : index + 1] for n in o.inputs}
-                for number in sources - graph.fixed:
-                    value = graph.values[number]
-                    if value.shape == output.shape and value.dtype.kind == "f" and np.isfinite(value).all():
-                        for name, function in _ACTIVATIONS.items():
-                            if np.abs(np.asarray(function(value)) - output).max() < 1e-12:
-                                last[number] = operation, name
+    for index, operation in enumerate(operations):
+        output = graph.values[operation.outputs[0]]
+        if len(operation.outputs) == 1 and output.dtype.kind == "f" and output.size > 4:
+            sources = {n for o in operations[max(0, index - _STEPS) : index + 1] for n in o.inputs}
+            for number in sources - graph.fixed:
+                value = graph.values[number]
+                if value.shape == output.shape and value.dtype.kind == "f" and np.isfinite(value).all():
+                    for name in _ACTIVATIONS:
+                        if np.abs(UNARY[name](value) - output).max() < 1e-12:
+                            last[number] = operation, name
     changes: dict[int, dict[tuple[str, str], Change]] = {}
     for number, (operation, name) in last.items():
         for other in _MISTAKEN[name]:

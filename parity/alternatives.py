@@ -189,6 +189,8 @@ def _bypassed(operation: Operation, inputs: Sequence[Array], output: Array) -> F
 def _rearranged_inputs(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
     if kind(operation) in ("reshape", "view", "unsafe_view", "_unsafe_view"):
         yield from _regrouped(inputs[0], output)
+    if kind(operation) in ("transpose", "permute"):
+        yield inputs[0].reshape(output.shape), "reshaped instead of permuted"
     for i, array in enumerate(inputs):
         for other, text in arrangements(array):
             order = [*inputs[:i], other, *inputs[i + 1 :]]

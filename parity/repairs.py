@@ -19,6 +19,7 @@ WEAK = 3  # rank from which on another place may have a plainer repair
 _FACTOR = 4  # rank of a factor that is in neither code
 _BLOCKS = 4  # of a packed parameter
 _PASSING = ("copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
+_ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "convert_element_type", "aten.t")
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # of an axis's size, by which code multiplies or divides
 _LAST = 10  # ranks after all others
 _STEPS = 12  # of the search for a number in the code
@@ -91,10 +92,10 @@ class Search:
     def __init__(self, sides: tuple[Side, Side], regions: tuple[Region, Region], target: Array, bound: float):
         self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
         self.side = sides[1]
-        self.region = _with_masks(self.side, regions[1])
+        self.region = _extended(self.side, regions[1])
         inside = set(map(id, regions[1].operations))
-        masks = [operation for operation in self.region.operations if id(operation) not in inside]
-        self.tried = (*regions[1].operations, *reversed(masks))
+        further = [operation for operation in self.region.operations if id(operation) not in inside]
+        self.tried = (*regions[1].operations, *further)
         self.budget = _BUDGET
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}
@@ -250,7 +251,7 @@ class Search:
         entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
         sizes = sorted({size for value in entering for size in value.shape if size > 1})
         operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
-        for number, operation in (*self._entering(), *self._places()):
+        for number, operation in (*self._places(), *self._entering()):
             for alternative in insertions(self.side.value(number), operands):
                 yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
         end = self.side.value(self.region.end)
@@ -265,7 +266,7 @@ class Search:
         for operation in self.region.operations:
             for number in operation.inputs:
                 users.setdefault(number, []).append(operation)
-        for operation in self.region.operations:
+        for operation in self.tried:
             for number in operation.outputs:
                 if not (users.get(number) and all(user.name in _PASSING for user in users[number])):
                     yield number, operation
@@ -295,18 +296,26 @@ class Search:
                         yield _Attempt(2, Repair(self.region.end, f"should be {text}", last), function(value))
 
 
-def _with_masks(side: Side, region: Region) -> Region:
-    """The region with the operations that lead to its masks: masks with True and False swapped are matched."""
+def _extended(side: Side, region: Region) -> Region:
+    """The region with the operations that lead to its masks, and that arrange its parameters, though they match.
+
+    A mask with True and False swapped is matched, and so is a parameter of the reference in another's place.
+    """
     made = producers(side.trace)
-    open_values = [n for n in region.leaves if side.value(n).dtype == bool]
-    found = {id(operation): operation for operation in region.operations}
+
+    def follows(number: int) -> bool:
+        operation = made.get(number)
+        return side.value(number).dtype == bool or (operation is not None and operation.name in _ARRANGING)
+
+    open_values = [n for n in region.leaves if follows(n)]
+    operations = {id(operation): operation for operation in region.operations}
     while open_values:
         operation = made.get(open_values.pop())
-        if operation is not None and id(operation) not in found:
-            found[id(operation)] = operation
-            open_values += [n for n in operation.inputs if side.value(n).dtype == bool]
+        if operation is not None and id(operation) not in operations:
+            operations[id(operation)] = operation
+            open_values += [n for n in operation.inputs if follows(n)]
     order = {id(operation): i for i, operation in enumerate(side.trace.operations)}
-    return Region(tuple(sorted(found.values(), key=lambda operation: order[id(operation)])), region.end)
+    return Region(tuple(sorted(operations.values(), key=lambda operation: order[id(operation)])), region.end)
 
 
 def _arranged_as(source: Array, value: Array) -> Iterator[Array]:

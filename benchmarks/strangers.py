@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from scipy import special
 
-from benchmarks.pages import write_table
+from benchmarks.pages import write_between, write_table
 from benchmarks.strangers_defects import sites
 from benchmarks.strangers_pair import Pair
 from benchmarks.strangers_pairs import pairs, published_defects
@@ -229,6 +229,19 @@ def published(builders: Mapping[str, Callable[[], Pair]]) -> list[tuple[str, ...
     return rows
 
 
+def summary(scores: Sequence[Score], alarms: Sequence[Sequence[str]]) -> str:
+    """The counts in words."""
+    found, first = (sum(getattr(score, field) for score in scores) for field in ("detected", "is_first"))
+    forward = [score for score in scores if not score.planted.parameters]
+    median, longest = (f([score.seconds for score in scores]) for f in (statistics.median, max))
+    equal = sum(row[3].startswith("equal") for row in alarms)
+    return (
+        f"{found} of {len(scores)} defects are found, {first} at the right line or parameter first "
+        f"({sum(score.is_first for score in forward)} of the {len(forward)} in operations). A diagnosis takes "
+        f"{median:.1f} s in the median, {longest:.0f} s at most. {equal} of {len(alarms)} correct pairs are called equal."
+    )
+
+
 HEADER = ("defects", "found", "line first", "in the region", "repair named", "nothing else named", *CRITERIA)
 
 
@@ -261,7 +274,10 @@ def main() -> int:
             print(*("; ".join(row) for row in (header, *rows)), sep="\n", end="\n\n")
         else:
             write_table(page, name, header, rows)
-    print(f"median {statistics.median(score.seconds for score in scores):.1f} s per diagnosis")
+    text = summary(scores, alarms)
+    print(text)
+    if page is not None:
+        write_between(page, "strangers-summary", text)
     return 0 if all(score.detected for score in scores) else 1
 
 

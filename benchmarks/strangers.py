@@ -238,7 +238,8 @@ def summary(scores: Sequence[Score], alarms: Sequence[Sequence[str]]) -> str:
     return (
         f"{found} of {len(scores)} defects are found, {first} at the right line or parameter first "
         f"({sum(score.is_first for score in forward)} of the {len(forward)} in operations). A diagnosis takes "
-        f"{median:.1f} s in the median, {longest:.0f} s at most. {equal} of {len(alarms)} correct pairs are called equal."
+        f"{median:.1f} s in the median, {longest:.0f} s at most. "
+        f"{equal} of {len(alarms)} correct pairs are called equal."
     )
 
 

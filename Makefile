@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations strangers benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -45,6 +45,11 @@ audit: install
 # Mistakes planted in the source, one at a time; writes what caught each into the page. About 35 minutes.
 mutations: install
 	$(BIN)/python -m benchmarks.mutations docs/mutations.md
+
+# Defects planted in pairs of models, and whether the diagnosis finds them; writes the tables. PAIRS: other projects' models.
+PAIRS ?= ../shared/data/pairs
+strangers: install
+	$(BIN)/python -m benchmarks.strangers docs/compare.md $(PAIRS)
 
 # What search costs beside transformers. About two minutes.
 benchmark-decoding: install

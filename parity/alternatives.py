@@ -63,8 +63,8 @@ class Alternative:
 
 def alternatives(operation: Operation, inputs: Sequence[Array], output: Array, below: int) -> Iterator[Alternative]:
     """Other outputs of an operation with one output, of the same shape and a rank below this, the lowest first."""
-    sources = (_settings, _swapped, _substituted, _bypassed, _rearranged_inputs, _bounded)
-    for rank, source in zip((0, 0, 0, 2, 2, 3), sources, strict=True):
+    sources = (_settings, _swapped, _substituted, _bypassed, _rearranged_inputs, _of_two, _bounded)
+    for rank, source in zip((0, 0, 0, 2, 2, 2, 3), sources, strict=True):
         for value, text in source(operation, inputs, output) if rank < below else ():
             if value.shape == output.shape and value.dtype == output.dtype:
                 yield Alternative(value, text, rank)
@@ -158,9 +158,15 @@ def _substituted(operation: Operation, inputs: Sequence[Array], output: Array) -
         if len(operands) == 1 and output.dtype.kind == "f":
             for text, function in UNARY.items():
                 yield function(operands[0]), f"{name} → {text}"
-        if len(operands) == 2 and output.dtype.kind == "f":
+
+
+def _of_two(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
+    """Another function of two operands; a softmax does not tell a missing factor from a sum."""
+    operands = [*inputs, *(v for v in operation.settings.values() if isinstance(v, np.ndarray))]
+    if kind(operation) in _ELEMENTWISE and len(operands) == 2 and output.dtype.kind == "f":
+        with np.errstate(all="ignore"):
             for text, function in _BINARY.items():
-                yield np.asarray(function(*operands)), f"{name} → {text}"
+                yield np.asarray(function(*operands)), f"{kind(operation)} → {text}"
 
 
 def _bounded(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
@@ -190,18 +196,24 @@ def _bypassed(operation: Operation, inputs: Sequence[Array], output: Array) -> F
 
 
 def _rearranged_inputs(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
+    if kind(operation) in ("reshape", "view", "unsafe_view", "_unsafe_view"):
+        yield from _regrouped(inputs[0], output)
+    if kind(operation) in ("transpose", "permute"):
+        yield inputs[0].reshape(output.shape), "reshaped instead of permuted"
     for i, array in enumerate(inputs):
         for other, text in arrangements(array):
             order = [*inputs[:i], other, *inputs[i + 1 :]]
             value = _compute(operation, order, operation.settings)
             if value is not None:
                 yield value, f"{kind(operation)}: input {i + 1} {text}"
-    if kind(operation) in ("reshape", "view", "unsafe_view", "_unsafe_view"):
-        yield from _regrouped(inputs[0], output)
 
 
 def _regrouped(array: Array, output: Array) -> Found:
-    """A reshape that splits or joins neighbouring axes in the other order."""
+    """A reshape in the place of a transpose, or one that splits or joins neighbouring axes in the other order."""
+    if array.ndim == output.ndim and sorted(array.shape) == sorted(output.shape):
+        for order in permutations(range(array.ndim)):
+            if tuple(array.shape[i] for i in order) == output.shape:
+                yield array.transpose(order), f"axes permuted as {order} instead of reshaped"
     for i in range(output.ndim - 1):
         shape = [*output.shape[:i], output.shape[i + 1], output.shape[i], *output.shape[i + 2 :]]
         yield array.reshape(shape).swapaxes(i, i + 1), f"axis split as {output.shape[i + 1]} × {output.shape[i]}"
@@ -214,6 +226,13 @@ def arrangements(array: Array) -> Found:
     for i, j in combinations(range(array.ndim), 2):
         if array.shape[i] == array.shape[j] > 1:
             yield array.swapaxes(i, j), f"with axes {i} and {j} swapped" if array.ndim > 2 else "transposed"
+    for i in range(array.ndim - 1):
+        a, b = array.shape[i : i + 2]
+        if a != b and min(a, b) > 1:
+            split = array.reshape(*array.shape[:i], b, a, *array.shape[i + 2 :]).swapaxes(i, i + 1)
+            yield split, f"with axes {i} and {i + 1} split as {b} × {a}"
+            joined = array.swapaxes(i, i + 1).reshape(array.shape)
+            yield joined, f"with axes {i} and {i + 1} joined in the other order"
     for axis, size in enumerate(array.shape):
         if size > 1:
             for step in (-1, 1):

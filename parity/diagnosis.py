@@ -98,29 +98,22 @@ def diagnose_traces(
     reason = _incomparable(reference, candidate, weights)
     if reason:
         return replace(about, reason=reason)
-    sides = Side(reference), Side(candidate)
-    differences: list[tuple[int, Defect]] = []
     pairs = ((reference.outputs[a], candidate.outputs[b]) for a, b in output_pairs(reference, candidate))
     equal = all(same_order(reference.values[a], candidate.values[b], EXACT, least) for a, b in pairs)
-    for bound in (EXACT,) if equal else (ROUNDED, EXACT):  # first what is more than rounding
-        state = State(*sides, Matches(*sides, bound), least)
-        while state.open_outputs and len(differences) < MAX_DEFECTS:
-            step = next_step(state)
-            if step is None:
-                break
-            number, defect, state = step
-            differences.append((number, defect))
-        sides = state.reference, state.candidate
-        if state.open_outputs:
-            break
+    sides, differences = (Side(reference), Side(candidate)), []
+    state = _walked(sides, EXACT if equal else ROUNDED, least, differences)
+    if state.bound == ROUNDED and not state.open_outputs:  # now what may be rounding
+        state = _walked((state.reference, state.candidate), EXACT, least, differences)
     ordered = [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
     about = replace(
         about,
-        defects=tuple(d for d in ordered if not (d.repair and d.repair.rounding)),
-        roundings=tuple(d for d in ordered if d.repair and d.repair.rounding),
+        defects=tuple(d for d in ordered if not d.rounding),
+        roundings=tuple(d for d in ordered if d.rounding),
         rearranged=tuple(state.rearranged_outputs),
         matched=state.matched,
     )
+    if state.open_outputs and state.bound == EXACT and not about.defects:
+        return replace(about, verdict="equal but for float32 constants")  # the outputs agree in the other bound
     if state.open_outputs and len(differences) == MAX_DEFECTS:
         return replace(about, verdict="different", reason=f"stopped after {MAX_DEFECTS} differences")
     if state.open_outputs:
@@ -130,6 +123,18 @@ def diagnose_traces(
     if about.defects:
         return replace(about, verdict="different")
     return replace(about, verdict="equal but for float32 constants" if about.roundings else "equal")
+
+
+def _walked(sides: tuple[Side, Side], bound: float, least: float, differences: list[tuple[int, Defect]]) -> State:
+    """The state in which no difference is left, or none that can be placed; those that were are added to the list."""
+    state = State(*sides, Matches(*sides, bound), least)
+    while state.open_outputs and len(differences) < MAX_DEFECTS:
+        step = next_step(state)
+        if step is None:
+            break
+        number, defect, state = step
+        differences.append((number, defect))
+    return state
 
 
 def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:

@@ -13,6 +13,7 @@ from .matching import (
     Matches,
     Side,
     alignments,
+    arranged,
     difference,
     distance,
     output_pairs,
@@ -21,14 +22,19 @@ from .matching import (
     same_order,
     suspects,
 )
-from .repairs import BUDGET, WEAK, Region, Repair, Search, constants, is_float32
+from .repairs import BUDGET, CALL, FLOAT32, WEAK, Region, Repair, Search, constants, is_float32
 
 _CANDIDATES = 12  # of the reference's values after the last common one that are tried
 _NO_BETTER = 3  # of them in a row, after which no more are tried
 _CLOSEST = 3  # of the candidate's values for each
-_MORE = 2  # that are nearest to proportional, and nearest to the last common values
-_SEARCHED = 8  # of them for which repairs are tried
-_BUDGET = 3 * BUDGET  # of these attempts together
+_MORE = 2  # that are nearest to proportional
+_EARLIEST = 5  # further ones of its size, in order of execution
+_SAME_SIZE = 24  # of the candidate's values that are tried as the only one that differs
+_NUMBERS = 2e9  # that all of these attempts compute together
+_WINDOW = 60  # operations after a value in which more values match if it is right
+_PARAMETERS = 400  # changes of parameters that are tried in the whole trace
+_SEARCHED = 6  # of the steps for which repairs are tried
+_BUDGET = 4 * BUDGET  # of these attempts together
 _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
@@ -44,6 +50,13 @@ class Defect:
     error: float  # largest difference, relative to the largest number
     repair: Repair | None = None  # a change to the candidate that makes both equal
     note: str = ""  # what differs, where it is no operation
+
+    @property
+    def rounding(self) -> bool:
+        """Whether it is no more than the rounding of a constant to float32."""
+        if self.repair is None:
+            return self.error <= ROUNDED
+        return self.repair.rounding or (self.error <= FLOAT32 and not self.repair.literal)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -77,10 +90,11 @@ class State:
 
     def __post_init__(self) -> None:
         self.bound = self.matches.bound
+        self.limit = np.inf if self.bound >= ROUNDED else ROUNDED  # once nothing but rounding differs, ends are close
         outputs = self.reference.trace.outputs, self.candidate.trace.outputs
         names = output_pairs(self.reference.trace, self.candidate.trace)
-        pairs = [(outputs[0][one], outputs[1][other], other) for one, other in names]
-        differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
+        pairs = self.pairs = [(outputs[0][one], outputs[1][other], other) for one, other in names]
+        differing = self.differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
         self.open_outputs = len(differing)
         self.suspects = [
             _live(side.trace, suspects(side.trace, self._common(side, other, matched), (pair[i] for pair in differing)))
@@ -91,9 +105,21 @@ class State:
                 )
             )
         ]
+        self.others = self._others()
         values = [(self.reference.value(r), self.candidate.value(c), name) for r, c, name in pairs]
         self.rearranged_outputs = [name for one, other, name in values if not same_order(one, other, ROUNDED)]
         self.matched = len(self.matches.of_reference), len(self.reference.by_number)
+
+    def _others(self) -> list[int]:
+        """Suspects of the candidate, and what enters them, after which a step may be missing; in order."""
+        suspect = set(self.suspects[1])
+        possible: list[int] = []
+        for operation in self.candidate.trace.operations:
+            if not suspect.isdisjoint(operation.outputs):
+                possible += [*operation.inputs, *operation.outputs]
+        order = {n: i for i, o in enumerate(self.candidate.trace.operations) for n in o.outputs}
+        numbers = {n for n in possible if n in order and n in self.candidate.by_number}
+        return sorted(numbers, key=lambda number: order[number])
 
     @staticmethod
     def _common(side: Side, other: Side, matched: Mapping[int, Any]) -> set[int]:
@@ -108,6 +134,18 @@ class State:
             return True
         return same_order(one, other, self.bound, self.least)
 
+    def closed_by(self, changes: Mapping[int, np.ndarray]) -> bool:
+        """Whether all outputs agree after these changes to the candidate."""
+        values = ((self.reference.value(r), changes.get(c)) for r, c in self.differing)
+        return all(
+            other is not None
+            and (
+                same_order(one, other, self.bound, self.least)
+                or (one.shape != other.shape and arranged(one, other, self.bound))
+            )
+            for one, other in values
+        )
+
     def rearranged(self) -> Iterator[int]:
         """The candidate's values that the reference has in another flat order only: perhaps transposed by mistake."""
         for number, others in self.matches.of_candidate.items():
@@ -117,98 +155,151 @@ class State:
 
     def ends(self) -> Iterator[tuple[int, list[int]]]:
         """(value of the reference, similar values of the candidate): where the first difference may end."""
-        depths = _depths(self.candidate.trace, self.suspects[1])
         for number in self.suspects[0]:
             one = self.reference.by_number.get(number)
-            others = [n for n in self.suspects[1] if one is not None and self._same_size(one.size, n)]
-            if one is not None and others:
-                distances = {n: distance(one, self.candidate.by_number[n]) for n in others}
-                angles = {n: proportion(one, self.candidate.by_number[n]) for n in others}
-                near = [n for n in sorted(others, key=lambda n: distances[n])[:_CLOSEST] if distances[n] < 1]
-                near += (
-                    sorted(others, key=lambda n: angles[n])[:_MORE] + sorted(others, key=lambda n: depths[n])[:_MORE]
-                )
-                yield number, list(dict.fromkeys(near))
+            if one is not None:
+                errors = {n: distance(one, self.candidate.by_number[n]) for n in self._same_size(one.size)}
+                possible = [n for n in self.others if errors.get(n, np.inf) < self.limit]
+                angles = {n: proportion(one, self.candidate.by_number[n]) for n in possible}
+                ends = sorted(possible, key=lambda n: errors[n])[:_CLOSEST]
+                ends += [*sorted(possible, key=lambda n: angles[n])[:_MORE], *possible[:_EARLIEST]]
+                ends += [c for r, c, _ in self.pairs if r == number and c in possible]
+                if ends:
+                    yield number, list(dict.fromkeys(ends))
 
-    def _same_size(self, size: int, number: int) -> bool:
-        signature = self.candidate.by_number.get(number)
-        return signature is not None and signature.size == size
+    def _same_size(self, size: int) -> list[int]:
+        return [n for n in self.others if self.candidate.by_number[n].size == size]
 
-    def forced(self, number: int, value: np.ndarray) -> "State":
-        """The state in which the candidate goes on with a value."""
-        changes = self.candidate.replay({number: value})
-        side = self.candidate.changed(changes, number)
+    def forced(self, values: Mapping[int, np.ndarray]) -> "State":
+        """The state in which the candidate goes on with these values."""
+        changes = self.candidate.replay(values)
+        side = self.candidate.changed(changes, values.keys())
         return State(self.reference, side, self.matches.updated(side, changes), self.least)
-
-
-def _depths(trace: Trace, suspect: Sequence[int]) -> dict[int, int]:
-    """How many operations, at most, lead to each suspect value from values that are none."""
-    depths = dict.fromkeys(suspect, 0)
-    for operation in trace.operations:
-        depth = 1 + max((depths.get(number, 0) for number in operation.inputs), default=0)
-        depths |= {number: depth for number in operation.outputs if number in depths}
-    return depths
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:
     return [number for operation in trace.operations for number in operation.outputs if number in suspect]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Step:
-    """A value of the reference with which the candidate goes on, and the state after it."""
+    """A value of the reference with which the candidate goes on."""
 
     number: int
     other: int
     value: np.ndarray
     gain: int  # values of the reference that the candidate has thereby
-    state: State
+    closes: bool  # whether all outputs agree
 
 
-def next_step(state: State) -> tuple[int, Defect, State] | None:
-    """The step after which most of what follows matches, one that can be repaired first; None if nothing does."""
+_Repaired = tuple[int, _Step, Repair, dict[int, np.ndarray]]
+
+
+def _closing(state: State) -> list[_Step]:
+    """Steps with the first value of the reference after which all outputs agree: nothing else differs then."""
+    numbers = [n for n in state.suspects[0] if n in state.reference.by_number]
+    left = _NUMBERS / _cost(state)
+    for number in numbers[:_CANDIDATES]:
+        one = state.reference.by_number[number]
+        same = [n for n in state.others if distance(one, state.candidate.by_number[n]) < state.limit]
+        steps = []
+        for other, value in _replacements(state, number, same[:_SAME_SIZE]):
+            changes = state.candidate.replay({other: value})
+            left -= 1
+            if state.closed_by(changes):
+                steps.append(_step(state, number, other, value, changes))
+        if steps:
+            return sorted(steps, key=lambda step: -step.gain)
+        if left < 0:
+            break
+    return []
+
+
+def _cost(state: State) -> float:
+    """Numbers that enter and leave the suspect operations."""
+    suspect, trace = set(state.suspects[1]), state.candidate.trace
+    operations = (operation for operation in trace.operations if not suspect.isdisjoint(operation.outputs))
+    return sum(CALL + sum(trace.values[n].size for n in (*o.inputs, *o.outputs)) for o in operations) or CALL
+
+
+def _gaining(state: State) -> list[_Step]:
+    """Steps after which more of what follows matches."""
     steps: list[_Step] = []
     worse = 0
     for number, others in islice(state.ends(), _CANDIDATES):
         worse += 1
         highest = max((step.gain for step in steps), default=-1)
         for other, value in _replacements(state, number, others):
-            after = state.forced(other, value)
-            gain = len(after.matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
-            if gain or not after.open_outputs:
-                steps.append(_Step(number, other, value, gain, after))
-                worse = 0 if gain > highest else worse
+            step = _step(state, number, other, value, state.candidate.replay({other: value}, limit=_WINDOW))
+            if step.gain or step.closes:
+                steps.append(step)
+                worse = 0 if step.gain > highest else worse
         if steps and worse >= _NO_BETTER:
             break
-    if not steps:
-        return None
-    steps.sort(key=lambda step: -step.gain)
-    closing = next((step for step in steps if not step.state.open_outputs), steps[0])
+    return steps
+
+
+def _step(state: State, number: int, other: int, value: np.ndarray, changes: Mapping[int, np.ndarray]) -> _Step:
+    matches = state.matches.updated(state.candidate.changed(changes, (other,)), changes)
+    gain = len(matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
+    return _Step(number, other, value, gain, state.closed_by(changes))
+
+
+def next_step(state: State) -> tuple[int, Defect, State] | None:
+    """The step after which most of what follows matches, one that can be repaired first; None if nothing does."""
+    closing = _closing(state)
+    best = _repaired(state, closing)
+    steps: list[_Step] = []
+    if best is None or best[0] > WEAK:
+        steps = sorted(_gaining(state), key=lambda step: (not step.closes, -step.gain))
+        other = _everywhere(state, steps) or _repaired(state, steps)
+        best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
+    if best is None:
+        steps = sorted([*closing, *steps], key=lambda step: -step.gain)
+        return _finished(state, steps[0], None, {steps[0].other: steps[0].value}) if steps else None
+    _, step, repair, values = best
+    return _finished(state, step, repair, values)
+
+
+def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
+    """The parameter in another arrangement with which all outputs agree: code uses one several times, as in a loop."""
+    for step in steps[:1]:
+        regions = _regions(state, step.number, step.other)
+        search = Search((state.reference, state.candidate), regions, step.value, state.bound)
+        for attempt in islice((*search.parameters(), *search.exchanged()), _PARAMETERS):
+            if attempt.repair.number in search.names and attempt.fits(state.candidate):
+                changes = state.candidate.replay(attempt.changes)
+                if state.closed_by(changes):
+                    return attempt.rank, step, attempt.repair, attempt.changes
+    return None
+
+
+def _repaired(state: State, steps: Sequence[_Step]) -> _Repaired | None:
+    """(rank, step, repair, new values): the plainest repair up to the end of one of the first steps."""
+    best: _Repaired | None = None
     budget = _BUDGET
-    best: tuple[int, _Step, Repair, np.ndarray] | None = None
-    for step in [closing, *(step for step in steps if step is not closing)][:_SEARCHED]:
+    for step in steps[:_SEARCHED]:
         regions = _regions(state, step.number, step.other)
         search = Search((state.reference, state.candidate), regions, step.value, state.bound, min(budget, BUDGET))
         success = search.best()
-        budget -= BUDGET - max(search.budget, 0)
+        budget -= min(budget, BUDGET) - max(search.budget, 0)
         if success is not None and (best is None or success[0] < best[0]):
             best = success[0], step, *success[1:]
         if budget <= 0 or (best is not None and best[0] < WEAK):
             break
-    if best is None:
-        return _finished(state, steps[0], None, steps[0].state)
-    _, step, repair, value = best
-    return _finished(state, step, repair, state.forced(repair.number, value))
+    return best
 
 
-def _finished(state: State, step: _Step, repair: Repair | None, after: State) -> tuple[int, Defect, State]:
+def _finished(
+    state: State, step: _Step, repair: Repair | None, values: Mapping[int, np.ndarray]
+) -> tuple[int, Defect, State]:
     regions = _regions(state, step.number, step.other)
     target = state.candidate.value(step.other)
     largest = np.abs(step.value[np.isfinite(step.value)]).max(initial=1e-300)
     error = float(difference(step.value, target).max() / largest)
     if repair is None and error <= ROUNDED:
         repair = _rounded_constant(state, regions)
-    return step.number, Defect(regions[0].operations, regions[1].operations, error, repair), after
+    return step.number, Defect(regions[0].operations, regions[1].operations, error, repair), state.forced(values)
 
 
 def _rounded_constant(state: State, regions: tuple[Region, Region]) -> Repair | None:

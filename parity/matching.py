@@ -78,7 +78,7 @@ class Side:
     def __init__(self, trace: Trace):
         self.trace = trace
         self.changes: dict[int, Array] = {}
-        self.forced: dict[int, Array] = {}  # changes that stay whatever happens before them
+        self.forced: set[int] = set()  # changes that stay whatever happens before them
         self.by_number = {i: s for i, value in enumerate(trace.values) if (s := signature(value)) is not None}
         self.contents = {i: contents(trace.values[i]) for i in range(len(trace.values)) if i not in self.by_number}
 
@@ -86,10 +86,10 @@ class Side:
         """The value with this number, as changed."""
         return self.changes.get(number, self.trace.values[number])
 
-    def changed(self, changes: Mapping[int, Array], forced: int) -> "Side":
-        """This side with further changes, which the value with the number `forced` led to."""
+    def changed(self, changes: Mapping[int, Array], forced: Iterable[int]) -> "Side":
+        """This side with further changes, which the values with the numbers `forced` led to."""
         side = copy(self)
-        side.forced = {**self.forced, forced: changes[forced]}
+        side.forced = {*self.forced, *forced}
         side.__dict__.pop("by_size", None)
         side.changes = {**self.changes, **changes}
         side.by_number, side.contents = dict(self.by_number), dict(self.contents)
@@ -103,13 +103,15 @@ class Side:
                 side.by_number[number] = new
         return side
 
-    def replay(self, changes: Mapping[int, Array], operations: Iterable[Operation] | None = None) -> dict[int, Array]:
-        """The values that these changes lead to, themselves included."""
+    def replay(
+        self, changes: Mapping[int, Array], operations: Iterable[Operation] | None = None, limit: int | None = None
+    ) -> dict[int, Array]:
+        """The values that these changes lead to, themselves included; after at most `limit` operations."""
         fixed = self.trace
         if self.changes:
             fixed = copy(self.trace)
             fixed.values = [self.value(number) for number in range(len(self.trace.values))]
-        return fixed.replay(changes, operations, self.forced.keys())
+        return fixed.replay(changes, operations, self.forced, limit)
 
     @cached_property
     def by_size(self) -> dict[int, tuple[Array, list[int]]]:

@@ -1,23 +1,29 @@
 """Finds the change to a candidate that makes it equal to its reference: each attempt is computed on the trace."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 from scipy import special
 
 from .alternatives import UNARY, alternatives, arrangements, insertions, kind
 from .capture.trace import Operation
-from .matching import EXACT, Side, alignments, same_order
+from .matching import EXACT, Side, alignments, producers, same_order
 
 Array = np.ndarray
-BUDGET = 5e7  # numbers that all attempts for one region compute together; about a second
-_CALL = 3000  # numbers that an operation costs beyond its own
+BUDGET = 1e8  # numbers that all attempts for one region compute together
+CALL = 3000  # numbers that an operation costs beyond its own
 WEAK = 3  # rank from which on another place may have a plainer repair
+_FACTOR = 4  # rank of a factor that is in neither code
+_BLOCKS = 4  # of a packed parameter
+_PASSING = ("copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
+_ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "convert_element_type", "aten.t")
+_POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # of an axis's size, by which code multiplies or divides
 _LAST = 10  # ranks after all others
 _STEPS = 12  # of the search for a number in the code
-_ROUNDING = 2e-7  # relative; float32 rounds by at most half of it
+FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
 _FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
 
 
@@ -45,6 +51,7 @@ class Repair:
     operation: Operation | None = None  # whose output changes, or which uses the parameter or constant that does
     parameter: str = ""
     rounding: bool = False  # it undoes the rounding of a constant to float32, and nothing else
+    literal: bool = False  # it changes a number in the code
 
     def __str__(self) -> str:
         """What to change."""
@@ -56,6 +63,17 @@ class _Attempt:
     rank: int  # of several that succeed, the lowest is taken
     repair: Repair
     value: Array
+    others: Mapping[int, Array] = field(default_factory=dict)  # values that change with it
+
+    @property
+    def changes(self) -> dict[int, Array]:
+        """All values that change."""
+        return {self.repair.number: self.value, **self.others}
+
+    def fits(self, side: Side) -> bool:
+        """Whether the new value has the old one's shape, and is another."""
+        old = side.value(self.repair.number)
+        return self.value.shape == old.shape and not np.array_equal(self.value, old)
 
 
 @dataclass(frozen=True)
@@ -80,16 +98,27 @@ class Search:
         budget: float = BUDGET,
     ):
         self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
-        self.side, self.region = sides[1], regions[1]
+        self.side = sides[1]
+        self.region = _extended(self.side, regions[1])
+        inside = set(map(id, regions[1].operations))
+        further = [operation for operation in self.region.operations if id(operation) not in inside]
+        self.tried = (*regions[1].operations, *further)
         self.budget = budget
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}
 
-    def best(self) -> tuple[int, Repair, Array] | None:
-        """(rank, repair, new value) of the plainest change that makes the end equal; None if no attempt does."""
+    def best(self) -> tuple[int, Repair, dict[int, Array]] | None:
+        """(rank, repair, new values) of the plainest change that makes the end equal; None if no attempt does."""
         best: _Attempt | None = None
-        sources = (self._explanations, self._operations, self._parameters, self._scalars, self._insertions)
-        for least, attempts in zip((2, 0, 1, 1, 3), sources, strict=True):
+        sources = (
+            self._explanations,
+            self._operations,
+            self.parameters,
+            self.exchanged,
+            self._scalars,
+            self._insertions,
+        )
+        for least, attempts in zip((2, 0, 1, 1, 1, 3), sources, strict=True):
             if self.below <= least:
                 continue
             for attempt in attempts():
@@ -98,7 +127,7 @@ class Search:
                     best, self.below = judged, judged.rank
                 if self.budget < 0:
                     break
-        return None if best is None else (best.rank, best.repair, best.value)
+        return None if best is None else (best.rank, best.repair, best.changes)
 
     def _end(self, changes: Mapping[int, Array]) -> Array | None:
         """The region's end after changes; None if it cannot be computed, or no longer has its shape."""
@@ -107,7 +136,7 @@ class Search:
                 values = self.side.replay(changes, self.region.operations)
         except _FAILURES:
             return None
-        self.budget -= sum(value.size + _CALL for value in values.values())
+        self.budget -= sum(value.size + CALL for value in values.values())
         end = values.get(self.region.end, self.side.value(self.region.end))
         return end if end.shape == self.target.shape else None
 
@@ -115,32 +144,41 @@ class Search:
         """An attempt that succeeds; one that leaves a rounded constant's difference comes after all others."""
         if attempt.value.shape != self.side.value(attempt.repair.number).shape:
             return None
-        end = self._end({attempt.repair.number: attempt.value})
+        end = self._end(attempt.changes)
         if end is None or not same_order(self.target, end, self.bound):
             return None
         return attempt if same_order(self.target, end, EXACT) else replace(attempt, rank=attempt.rank + _LAST)
 
     def _operations(self) -> Iterator[_Attempt]:
         """Each operation, computed otherwise."""
-        for operation in self.region.operations:
+        for operation in self.tried:
             if operation.compute is not None and len(operation.outputs) == 1:
                 inputs = [self.side.value(number) for number in operation.inputs]
                 (number,) = operation.outputs
                 for alternative in alternatives(operation, inputs, self.side.value(number), self.below):
                     yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
 
-    def _parameters(self) -> Iterator[_Attempt]:
+    def parameters(self) -> Iterator[_Attempt]:
         """One of the reference's parameters instead of the candidate's, or the candidate's in another order."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
         sources = {names[n]: self.sides[0].value(n) for n in self.regions[0].leaves if n in names}
         for number in constants(self.side, self.region):
             value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
             for source, array in sources.items():
-                for other in alignments(array, value) if array.size == value.size else ():
+                for other in _arranged_as(array, value):
                     text = "is not " if self._same_numbers(array, value) else "has other values than "
                     yield _Attempt(1, Repair(number, f"{text}{source}, arranged alike", user, name), other)
             for other, text in arrangements(value):
                 yield _Attempt(1, Repair(number, text, user, name or "a constant"), other)
+
+    def exchanged(self) -> Iterator[_Attempt]:
+        """Two of the candidate's parameters of one shape, each in the other's place."""
+        own = [n for n in constants(self.side, self.region) if n in self.names]
+        for one, other in combinations(own, 2):
+            values = self.side.value(one), self.side.value(other)
+            if values[0].shape == values[1].shape:
+                repair = Repair(one, f"and {self.names[other]} are exchanged", self._user(one), self.names[one])
+                yield _Attempt(1, repair, values[1], {other: values[0]})
 
     def _user(self, number: int) -> Operation | None:
         return next((operation for operation in self.region.operations if number in operation.inputs), None)
@@ -158,13 +196,25 @@ class Search:
             for rank, value in solutions:
                 text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}"
                 rounding = _rounds_to(value, scalar.value)
-                repair = Repair(scalar.number, text, scalar.operation, rounding=rounding)
+                repair = Repair(scalar.number, text, scalar.operation, rounding=rounding, literal=not rounding)
                 yield _Attempt(rank, repair, scalar.change(value))
+        yield from self._factors()
         for number in constants(self.side, self.region):
             table = self.side.value(number)
             for other in self._unrounded(table):
                 repair = Repair(number, "is rounded to float32", self._user(number), self._name(number), True)
                 yield _Attempt(1, repair, other)
+
+    def _factors(self) -> Iterator[_Attempt]:
+        """A factor that is missing after an operation, whatever number it is."""
+        for operation in self.region.operations if self.below > _FACTOR else ():
+            for number in operation.outputs:
+                value = self.side.value(number)
+                if value.dtype.kind == "f" and np.isfinite(value).all() and self.budget > 0:
+                    factor = self._solve(_Scalar(operation, 1.0, number, partial(np.multiply, value)))
+                    if factor and not _rounds_to(factor, 1.0):
+                        text = f"missing: * {factor:.9g}" if abs(factor) >= 1 else f"missing: / {1 / factor:.9g}"
+                        yield _Attempt(_FACTOR, Repair(number, text, operation), value * factor)
 
     def _name(self, number: int) -> str:
         return self.names.get(number, "a constant")
@@ -175,7 +225,7 @@ class Search:
             for number in {n for o in self.regions[0].operations for n in (*o.inputs, *o.outputs)}:
                 value = self.sides[0].value(number)
                 if value.size == table.size and value.dtype.kind == "f":
-                    yield from (a for a in alignments(value, table) if same_order(a, table, _ROUNDING))
+                    yield from (a for a in alignments(value, table) if same_order(a, table, FLOAT32))
 
     def _solve(self, scalar: _Scalar) -> float | None:
         """The number for which the end is nearest to the target (Gauss-Newton)."""
@@ -195,28 +245,53 @@ class Search:
             number += correction
             if abs(correction) <= 1e-14 * abs(number):
                 break
-        short = float(f"{number:.6g}")  # numbers in code are short
-        return short if abs(short - number) <= 1e-6 * abs(number) and short != scalar.value else number
+        for short in (float(f"{number:.6g}"), 1 / float(f"{1 / number:.6g}") if number else 0.0):  # as in code
+            if abs(short - number) <= 1e-6 * abs(number) and short != scalar.value:
+                return short
+        return number
 
     def _insertions(self) -> Iterator[_Attempt]:
         """A step that the candidate leaves out: with one of the reference's values, or with a number."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
         operands = [(self.sides[0].value(n), names.get(n, "a value of the reference")) for n in self.regions[0].leaves]
         operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in _scalars(self.sides[0], self.regions[0])]
-        for operation in self.region.operations:
-            for number in operation.outputs:
-                for alternative in insertions(self.side.value(number), operands):
-                    yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
+        entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
+        sizes = sorted({size for value in entering for size in value.shape if size > 1})
+        operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
+        for number, operation in (*self._places(), *self._entering()):
+            for alternative in insertions(self.side.value(number), operands):
+                yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
         end = self.side.value(self.region.end)
         last = self.region.operations[-1] if self.region.operations else None
         with np.errstate(all="ignore"):
             ratio = float(np.square(self.target).sum() / (self.target * end).sum())
         yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last), end * ratio)
 
-    def _explanations(self) -> Iterator[_Attempt]:
-        """The whole region as one known function of a value that both sides have."""
-        last = self.region.operations[-1] if self.region.operations else None
+    def _places(self) -> Iterator[tuple[int, Operation]]:
+        """The region's values with their operations; one that is only passed on counts where it is passed on."""
+        users: dict[int, list[Operation]] = {}
+        for operation in self.region.operations:
+            for number in operation.inputs:
+                users.setdefault(number, []).append(operation)
+        for operation in self.tried:
+            for number in operation.outputs:
+                if not (users.get(number) and all(user.name in _PASSING for user in users[number])):
+                    yield number, operation
+
+    def _entering(self) -> Iterator[tuple[int, Operation]]:
+        """Computed values that nothing outside of the region uses, with the operations that computed them."""
+        inside = set(map(id, self.region.operations))
+        shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs}
+        made = producers(self.side.trace)
         for number in self.region.leaves:
+            if number in made and number not in shared:
+                yield number, made[number]
+
+    def _explanations(self) -> Iterator[_Attempt]:
+        """The end as one known function of a value that enters the region, or that is computed on the way."""
+        last = self.region.operations[-1] if self.region.operations else None
+        inner = [n for operation in self.region.operations for n in operation.outputs if n != self.region.end]
+        for number in (*self.region.leaves, *inner):
             value = self.side.value(number)
             if value.shape == self.target.shape and value.dtype.kind == "f":
                 functions = {
@@ -226,6 +301,41 @@ class Search:
                 for text, function in functions.items():
                     with np.errstate(all="ignore"):
                         yield _Attempt(2, Repair(self.region.end, f"should be {text}", last), function(value))
+
+
+def _extended(side: Side, region: Region) -> Region:
+    """The region with the operations that lead to its masks, and that arrange its parameters, though they match.
+
+    A mask with True and False swapped is matched, and so is a parameter of the reference in another's place.
+    """
+    made = producers(side.trace)
+
+    def follows(number: int) -> bool:
+        operation = made.get(number)
+        return side.value(number).dtype == bool or (operation is not None and operation.name in _ARRANGING)
+
+    open_values = [n for n in region.leaves if follows(n)]
+    operations = {id(operation): operation for operation in region.operations}
+    while open_values:
+        operation = made.get(open_values.pop())
+        if operation is not None and id(operation) not in operations:
+            operations[id(operation)] = operation
+            open_values += [n for n in operation.inputs if follows(n)]
+    order = {id(operation): i for i, operation in enumerate(side.trace.operations)}
+    return Region(tuple(sorted(operations.values(), key=lambda operation: order[id(operation)])), region.end)
+
+
+def _arranged_as(source: Array, value: Array) -> Iterator[Array]:
+    """A parameter, or one of its equal blocks, in the shape of another, in each order of its axes."""
+    count, rest = divmod(source.size, max(value.size, 1))
+    if rest or not 0 < count <= _BLOCKS:
+        return
+    axes = [axis for axis, size in enumerate(source.shape) if size % count == 0] if count > 1 else [0]
+    for axis in axes:
+        for block in np.split(source, count, axis) if count > 1 else [source]:
+            yield from alignments(block, value)
+            if block.ndim == 2:
+                yield block.T.reshape(value.shape)
 
 
 def constants(side: Side, region: Region) -> list[int]:
@@ -241,7 +351,7 @@ def is_float32(value: Array) -> bool:
 
 
 def _rounds_to(one: float, other: float) -> bool:
-    return one == other or abs(one - other) <= _ROUNDING * abs(other)
+    return one == other or abs(one - other) <= FLOAT32 * abs(other)
 
 
 def _scalars(side: Side, region: Region) -> Sequence[_Scalar]:

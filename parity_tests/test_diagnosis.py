@@ -200,6 +200,70 @@ def test_two_torch_modules_and_two_jax_functions(reference, parameters):
     assert diagnose((port, parameters), (port, parameters), (TOKENS,)).verdict == "equal"
 
 
+def two_norms(p, x, missing=frozenset()):
+    """A residual block between two norms."""
+    y = norm(x, p, "first")
+    y = y @ p["inner.weight"].T
+    x = y if "residual" in missing else x + y
+    return norm(x, p, "second")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "repair"),
+    [
+        ("exchanged", "first.weight and first.bias are exchanged"),
+        ("other values", "inner.weight has other values than inner.weight, arranged alike"),
+        ("residual", "missing: + a value of the reference"),
+    ],
+)
+def test_a_single_mistake_is_repaired(wrong, repair):
+    """The parameters of a norm exchanged, weights of another model, and a residual connection that is left out."""
+    torch.manual_seed(0)
+    blocks = {"first": nn.LayerNorm(5), "inner": nn.Linear(5, 5, bias=False), "second": nn.LayerNorm(5)}
+    module = nn.ModuleDict(blocks)
+    tensors = {name: torch.randn_like(tensor) for name, tensor in module.named_parameters()}
+
+    def reference(p, x):
+        y = nn.functional.layer_norm(x, (5,), p["first.weight"], p["first.bias"])
+        return nn.functional.layer_norm(x + y @ p["inner.weight"].T, (5,), p["second.weight"], p["second.bias"])
+
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    if wrong == "exchanged":
+        arrays |= {"first.weight": arrays["first.bias"], "first.bias": arrays["first.weight"]}
+    if wrong == "other values":
+        arrays["inner.weight"] = np.random.default_rng(1).standard_normal((5, 5))
+    x = np.random.default_rng(0).standard_normal((3, 5))
+    diagnosis = diagnose((reference, tensors), (lambda p, x: two_norms(p, x, {wrong}), arrays), (x,))
+    assert [str(defect.repair) for defect in diagnosis.defects] == [repair]
+
+
+def test_a_factor_that_is_left_out_is_found_at_its_line():
+    """Neither code has the factor as a number: PyTorch's norm is one operation."""
+    tensors = {name: torch.randn(5, generator=torch.Generator().manual_seed(0)) for name in ("weight", "bias")}
+
+    def total(p, x):
+        centred = x - x.sum(-1, keepdims=True)
+        return centred / jnp.sqrt(jnp.square(x - x.mean(-1, keepdims=True)).mean(-1, keepdims=True) + 1e-5)
+
+    pair = (lambda p, x: nn.functional.layer_norm(x, (5,)) * p["weight"] + p["bias"], tensors)
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    port = (lambda p, x: total(p, x) * p["weight"] + p["bias"], arrays)
+    (defect,) = diagnose(pair, port, (np.random.default_rng(0).standard_normal((3, 5)),)).defects
+    assert str(defect.repair) == "missing: / 5"
+    assert defect.lines == (f"parity_tests/test_diagnosis.py:{inspect.getsourcelines(total)[1] + 1}",)
+
+
+def test_constants_in_float32_everywhere_are_no_difference(reference, parameters):
+    """Factors, and attention that PyTorch scales by two square roots: the outputs agree to rounding."""
+
+    def rounded(p, tokens):
+        scaled = {name: p[name] * jnp.float32(1 / 3) / (1 / 3) for name in p if name.endswith("in_proj_weight")}
+        return port(p | scaled, tokens)
+
+    diagnosis = diagnose(reference, (rounded, parameters), (TOKENS,))
+    assert (diagnosis.verdict, diagnosis.defects) == ("equal but for float32 constants", ())
+
+
 def test_outputs_are_paired_by_name():
     """JAX sorts the keys of a dict; PyTorch keeps their order."""
     weight = torch.randn(3, 3)

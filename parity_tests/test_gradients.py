@@ -40,7 +40,7 @@ def squashed(x):
 
 
 def forward(x):
-    return jnp.tanh(x), jnp.tanh(x)
+    return jnp.tanh(x), jnp.tanh(x)  # wrong derivative
 
 
 def backward(y, cotangent):
@@ -52,7 +52,7 @@ squashed.defvjp(forward, backward)
 
 def port(p, x, wrong=""):
     y = x @ p["w"] + p["b"]
-    y = squashed(y) if wrong == "derivative" else jnp.tanh(y)  # wrong derivative
+    y = squashed(y) if wrong == "derivative" else jnp.tanh(y)
     heads = [jnp.stack(jnp.split(y @ p[f"{n}_w"] + p[f"{n}_b"], 2, -1), 1) for n in "qkv"]
     weights = jax.nn.softmax(heads[0] @ heads[1].transpose(0, 1, 3, 2) / 3**0.5)
     if wrong == "weights":

@@ -79,15 +79,21 @@ class Trace:
         changes: Mapping[int, np.ndarray],
         operations: Iterable[Operation] | None = None,
         fixed: Container[int] = (),
+        limit: int | None = None,
     ) -> dict[int, np.ndarray]:
         """The values that these changes lead to, themselves included; loops and branches run as they did.
 
         `operations`: those to compute anew, in order; default: all that depend on a change. `fixed`: values that stay.
+        `limit`: the number of operations after which the rest is left out.
         """
         values = dict(changes)
+        computed = 0
         for operation in self.operations if operations is None else operations:
             if values.keys().isdisjoint(operation.inputs) or operation.compute is None:
                 continue
+            if computed == limit:
+                break
+            computed += 1
             arrays = [values.get(number, self.values[number]) for number in operation.inputs]
             results = operation.compute(arrays, operation.settings)
             for number, result in zip(operation.outputs, results, strict=True):

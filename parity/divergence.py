@@ -28,7 +28,8 @@ _CLOSEST = 3  # of the candidate's values for each
 _EARLIEST = 5  # further ones of its size, in order of execution
 _SAME_SIZE = 24  # of the candidate's values that are tried as the only one that differs
 _PARAMETERS = 400  # changes of parameters that are tried in the whole trace
-_SEARCHED = 6  # of them for which repairs are tried
+_VARIANTS = 2  # of the candidate's values for one of the reference's
+_SEARCHED = 8  # of them for which repairs are tried
 _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
@@ -215,6 +216,17 @@ def _gaining(state: State) -> list[_Step]:
     return steps
 
 
+def _in_order_of_trial(steps: Sequence[_Step]) -> list[_Step]:
+    """The step that gains most, then for each end in order of execution the best and latest ones."""
+    by_gain = sorted(steps, key=lambda step: (-step.gain, step.state.open_outputs))
+    ordered = by_gain[:1]
+    for number in sorted({step.number for step in steps}):
+        variants = [step for step in by_gain if step.number == number]
+        latest = sorted(variants, key=lambda step: (-step.gain, -step.other))  # more operations lead there
+        ordered += [*latest[:_VARIANTS], *variants[:1]]
+    return list(dict.fromkeys(ordered))
+
+
 def _step(state: State, number: int, other: int, value: np.ndarray, changes: Mapping[int, np.ndarray]) -> _Step:
     after = state.with_changes(changes)
     gain = len(after.matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
@@ -227,9 +239,7 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     best = _repaired(state, closing)
     steps: list[_Step] = []
     if best is None or best[0] > WEAK:
-        steps = sorted(_gaining(state), key=lambda step: -step.gain)
-        last = sorted(steps, key=lambda step: step.state.open_outputs)[:1]
-        steps = [*last, *(step for step in steps if step not in last)]
+        steps = _in_order_of_trial(_gaining(state))
         other = _everywhere(state, steps) or _repaired(state, steps)
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
     if best is None:

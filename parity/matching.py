@@ -14,6 +14,7 @@ Array = np.ndarray
 EXACT = 1e-9  # a correct port in float64 stays below it
 ROUNDED = 3e-6  # one whose constants were rounded to float32 below this
 _FEW = 4  # values with fewer different numbers identify nothing
+_FILL = 1e3  # from which on the largest number may fill a mask
 _SAMPLE = 64  # numbers of a value that are looked at first
 
 
@@ -157,9 +158,9 @@ class Matches:
 def arranged(one: Array, other: Array, bound: float) -> bool:
     """Whether `other` is an arrangement of the axes of `one`; both have the same numbers within the bound."""
     flat, target = np.ravel(one), np.ravel(other)
-    scale = bound * max(float(np.abs(flat[np.isfinite(flat)]).max(initial=0)), 1e-300)
-    if one.shape == other.shape and _close(flat, target, scale):
+    if one.shape == other.shape and _close(flat, target, bound):
         return True
+    scale = bound * max(float(np.abs(flat[np.isfinite(flat)]).max(initial=0)), 1e-300)
     order, order_of_other = np.argsort(flat, kind="stable"), np.argsort(target, kind="stable")
     index = np.empty(flat.size, np.int64)
     index[order_of_other] = order
@@ -171,18 +172,29 @@ def arranged(one: Array, other: Array, bound: float) -> bool:
     tied[:-1] |= near
     index[order_of_other[tied]] = -1
     layout = find_layout(index.reshape(other.shape), flat.size) if (~tied).any() else None
-    return layout is not None and _close(np.ravel(layout.apply(one)), target, scale)
+    return layout is not None and _close(np.ravel(layout.apply(one)), target, bound)
 
 
 def same_order(one: Array, other: Array, bound: float) -> bool:
     """Whether both have the same numbers in the same flat order, whatever their shapes."""
-    scale = bound * max(float(np.abs(one[np.isfinite(one)]).max(initial=0)), 1e-300)
-    return one.size == other.size and _close(np.ravel(one), np.ravel(other), scale)
+    return one.size == other.size and _close(np.ravel(one), np.ravel(other), bound)
 
 
-def _close(one: Array, other: Array, slack: float) -> bool:
-    same = np.isclose(one, other, rtol=0, atol=slack, equal_nan=True)
+def _close(one: Array, other: Array, bound: float) -> bool:
+    same = np.isclose(one, other, rtol=0, atol=_slack(one, bound), equal_nan=True)
     return bool(same.all())
+
+
+def _slack(array: Array, bound: float) -> Array | float:
+    """What each number may differ by: relative to the largest, but if that fills a mask, to the largest other one."""
+    numbers = np.abs(array[np.isfinite(array)])
+    largest = float(numbers.max(initial=0))
+    if largest < _FILL:
+        return bound * max(largest, 1e-300)
+    others = float(numbers.max(initial=0, where=numbers <= 0.5 * largest))
+    if others > 0.01 * largest:
+        return bound * largest
+    return bound * np.maximum(np.where(np.isfinite(array), np.abs(array), 0), max(others, 1e-300))
 
 
 def alignments(value: Array, target: Array) -> list[Array]:

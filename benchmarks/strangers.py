@@ -26,7 +26,7 @@ from benchmarks.strangers_planting import Planted, Site
 from twinax.parity.capture.trace import Trace
 from twinax.parity.diagnosis import Diagnosis, capture, diagnose, diagnose_traces
 
-DEVELOPMENT_SEED, SEED, COUNT = 1, 20261, 60
+SEED, COUNT = 20262, 60  # of the published sample; what is improved is improved on others
 TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
 CRITERIA = (*(f"atol {t:.0e}" for t in TOLERANCES), "KL 0.015", "cosine 0.999")
 _ERROR = Console(stderr=True)

@@ -22,7 +22,7 @@ from .matching import (
     same_order,
     suspects,
 )
-from .repairs import BUDGET, CALL, FLOAT32, WEAK, Region, Repair, Search, constants, is_float32
+from .repairs import BUDGET, FLOAT32, WEAK, Region, Repair, Search, constants, is_float32
 
 _CANDIDATES = 12  # of the reference's values after the last common one that are tried
 _NO_BETTER = 3  # of them in a row, after which no more are tried
@@ -30,11 +30,12 @@ _CLOSEST = 3  # of the candidate's values for each
 _MORE = 2  # that are nearest to proportional
 _EARLIEST = 5  # further ones of its size, in order of execution
 _SAME_SIZE = 24  # of the candidate's values that are tried as the only one that differs
-_NUMBERS = 2e9  # that all of these attempts compute together
+_NUMBERS = 5e8  # that all of these attempts compute together
 _WINDOW = 60  # operations after a value in which more values match if it is right
 _PARAMETERS = 400  # changes of parameters that are tried in the whole trace
-_SEARCHED = 6  # of the steps for which repairs are tried
-_BUDGET = 4 * BUDGET  # of these attempts together
+_VARIANTS = 2  # of the candidate's values for one of the reference's
+_SEARCHED = 8  # of the steps for which repairs are tried
+_BUDGET = 3 * BUDGET  # of these attempts together
 _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
@@ -198,28 +199,20 @@ _Repaired = tuple[int, _Step, Repair, dict[int, np.ndarray]]
 def _closing(state: State) -> list[_Step]:
     """Steps with the first value of the reference after which all outputs agree: nothing else differs then."""
     numbers = [n for n in state.suspects[0] if n in state.reference.by_number]
-    left = _NUMBERS / _cost(state)
+    start = state.candidate.work[0]
     for number in numbers[:_CANDIDATES]:
         one = state.reference.by_number[number]
         same = [n for n in state.others if distance(one, state.candidate.by_number[n]) < state.limit]
         steps = []
         for other, value in _replacements(state, number, same[:_SAME_SIZE]):
             changes = state.candidate.replay({other: value})
-            left -= 1
             if state.closed_by(changes):
                 steps.append(_step(state, number, other, value, changes))
         if steps:
             return sorted(steps, key=lambda step: -step.gain)
-        if left < 0:
+        if state.candidate.work[0] - start > _NUMBERS:
             break
     return []
-
-
-def _cost(state: State) -> float:
-    """Numbers that enter and leave the suspect operations."""
-    suspect, trace = set(state.suspects[1]), state.candidate.trace
-    operations = (operation for operation in trace.operations if not suspect.isdisjoint(operation.outputs))
-    return sum(CALL + sum(trace.values[n].size for n in (*o.inputs, *o.outputs)) for o in operations) or CALL
 
 
 def _gaining(state: State) -> list[_Step]:
@@ -239,6 +232,17 @@ def _gaining(state: State) -> list[_Step]:
     return steps
 
 
+def _in_order_of_trial(steps: Sequence[_Step]) -> list[_Step]:
+    """The step that gains most, then for each end in order of execution the best and latest ones."""
+    by_gain = sorted(steps, key=lambda step: (-step.gain, not step.closes))
+    ordered = by_gain[:1]
+    for number in sorted({step.number for step in steps}):
+        variants = [step for step in by_gain if step.number == number]
+        latest = sorted(variants, key=lambda step: (-step.gain, -step.other))  # more operations lead there
+        ordered += [*latest[:_VARIANTS], *variants[:1]]
+    return list(dict.fromkeys(ordered))
+
+
 def _step(state: State, number: int, other: int, value: np.ndarray, changes: Mapping[int, np.ndarray]) -> _Step:
     matches = state.matches.updated(state.candidate.changed(changes, (other,)), changes)
     gain = len(matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
@@ -251,7 +255,7 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     best = _repaired(state, closing)
     steps: list[_Step] = []
     if best is None or best[0] > WEAK:
-        steps = sorted(_gaining(state), key=lambda step: (not step.closes, -step.gain))
+        steps = _in_order_of_trial(_gaining(state))
         other = _everywhere(state, steps) or _repaired(state, steps)
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
     if best is None:
@@ -263,12 +267,15 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
 
 def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
     """The parameter in another arrangement with which all outputs agree: code uses one several times, as in a loop."""
+    start = state.candidate.work[0]
     for step in steps[:1]:
         regions = _regions(state, step.number, step.other)
         search = Search((state.reference, state.candidate), regions, step.value, state.bound)
         for attempt in islice((*search.parameters(), *search.exchanged()), _PARAMETERS):
             if attempt.repair.number in search.names and attempt.fits(state.candidate):
                 changes = state.candidate.replay(attempt.changes)
+                if state.candidate.work[0] - start > _NUMBERS:
+                    return None
                 if state.closed_by(changes):
                     return attempt.rank, step, attempt.repair, attempt.changes
     return None

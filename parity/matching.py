@@ -14,6 +14,7 @@ Array = np.ndarray
 EXACT = 1e-9  # a correct port in float64 stays below it
 ROUNDED = 3e-6  # one whose constants were rounded to float32 below this
 _FEW = 4  # values with fewer different numbers identify nothing
+_FILL = 1e3  # from which on the largest number may fill a mask
 _SAMPLE = 64  # numbers of a value that are looked at first
 
 
@@ -78,6 +79,7 @@ class Side:
     def __init__(self, trace: Trace):
         self.trace = trace
         self.changes: dict[int, Array] = {}
+        self.work = [0.0]  # numbers that all replays together computed, also those of changed copies
         self.forced: set[int] = set()  # changes that stay whatever happens before them
         self.by_number = {i: s for i, value in enumerate(trace.values) if (s := signature(value)) is not None}
         self.contents = {i: contents(trace.values[i]) for i in range(len(trace.values)) if i not in self.by_number}
@@ -111,7 +113,7 @@ class Side:
         if self.changes:
             fixed = copy(self.trace)
             fixed.values = [self.value(number) for number in range(len(self.trace.values))]
-        return fixed.replay(changes, operations, self.forced, limit)
+        return fixed.replay(changes, operations, self.forced, limit, self.work)
 
     @cached_property
     def by_size(self) -> dict[int, tuple[Array, list[int]]]:
@@ -128,11 +130,13 @@ class Side:
         slack = bound * one.scale
         low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
         for number in numbers[low:high]:
-            other, scale = self.value(number), bound * self.by_number[number].scale
-            if _close(np.ravel(other), np.ravel(value), scale):
+            other, scale = self.value(number), self.by_number[number].scale
+            if _close(np.ravel(other), np.ravel(value), bound, scale):
                 yield number
             elif distance(self.by_number[number], one) <= bound:
-                common = any(_close(np.ravel(a), np.ravel(value), scale) for a in _arrangements(other, value.shape))
+                common = any(
+                    _close(np.ravel(a), np.ravel(value), bound, scale) for a in _arrangements(other, value.shape)
+                )
                 if common or arranged(other, value, bound):
                     yield number
 
@@ -173,8 +177,7 @@ class Matches:
 def arranged(one: Array, other: Array, bound: float) -> bool:
     """Whether `other` is an arrangement of the axes of `one`; both have the same numbers within the bound."""
     layout = find_arrangement(one, other, bound)
-    scale = bound * _largest(one)
-    return layout is not None and _close(np.ravel(layout.apply(one)), np.ravel(other), scale)
+    return layout is not None and _close(np.ravel(layout.apply(one)), np.ravel(other), bound, _largest(one))
 
 
 def find_arrangement(one: Array, other: Array, bound: float) -> Layout | None:
@@ -206,17 +209,27 @@ def same_order(one: Array, other: Array, bound: float, least: float = 0.0) -> bo
 
     The bound is relative to the largest number, or to `least` if that is larger.
     """
-    scale = bound * max(_largest(one), least)
-    return one.size == other.size and _close(np.ravel(one), np.ravel(other), scale)
+    return one.size == other.size and _close(np.ravel(one), np.ravel(other), bound, _largest(one), least)
 
 
-def _close(one: Array, other: Array, slack: float) -> bool:
-    if not np.isclose(one[:_SAMPLE], other[:_SAMPLE], rtol=0, atol=slack, equal_nan=True).all():
+def _close(one: Array, other: Array, bound: float, largest: float, least: float = 0.0) -> bool:
+    slack = np.asarray(bound * max(largest, least) if largest < _FILL else _slack(one, bound, largest))
+    part = slack[:_SAMPLE] if slack.ndim else slack
+    if not np.isclose(one[:_SAMPLE], other[:_SAMPLE], rtol=0, atol=part, equal_nan=True).all():
         return False
     with np.errstate(invalid="ignore"):  # infinities
-        if float(np.abs(one - other).max(initial=0)) <= slack:
+        if (np.abs(one - other) <= slack).all():
             return True
     return bool(np.isclose(one, other, rtol=0, atol=slack, equal_nan=True).all())
+
+
+def _slack(array: Array, bound: float, largest: float) -> Array | float:
+    """What each number may differ by: relative to the largest, but if that fills a mask, to the largest other one."""
+    numbers = np.abs(array[np.isfinite(array)])
+    others = float(numbers.max(initial=0, where=numbers <= 0.5 * largest))
+    if others > 0.01 * largest:
+        return bound * largest
+    return np.asarray(bound * np.maximum(np.where(np.isfinite(array), np.abs(array), 0), max(others, 1e-300)))
 
 
 def alignments(value: Array, target: Array) -> list[Array]:

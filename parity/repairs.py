@@ -13,8 +13,7 @@ from .capture.trace import Operation
 from .matching import EXACT, Side, alignments, producers, same_order
 
 Array = np.ndarray
-BUDGET = 1e8  # numbers that all attempts for one region compute together
-CALL = 3000  # numbers that an operation costs beyond its own
+BUDGET = 2e8  # numbers that all attempts for one region compute together
 WEAK = 3  # rank from which on another place may have a plainer repair
 _FACTOR = 4  # rank of a factor that is in neither code
 _BLOCKS = 4  # of a packed parameter
@@ -131,12 +130,14 @@ class Search:
 
     def _end(self, changes: Mapping[int, Array]) -> Array | None:
         """The region's end after changes; None if it cannot be computed, or no longer has its shape."""
+        before = self.side.work[0]
         try:
             with np.errstate(all="ignore"):
                 values = self.side.replay(changes, self.region.operations)
         except _FAILURES:
             return None
-        self.budget -= sum(value.size + CALL for value in values.values())
+        finally:
+            self.budget -= self.side.work[0] - before
         end = values.get(self.region.end, self.side.value(self.region.end))
         return end if end.shape == self.target.shape else None
 
@@ -144,6 +145,8 @@ class Search:
         """An attempt that succeeds; one that leaves a rounded constant's difference comes after all others."""
         if attempt.value.shape != self.side.value(attempt.repair.number).shape:
             return None
+        if attempt.repair.operation is not None:  # which was computed for the attempt
+            self.budget -= sum(self.side.value(number).size for number in attempt.repair.operation.inputs)
         end = self._end(attempt.changes)
         if end is None or not same_order(self.target, end, self.bound):
             return None

@@ -13,6 +13,7 @@ from twinax import TransformerConfig, convert, flax_transformer
 from twinax.parity import published
 from twinax.parity.diagnosis import diagnose
 from twinax.parity.functions import random_arrays, random_batch
+from twinax.parity.matching import EXACT, ROUNDED, same_order
 
 D, HEADS, LAYERS, VOCAB = 12, 3, 2, 23
 
@@ -251,6 +252,14 @@ def test_a_factor_that_is_left_out_is_found_at_its_line():
     (defect,) = diagnose(pair, port, (np.random.default_rng(0).standard_normal((3, 5)),)).defects
     assert str(defect.repair) == "missing: / 5"
     assert defect.lines == (f"parity_tests/test_diagnosis.py:{inspect.getsourcelines(total)[1] + 1}",)
+
+
+def test_what_fills_a_mask_hides_no_difference():
+    """Beside -1e9, scores that differ by their scale are not equal in any bound; the numbers beside them are."""
+    scores = np.random.default_rng(0).standard_normal((4, 4))
+    filled, other = (np.where(np.tri(4) > 0, array, -1e9) for array in (scores, scores / 2))
+    assert not same_order(filled, other, ROUNDED)
+    assert same_order(filled, filled + 1e-12, EXACT)
 
 
 def test_constants_in_float32_everywhere_are_no_difference(reference, parameters):

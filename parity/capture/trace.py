@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+_CALL = 3000  # numbers that the call of an operation costs beyond those that it computes
 DEPTH = 4  # lines of an operation: its own and those of its callers
 # Packages whose frames are not the model's own code. An installed model, such as one of `transformers`, is not here.
 _LIBRARIES = ("torch", "jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "beartype", "numpy", "einops")
@@ -80,11 +81,12 @@ class Trace:
         operations: Iterable[Operation] | None = None,
         fixed: Container[int] = (),
         limit: int | None = None,
+        work: list[float] | None = None,
     ) -> dict[int, np.ndarray]:
         """The values that these changes lead to, themselves included; loops and branches run as they did.
 
         `operations`: those to compute anew, in order; default: all that depend on a change. `fixed`: values that stay.
-        `limit`: the number of operations after which the rest is left out.
+        `limit`: the number of operations after which the rest is left out. `work`: a count of numbers to be added to.
         """
         values = dict(changes)
         computed = 0
@@ -96,6 +98,8 @@ class Trace:
             computed += 1
             arrays = [values.get(number, self.values[number]) for number in operation.inputs]
             results = operation.compute(arrays, operation.settings)
+            if work is not None:
+                work[0] += _CALL + sum(array.size for array in (*arrays, *results))
             for number, result in zip(operation.outputs, results, strict=True):
                 if number not in values and number not in fixed and not _same(result, self.values[number]):
                     values[number] = result

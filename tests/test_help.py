@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from twinax import cli
@@ -16,7 +17,9 @@ from twinax.foreign_flags import FOREIGN
 from twinax.train_help import FIRST
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
-COMMANDS = ("train", "data", "translate", "evaluate", "score", "parity", "audit", "convert", "inspect", "demo")
+COMMANDS = (
+    *("train", "data", "translate", "evaluate", "score", "parity", "compare", "audit", "convert", "inspect", "demo"),
+)
 ELSEWHERE = ("parity", "demo")  # run in tests of their own, because they take long
 BASICS = {"jax", "torch", "flax", "numpy", "tokenizers", "datasets", "grain", "orbax", "sacrebleu", "matplotlib"}
 
@@ -49,6 +52,11 @@ def example_files(tmp_path, monkeypatch):
     for name in ("input", "test", "train", "val"):
         Path(f"{name}.de").write_text("\n".join(lines) + "\n")
         Path(f"{name}.en").write_text("\n".join(lines).upper() + "\n")
+    Path("ref.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    Path("port.py").write_text(
+        "def make(state):\n    return lambda p, x: x @ p['weight'].T + p['bias'], state\n",
+    )
+    np.savez("batch.npz", np.arange(6.0).reshape(2, 3))
 
 
 def test_the_overview_names_every_command(command, example_files):

@@ -17,7 +17,9 @@ from .matching import ROUNDED, find_arrangement, output_pairs
 from .weights import WeightMap
 
 Array = np.ndarray
-RATIO_BOUND = 1.5  # of the errors of two correct models, pooled
+# Correct models may divide their operations otherwise: one float32 product of width 64 alone has a ratio of 2.0, as
+# XLA and PyTorch add in another order, and a bias that PyTorch adds before it rounds to bfloat16 has up to 1.9.
+RATIO_BOUND = 3.0
 _INPUTS = 24
 _NUMBERS = 4096  # that the outputs of all inputs should have
 _MOST = 64  # inputs

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from twinax.compare_command import run
-from twinax.usage import UsageError
+from twinax.usage import UsageError, one_line_errors
 
 REFERENCE = """
 import torch
@@ -59,9 +59,17 @@ def files(tmp_path, monkeypatch):
 
 
 def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz", **changes):
-    flags = {"candidate_inputs": None, "convert": None, "gradients": False, "optimizer": ()}
+    flags = {
+        "candidate_inputs": None,
+        "convert": None,
+        "rules": None,
+        "write_rules": None,
+        "gradients": False,
+        "optimizer": (),
+    }
     flags |= {"rounding": False, "json_file": None}
-    return run(reference, candidate, inputs=inputs, **(flags | changes))
+    with one_line_errors():
+        return run(reference, candidate, inputs=inputs, **(flags | changes))
 
 
 def test_equal_models(files, capsys):
@@ -88,8 +96,11 @@ def test_different_models(files, capsys):
 
 def test_a_converter_and_no_converter(files, capsys):
     assert compare(candidate="port.py:untrained", convert="port.py:convert") == 0
-    assert compare(candidate="port.py:untrained") == 2
-    assert "parameters have values that the reference does not have" in capsys.readouterr().out
+    capsys.readouterr()
+    assert compare(candidate="port.py:untrained", write_rules="rules.toml") == 0
+    assert "weights: 4 of 4 parameters inferred, without their names" in capsys.readouterr().out
+    assert compare(candidate="port.py:untrained", rules="rules.toml") == 0
+    assert compare(candidate="port.py:untrained", convert="rules.py:to_candidate") == 0
     assert compare(inputs="ref.py:inputs") == 0
 
 
@@ -110,6 +121,11 @@ def test_a_converter_and_no_converter(files, capsys):
         ({"inputs": "wide.npz"}, "Sequential: the forward pass in float64 failed: RuntimeError: "),
         ({"candidate": "syntax.py:make"}, "syntax.py: cannot be imported: SyntaxError: "),
         ({"candidate": "port.py:untrained", "convert": "ref.py:broken"}, "broken: TypeError: "),
+        ({"rules": "helper.py"}, "helper.py: cannot be read as TOML: "),
+        ({"rules": "none.toml"}, "none.toml: "),
+        ({"rules": "x", "convert": "y"}, "--rules x: cannot be combined with --convert"),
+        ({"write_rules": "rules.json"}, "--write-rules rules.json: must end in .toml"),
+        ({"write_rules": "port.toml"}, "--write-rules port.py: exists; pass another name"),
         ({"json_file": "none/o.json"}, "none/o.json: there is no directory none"),
     ],
 )

@@ -116,6 +116,8 @@ def compare(
     inputs: str,
     candidate_inputs: str | None = None,
     convert: str | None = None,
+    rules: str | None = None,
+    write_rules: str | None = None,
     gradients: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     optimizer: tuple[str, ...] = (),
     no_rounding: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -137,6 +139,9 @@ def compare(
         inputs: .npz file with the inputs in their order, or file.py:function that returns them.
         candidate_inputs: the same for the candidate, where it wants them otherwise, such as channels last.
         convert: file and function that returns the candidate's parameters from the reference's, arrays by name.
+        rules: TOML file that says which parameter is which, as --write-rules writes it. If the port has other weights
+            and there is neither, the map is inferred.
+        write_rules: TOML file to write the inferred map to, and a converter as Python code beside it.
         gradients: compare the gradients of all parameters too.
         optimizer: compare updates too: adamw, adam, sgd, … as PyTorch and Optax have them, or two functions: one of
             (name, parameter) pairs that returns a torch optimizer, one that returns an Optax transformation.
@@ -150,6 +155,8 @@ def compare(
             inputs=inputs,
             candidate_inputs=candidate_inputs,
             convert=convert,
+            rules=rules,
+            write_rules=write_rules,
             gradients=gradients,
             optimizer=optimizer,
             rounding=not no_rounding,

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 
 from twinax.parity.capture.trace import CaptureError
-from twinax.parity.comparison import arrays_of, compare
+from twinax.parity.comparison import Convert, arrays_of, compare
 from twinax.parity.comparison_report import as_document, show
+from twinax.parity.inference import infer_weights
+from twinax.parity.weight_rules import apply_rules, read_rules
+from twinax.parity.weights import match_weights
 
 from .usage import UsageError, check_folder
 
@@ -29,6 +32,8 @@ def run(
     inputs: str,
     candidate_inputs: str | None,
     convert: str | None,
+    rules: str | None,
+    write_rules: str | None,
     gradients: bool,
     optimizer: tuple[str, ...],
     rounding: bool,
@@ -36,6 +41,7 @@ def run(
 ) -> int:
     """Compares the models that two factories return; the exit status."""
     check_folder(json_file)
+    _check_rules(convert, rules, write_rules)
     given = _inputs(inputs)
     others = given if candidate_inputs is None else _inputs(candidate_inputs)
     model = _made(reference, _function(reference), ())
@@ -43,8 +49,10 @@ def run(
     wants_weights = any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
     port = _made(candidate, factory, (arrays_of(model),) if wants_weights else ())
     optimizers = _optimizers(optimizer) if optimizer else None
-    converter = None if convert is None else _function(convert)
     try:
+        converter = _function(convert) if convert is not None else _ruled(rules, model, port)
+        if converter is None and _are_different(model, port):
+            converter = _inferred(model, port, given, others, write_rules)
         comparison = compare(
             *(model, port, given, others),
             convert=converter,
@@ -60,6 +68,57 @@ def run(
     if json_file is not None:
         Path(json_file).write_text(json.dumps(as_document(comparison), indent=2) + "\n")
     return _EXIT.get(comparison.verdict, 1)
+
+
+def _check_rules(convert: str | None, rules: str | None, write_rules: str | None) -> None:
+    if convert is not None and rules is not None:
+        raise UsageError(f"--rules {rules}: cannot be combined with --convert")
+    if write_rules is None:
+        return
+    check_folder(write_rules)
+    for path in (Path(write_rules), Path(write_rules).with_suffix(".py")):
+        if path.exists() or path.suffix not in (".toml", ".py") or Path(write_rules).suffix != ".toml":
+            reason = "exists; pass another name" if path.exists() else "must end in .toml"
+            raise UsageError(f"--write-rules {path if path.exists() else write_rules}: {reason}")
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in arrays_of(model).items()}
+
+
+def _ruled(rules: str | None, model: Any, port: Any) -> Convert | None:
+    """The converter that a rules file describes."""
+    if rules is None:
+        return None
+    shapes = _shapes(port)
+    matches = read_rules(rules, _shapes(model), shapes)
+    return lambda state: apply_rules(matches, state, shapes)
+
+
+def _are_different(model: Any, port: Any) -> bool:
+    """Whether most parameters of the port have other values than the reference's, as without a converter."""
+    weights = match_weights(arrays_of(model), arrays_of(port))
+    count = len(weights.matches) + len(weights.ambiguous) + len(weights.unmatched)
+    return 2 * len(weights.unmatched) > count
+
+
+def _inferred(model: Any, port: Any, given: Any, others: Any, write_rules: str | None) -> Convert:
+    """The converter that is inferred from the operations of both models; its rules are written if asked for."""
+    print("the candidate has other weights: inferring which parameter is which", file=sys.stderr)
+    inference = infer_weights(model, port, given, others)
+    matches, shapes = inference.weights.matches, _shapes(port)
+    learned = len(shapes) - len(inference.fixed)
+    print(
+        f"weights: {len(matches.keys() - set(inference.fixed))} of {learned} parameters inferred, without their names"
+    )
+    for line in inference.questions.values():
+        print(f"undecided: {line}")
+    if write_rules is not None:
+        code = Path(write_rules).with_suffix(".py")
+        Path(write_rules).write_text(inference.rules())
+        code.write_text(inference.converter())
+        print(f"weights: rules in {write_rules}, and a converter both ways in {code}")
+    return lambda state: apply_rules(matches, state, shapes)
 
 
 def _optimizers(names: tuple[str, ...]) -> tuple[Any, Any]:

@@ -140,10 +140,10 @@ def sample(traces: Mapping[str, Traces], seed: int, count: int) -> Iterator[tupl
     rng = np.random.default_rng(seed)
     operators = sorted({operator for entry in traces.values() for operator in entry.sites})
     stock = {
-        (name, operator): [found[i] for i in rng.permutation(len(found))]
+        (name, operator): [sites[i] for i in rng.permutation(len(sites))]
         for name, entry in traces.items()
         for operator in operators
-        if (found := entry.sites.get(operator, []))
+        if (sites := entry.sites.get(operator, []))
     }
     used: Counter[str] = Counter()
     drawn = 0
@@ -231,12 +231,12 @@ def published(builders: Mapping[str, Callable[[], Pair]]) -> list[tuple[str, ...
 
 def summary(scores: Sequence[Score], alarms: Sequence[Sequence[str]]) -> str:
     """The counts in words."""
-    found, first = (sum(getattr(score, field) for score in scores) for field in ("detected", "is_first"))
+    detected, first = (sum(getattr(score, field) for score in scores) for field in ("detected", "is_first"))
     forward = [score for score in scores if not score.planted.parameters]
     median, longest = (f([score.seconds for score in scores]) for f in (statistics.median, max))
     equal = sum(row[3].startswith("equal") for row in alarms)
     return (
-        f"{found} of {len(scores)} defects are found, {first} at the right line or parameter first "
+        f"{detected} of {len(scores)} defects are found, {first} at the right line or parameter first "
         f"({sum(score.is_first for score in forward)} of the {len(forward)} in operations). A diagnosis takes "
         f"{median:.1f} s in the median, {longest:.0f} s at most. "
         f"{equal} of {len(alarms)} correct pairs are called equal."

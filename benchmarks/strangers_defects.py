@@ -40,16 +40,16 @@ def sites(trace: Trace) -> Iterator[Site]:
     sources = (_swapped, _transposed, _axes, _literals, _masks, _dropped, _positions, _heads, _groups)
     used = trace.ancestors()
     activations = _activations(graph)
-    found: dict[int, dict[tuple[str, str], Change]] = {}
+    changes_of: dict[int, dict[tuple[str, str], Change]] = {}
     for operation in trace.operations:
         if operation.compute is not None and not used.isdisjoint(operation.outputs):
             changes = {
                 (name, detail): change for source in sources for name, detail, change in source(graph, operation)
             }
-            found[id(operation)] = changes | activations.get(id(operation), {})
+            changes_of[id(operation)] = changes | activations.get(id(operation), {})
     for copies in _steps(trace):
-        for key, change in found.get(id(copies[0]), {}).items():
-            others = [found.get(id(copy), {}).get(key) for copy in copies[1:]]
+        for key, change in changes_of.get(id(copies[0]), {}).items():
+            others = [changes_of.get(id(copy), {}).get(key) for copy in copies[1:]]
             changes = [change, *(other for other in others if other is not None)]
             yield Site(*key, partial(planted, trace, copies[0], partial(_apply, changes)))
     yield from _parameters(trace)
@@ -252,6 +252,10 @@ def _copy(operation: Operation, number: int) -> Operation:
     return replace(operation, name="copy", inputs=(number,), settings={}, compute=lambda arrays, _: [arrays[0]])
 
 
+def _pass_through(operation: Operation, number: int, draft: Draft) -> None:
+    draft.replace(operation, [_copy(operation, number)])
+
+
 def _dropped(graph: _Graph, operation: Operation) -> Found:
     """A bias, a residual connection or a scale that is left out."""
     if operation.name not in ("add", "mul", "div", "sub") or len(operation.outputs) != 1:
@@ -263,7 +267,7 @@ def _dropped(graph: _Graph, operation: Operation) -> Found:
         others = [n for n in operation.inputs if n != number]
         if graph.values[number].shape != shape or number in graph.fixed:
             continue
-        drop: Change = lambda draft, n=number: draft.replace(operation, [_copy(operation, n)])  # noqa: E731
+        drop = partial(_pass_through, operation, number)
         if not others:
             if operation.name in ("mul", "div") and len(operation.inputs) == 1:
                 yield "scale dropped", operation.name, drop
@@ -290,24 +294,26 @@ def _positions(graph: _Graph, operation: Operation) -> Found:
                 yield "position + 1", f"slice of axis {axis}", _with(operation, settings=new)
 
 
+def _regrouped(operation: Operation, shape: Sequence[int], swapped: bool, draft: Draft) -> None:
+    """Puts a reshape in the place of an operation, with the last two axes swapped after it if so."""
+
+    def reshaped(x: Any) -> Any:
+        return x.reshape(shape).swapaxes(-1, -2) if swapped else x.reshape(shape)
+
+    draft.insert(operation, reshaped, operation.inputs, operation.outputs[0])
+
+
 def _heads(graph: _Graph, operation: Operation) -> Found:
     """A reshape in the place of a transpose, and heads split in the other order."""
     (output, *_) = operation.outputs
     shape = graph.values[output].shape
     if operation.name == "transpose" and len(shape) > 2:
-        new: Callable[..., Any] = lambda x: x.reshape(shape)  # noqa: E731
-        yield (
-            "head order",
-            "reshape for transpose",
-            lambda draft: draft.insert(operation, new, operation.inputs, output),
-        )
+        yield "head order", "reshape for transpose", partial(_regrouped, operation, shape, False)
     if operation.name == "reshape" and len(operation.inputs) == 1:
         old = graph.values[operation.inputs[0]].shape
         if len(shape) == len(old) + 1 and shape[:-2] == old[:-1] and min(shape[-2:]) > 1:
             other = (*shape[:-2], shape[-1], shape[-2])
-            split: Callable[..., Any] = lambda x: x.reshape(other).swapaxes(-1, -2)  # noqa: E731
-            change: Change = lambda draft: draft.insert(operation, split, operation.inputs, output)  # noqa: E731
-            yield "head order", f"split as {other}", change
+            yield "head order", f"split as {other}", partial(_regrouped, operation, other, True)
 
 
 def _groups(graph: _Graph, operation: Operation) -> Found:

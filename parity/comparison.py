@@ -110,7 +110,7 @@ def compare(
     return Comparison(forward, backward, update, tuple(errors), tuple(not_exercised(*traces)), traces, seconds)
 
 
-def _trained(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray | None]]:
+def _trained(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(parameters, random gradients of theirs): an optimizer does not care where gradients come from."""
     random = np.random.default_rng(0)
     numbers = {n: i for n, i in trace.parameters.items() if trace.values[i].dtype.kind == "f"}

@@ -58,8 +58,8 @@ def blocks(trace: Trace, names: Iterable[str]) -> dict[str, Block]:
         else:
             entries.setdefault((name, row), []).append(number)
     whole = {at: tuple(slice(0, n) for n in trace.values[places[0]].shape) for at, places in entries.items()}
-    found = (Block(*at, whole[at], tuple(places)) for at, places in sorted(entries.items()))
-    return {block.key: block for block in found}
+    blocks = (Block(*at, whole[at], tuple(places)) for at, places in sorted(entries.items()))
+    return {block.key: block for block in blocks}
 
 
 def _users(trace: Trace) -> dict[int, list[Operation]]:

@@ -32,7 +32,7 @@ Update = Callable[[dict[str, Array], Sequence[dict[str, Array]]], dict[str, Arra
 
 
 def compare_updates(
-    reference: Any, candidate: Any, parameters: Mapping[str, Array], gradients: Mapping[str, Array | None]
+    reference: Any, candidate: Any, parameters: Mapping[str, Array], gradients: Mapping[str, Array]
 ) -> list[UpdateDifference]:
     """Differences of two optimizers: torch factories ((name, parameter) pairs -> optimizer) or optax transformations.
 
@@ -102,10 +102,10 @@ def _of_sgd(moved: Callable[..., float]) -> dict[str, float]:
 
 
 def _of_model(
-    updates: Sequence[Update], parameters: Mapping[str, Array], gradients: Mapping[str, Array | None]
+    updates: Sequence[Update], parameters: Mapping[str, Array], gradients: Mapping[str, Array]
 ) -> list[UpdateDifference]:
     start = {name: np.asarray(array, np.float64) for name, array in parameters.items()}
-    given = {n: np.zeros_like(start[n]) if g is None else np.asarray(g, np.float64) for n, g in gradients.items()}
+    given = {name: np.asarray(array, np.float64) for name, array in gradients.items()}
     one, other = (update(start, [given] * _STEPS) for update in updates)
     differences = []
     for name, value in start.items():

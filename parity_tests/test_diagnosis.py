@@ -11,9 +11,9 @@ from torch import nn
 
 from twinax import TransformerConfig, convert, flax_transformer
 from twinax.parity import published
-from twinax.parity.diagnosis import diagnose
+from twinax.parity.diagnosis import capture, diagnose
 from twinax.parity.functions import random_arrays, random_batch
-from twinax.parity.matching import EXACT, ROUNDED, same_order
+from twinax.parity.matching import EXACT, ROUNDED, Side, same_order
 
 D, HEADS, LAYERS, VOCAB = 12, 3, 2, 23
 
@@ -359,3 +359,18 @@ def test_a_published_module_and_our_flax_model_are_equal(name):
 
     diagnosis = diagnose(Called().eval(), checkpoint.to_flax(), (batch.src_tokens, batch.tgt_tokens))
     assert (diagnosis.verdict, diagnosis.defects) == ("equal", ())
+
+
+def test_a_value_that_was_replaced_stays_when_an_earlier_one_is():
+    """Otherwise the diagnosis would find two defects by turns without end."""
+
+    def model(p, x):
+        first = x * p["w"]
+        return jnp.tanh(first) * 2, first
+
+    trace = capture((model, {"w": np.ones(6)}), (np.arange(6.0),))
+    side, first, last = Side(trace), trace.outputs["1"], trace.outputs["0"]
+    side = side.changed(side.replay({last: np.arange(6.0)}), (last,))
+    side = side.changed(side.replay({first: -np.arange(6.0)}), (first,))
+    assert np.array_equal(side.value(last), np.arange(6.0))
+    assert np.array_equal(side.value(first), -np.arange(6.0))

@@ -158,3 +158,16 @@ def test_detach_and_frozen_parameters_in_torch(tower):
     frozen.norm.bias.requires_grad_(False)
     (defect,) = run(tower, frozen).defects
     assert str(defect) == "norm.bias: the candidate has no gradient, so it is not trained there"
+
+
+def test_a_gradient_of_rounding_beside_one_of_zero_is_no_difference():
+    """A softmax does not see the bias of a key, so a port may leave it out."""
+    random = np.random.default_rng(0)
+    arrays = {"w": random.standard_normal((6, 6)), "b": random.standard_normal(6)}
+    pair = (
+        lambda p, x: torch.softmax(x @ (x @ p["w"] + p["b"]).transpose(-1, -2), -1),
+        {name: torch.from_numpy(array) for name, array in arrays.items()},
+    )
+    candidate = (lambda p, x: jax.nn.softmax(x @ (x @ p["w"]).transpose(0, 2, 1)), arrays)
+    diagnosis = run(pair, candidate)
+    assert (diagnosis.verdict, diagnosis.defects) == ("equal", ())

@@ -124,8 +124,8 @@ def _same(one: np.ndarray, other: np.ndarray) -> bool:
 
 def as_float64(array: Any) -> np.ndarray:
     """A copy in numpy; floating-point numbers of any width as float64."""
-    array = np.array(array)
-    return array if array.dtype.kind in "biuc" else array.astype(np.float64)
+    array = np.asarray(array)
+    return array.copy() if array.dtype.kind in "biuc" else array.astype(np.float64)
 
 
 def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

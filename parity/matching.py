@@ -26,7 +26,9 @@ class Signature:
         self.value, self.size = value, value.size
         numbers = self._finite()
         self.scale = float(max(numbers.max(initial=0), -numbers.min(initial=0)))  # the largest |number|
-        self.rms = self.scale * float(np.linalg.norm(np.ravel(numbers / (self.scale or 1)))) / np.sqrt(numbers.size)
+        unit = 1.0 if 1e-100 < self.scale < 1e100 else self.scale or 1.0  # whose squares are numbers
+        flat = np.ravel(numbers) / unit if unit != 1.0 else np.ravel(numbers)
+        self.rms = unit * float(np.sqrt(np.einsum("i,i->", flat, flat) / max(flat.size, 1)))
         self._ordered: Array | None = None
 
     def _finite(self) -> Array:

@@ -255,8 +255,7 @@ def _repeatable(function: Any, leaves: Sequence[Any], structure: Any) -> Compute
     def compute(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
         rest = iter(arrays)
         full = [
-            _tensor(next(rest), mutable) if is_tensor else settings.get(str(i))
-            for i, is_tensor in enumerate(tensors)
+            _tensor(next(rest), mutable) if is_tensor else settings.get(str(i)) for i, is_tensor in enumerate(tensors)
         ]
         args, kwargs = tree_unflatten(full, structure)
         with torch.no_grad():

@@ -112,7 +112,7 @@ def diagnose_traces(
         rearranged=tuple(state.rearranged_outputs),
         matched=state.matched,
     )
-    if state.open_outputs and state.bound == EXACT and not about.defects:
+    if state.open_outputs and state.bound == EXACT and about.roundings and not about.defects:
         return replace(about, verdict="equal but for float32 constants")  # the outputs agree in the other bound
     if state.open_outputs and len(differences) == MAX_DEFECTS:
         return replace(about, verdict="different", reason=f"stopped after {MAX_DEFECTS} differences")

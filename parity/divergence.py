@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .capture.trace import Operation, Trace
+from .float32_constants import rounded_constant
 from .matching import (
     ROUNDED,
     Matches,
@@ -23,7 +24,7 @@ from .matching import (
     suspects,
 )
 from .regions import regions
-from .repairs import BUDGET, FLOAT32, WEAK, Region, Repair, Search, constants, is_float32
+from .repairs import BUDGET, FLOAT32, WEAK, Region, Repair, Search
 
 _CANDIDATES = 12  # of the reference's values after the last common one that are tried
 _NO_BETTER = 3  # of them in a row, after which no more are tried
@@ -53,10 +54,10 @@ class Defect:
 
     @property
     def rounding(self) -> bool:
-        """Whether it is no more than the rounding of a constant to float32."""
+        """Whether it is no more than the rounding of a constant, or of a parameter, to float32."""
         if self.repair is None:
-            return self.error <= ROUNDED
-        return self.repair.rounding or (self.error <= FLOAT32 and not self.repair.literal)
+            return False
+        return self.repair.rounding or (self.error <= FLOAT32 and bool(self.repair.parameter))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -73,7 +74,9 @@ class Defect:
             for side in (self.candidate, self.reference)
         ]
         text = f"{sides[0]} differs by {self.error:.1g} from {sides[1]}"
-        return text + (f"; equal with {' and '.join(self.lines)}: {self.repair}" if self.repair else "")
+        if self.repair is None:
+            return text
+        return text + f"; {'because' if self.rounding else 'equal with'} {' and '.join(self.lines)}: {self.repair}"
 
 
 def _lines(operations: Sequence[Operation]) -> tuple[str, ...]:
@@ -366,32 +369,14 @@ def _finished(
     target = state.candidate.value(step.other)
     largest = np.abs(step.value[np.isfinite(step.value)]).max(initial=1e-300)
     error = float(difference(step.value, target).max() / largest)
-    if repair is None and error <= ROUNDED:
-        repair = _rounded_constant(state, parts)
+    unexplained = error <= ROUNDED if repair is None else error <= FLOAT32 and not (repair.literal or repair.parameter)
+    if unexplained:
+        repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
     after = state.forced(values)
     if repair is not None and not repair.parameter and parts[0].operations and parts[1].operations:
         precedent = _Precedent(parts[0].operations, parts[1].operations, str(repair))
         after.precedents = (*after.precedents, precedent)
     return step.number, Defect(parts[0].operations, parts[1].operations, error, repair), after
-
-
-def _rounded_constant(state: State, regions: tuple[Region, Region]) -> Repair | None:
-    """The reference's constant that is rounded to float32, or a constant of either side that may be."""
-    one, other = regions
-    for target in alignments(state.candidate.value(other.end), state.reference.value(one.end)):
-        success = Search((state.candidate, state.reference), (other, one), target, state.bound).best()
-        if success is not None and success[1].rounding:
-            return success[1]
-    for side, region, matched in zip(
-        (state.reference, state.candidate),
-        regions,
-        (state.matches.of_reference, state.matches.of_candidate),
-        strict=True,
-    ):
-        for number in constants(side, region):
-            if number not in matched and is_float32(side.value(number)):
-                return Repair(number, "a constant is rounded to float32", None, rounding=True)
-    return None
 
 
 def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:

@@ -182,7 +182,7 @@ def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: torch.
         with torch.no_grad():
             if function is None:
                 values = {name: arrays.array(number, changes) for name, number in trace.parameters.items()}
-                result = torch.func.functional_call(module, values, arguments)
+                result = torch.func.functional_call(module, values, arguments, tie_weights=False)
             else:
                 result = function(arrays.tree(parameters, trace.parameters, changes), *arguments)
         return {name: leaf.double().numpy() for name, leaf in named(result) if isinstance(leaf, torch.Tensor)}

@@ -67,7 +67,7 @@ def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz
         "gradients": False,
         "optimizer": (),
     }
-    flags |= {"rounding": False, "json_file": None}
+    flags |= {"rounding": False, "json_file": None, "report": None}
     with one_line_errors():
         return run(reference, candidate, inputs=inputs, **(flags | changes))
 
@@ -86,12 +86,16 @@ def test_equal_models(files, capsys):
 
 
 def test_different_models(files, capsys):
-    assert compare(candidate="wrong.py:make", json_file="o.json") == 1
+    assert compare(candidate="wrong.py:make", json_file="o.json", report="o.html") == 1
     (defect,) = json.loads((files / "o.json").read_text())["outputs"]["defects"]
     (line,) = defect["lines"]
     assert line.endswith("/wrong.py:6")
     assert (defect["repair"]["text"], defect["reference"]["lines"]) == ("should be erf gelu", ["1"])
     assert "should be erf gelu" in capsys.readouterr().out
+    text = (files / "o.html").read_text()
+    assert "<code>wrong.py:make</code> against <code>ref.py:make</code>" in text
+    assert "should be erf gelu" in text
+    assert "return jax.nn.gelu(x @ p[&#34;in&#34;]" in text  # the file's own line
 
 
 def test_a_converter_and_no_converter(files, capsys):
@@ -127,6 +131,8 @@ def test_a_converter_and_no_converter(files, capsys):
         ({"write_rules": "rules.json"}, "--write-rules rules.json: must end in .toml"),
         ({"write_rules": "port.toml"}, "--write-rules port.py: exists; pass another name"),
         ({"json_file": "none/o.json"}, "none/o.json: there is no directory none"),
+        ({"report": "none/o.html"}, "none/o.html: there is no directory none"),
+        ({"report": "o.json"}, "--report o.json: must end in .html"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(changes, message, files):
@@ -134,7 +140,8 @@ def test_what_cannot_be_used_is_one_line(changes, message, files):
     np.savez(files / "wide.npz", np.ones((2, 7)))
     (files / "syntax.py").write_text("def make(:\n")
     with pytest.raises(UsageError) as error:
-        compare(**{"json_file": "o.json"} | changes)
+        compare(**{"json_file": "o.json", "report": "o.html"} | changes)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
     assert not (files / "o.json").exists()
+    assert not (files / "o.html").exists()

@@ -96,9 +96,14 @@ def modules(group: Sequence[Defect]) -> list[str]:
 
 def _side(operations: Sequence[Operation]) -> dict[str, Any]:
     return {
-        "lines": list(dict.fromkeys(operation.line or operation.module for operation in operations)),
+        "lines": places(operations),
         "operations": list(dict.fromkeys(operation.name for operation in operations)),
     }
+
+
+def places(operations: Iterable[Operation]) -> list[str]:
+    """Lines of operations, or paths of modules where no line is known; none for a library's code outside of modules."""
+    return [place for place in dict.fromkeys(o.line or o.module for o in operations) if place]
 
 
 def _weights(weights: WeightMap, traces: Sequence[Trace]) -> dict[str, Any]:
@@ -159,7 +164,7 @@ def _table(title: str, diagnosis: Diagnosis) -> Table:
         callers = called_from(first)
         place = "\n".join(first.lines) + times + (f"\ncalled from {callers[0]}" if callers else "")
         repair = first.note or (str(first.repair) if first.repair is not None else "none found")
-        reference = "\n".join(dict.fromkeys(o.line or o.module for o in first.reference))
+        reference = "\n".join(places(first.reference) or dict.fromkeys(o.name for o in first.reference))
         error = max(defect.error for defect in group)
         table.add_row(number, *(escape(text) for text in (place, repair, reference)), f"{error:.1g}")
     return table

@@ -1,11 +1,14 @@
 """Whole comparisons: rounding in float32 and bfloat16, what the inputs did not test, converters, the assertion."""
 
 import json
+import re
+from pathlib import Path
 
 import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 from flax import linen, nnx
@@ -140,3 +143,40 @@ def test_the_assertion_and_the_document(reference):
     assert defect["error"] > 0.01
     assert (document["gradients"], document["rounding"]) == (None, [])
     assert len(grouped([*comparison.forward.defects] * 3)) == 1
+
+
+# What the page describes as one field.
+WHOLE = (
+    "outputs.float32_constants",
+    "gradients",
+    "weights.matches",
+    "weights.ambiguous",
+    "weights.tied",
+    "cost.seconds",
+)
+
+
+def fields(value, path=""):
+    """The paths of all fields of a document."""
+    if isinstance(value, dict) and path not in WHOLE:
+        for name, inner in value.items():
+            yield from fields(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict) and path not in WHOLE:
+        yield from fields(value[0], f"{path}[]")
+    else:
+        yield path
+
+
+def test_the_page_describes_every_field_of_the_document(reference):
+    def adam(pairs):
+        return torch.optim.Adam(pairs, lr=1e-3)
+
+    optimizers = adam, optax.adam(1e-2)
+    equal = compare(reference, (port, weights(reference)), (X,), gradients=True, optimizers=optimizers)
+    wrong = compare(reference, (lambda p, x: jnp.sin(port(p, x)), weights(reference)), (X,))
+    document = as_document(equal) | {"outputs": as_document(wrong)["outputs"]}
+    assert document["gradients"].keys() == document["outputs"].keys()
+    table = (Path(__file__).parents[1] / "docs" / "compare.md").read_text().split("## The JSON document")[1]
+    described = set(re.findall(r"^\| `(.*?)` \|", table, flags=re.MULTILINE))
+    # those with null or an empty list have a row of their own
+    assert described - {"weights", "optimizer", "outputs.defects[].repair"} == set(fields(document))

@@ -1,7 +1,10 @@
 """`twinax compare` on files of a user: verdicts, exit status, JSON, and one line for whatever cannot be used."""
 
 import json
+import re
+import shlex
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,3 +148,20 @@ def test_what_cannot_be_used_is_one_line(changes, message, files):
     assert "\n" not in str(error.value)
     assert not (files / "o.json").exists()
     assert not (files / "o.html").exists()
+
+
+def test_the_worked_example_prints_what_the_page_shows(command, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "compare.md").read_text()
+    folder = tmp_path / "example"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    for code in re.findall(r"```python\n(# \w+\.py\n.*?)```", page, flags=re.DOTALL):
+        Path(code.splitlines()[0].removeprefix("# ")).write_text(code)
+    (line, output) = re.search(
+        r"```bash\n(twinax compare .*?)\n```\n\nprints\n\n```\n(.*?)```", page, re.DOTALL
+    ).groups()
+    status, out, _ = command(*shlex.split(line)[1:])
+    assert status == 1
+    assert [text.rstrip() for text in out.splitlines()] == output.splitlines()
+    assert (folder / "report.html").exists()

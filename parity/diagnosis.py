@@ -130,6 +130,7 @@ def diagnose_traces(
     return replace(about, verdict="equal but for float32 constants" if about.roundings else "equal")
 
 
+@np.errstate(over="ignore", invalid="ignore")  # some masks are filled with the largest number that a dtype has
 def _walked(sides: tuple[Side, Side], bound: float, least: float, differences: list[tuple[int, Defect]]) -> State:
     """The state in which no difference is left, or none that can be placed; those that were are added to the list."""
     state = State(*sides, Matches(*sides, bound), least)

@@ -15,6 +15,7 @@ from .divergence import Defect
 from .weights import Match, WeightMap
 
 SCHEMA = 1  # of `as_document`; raised when a field changes its meaning
+_MOST = 4  # lines of a defect on the terminal
 _COLOURS = {True: "green", False: "bold red"}
 
 
@@ -96,9 +97,14 @@ def modules(group: Sequence[Defect]) -> list[str]:
 
 def _side(operations: Sequence[Operation]) -> dict[str, Any]:
     return {
-        "lines": list(dict.fromkeys(operation.line or operation.module for operation in operations)),
+        "lines": places(operations),
         "operations": list(dict.fromkeys(operation.name for operation in operations)),
     }
+
+
+def places(operations: Iterable[Operation]) -> list[str]:
+    """Lines of operations, or paths of modules where no line is known; none for a library's code outside of modules."""
+    return [place for place in dict.fromkeys(o.line or o.module for o in operations) if place]
 
 
 def _weights(weights: WeightMap, traces: Sequence[Trace]) -> dict[str, Any]:
@@ -127,11 +133,7 @@ def show(comparison: Comparison, names: tuple[str, str], console: Console | None
     console = console or Console()
     colour = _COLOURS[comparison.ok]
     console.print(f"[{colour}]{escape(comparison.verdict)}[/]: {escape(names[1])} against {escape(names[0])}")
-    for title, diagnosis in (("outputs", comparison.forward), ("gradients", comparison.backward)):
-        if diagnosis is not None and diagnosis.reason:
-            console.print(f"{title}: {diagnosis.reason}", markup=False)
-        if diagnosis is not None and (diagnosis.defects or diagnosis.roundings):
-            console.print(_table(title, diagnosis))
+    show_differences(comparison, console)
     for difference in comparison.update or ():
         console.print(f"optimizer: {difference}", markup=False)
     if comparison.update == ():
@@ -148,18 +150,33 @@ def show(comparison: Comparison, names: tuple[str, str], console: Console | None
         console.print(f"not tested: {sentence}", markup=False, style="dim")
 
 
+def show_differences(comparison: Comparison, console: Console) -> None:
+    """Prints the defects of the outputs and of the gradients, or why there are none."""
+    for title, diagnosis in (("outputs", comparison.forward), ("gradients", comparison.backward)):
+        if diagnosis is not None and diagnosis.reason:
+            console.print(f"{title}: {diagnosis.reason}", markup=False)
+        if diagnosis is not None and (diagnosis.defects or diagnosis.roundings):
+            console.print(_table(title, diagnosis))
+
+
 def _table(title: str, diagnosis: Diagnosis) -> Table:
-    table = Table("#", "candidate", "repair that makes both equal", "reference", title=title, title_justify="left")
-    table.add_column("error", justify="right")
+    table = Table("#", title=title, title_justify="left")
+    for column in ("candidate", "repair that\nmakes both equal", "reference"):
+        table.add_column(column, overflow="fold")  # a line that is cut off has no number
+    table.add_column("error", justify="right", no_wrap=True)
     groups = [(str(i), group) for i, group in enumerate(grouped(diagnosis.defects), 1)]
     groups += [("float32", group) for group in grouped(diagnosis.roundings)]
     for number, group in groups:
         first = group[0]
-        times = f" ({len(group)} times)" if len(group) > 1 else ""
+        times = f"\n{len(group)} times" if len(group) > 1 else ""
         callers = called_from(first)
-        place = "\n".join(first.lines) + times + (f"\ncalled from {callers[0]}" if callers else "")
+        place = _shortened(first.lines) + times + (f"\ncalled from\n{callers[0]}" if callers else "")
         repair = first.note or (str(first.repair) if first.repair is not None else "none found")
-        reference = "\n".join(dict.fromkeys(o.line or o.module for o in first.reference))
+        reference = _shortened(places(first.reference) or list(dict.fromkeys(o.name for o in first.reference)))
         error = max(defect.error for defect in group)
         table.add_row(number, *(escape(text) for text in (place, repair, reference)), f"{error:.1g}")
     return table
+
+
+def _shortened(lines: Sequence[str]) -> str:
+    return "\n".join(lines[:_MOST]) + (f"\nand {len(lines) - _MOST} more" if len(lines) > _MOST else "")

@@ -5,11 +5,12 @@ value, so that one difference is not blamed for another; and changes to the cand
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from .alignment import Pairing
 from .capture.trace import Trace, named
 from .divergence import Defect, State, next_step
 from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order
@@ -31,6 +32,7 @@ class Diagnosis:
     branches: tuple[str, ...] = ()  # that these inputs did not take
     rearranged: tuple[str, ...] = ()  # outputs with other axes than the reference's, such as channels last
     matched: tuple[int, int] = (0, 0)  # values of the reference that the candidate has, and all that identify something
+    pairing: Pairing | None = field(default=None, repr=False)  # None if undecided
 
     @property
     def ok(self) -> bool:
@@ -113,6 +115,9 @@ def diagnose_traces(
         roundings=tuple(d for d in ordered if d.rounding),
         rearranged=tuple(state.rearranged_outputs),
         matched=state.matched,
+        pairing=Pairing(
+            state.matches.of_candidate, (frozenset(state.reference.contents), frozenset(state.candidate.contents))
+        ),
     )
     if state.open_outputs and state.bound == EXACT and about.roundings and not about.defects:
         return replace(about, verdict="equal but for float32 constants")  # the outputs agree in the other bound
@@ -127,6 +132,7 @@ def diagnose_traces(
     return replace(about, verdict="equal but for float32 constants" if about.roundings else "equal")
 
 
+@np.errstate(over="ignore", invalid="ignore")  # some masks are filled with the largest number that a dtype has
 def _walked(sides: tuple[Side, Side], bound: float, least: float, differences: list[tuple[int, Defect]]) -> State:
     """The state in which no difference is left, or none that can be placed; those that were are added to the list."""
     state = State(*sides, Matches(*sides, bound), least)

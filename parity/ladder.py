@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from .. import convert, flax_transformer, torch_reference
 from ..configs.schema import TransformerConfig
+from .comparison import Comparison, compare
 from .coverage import Coverage, coverage
 from .functions import GRADIENTS, Batch, Outputs, flax_function, random_arrays, random_batch, torch_function
 from .harness import Criterion, Report, compare_arrays, flatten
@@ -66,6 +68,7 @@ class Ladder:
     product_ratio: float  # float32 error of XLA's matrix product / PyTorch's, at the model's widest layer
     ratios_decide: bool  # whether a rung's verdict depends on float32 and bfloat16 too
     sentences_needed: int | None = None  # for float32 and bfloat16, if the text has fewer
+    comparison: Comparison | None = None  # where the twins part, if they are not equal in float64
 
     @property
     def ok(self) -> bool:
@@ -108,6 +111,21 @@ def compare_models(
     """The ladder in float64 on one batch. Needs `jax_enable_x64` and a float64 config."""
     outputs = run_twins(config, arrays, batch)
     return compare_arrays(outputs["PyTorch"], outputs["Flax"], criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
+
+
+def compare_twins(model: Model, batch: Batch, flax: Model | None = None) -> Comparison:
+    """The operations in which both models part on one batch, in their outputs or their gradients.
+
+    Needs `jax_enable_x64` and a float64 config.
+    """
+    (config, arrays), (flax_config, flax_arrays) = model, flax or model
+    reference = torch_reference.Transformer.from_state_dict(config, convert.to_state_dict(arrays, config)).eval()
+    candidate = flax_transformer.Transformer.from_arrays(
+        flax_config, {name: jnp.asarray(array) for name, array in flax_arrays.items()}
+    )
+    masks = [mask for mask in (batch.src_mask, batch.tgt_mask) if mask is not None]
+    inputs = (batch.src_tokens, batch.tgt_tokens, *masks)
+    return compare(reference, candidate, inputs, gradients=True, rounding=False)
 
 
 def compare_with_oracle(
@@ -181,8 +199,9 @@ def run_ladder(
         input_coverage = coverage(batch, arrays, config.pad_id)
         if is_random and config.max_length > 2:
             input_coverage.check()
+        wide_flax = flax and _as_type(flax, "float64")
         with jax.enable_x64(True):
-            outputs = run_twins(wide, wide_arrays, batch, flax and _as_type(flax, "float64"))
+            outputs = run_twins(wide, wide_arrays, batch, wide_flax)
         twins = outputs["PyTorch"], outputs["Flax"]
         report = compare_arrays(*twins, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
         oracle_reports = {}
@@ -202,11 +221,16 @@ def run_ladder(
             draws = (draw(1 + number, per_input) for number in range(MAX_DRAWS))
             batches = (batch for batch in takewhile(lambda batch: batch is not None, draws) if batch is not None)
             ratios[dtype] = _ratios(dtype, (wide, wide_arrays), narrow, batches, show)
+        comparison = None
+        if not report.ok:
+            progress("where the models part", total, total)
+            with jax.enable_x64(True):
+                comparison = compare_twins((wide, wide_arrays), batch, wide_flax)
         progress("done", total, total)
         product = product_ratio(config)
     rungs = tuple(_rows(report, oracle_reports, ratios, product, decide))
     sentences_needed = TEXT_SENTENCES + POOLED * per_input if too_few else None
-    return Ladder(report, input_coverage, oracle_reports, rungs, product, decide, sentences_needed)
+    return Ladder(report, input_coverage, oracle_reports, rungs, product, decide, sentences_needed, comparison)
 
 
 def sentences_per_input(config: TransformerConfig, batch: Batch) -> int:

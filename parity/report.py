@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..train.tracking.progress import progress_bar
+from . import comparison_report
 from .ladder import POOLED, RATIO_BOUND, Ladder, run_ladder
 
 
@@ -22,6 +23,9 @@ def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) ->
         if not report.ok:
             suffix = "" if report is ladder.report else f" and {oracle_name}"
             console.print(f"{name}{suffix}: {report}", markup=False, style="red")
+    if ladder.comparison is not None:
+        console.print("Where the models part; the candidate is Flax, the reference PyTorch:")
+        comparison_report.show_differences(ladder.comparison, console)
     return ladder
 
 
@@ -36,6 +40,7 @@ def as_document(ladder: Ladder) -> dict[str, Any]:
         "inputs": asdict(ladder.coverage),
         "ratios_decide": ladder.ratios_decide,
         "differences": {name: str(report) for name, report in reports.items() if not report.ok},
+        "comparison": None if ladder.comparison is None else comparison_report.as_document(ladder.comparison),
     }
 
 

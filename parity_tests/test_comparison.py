@@ -1,19 +1,24 @@
 """Whole comparisons: rounding in float32 and bfloat16, what the inputs did not test, converters, the assertion."""
 
+import io
 import json
+import re
+from pathlib import Path
 
 import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 from flax import linen, nnx
+from rich.console import Console
 from torch import nn
 
 from twinax.parity import assert_same_function, compare
 from twinax.parity.capture.trace import CaptureError
-from twinax.parity.comparison_report import as_document, grouped
+from twinax.parity.comparison_report import as_document, grouped, show
 
 X = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
 
@@ -49,6 +54,27 @@ def test_a_narrow_dtype_inside_is_seen_by_its_rounding(reference):
     assert (comparison.verdict, comparison.ok, comparison.forward.verdict) == ("different in rounding", False, "equal")
     assert comparison.rounding[0].ratio > 100
     assert "more than rounding" in str(comparison)
+
+
+def test_rounding_of_tied_weights():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.outer.weight = self.inner.weight
+
+        def forward(self, x):
+            return self.outer(torch.tanh(self.inner(x)))
+
+    def port(p, x):
+        return jnp.tanh(x @ p["weight"].T + p["inner"]) @ p["weight"].T + p["outer"]
+
+    module = Tied().eval()
+    arrays = {name: jnp.asarray(tensor.detach().numpy()) for name, tensor in module.named_parameters()}
+    names = {"weight": "inner.weight", "inner": "inner.bias", "outer": "outer.bias"}
+    comparison = compare(module, (port, {name: arrays[own] for name, own in names.items()}), (X,))
+    assert [entry.failure for entry in comparison.rounding] == ["", ""]
+    assert comparison.verdict == "equal"
 
 
 def test_models_of_every_library_are_compared(reference):
@@ -140,3 +166,49 @@ def test_the_assertion_and_the_document(reference):
     assert defect["error"] > 0.01
     assert (document["gradients"], document["rounding"]) == (None, [])
     assert len(grouped([*comparison.forward.defects] * 3)) == 1
+
+
+def test_a_narrow_terminal_cuts_no_line_off(reference):
+    comparison = compare(reference, (lambda p, x: jnp.sin(port(p, x)), weights(reference)), (X,), rounding=False)
+    console = Console(width=48, file=io.StringIO())
+    show(comparison, ("ref.py:make", "port.py:make"), console)
+    (line,) = comparison.forward.defects[0].lines
+    column = [row.split("│")[2].strip() for row in console.file.getvalue().splitlines() if row.startswith("│")]
+    assert line in "".join(column)
+
+
+# What the page describes as one field.
+WHOLE = (
+    "outputs.float32_constants",
+    "gradients",
+    "weights.matches",
+    "weights.ambiguous",
+    "weights.tied",
+    "cost.seconds",
+)
+
+
+def fields(value, path=""):
+    """The paths of all fields of a document."""
+    if isinstance(value, dict) and path not in WHOLE:
+        for name, inner in value.items():
+            yield from fields(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict) and path not in WHOLE:
+        yield from fields(value[0], f"{path}[]")
+    else:
+        yield path
+
+
+def test_the_page_describes_every_field_of_the_document(reference):
+    def adam(pairs):
+        return torch.optim.Adam(pairs, lr=1e-3)
+
+    optimizers = adam, optax.adam(1e-2)
+    equal = compare(reference, (port, weights(reference)), (X,), gradients=True, optimizers=optimizers)
+    wrong = compare(reference, (lambda p, x: jnp.sin(port(p, x)), weights(reference)), (X,))
+    document = as_document(equal) | {"outputs": as_document(wrong)["outputs"]}
+    assert document["gradients"].keys() == document["outputs"].keys()
+    table = (Path(__file__).parents[1] / "docs" / "compare.md").read_text().split("## The JSON document")[1]
+    described = set(re.findall(r"^\| `(.*?)` \|", table, flags=re.MULTILINE))
+    # those with null or an empty list have a row of their own
+    assert described - {"weights", "optimizer", "outputs.defects[].repair"} == set(fields(document))

@@ -10,6 +10,7 @@ from twinax.flax_transformer.inputs import float64_is_on
 from twinax.parity import ladder
 from twinax.parity.functions import flax_function, random_arrays, random_batch, torch_function
 from twinax.parity.harness import compare_arrays
+from twinax.parity.report import as_document, show_ladder
 
 
 @pytest.mark.slow
@@ -55,6 +56,44 @@ def test_narrow_types_see_a_wrong_epsilon(monkeypatch):
     assert not result.ok
 
 
+def test_a_failed_rung_names_the_lines_that_differ(monkeypatch, capsys):
+    """The table is the one of `twinax compare`."""
+    from twinax.torch_reference import layers
+
+    config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)
+    wrong = {**layers.NORMS, "layer_norm": lambda x, eps: layers.layer_norm(x, 0.1)}
+    monkeypatch.setattr(layers, "NORMS", wrong)
+    monkeypatch.setattr(ladder, "_ratios", lambda *_: {})  # float64 is enough
+    result = show_ladder("a wrong epsilon", config)
+    (defect,) = as_document(result)["comparison"]["outputs"]["defects"]
+    assert defect["repair"]["text"] == "add: 1e-05 → 0.1"
+    assert defect["occurrences"] == 7
+    assert [line.partition(":")[0] for line in defect["lines"]] == ["flax_transformer/layers.py"]
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Where the models part; the candidate is Flax, the reference PyTorch: outputs" in out
+    assert "add: 1e-05 → 0.1" in out
+    assert result.comparison.backward is None
+
+
+def test_a_gradient_that_stops_names_its_line(monkeypatch):
+    """The outputs are equal, so the gradients are compared."""
+    from twinax.flax_transformer import layers
+
+    config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1, positions="learned")
+    wrong = {**layers.ACTIVATIONS, "relu": lambda x: jax.lax.stop_gradient(jax.nn.relu(x))}
+    monkeypatch.setattr(layers, "ACTIVATIONS", wrong)
+    monkeypatch.setattr(ladder, "_ratios", lambda *_: {})
+    flax_function.cache_clear()  # programs are compiled once per config
+    try:
+        result = ladder.run_ladder(config)
+    finally:
+        flax_function.cache_clear()
+    assert [rung.name for rung in result.rungs if not rung.ok] == ["gradients"]
+    (defect, *_) = result.comparison.backward.defects
+    assert str(defect.repair) == "without stop_gradient"
+    assert defect.lines[0].startswith("parity_tests/test_ladder.py:")
+
+
 def test_too_few_inputs_prove_nothing(monkeypatch):
     """Without a usable draw every rung fails: an empty column must not count as equal."""
     monkeypatch.setattr(ladder, "MAX_DRAWS", 2)
@@ -62,6 +101,7 @@ def test_too_few_inputs_prove_nothing(monkeypatch):
     result = ladder.run_ladder(TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1))
     assert not any(rung.ok for rung in result.rungs)
     assert result.report.ok
+    assert result.comparison is None  # float64 has no difference to look for
 
 
 def test_key_bias_gradient_is_zero_in_both():

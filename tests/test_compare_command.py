@@ -1,7 +1,10 @@
 """`twinax compare` on files of a user: verdicts, exit status, JSON, and one line for whatever cannot be used."""
 
 import json
+import re
+import shlex
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,7 +70,7 @@ def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz
         "gradients": False,
         "optimizer": (),
     }
-    flags |= {"rounding": False, "json_file": None}
+    flags |= {"rounding": False, "json_file": None, "report": None}
     with one_line_errors():
         return run(reference, candidate, inputs=inputs, **(flags | changes))
 
@@ -86,12 +89,16 @@ def test_equal_models(files, capsys):
 
 
 def test_different_models(files, capsys):
-    assert compare(candidate="wrong.py:make", json_file="o.json") == 1
+    assert compare(candidate="wrong.py:make", json_file="o.json", report="o.html") == 1
     (defect,) = json.loads((files / "o.json").read_text())["outputs"]["defects"]
     (line,) = defect["lines"]
     assert line.endswith("/wrong.py:6")
     assert (defect["repair"]["text"], defect["reference"]["lines"]) == ("should be erf gelu", ["1"])
     assert "should be erf gelu" in capsys.readouterr().out
+    text = (files / "o.html").read_text()
+    assert "<code>wrong.py:make</code> against <code>ref.py:make</code>" in text
+    assert "should be erf gelu" in text
+    assert "return jax.nn.gelu(x @ p[&#34;in&#34;]" in text  # the file's own line
 
 
 def test_a_converter_and_no_converter(files, capsys):
@@ -127,6 +134,8 @@ def test_a_converter_and_no_converter(files, capsys):
         ({"write_rules": "rules.json"}, "--write-rules rules.json: must end in .toml"),
         ({"write_rules": "port.toml"}, "--write-rules port.py: exists; pass another name"),
         ({"json_file": "none/o.json"}, "none/o.json: there is no directory none"),
+        ({"report": "none/o.html"}, "none/o.html: there is no directory none"),
+        ({"report": "o.json"}, "--report o.json: must end in .html"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(changes, message, files):
@@ -134,7 +143,25 @@ def test_what_cannot_be_used_is_one_line(changes, message, files):
     np.savez(files / "wide.npz", np.ones((2, 7)))
     (files / "syntax.py").write_text("def make(:\n")
     with pytest.raises(UsageError) as error:
-        compare(**{"json_file": "o.json"} | changes)
+        compare(**{"json_file": "o.json", "report": "o.html"} | changes)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
     assert not (files / "o.json").exists()
+    assert not (files / "o.html").exists()
+
+
+def test_the_worked_example_prints_what_the_page_shows(command, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "compare.md").read_text()
+    folder = tmp_path / "example"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    for code in re.findall(r"```python\n(# \w+\.py\n.*?)```", page, flags=re.DOTALL):
+        Path(code.splitlines()[0].removeprefix("# ")).write_text(code)
+    (line, output) = re.search(
+        r"```bash\n(twinax compare .*?)\n```\n\nprints\n\n```\n(.*?)```", page, re.DOTALL
+    ).groups()
+    status, out, _ = command(*shlex.split(line)[1:])
+    assert status == 1
+    assert [text.rstrip() for text in out.splitlines()] == output.splitlines()
+    assert (folder / "report.html").exists()

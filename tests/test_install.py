@@ -65,7 +65,7 @@ def test_wheel_imports_from_an_empty_folder(wheel_folder, tmp_path):
 
 def test_wheel_has_every_source_file(wheel_folder):
     for folder in HOUSE:
-        for path in (ROOT / folder).rglob("*.py"):
+        for path in (path for suffix in ("py", "html", "css") for path in (ROOT / folder).rglob(f"*.{suffix}")):
             assert (wheel_folder / "twinax" / path.relative_to(ROOT)).exists(), path
     assert sorted(p.name for p in wheel_folder.iterdir() if "dist-info" not in p.name) == ["twinax"]
 

@@ -122,6 +122,7 @@ def compare(
     optimizer: tuple[str, ...] = (),
     no_rounding: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
+    report: str | None = None,
 ) -> int:
     """Find where two models of your own part: a PyTorch module and its JAX port, or any two.
 
@@ -147,6 +148,7 @@ def compare(
             (name, parameter) pairs that returns a torch optimizer, one that returns an Optax transformation.
         no_rounding: leave out the comparison of errors in float32 and bfloat16.
         json_file: JSON file to write the results to.
+        report: HTML file to write the results to, with the source lines, both traces side by side and the weight map.
     """
     with one_line_errors():
         return import_module("twinax.compare_command").run(
@@ -161,6 +163,7 @@ def compare(
             optimizer=optimizer,
             rounding=not no_rounding,
             json_file=json_file,
+            report=report,
         )
 
 

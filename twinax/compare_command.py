@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from twinax.convert.atomic_io import replace_file
 from twinax.parity.capture.trace import CaptureError
 from twinax.parity.comparison import Convert, arrays_of, compare
+from twinax.parity.comparison_page import page
 from twinax.parity.comparison_report import as_document, show
 from twinax.parity.inference import infer_weights
 from twinax.parity.weight_rules import apply_rules, read_rules
@@ -38,9 +40,11 @@ def run(
     optimizer: tuple[str, ...],
     rounding: bool,
     json_file: str | None,
+    report: str | None,
 ) -> int:
     """Compares the models that two factories return; the exit status."""
     check_folder(json_file)
+    _check_report(report)
     _check_rules(convert, rules, write_rules)
     given = _inputs(inputs)
     others = given if candidate_inputs is None else _inputs(candidate_inputs)
@@ -66,8 +70,16 @@ def run(
         raise UsageError(str(error)) from None
     show(comparison, (reference, candidate))
     if json_file is not None:
-        Path(json_file).write_text(json.dumps(as_document(comparison), indent=2) + "\n")
+        replace_file(Path(json_file), json.dumps(as_document(comparison), indent=2) + "\n")
+    if report is not None:
+        replace_file(Path(report), page(comparison, (reference, candidate)))
     return _EXIT.get(comparison.verdict, 1)
+
+
+def _check_report(report: str | None) -> None:
+    check_folder(report)
+    if report is not None and Path(report).suffix not in (".html", ".htm"):
+        raise UsageError(f"--report {report}: must end in .html")
 
 
 def _check_rules(convert: str | None, rules: str | None, write_rules: str | None) -> None:

@@ -1,0 +1,216 @@
+"""The page of a comparison: what it shows, that it needs nothing else, and that it stays usable for long traces."""
+
+import base64
+import hashlib
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from twinax.parity import compare
+from twinax.parity.alignment import Difference, Pairing, side_by_side
+from twinax.parity.capture.trace import Operation, Trace
+from twinax.parity.comparison import Comparison
+from twinax.parity.comparison_page import page
+from twinax.parity.diagnosis import Diagnosis, diagnose_traces
+from twinax.parity.source_lines import snippets
+
+X = np.random.default_rng(0).standard_normal((4, 6))
+NAMES = ("in", "in_bias", "out", "out_bias", "scale", "shift")
+MODELS = ("ref.py:make", "port.py:make")
+VOID = {"meta", "br"}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6), nn.LayerNorm(6)).eval()
+    nn.init.normal_(module[3].weight)
+    return module
+
+
+def port(approximate, epsilon):
+    def function(p, x):
+        x = jax.nn.gelu(x @ p["in"] + p["in_bias"], approximate=approximate)  # <activation>
+        x = x @ p["out"] + p["out_bias"]
+        x = x - x.mean(-1, keepdims=True)
+        x = x / jnp.sqrt(x.var(-1, keepdims=True) + epsilon)
+        return x * p["scale"] + p["shift"]
+
+    return function
+
+
+def weights(module):
+    return {name: jnp.asarray(p.detach().numpy().T) for name, p in zip(NAMES, module.parameters(), strict=True)}
+
+
+@pytest.fixture(scope="module")
+def different(reference):
+    return compare(reference, (port(True, 1e-6), weights(reference)), (X,))
+
+
+@pytest.fixture(scope="module")
+def equal(reference):
+    return compare(reference, (port(False, 1e-5), weights(reference)), (X,), gradients=True)
+
+
+class Reader(HTMLParser):
+    """The text of each element with an id, all tags and attributes; fails where tags do not nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.texts = [], [], [], {}
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += attributes
+        if tag not in VOID:
+            self.open.append((tag, dict(attributes).get("id")))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for _, name in self.open:
+            if name:
+                self.texts[name] = " ".join(f"{self.texts.get(name, '')} {data}".split())
+
+
+def rows_of(comparison):
+    differences = [Difference(i, d.reference, d.candidate) for i, d in enumerate(comparison.forward.defects, 1)]
+    return side_by_side(comparison.traces, comparison.forward.pairing, differences)
+
+
+def test_the_page_shows_both_defects_with_their_code(different):
+    reader = Reader(page(different, MODELS))
+    first, second = reader.texts["difference-1"], reader.texts["difference-2"]
+    assert "should be erf gelu" in first
+    assert 'x = jax.nn.gelu(x @ p["in"] + p["in_bias"], approximate=approximate) # <activation>' in first
+    assert "aten.gelu" in first
+    assert "modules 1" in first
+    assert "add: 1e-06 → 1e-05" in second
+    assert re.search(r"▶ +\d+ x = x / jnp.sqrt", second)
+    assert "parameters 3.weight , 3.bias" in second
+    assert "aten.native_layer_norm (6, 1e-05)" in second
+    assert "in state['0.weight'].T" not in reader.texts["trace"]
+    assert "in 6×9 state['0.weight'].T" in reader.texts["parameters"]
+    assert "the reference's parameter 0.bias" in reader.texts["trace"]
+    assert "a step inside the reference's operation 2, aten.addmm" in reader.texts["trace"]
+    assert "their order was not tested: shift" in reader.texts["coverage"]
+
+
+def test_the_page_of_equal_models_marks_nothing(equal):
+    text = page(equal, MODELS)
+    reader = Reader(text)
+    assert "differences" not in reader.texts
+    assert 'class="different"' not in text
+    compared = reader.texts["compared"]
+    assert re.search(r"outputs = equal .* gradients = equal optimizer · not compared float32 = rounding only", compared)
+
+
+def test_the_page_needs_no_other_file_and_no_script(different):
+    text = page(different, ("<script>alert(1)</script>", 'a"b'))
+    reader = Reader(text)
+    names = {name for name, _ in reader.attributes}
+    assert "script" not in reader.tags
+    assert not names & {"src", "href", "style", "onclick"}
+    assert "&lt;script&gt;" in text
+    (policy,) = (value for _, value in reader.attributes if value and value.startswith("default-src"))
+    style = re.search(r"<style>(.*?)</style>", text, flags=re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'" in policy
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_the_page_is_deterministic_but_for_the_seconds(reference, different):
+    again = compare(reference, (port(True, 1e-6), weights(reference)), (X,))
+    assert page(again, MODELS) != page(different, MODELS)
+    assert page(replace(again, seconds=different.seconds), MODELS) == page(different, MODELS)
+
+
+def test_every_operation_has_one_cell_in_order(different, equal):
+    for comparison in (different, equal):
+        rows = rows_of(comparison)
+        for side, trace in enumerate(comparison.traces):
+            cells = [row[side] for row in rows if row[side] is not None]
+            assert [cell.operation for cell in cells] == trace.operations
+            assert [cell.index for cell in cells] == list(range(1, len(cells) + 1))
+            assert all(cell.note for cell in cells if cell.mark == "unmatched")
+        pairs = [row for row in rows if None not in row and row[1].operation.name == "add" and row[0].mark == "equal"]
+        assert [one.operation.name for one, _ in pairs][:2] == ["aten.addmm", "aten.addmm"]
+
+
+def test_values_behind_a_difference_say_so(different):
+    cells = [cell for row in rows_of(different) for cell in row if cell is not None]
+    after = [cell for cell in cells if "after the repair of 1" in cell.note]
+    assert after
+    assert min(cell.index for cell in after) > min(cell.index for cell in cells if cell.difference == 1)
+    assert any("after the repair of 1 and 2" in cell.note for cell in cells)
+
+
+def chain(count, modules, values=None):
+    """A trace of `count` operations, each of the value before."""
+    random = np.random.default_rng(0)
+    trace = Trace("JAX", values=values or [random.standard_normal((2, 3)) for _ in range(count + 1)])
+    trace.inputs, trace.outputs = {"0": 0}, {"output": count}
+    for i in range(count):
+        trace.operations.append(Operation("mul", (i,), (i + 1,), modules(i), (f"models/port.py:{i}",)))
+    return trace
+
+
+def test_two_thousand_operations_are_folded_by_module():
+    one = chain(2000, lambda i: f"model.layers.{i // 100}.{'attention' if i % 100 < 50 else 'mlp'}.{i % 10}")
+    comparison = Comparison(diagnose_traces(one, chain(2000, lambda i: "", one.values)), traces=(one, one))
+    text = page(comparison, MODELS)
+    assert 10 <= text.count("<details>") <= 24
+    assert "<details open>" not in text
+    assert "model.layers.7 <span>100 equal</span>" in text
+    assert len(text) < 3e6
+
+
+def test_a_difference_is_open_and_what_is_far_from_it_is_not():
+    one = chain(200, lambda i: f"layers.{i // 20}")
+    other = chain(200, lambda i: "", one.values)
+    pairing = Pairing({i: (i,) for i in range(201) if i != 100}, (frozenset(), frozenset()))
+    text = page(Comparison(Diagnosis("different", pairing=pairing), traces=(one, other)), MODELS)
+    assert "<details open>" not in text  # no defect was placed: one value lies between equal ones
+    assert text.count("another way to") == 2
+    pairing = Pairing({i: (i,) for i in range(100)}, (frozenset(), frozenset()))
+    diagnosis = Diagnosis("different", reason="the outputs differ", pairing=pairing)
+    text = page(Comparison(diagnosis, traces=(one, other)), MODELS)
+    assert text.count("<details open>") == 1
+    assert text.count("leads to an output that differs") == 101
+    assert "<strong>outputs:</strong> the outputs differ" in text
+
+
+def test_models_that_cannot_be_compared_have_no_trace(reference):
+    comparison = compare(reference, (port(True, 1e-6), weights(reference)), (X,), (X + 1,))
+    reader = Reader(page(comparison, MODELS))
+    assert comparison.verdict == "undecided"
+    assert "no values are matched" in reader.texts["trace"]
+
+
+def test_code_of_a_file_that_is_not_the_only_one_is_not_shown(tmp_path, monkeypatch):
+    for folder in ("a", "b"):
+        (tmp_path / folder / "models").mkdir(parents=True)
+        path = tmp_path / folder / "models" / "port.py"
+        path.write_text("".join(f"line {i} of {folder}\n" for i in range(1, 10)))
+        module = ModuleType(folder)
+        module.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, f"snippets_{folder}", module)
+        if folder == "a":
+            (snippet,) = snippets(["models/port.py:3", "models/port.py:9", "encoder.layers.0", "models/none.py:3"])
+    assert [line.number for line in snippet.lines] == [1, 2, 3, 4, 5, 7, 8, 9]
+    assert [line.text for line in snippet.lines if line.named] == ["line 3 of a", "line 9 of a"]
+    assert snippets(["models/port.py:3"]) == []

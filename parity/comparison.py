@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ from .capture.jax_models import as_function
 from .capture.jax_trace import dotted
 from .capture.trace import CaptureError, Trace, named
 from .diagnosis import Diagnosis, capture, diagnose_traces
+from .divergence import Defect
+from .dropout import capture_in_training
 from .exercised import not_exercised
 from .gradients import diagnose_gradients
 from .rounding import Rounding, compare_rounding
@@ -71,9 +73,13 @@ def compare(
     convert: Convert | None = None,
     gradients: bool = False,
     optimizers: tuple[Any, Any] | None = None,
+    dropout: bool = False,
     rounding: bool = True,
 ) -> Comparison:
     """Compares two models as `diagnose` does, then their gradients if asked for, and their rounding.
+
+    `dropout`: the models are in training mode, and the candidate gets the reference's dropout masks; rounding is then
+    not measured.
 
     `convert`: returns the candidate's parameters, named as in its trace, from the reference's, which are arrays by
     name; without it, the candidate's own are used. `optimizers`: for each model an optax transformation, or a function
@@ -88,10 +94,12 @@ def compare(
     start = time.perf_counter()
     if convert is not None:
         candidate = with_arrays(candidate, _converted(convert, arrays_of(reference)))
-    traces = capture(reference, given[0]), capture(candidate, given[1])
+    traces, masks = _traces((reference, candidate), given, dropout)
     seconds["tracing"] = time.perf_counter() - start
     start = time.perf_counter()
     forward = diagnose_traces(*traces)
+    if masks:
+        forward = replace(forward, verdict="different", defects=(*masks, *forward.defects))
     seconds["outputs"] = time.perf_counter() - start
     backward: Diagnosis | None = None
     update: tuple[UpdateDifference, ...] | None = None
@@ -99,15 +107,25 @@ def compare(
     if forward.ok and forward.weights is not None:
         start = time.perf_counter()
         if gradients:
-            backward = diagnose_gradients((reference, candidate), given, traces, forward.weights)
+            backward = diagnose_gradients((reference, candidate), given, traces, forward.weights, dropout)
             seconds["gradients"] = time.perf_counter() - start
         if optimizers is not None:
             update = tuple(compare_updates(*optimizers, *_trained(traces[0])))
         start = time.perf_counter()
-        if rounding:
+        if rounding and not dropout:
             errors = compare_rounding((reference, candidate), given, traces, forward.weights)
             seconds["rounding"] = time.perf_counter() - start
-    return Comparison(forward, backward, update, tuple(errors), tuple(not_exercised(*traces)), traces, seconds)
+    missed = [*not_exercised(*traces), *(["dropout: no mask was drawn"] if dropout and not traces[0].settled else [])]
+    return Comparison(forward, backward, update, tuple(errors), tuple(missed), traces, seconds)
+
+
+def _traces(models: Any, inputs: Any, dropout: bool) -> tuple[tuple[Trace, Trace], tuple[Defect, ...]]:
+    """The traces, and the differences of their dropout."""
+    if dropout:
+        reference, candidate, masks = capture_in_training(models, inputs)
+        return (reference, candidate), masks
+    reference, candidate = (capture(model, given) for model, given in zip(models, inputs, strict=True))
+    return (reference, candidate), ()
 
 
 def _trained(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

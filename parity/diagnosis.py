@@ -65,8 +65,12 @@ def diagnose(
     return diagnose_traces(capture(reference, inputs), capture(candidate, others))
 
 
-def capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None = None) -> Trace:
+def capture(
+    model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None = None, random: bool = False
+) -> Trace:
     """The trace of any model that `diagnose` takes; with cotangents of its outputs, that of the backward pass too.
+
+    `random`: whether the outputs may depend on random numbers, as in training mode.
 
     Raises:
         CaptureError: it cannot be traced.
@@ -78,14 +82,14 @@ def capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarr
     if any(isinstance(leaf, torch.nn.Module | torch.Tensor) for leaf in leaves):
         from .capture.torch_trace import capture_torch
 
-        return capture_torch(model, inputs, cotangents)
+        return capture_torch(model, inputs, cotangents, random)
     from .capture.jax_models import as_function, with_buffers_fixed
     from .capture.jax_trace import capture_jax
 
     arrays = tree_map(lambda a: a.detach().numpy() if isinstance(a, torch.Tensor) else a, tuple(inputs))
     function, parameters = as_function(model)
     function = function if cotangents is None else with_buffers_fixed(model, function)
-    return capture_jax(function, parameters, arrays, cotangents)
+    return capture_jax(function, parameters, arrays, cotangents, random)
 
 
 def diagnose_traces(

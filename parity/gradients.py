@@ -12,6 +12,7 @@ import numpy as np
 from .capture.trace import Operation, Trace, own_lines
 from .diagnosis import Diagnosis, capture, diagnose_traces
 from .divergence import Defect
+from .dropout import capture_in_training
 from .matching import EXACT, ROUNDED, difference, find_arrangement, output_pairs
 from .repairs import Repair
 from .weights import Part, WeightMap
@@ -27,23 +28,23 @@ def diagnose_gradients(
     inputs: tuple[Sequence[Any], Sequence[Any]],
     traces: tuple[Trace, Trace],
     weights: WeightMap,
+    dropout: bool = False,
 ) -> Diagnosis:
     """Compares the gradients of Σ output · cotangent with random cotangents, per parameter of the reference.
 
     `traces`: of the forward pass, whose outputs are equal. Gradients of parameters that the map splits, joins or adds
-    are compared in the reference's arrangement.
+    are compared in the reference's arrangement. `dropout`: whether both are in training mode.
 
     Raises:
         CaptureError: a backward pass cannot be traced.
     """
     factors = cotangents(*traces)
-    reference = capture(models[0], inputs[0], factors[0])
-    candidate = capture(models[1], inputs[1], factors[1])
+    reference, candidate = _captured(models, inputs, factors, dropout)
     pair = _Gradients(reference, candidate, weights)
     stops: list[Defect] = []
     for operation in _stops(candidate) if pair.differing else ():
         with _without_stop(operation.line):
-            other = _Gradients(reference, capture(models[1], inputs[1], factors[1]), weights)
+            other = _Gradients(*_captured(models, inputs, factors, dropout), weights)
         if len(other.differing) < len(pair.differing):
             error = max(pair.differing[name] for name in pair.differing.keys() - other.differing.keys())
             repair = Repair(operation.outputs[0], f"without {operation.name}", operation)
@@ -53,6 +54,13 @@ def diagnose_gradients(
     if not stops:
         return diagnosis
     return replace(diagnosis, verdict="different", defects=(*stops, *diagnosis.defects))
+
+
+def _captured(models: Any, inputs: Any, factors: Any, dropout: bool) -> tuple[Trace, Trace]:
+    if dropout:
+        return capture_in_training(models, inputs, factors)[:2]
+    reference, candidate = (capture(*each) for each in zip(models, inputs, factors, strict=True))
+    return reference, candidate
 
 
 def diagnose_gradient_traces(reference: Trace, candidate: Trace, weights: WeightMap) -> Diagnosis:

@@ -190,7 +190,7 @@ class Uncopied(nn.Module):
 
 
 REFUSED = [
-    (nn.Dropout(0.1), r"^Dropout: is in training mode; call eval\(\) on the module$"),
+    (nn.Dropout(0.1), r"^Dropout: is in training mode; call eval\(\) on the module, or compare the dropout too$"),
     (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), r"^1: is in training mode"),
     (Noise(), rf"^parity_tests/{LINE}:\d+: aten.randn_like draws random numbers; call eval\(\)"),
     (

@@ -120,6 +120,7 @@ def compare(
     write_rules: str | None = None,
     gradients: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     optimizer: tuple[str, ...] = (),
+    dropout: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     no_rounding: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
     report: str | None = None,
@@ -146,6 +147,7 @@ def compare(
         gradients: compare the gradients of all parameters too.
         optimizer: compare updates too: adamw, adam, sgd, … as PyTorch and Optax have them, or two functions: one of
             (name, parameter) pairs that returns a torch optimizer, one that returns an Optax transformation.
+        dropout: the functions return models in training mode; the candidate gets the reference's dropout masks.
         no_rounding: leave out the comparison of errors in float32 and bfloat16.
         json_file: JSON file to write the results to.
         report: HTML file to write the results to, with the source lines, both traces side by side and the weight map.
@@ -161,6 +163,7 @@ def compare(
             write_rules=write_rules,
             gradients=gradients,
             optimizer=optimizer,
+            dropout=dropout,
             rounding=not no_rounding,
             json_file=json_file,
             report=report,

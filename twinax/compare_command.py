@@ -38,6 +38,7 @@ def run(
     write_rules: str | None,
     gradients: bool,
     optimizer: tuple[str, ...],
+    dropout: bool,
     rounding: bool,
     json_file: str | None,
     report: str | None,
@@ -62,6 +63,7 @@ def run(
             convert=converter,
             gradients=gradients,
             optimizers=optimizers,
+            dropout=dropout,
             rounding=rounding,
         )
     except (CaptureError, TypeError) as error:

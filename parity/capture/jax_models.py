@@ -68,10 +68,13 @@ def _of_nnx(model: Any) -> tuple[Function, Any]:
     nnx = sys.modules["flax.nnx"]
     graph, state = nnx.split(model)
     flat = nnx.to_flat_state(state)
-    parameters = {".".join(map(str, path)): variable[...] for path, variable in flat}
+    parameters = {
+        ".".join(map(str, path)): variable[...] for path, variable in flat if not isinstance(variable, nnx.RngState)
+    }
 
     def run(parameters: Mapping[str, Any], *inputs: Any) -> Any:
-        leaves = [(path, variable.replace(parameters[".".join(map(str, path))])) for path, variable in flat]
+        values = {path: parameters.get(".".join(map(str, path)), variable[...]) for path, variable in flat}
+        leaves = [(path, variable.replace(values[path])) for path, variable in flat]
         merged = nnx.merge(graph, nnx.from_flat_state(leaves))
         with module_scopes(merged, nnx.Module):
             return merged(*inputs)

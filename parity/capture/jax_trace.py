@@ -11,7 +11,7 @@ from .trace import CaptureError, Compute, Operation, Trace, as_float64, named, o
 
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
 MODULE_SCOPE = "twinax:"
-_RANDOM = ("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator", "rng_uniform")
+_RANDOM = frozenset(("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator", "rng_uniform"))
 # Primitives whose code JAX does not show, with the way on.
 _OPAQUE = ("pallas_call", "tpu_custom_call", "ffi_call", "custom_call", "triton_kernel_call", "io_callback")
 _SHARDED = ("shard_map", "xla_pmap", "psum", "all_gather", "ppermute", "all_to_all", "axis_index")
@@ -22,11 +22,12 @@ def capture_jax(
     parameters: Any,
     inputs: Sequence[Any],
     cotangents: Mapping[str, np.ndarray] | None = None,
+    random: bool = False,
 ) -> Trace:
     """The trace of `function(parameters, *inputs)` in float64; `parameters` is any tree of arrays.
 
     `cotangents`: factors of the outputs with these names; with them the trace has the backward pass too, and the
-    gradients of Σ output · cotangent.
+    gradients of Σ output · cotangent. `random`: whether the outputs may depend on random numbers.
 
     Raises:
         CaptureError: the function cannot be traced, draws random numbers, or calls code that JAX does not show.
@@ -35,7 +36,7 @@ def capture_jax(
         arguments = parameters, tuple(inputs), dict(cotangents or {})
         wide = jax.tree.map(_widen, arguments)
         closed, shape = _trace(function if cotangents is None else _with_gradients(function), arguments, wide)
-        recorder = _Recorder(Trace("JAX"))
+        recorder = _Recorder(Trace("JAX", random=_RANDOM))
         trace = recorder.trace
         flat = jax.tree.leaves(wide)
         numbers = [trace.add(_to_numpy(array)) for array in flat]
@@ -47,7 +48,8 @@ def capture_jax(
         numbers = jax.tree.unflatten(jax.tree.structure(shape), [r.number for r in results])
         outputs, gradients = (numbers, {}) if cotangents is None else numbers
         trace.outputs, trace.gradients = dict(named(outputs)), dict(_paths(gradients))
-    trace.check_deterministic(_RANDOM, "switch them off, for instance with deterministic=True or model.eval()")
+    if not random:
+        trace.check_deterministic("switch them off, as with deterministic=True or eval(), or compare the dropout too")
     return trace
 
 

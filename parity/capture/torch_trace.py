@@ -16,10 +16,12 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .trace import CaptureError, Compute, Operation, Trace, named, own_lines
 
-_RANDOM = (
-    *("aten.bernoulli", "aten.bernoulli_", "aten.native_dropout", "aten.normal_", "aten.uniform_", "aten.rand"),
-    *("aten.randn", "aten.randint", "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.exponential_"),
-    *("aten.multinomial", "aten.randperm", "aten.rrelu_with_noise", "aten.normal", "aten.poisson"),
+_RANDOM = frozenset(
+    (
+        *("aten.bernoulli", "aten.bernoulli_", "aten.native_dropout", "aten.normal_", "aten.uniform_", "aten.rand"),
+        *("aten.randn", "aten.randint", "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.exponential_"),
+        *("aten.multinomial", "aten.randperm", "aten.rrelu_with_noise", "aten.normal", "aten.poisson"),
+    )
 )
 # Changed values have other strides than those that a view was taken of.
 _WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
@@ -30,18 +32,21 @@ def capture_torch(
     model: nn.Module | tuple[Callable[..., Any], Any],
     inputs: Sequence[Any],
     cotangents: Mapping[str, np.ndarray] | None = None,
+    random: bool = False,
 ) -> Trace:
     """The trace of `model(*inputs)`, or of `function(parameters, *inputs)`, in float64 on the CPU; the model is copied.
 
     Fused attention is taken apart. `cotangents`: factors of the outputs with these names; with them the trace has the
-    backward pass too, and the gradients of Σ output · cotangent.
+    backward pass too, and the gradients of Σ output · cotangent. `random`: whether the outputs may depend on random
+    numbers, which are the same each time; dropout may then be in training mode.
 
     Raises:
         CaptureError: the model cannot be copied or called, is in training mode, or draws random numbers.
     """
-    function, parameters, module = _as_function(model)
+    function, parameters, module = _as_function(model, random)
     recorder = _Recorder(module)
-    with _settings(backward=cotangents is not None), recorder.modules():
+    with _settings(backward=cotangents is not None), recorder.modules(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         arguments = [tree_map(_widen, value) for value in inputs]
         recorder.trace.parameters = {name: recorder.number(tensor) for name, tensor in parameters.items()}
         flat = [(str(i), value) for i, value in enumerate(arguments)]
@@ -59,7 +64,8 @@ def capture_torch(
             with _one_line(f"{type(model).__name__}: the backward pass in float64 failed"):
                 recorder.backward(tensors, parameters, cotangents)
     trace = recorder.trace
-    trace.check_deterministic(_RANDOM, "call eval() on the module, or set its dropout to 0")
+    if not random:
+        trace.check_deterministic("call eval() on the module, or compare the dropout too")
     return trace
 
 
@@ -74,11 +80,14 @@ def _one_line(what: str) -> Iterator[None]:
         raise CaptureError(f"{what}: {text}") from error
 
 
-def _as_function(model: Any) -> tuple[Callable[..., Any], dict[str, Tensor], nn.Module | None]:
+def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str, Tensor], nn.Module | None]:
     if isinstance(model, nn.Module):
-        training = next((f"{n or type(m).__name__}" for n, m in model.named_modules() if _depends_on_mode(m)), None)
+        training = next(
+            (f"{n or type(m).__name__}" for n, m in model.named_modules() if _depends_on_mode(m, random)), None
+        )
         if training is not None:
-            raise CaptureError(f"{training}: is in training mode; call eval() on the module")
+            way = "" if random else ", or compare the dropout too"
+            raise CaptureError(f"{training}: is in training mode; call eval() on the module{way}")
         try:
             twin = copy.deepcopy(model).to(device="cpu", dtype=torch.float64)
         except Exception as error:
@@ -97,12 +106,12 @@ def _as_function(model: Any) -> tuple[Callable[..., Any], dict[str, Tensor], nn.
     )
 
 
-def _depends_on_mode(module: nn.Module) -> bool:
-    """Whether training mode changes what a module computes."""
+def _depends_on_mode(module: nn.Module, random: bool) -> bool:
+    """Whether training mode changes what a module computes, and not by random numbers alone where these are allowed."""
     if not module.training:
         return False
     if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
+        return module.p > 0 and not random
     return isinstance(module, nn.modules.batchnorm._NormBase)
 
 
@@ -133,7 +142,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, module: nn.Module | None):
         super().__init__()
-        self.trace = Trace("PyTorch")
+        self.trace = Trace("PyTorch", random=_RANDOM)
         self.names = {id(m): name for name, m in module.named_modules()} if module is not None else {}
         self.path: list[str] = []
         # tensor -> (number, version of its contents, the tensor itself, so that its id stays its own)
@@ -239,8 +248,9 @@ class _Recorder(TorchDispatchMode):
                     self.writes.setdefault(_memory(leaf), []).append((outputs[-1], _places(leaf)))
         settings = {str(i): leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, Tensor) and leaf is not None}
         if outputs:
-            compute = _repeatable(function, leaves, structure)
             name = str(function.overloadpacket)
+            fixed = name in _RANDOM or name.startswith("aten.empty")
+            compute = None if fixed else _repeatable(function, leaves, structure)
             operation = Operation(name, inputs, tuple(outputs), *self._where(), settings, compute)
             self.trace.operations.append(operation)
         return results

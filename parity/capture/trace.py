@@ -56,6 +56,7 @@ class Trace:
     outputs: dict[str, int] = field(default_factory=dict)
     gradients: dict[str, int] = field(default_factory=dict)  # of parameters, where cotangents were given
     settled: frozenset[int] = frozenset()  # values that are known to be right, such as those of the forward pass
+    random: frozenset[str] = frozenset()  # names of operations that draw random numbers
     branches: list[str] = field(default_factory=list)  # lines of branches that the inputs did not reach
 
     def add(self, value: np.ndarray) -> int:
@@ -106,11 +107,11 @@ class Trace:
                     values[number] = result
         return values
 
-    def check_deterministic(self, random: Iterable[str], remedy: str) -> None:
-        """Raises: CaptureError if an output depends on random numbers, drawn by operations with these names."""
-        names, reached = frozenset(random), self.ancestors()
+    def check_deterministic(self, remedy: str) -> None:
+        """Raises: CaptureError if an output depends on random numbers."""
+        reached = self.ancestors()
         for operation in self.operations:
-            if operation.name in names and not reached.isdisjoint(operation.outputs):
+            if operation.name in self.random and not reached.isdisjoint(operation.outputs):
                 place = operation.line or operation.module or "the forward pass"
                 raise CaptureError(f"{place}: {operation.name} draws random numbers; {remedy}")
 

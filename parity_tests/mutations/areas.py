@@ -9,6 +9,7 @@ from queue import Queue
 
 from rich.console import Console
 
+from parity_tests.mutations.comparison import COMPARISON
 from parity_tests.mutations.conversion import CONVERSION
 from parity_tests.mutations.data import DATA
 from parity_tests.mutations.decoding import DECODING
@@ -26,6 +27,7 @@ AREAS = {
     "training": TRAINING,
     "data": DATA,
     "proof": PROOF,
+    "comparison": COMPARISON,
 }
 MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
 

@@ -38,7 +38,9 @@ def snippets(lines: Iterable[str]) -> list[Snippet]:
 
 
 def _snippet(file: str, named: list[int]) -> Snippet:
-    paths = {str(Path(path).resolve()): path for path in _files() if "/".join(Path(path).parts[-2:]) == file}
+    name = file.rpartition("/")[2]
+    same_name = [path for path in _files() if path.endswith(name)]
+    paths = {str(Path(path).resolve()): path for path in same_name if "/".join(Path(path).parts[-2:]) == file}
     text = linecache.getlines(next(iter(paths.values()))) if len(paths) == 1 else []
     shown = sorted({n for number in named for n in range(number - _CONTEXT, number + _CONTEXT + 1)})
     shown = [n for n in shown if 1 <= n <= len(text)][:_MOST]

@@ -27,10 +27,10 @@ _SECTIONS = 24  # into which rows are folded at most, beyond those that differen
 _DEPTH = 6  # of module paths
 _MEANINGS = {
     "equal": f"All outputs agree to {EXACT:.0e} in float64 on these inputs.",
-    "equal but for float32 constants": f"All outputs agree to {ROUNDED:.0e} in float64 on these inputs. The rest comes "
-    "from constants that one model has rounded to float32.",
-    "different": "The outputs differ in float64 on these inputs. Behind each difference, the candidate went on with "
-    "the reference's value, so that later ones are independent of it.",
+    "equal but for float32 constants": f"All outputs agree to {ROUNDED:.0e} in float64 on these inputs. The rest "
+    "comes from constants that one model has rounded to float32.",
+    "different": "The outputs differ in float64 on these inputs. After each difference, the candidate continued with "
+    "the reference's value, so later differences do not depend on earlier ones.",
     "undecided": "The models cannot be compared.",
     "gradients different": "The outputs agree, but the gradients do not.",
     "gradients undecided": "The outputs agree; the gradients cannot be compared.",

@@ -233,6 +233,7 @@ def test_models_that_cannot_be_compared_have_no_trace(reference):
     reader = Reader(page(comparison, MODELS))
     assert comparison.verdict == "undecided"
     assert "no values are matched" in reader.texts["trace"]
+    assert '<span aria-hidden="true">?</span> undecided' in page(comparison, MODELS)
 
 
 def test_code_of_a_file_that_is_not_the_only_one_is_not_shown(tmp_path, monkeypatch):

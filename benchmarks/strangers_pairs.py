@@ -177,6 +177,7 @@ def whisper(folder: Path, as_published: bool = False) -> Pair:
     tokens: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
     module = transformers.WhisperModel(transformers.WhisperConfig(**sizes, max_target_positions=11, **tokens))
     random_parameters(module)
+    module.encoder.embed_positions.requires_grad_(not as_published)  # bonsai trains what `transformers` does not
     fields = modeling.ModelConfig.whisper_tiny().__dict__ | sizes | {"max_length": 11}
     small = modeling.ModelConfig(**fields)
     with tempfile.TemporaryDirectory() as place:

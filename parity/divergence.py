@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 
 from .capture.trace import Operation, Trace
+from .float32_constants import rounded_constant
 from .matching import (
     ROUNDED,
     Matches,
@@ -17,12 +18,13 @@ from .matching import (
     difference,
     distance,
     output_pairs,
-    producers,
     proportion,
     same_order,
+    signature,
     suspects,
 )
-from .repairs import BUDGET, FLOAT32, WEAK, Region, Repair, Search, constants, is_float32
+from .regions import regions
+from .repairs import BUDGET, FLOAT32, WEAK, Region, Repair, Search
 
 _CANDIDATES = 12  # of the reference's values after the last common one that are tried
 _NO_BETTER = 3  # of them in a row, after which no more are tried
@@ -32,14 +34,12 @@ _EARLIEST = 5  # further ones of its size, in order of execution
 _SAME_SIZE = 24  # of the candidate's values that are tried as the only one that differs
 _NUMBERS = 5e8  # that all of these attempts compute together
 _WINDOW = 60  # operations after a value in which more values match if it is right
+_LATEST = 12  # values of this window, one of which the reference has if nothing after it differs
+_ENDS = 16  # of the same code that are tried
 _PARAMETERS = 400  # changes of parameters that are tried in the whole trace
 _VARIANTS = 2  # of the candidate's values for one of the reference's
 _SEARCHED = 8  # of the steps for which repairs are tried
 _BUDGET = 3 * BUDGET  # of these attempts together
-_REARRANGING = (
-    *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
-    *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
-)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Defect:
 
     @property
     def rounding(self) -> bool:
-        """Whether it is no more than the rounding of a constant to float32."""
+        """Whether it is no more than the rounding of a constant, or of a parameter, to float32."""
         if self.repair is None:
-            return self.error <= ROUNDED
-        return self.repair.rounding or (self.error <= FLOAT32 and not self.repair.literal)
+            return False
+        return self.repair.rounding or (self.error <= FLOAT32 and bool(self.repair.parameter))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -74,7 +74,22 @@ class Defect:
             for side in (self.candidate, self.reference)
         ]
         text = f"{sides[0]} differs by {self.error:.1g} from {sides[1]}"
-        return text + (f"; equal with {' and '.join(self.lines)}: {self.repair}" if self.repair else "")
+        if self.repair is None:
+            return text
+        return text + f"; {'because' if self.rounding else 'equal with'} {' and '.join(self.lines)}: {self.repair}"
+
+
+def _lines(operations: Sequence[Operation]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(operation.line or operation.module for operation in operations))
+
+
+@dataclass(frozen=True)
+class _Precedent:
+    """A repair, and the operations of both sides up to which it was made."""
+
+    reference: tuple[Operation, ...]
+    candidate: tuple[Operation, ...]
+    text: str
 
 
 @dataclass
@@ -85,6 +100,7 @@ class State:
     candidate: Side
     matches: Matches
     least: float = 0.0  # outputs are compared relative to their largest number, or to this if it is larger
+    precedents: tuple[_Precedent, ...] = ()
     open_outputs: int = field(init=False)  # outputs that differ
     rearranged_outputs: list[str] = field(init=False)
     matched: tuple[int, int] = field(init=False)
@@ -147,12 +163,9 @@ class State:
             for one, other in values
         )
 
-    def rearranged(self) -> Iterator[int]:
-        """The candidate's values that the reference has in another flat order only: perhaps transposed by mistake."""
-        for number, others in self.matches.of_candidate.items():
-            value = self.candidate.value(number)
-            if not any(same_order(self.reference.value(n), value, self.bound) for n in others):
-                yield number
+    def regions(self, number: int, other: int) -> tuple[Region, Region]:
+        """What leads to a value of the reference, and to one of the candidate, from values that match."""
+        return regions((self.reference, self.candidate), self.matches, self.suspects, (number, other))
 
     def ends(self) -> Iterator[tuple[int, list[int]]]:
         """(value of the reference, similar values of the candidate): where the first difference may end."""
@@ -175,7 +188,7 @@ class State:
         """The state in which the candidate goes on with these values."""
         changes = self.candidate.replay(values)
         side = self.candidate.changed(changes, values.keys())
-        return State(self.reference, side, self.matches.updated(side, changes), self.least)
+        return State(self.reference, side, self.matches.updated(side, changes), self.least, self.precedents)
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:
@@ -205,14 +218,25 @@ def _closing(state: State) -> list[_Step]:
         same = [n for n in state.others if distance(one, state.candidate.by_number[n]) < state.limit]
         steps = []
         for other, value in _replacements(state, number, same[:_SAME_SIZE]):
-            changes = state.candidate.replay({other: value})
-            if state.closed_by(changes):
-                steps.append(_step(state, number, other, value, changes))
+            if _goes_on_equal(state, other, value):
+                changes = state.candidate.replay({other: value})
+                if state.closed_by(changes):
+                    steps.append(_step(state, number, other, value, changes))
         if steps:
             return sorted(steps, key=lambda step: -step.gain)
         if state.candidate.work[0] - start > _NUMBERS:
             break
     return []
+
+
+def _goes_on_equal(state: State, other: int, value: np.ndarray) -> bool:
+    """Whether the reference has one of the last values of the window after a value: the whole trace takes longer."""
+    changes = state.candidate.replay({other: value}, limit=_WINDOW)
+    for number in [*reversed(changes)][:_LATEST]:
+        one = signature(changes[number])
+        if one is not None and any(state.reference.partners(one, changes[number], state.bound)):
+            return True
+    return state.closed_by(changes)
 
 
 def _gaining(state: State) -> list[_Step]:
@@ -251,6 +275,10 @@ def _step(state: State, number: int, other: int, value: np.ndarray, changes: Map
 
 def next_step(state: State) -> tuple[int, Defect, State] | None:
     """The step after which most of what follows matches, one that can be repaired first; None if nothing does."""
+    repeated = _repeated(state)
+    if repeated is not None:
+        _, step, repair, values = repeated
+        return _finished(state, step, repair, values)
     closing = _closing(state)
     best = _repaired(state, closing)
     steps: list[_Step] = []
@@ -265,12 +293,49 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     return _finished(state, step, repair, values)
 
 
+def _repeated(state: State) -> _Repaired | None:
+    """The repair of an earlier difference at the next place of the same code, as in the next layer."""
+    for precedent in state.precedents:
+        number, other = _next_of(state, precedent)
+        values = alignments(state.reference.value(number), state.candidate.value(other)) if number >= 0 else []
+        for value in values:
+            step = _step(state, number, other, value, state.candidate.replay({other: value}, limit=_WINDOW))
+            repaired = _repaired(state, [step]) if step.gain or step.closes else None
+            if repaired is not None and str(repaired[2]) == precedent.text:
+                return repaired
+    return None
+
+
+def _next_of(state: State, precedent: _Precedent) -> tuple[int, int]:
+    """The first suspects of both sides to which the same code leads; -1 if there are none."""
+    ends = [
+        _computed_by(side.trace, operations[-1], suspects)
+        for side, operations, suspects in zip(
+            (state.reference, state.candidate), (precedent.reference, precedent.candidate), state.suspects, strict=True
+        )
+    ]
+    for number, other in islice(product(ends[0][:1], ends[1]), _ENDS):
+        parts = state.regions(number, other)
+        if all(
+            [(o.name, o.lines) for o in part.operations] == [(o.name, o.lines) for o in operations]
+            for part, operations in zip(parts, (precedent.reference, precedent.candidate), strict=True)
+        ):
+            return number, other
+    return -1, -1
+
+
+def _computed_by(trace: Trace, operation: Operation, suspects: Sequence[int]) -> list[int]:
+    """The suspects that the same code computes, in order."""
+    suspect, code = set(suspects), (operation.name, operation.lines)
+    return [n for o in trace.operations if (o.name, o.lines) == code for n in o.outputs if n in suspect]
+
+
 def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
     """The parameter in another arrangement with which all outputs agree: code uses one several times, as in a loop."""
     start = state.candidate.work[0]
     for step in steps[:1]:
-        regions = _regions(state, step.number, step.other)
-        search = Search((state.reference, state.candidate), regions, step.value, state.bound)
+        parts = state.regions(step.number, step.other)
+        search = Search((state.reference, state.candidate), parts, step.value, state.bound)
         for attempt in islice((*search.parameters(), *search.exchanged()), _PARAMETERS):
             if attempt.repair.number in search.names and attempt.fits(state.candidate):
                 changes = state.candidate.replay(attempt.changes)
@@ -286,8 +351,8 @@ def _repaired(state: State, steps: Sequence[_Step]) -> _Repaired | None:
     best: _Repaired | None = None
     budget = _BUDGET
     for step in steps[:_SEARCHED]:
-        regions = _regions(state, step.number, step.other)
-        search = Search((state.reference, state.candidate), regions, step.value, state.bound, min(budget, BUDGET))
+        parts = state.regions(step.number, step.other)
+        search = Search((state.reference, state.candidate), parts, step.value, state.bound, min(budget, BUDGET))
         success = search.best()
         budget -= min(budget, BUDGET) - max(search.budget, 0)
         if success is not None and (best is None or success[0] < best[0]):
@@ -300,32 +365,18 @@ def _repaired(state: State, steps: Sequence[_Step]) -> _Repaired | None:
 def _finished(
     state: State, step: _Step, repair: Repair | None, values: Mapping[int, np.ndarray]
 ) -> tuple[int, Defect, State]:
-    regions = _regions(state, step.number, step.other)
+    parts = state.regions(step.number, step.other)
     target = state.candidate.value(step.other)
     largest = np.abs(step.value[np.isfinite(step.value)]).max(initial=1e-300)
     error = float(difference(step.value, target).max() / largest)
-    if repair is None and error <= ROUNDED:
-        repair = _rounded_constant(state, regions)
-    return step.number, Defect(regions[0].operations, regions[1].operations, error, repair), state.forced(values)
-
-
-def _rounded_constant(state: State, regions: tuple[Region, Region]) -> Repair | None:
-    """The reference's constant that is rounded to float32, or a constant of either side that may be."""
-    one, other = regions
-    for target in alignments(state.candidate.value(other.end), state.reference.value(one.end)):
-        success = Search((state.candidate, state.reference), (other, one), target, state.bound).best()
-        if success is not None and success[1].rounding:
-            return success[1]
-    for side, region, matched in zip(
-        (state.reference, state.candidate),
-        regions,
-        (state.matches.of_reference, state.matches.of_candidate),
-        strict=True,
-    ):
-        for number in constants(side, region):
-            if number not in matched and is_float32(side.value(number)):
-                return Repair(number, "a constant is rounded to float32", None, rounding=True)
-    return None
+    unexplained = error <= ROUNDED if repair is None else error <= FLOAT32 and not (repair.literal or repair.parameter)
+    if unexplained:
+        repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
+    after = state.forced(values)
+    if repair is not None and not repair.parameter and parts[0].operations and parts[1].operations:
+        precedent = _Precedent(parts[0].operations, parts[1].operations, str(repair))
+        after.precedents = (*after.precedents, precedent)
+    return step.number, Defect(parts[0].operations, parts[1].operations, error, repair), after
 
 
 def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
@@ -333,46 +384,3 @@ def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[
     for other in others:
         for value in alignments(state.reference.value(number), state.candidate.value(other)):
             yield other, value
-
-
-def _regions(state: State, number: int, other: int) -> tuple[Region, Region]:
-    reference = _region(state.reference.trace, set(state.suspects[0]), number)
-    suspect = {*state.suspects[1], *state.rearranged()}
-    candidate = _region(state.candidate.trace, suspect | _other_order(state, reference, suspect, other), other)
-    return Region(reference, number), Region(candidate, other)
-
-
-def _other_order(state: State, reference: Sequence[Operation], suspect: set[int], end: int) -> set[int]:
-    """Values that enter the candidate's region in another flat order than the reference's; parameters apart."""
-    trace, made = state.candidate.trace, producers(state.candidate.trace)
-    entering = {n for operation in reference for n in operation.inputs}
-    rearranged: set[int] = set()
-    for operation in _region(trace, suspect, end):
-        for number in operation.inputs:
-            sources = entering.intersection(state.matches.of_candidate.get(number, ()))
-            value = state.candidate.value(number)
-            if sources and not any(same_order(state.reference.value(n), value, state.bound) for n in sources):
-                while number in made and made[number].name in _REARRANGING:
-                    rearranged.add(number)
-                    number = made[number].inputs[0]
-    return rearranged
-
-
-def _region(trace: Trace, suspect: set[int], end: int) -> tuple[Operation, ...]:
-    """The operations that lead to a value from values that both sides have."""
-    made, open_values, region = producers(trace), [end], []
-    seen: set[int] = set()
-    while open_values:
-        number = open_values.pop()
-        if number in seen or number not in made:
-            continue
-        seen.add(number)
-        region.append(made[number])
-        open_values += [n for n in made[number].inputs if n in suspect]
-    order = {id(operation): i for i, operation in enumerate(trace.operations)}
-    unique = {id(operation): operation for operation in region}
-    return tuple(sorted(unique.values(), key=lambda operation: order[id(operation)]))
-
-
-def _lines(operations: Sequence[Operation]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(operation.line or operation.module for operation in operations))

@@ -36,7 +36,7 @@ def diagnose_gradients(
     Raises:
         CaptureError: a backward pass cannot be traced.
     """
-    factors = _cotangents(*traces)
+    factors = cotangents(*traces)
     reference = capture(models[0], inputs[0], factors[0])
     candidate = capture(models[1], inputs[1], factors[1])
     pair = _Gradients(reference, candidate, weights)
@@ -71,7 +71,8 @@ class _Gradients:
 
     def __init__(self, reference: Trace, candidate: Trace, weights: WeightMap):
         self.candidate = candidate
-        self.traces = _as_outputs(reference, weights), _rearranged(candidate, reference, weights)
+        covered = _covered(reference, weights)
+        self.traces = _as_outputs(reference, weights, covered), _rearranged(candidate, reference, weights, covered)
         for trace, before in zip(self.traces, (reference, candidate), strict=True):
             trace.settled = frozenset(before.ancestors(before.outputs.values()))
         sizes = {
@@ -132,7 +133,7 @@ def _without_stop(line: str) -> Iterator[None]:
         del torch.Tensor.detach  # it is inherited
 
 
-def _cotangents(reference: Trace, candidate: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
+def cotangents(reference: Trace, candidate: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
     """Random factors of the outputs, for the candidate in the arrangement of its own."""
     random = np.random.default_rng(_SEED)
     factors: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
@@ -146,7 +147,17 @@ def _cotangents(reference: Trace, candidate: Trace) -> tuple[dict[str, Array], d
     return factors
 
 
-def _as_outputs(trace: Trace, weights: WeightMap) -> Trace:
+def _covered(reference: Trace, weights: WeightMap) -> dict[str, Array]:
+    """Where in each parameter of the reference the candidate's gradients are known: not where it stores sums alone."""
+    covered = {name: np.zeros(reference.values[reference.parameters[name]].size, bool) for name in _sources(weights)}
+    for match in weights.matches.values():
+        for part in match.parts:
+            for name in (part.source, *([match.added_to] if match.added_to else [])):
+                covered[name][_places(part)] = True
+    return covered
+
+
+def _as_outputs(trace: Trace, weights: WeightMap, covered: Mapping[str, Array]) -> Trace:
     """A trace of the reference whose outputs are its gradients; those of tied parameters are added."""
     trace = _extended(trace)
     for name in _sources(weights):
@@ -156,11 +167,11 @@ def _as_outputs(trace: Trace, weights: WeightMap) -> Trace:
             for n in same
             if n in trace.gradients
         }
-        _add_sum(trace, name, trace.values[trace.parameters[name]].shape, list(parts.items()))
+        _add_sum(trace, name, trace.values[trace.parameters[name]].shape, list(parts.items()), covered[name])
     return trace
 
 
-def _rearranged(trace: Trace, reference: Trace, weights: WeightMap) -> Trace:
+def _rearranged(trace: Trace, reference: Trace, weights: WeightMap, covered: Mapping[str, Array]) -> Trace:
     """A trace of the candidate whose outputs are the gradients of the reference's parameters."""
     trace = _extended(trace)
     for name in _sources(weights):
@@ -175,7 +186,7 @@ def _rearranged(trace: Trace, reference: Trace, weights: WeightMap) -> Trace:
             for part in match.parts:
                 if part.source == name:
                     parts[number, part.layout.start] = number, (_places(part), part.region)
-        _add_sum(trace, name, shape, list(parts.values()))
+        _add_sum(trace, name, shape, list(parts.values()), covered[name])
     return trace
 
 
@@ -194,14 +205,16 @@ def _extended(trace: Trace) -> Trace:
     return trace
 
 
-def _add_sum(trace: Trace, name: str, shape: Sequence[int], parts: Sequence[tuple[int, tuple[Array, Any]]]) -> None:
+def _add_sum(
+    trace: Trace, name: str, shape: Sequence[int], parts: Sequence[tuple[int, tuple[Array, Any]]], covered: Array
+) -> None:
     """Adds an output: the sum of parts of gradients, each at its places in a parameter of this shape."""
 
     def compute(arrays: Sequence[Array], settings: Mapping[str, Any]) -> list[Array]:
         total = np.zeros(int(np.prod(shape)))
         for array, (_, (places, region)) in zip(arrays, parts, strict=True):
             total[places] += array[region].ravel()
-        return [total.reshape(shape)]
+        return [total.reshape(shape) if covered.all() else total[covered]]
 
     inputs = tuple(number for number, _ in parts)
     number = trace.add(compute([trace.values[n] for n in inputs], {})[0])

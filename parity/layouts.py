@@ -104,11 +104,13 @@ def find_layout(index: Array, source_size: int) -> Layout | None:
             return None
         terms.append(term)
         axes += digits
-    known = np.argwhere(index >= 0)
-    usable = [place for place in known if all(t[j] != MISSING for t, j in zip(terms, place, strict=True))]
-    if not usable:
+    usable = index >= 0
+    for axis, term in enumerate(terms):
+        usable &= (term != MISSING).reshape([-1 if i == axis else 1 for i in range(index.ndim)])
+    if not usable.any():
         return None
-    start = int(index[tuple(usable[0])]) - sum(int(t[j]) for t, j in zip(terms, usable[0], strict=True))
+    place = np.unravel_index(int(usable.argmax()), index.shape)
+    start = int(index[place]) - sum(int(term[j]) for term, j in zip(terms, place, strict=True))
     layout = Layout(start, merged([axis for axis in axes if axis[0] > 1]), index.shape, source_size)
     predicted = layout.apply(np.arange(source_size)) if _fits(layout) else None
     return layout if predicted is not None and np.array_equal(predicted[index >= 0], index[index >= 0]) else None
@@ -121,20 +123,30 @@ def _fits(layout: Layout) -> bool:
 
 
 def _term(index: Array, axis: int) -> Array:
-    """What each step along an axis adds to the index; MISSING where no line knows the step and one before it."""
+    """What each step along an axis adds to the index; MISSING where no lines lead to the step."""
     lines = np.moveaxis(index, axis, -1).reshape(-1, index.shape[axis])
     full = lines[(lines >= 0).all(1)]
     if len(full):
         return full[0] - full[0][0]
     term = np.full(index.shape[axis], MISSING)
     term[0] = 0
-    for step in range(1, len(term)):
-        for earlier in np.flatnonzero(term[:step] != MISSING):
-            both = np.flatnonzero((lines[:, step] >= 0) & (lines[:, earlier] >= 0))
-            if len(both):
-                term[step] = term[earlier] + lines[both[0], step] - lines[both[0], earlier]
-                break
+    while _extended(term, lines):
+        pass
     return term
+
+
+def _extended(term: Array, lines: Array) -> bool:
+    """Adds the steps that a line joins to known ones; whether there were any."""
+    before = int((term == MISSING).sum())
+    for line in lines:
+        reached = term != MISSING
+        joined = (line >= 0) & reached
+        if reached.all():
+            break
+        if joined.any():
+            first, new = int(joined.argmax()), (line >= 0) & ~reached
+            term[new] = term[first] + line[new] - line[first]
+    return int((term == MISSING).sum()) < before
 
 
 def _digits(term: Array) -> list[tuple[int, int]] | None:

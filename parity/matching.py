@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from itertools import permutations
+from itertools import islice, permutations
 
 import numpy as np
 
@@ -16,22 +16,34 @@ ROUNDED = 3e-6  # one whose constants were rounded to float32 below this
 _FEW = 4  # values with fewer different numbers identify nothing
 _FILL = 1e3  # from which on the largest number may fill a mask
 _SAMPLE = 64  # numbers of a value that are looked at first
+_LARGE = 2**20  # numbers of a value from which on no copy of it is kept
 
 
 class Signature:
     """What identifies a value whatever its arrangement: its numbers in order of size, sorted when they are needed."""
 
     def __init__(self, value: Array):
-        finite = np.isfinite(value)
-        self.numbers = np.ravel(value) if finite.all() else value[finite]
-        self.size = value.size
-        self.scale = float(np.abs(self.numbers).max(initial=0))  # the largest |number|
-        self.rms = self.scale * float(np.sqrt(np.square(self.numbers / (self.scale or 1)).mean()))
+        self.value, self.size = value, value.size
+        numbers = self._finite()
+        self.scale = float(max(numbers.max(initial=0), -numbers.min(initial=0)))  # the largest |number|
+        unit = 1.0 if 1e-100 < self.scale < 1e100 else self.scale or 1.0  # whose squares are numbers
+        flat = np.ravel(numbers) / unit if unit != 1.0 else np.ravel(numbers)
+        self.rms = unit * float(np.sqrt(np.einsum("i,i->", flat, flat) / max(flat.size, 1)))
+        self._ordered: Array | None = None
 
-    @cached_property
+    def _finite(self) -> Array:
+        finite = np.isfinite(self.value)
+        return self.value if finite.all() else self.value[finite]
+
+    @property
     def ordered(self) -> Array:
-        """The finite numbers from the smallest to the largest."""
-        return np.sort(self.numbers)
+        """The finite numbers from the smallest to the largest; those of a large value are sorted each time."""
+        if self._ordered is not None:
+            return self._ordered
+        ordered = np.sort(self._finite(), axis=None)
+        if ordered.size <= _LARGE:
+            self._ordered = ordered
+        return ordered
 
 
 def signature(value: Array) -> Signature | None:
@@ -59,9 +71,10 @@ def _different(value: Array) -> Array:
 
 def distance(one: Signature, other: Signature) -> float:
     """Largest difference of the ordered numbers, relative to the largest number."""
-    if one.size != other.size or len(one.numbers) != len(other.numbers):
+    if one.size != other.size:
         return float("inf")
-    return float(np.abs(one.ordered - other.ordered).max() / max(one.scale, other.scale))
+    a, b = one.ordered, other.ordered
+    return float(np.abs(a - b).max() / max(one.scale, other.scale)) if len(a) == len(b) else float("inf")
 
 
 def proportion(one: Signature, other: Signature) -> float:
@@ -131,14 +144,12 @@ class Side:
         low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
         for number in numbers[low:high]:
             other, scale = self.value(number), self.by_number[number].scale
-            if _close(np.ravel(other), np.ravel(value), bound, scale):
+            if abs(scale - one.scale) <= slack and (
+                _close(np.ravel(other), np.ravel(value), bound, scale)
+                or _transposed(other, value, bound, scale)
+                or (distance(self.by_number[number], one) <= bound and arranged(other, value, bound))
+            ):
                 yield number
-            elif distance(self.by_number[number], one) <= bound:
-                common = any(
-                    _close(np.ravel(a), np.ravel(value), bound, scale) for a in _arrangements(other, value.shape)
-                )
-                if common or arranged(other, value, bound):
-                    yield number
 
 
 class Matches:
@@ -147,6 +158,7 @@ class Matches:
     def __init__(self, reference: Side, candidate: Side, bound: float = EXACT):
         self.reference, self.bound = reference, bound
         self.of_candidate: dict[int, tuple[int, ...]] = {}
+        self.rearranged: set[int] = set()  # the candidate's that the reference has in another flat order only
         self._add(candidate, candidate.by_number)
 
     def updated(self, candidate: Side, changes: Iterable[int]) -> "Matches":
@@ -154,15 +166,19 @@ class Matches:
         matches = copy(self)
         changed = set(changes)
         matches.of_candidate = {n: others for n, others in self.of_candidate.items() if n not in changed}
+        matches.rearranged = self.rearranged - changed
         matches._add(candidate, changed & candidate.by_number.keys())
         return matches
 
     def _add(self, candidate: Side, numbers: Iterable[int]) -> None:
         self.__dict__.pop("of_reference", None)
         for number in numbers:
-            partners = tuple(self.reference.partners(candidate.by_number[number], candidate.value(number), self.bound))
+            value = candidate.value(number)
+            partners = tuple(self.reference.partners(candidate.by_number[number], value, self.bound))
             if partners:
                 self.of_candidate[number] = partners
+                if not any(same_order(self.reference.value(n), value, self.bound) for n in partners):
+                    self.rearranged.add(number)
 
     @cached_property
     def of_reference(self) -> dict[int, tuple[int, ...]]:
@@ -172,6 +188,20 @@ class Matches:
             for partner in partners:
                 matches.setdefault(partner, []).append(number)
         return {number: tuple(partners) for number, partners in matches.items()}
+
+
+def _transposed(one: Array, other: Array, bound: float, scale: float) -> bool:
+    """Whether both have the same flat order once the axes of either are in another order."""
+    pairs = [
+        *((one.transpose(order), other) for order in islice(permutations(range(one.ndim)), 1, None)),
+        *((one, other.transpose(order)) for order in islice(permutations(range(other.ndim)), 1, None)),
+    ]
+    for a, b in pairs:
+        first = a.flat[:_SAMPLE], b.flat[:_SAMPLE]  # without a copy of the rest
+        close = np.isclose(*first, rtol=0, atol=bound * scale, equal_nan=True).all()
+        if close and _close(np.ravel(a), np.ravel(b), bound, scale):
+            return True
+    return False
 
 
 def arranged(one: Array, other: Array, bound: float) -> bool:

@@ -76,7 +76,7 @@ class _Attempt:
 
 
 @dataclass(frozen=True)
-class _Scalar:
+class Scalar:
     """A number in the code: a literal or setting of an operation, or a constant of its own."""
 
     operation: Operation
@@ -191,8 +191,8 @@ class Search:
 
     def _scalars(self) -> Iterator[_Attempt]:
         """Numbers in the code: first those that the reference has, then the one that solves the equation."""
-        known = {scalar.value for scalar in _scalars(self.sides[0], self.regions[0])}
-        for scalar in _scalars(self.side, self.region):
+        known = {scalar.value for scalar in scalars(self.sides[0], self.regions[0])}
+        for scalar in scalars(self.side, self.region):
             solutions = [(1, value) for value in known if not _rounds_to(value, scalar.value)]
             solved = self._solve(scalar) if self.budget > 0 else None
             solutions += [] if solved is None else [(2 if _rounds_to(solved, scalar.value) else 4, solved)]
@@ -214,7 +214,7 @@ class Search:
             for number in operation.outputs:
                 value = self.side.value(number)
                 if value.dtype.kind == "f" and np.isfinite(value).all() and self.budget > 0:
-                    factor = self._solve(_Scalar(operation, 1.0, number, partial(np.multiply, value)))
+                    factor = self._solve(Scalar(operation, 1.0, number, partial(np.multiply, value)))
                     if factor and not _rounds_to(factor, 1.0):
                         text = f"missing: * {factor:.9g}" if abs(factor) >= 1 else f"missing: / {1 / factor:.9g}"
                         yield _Attempt(_FACTOR, Repair(number, text, operation), value * factor)
@@ -230,7 +230,7 @@ class Search:
                 if value.size == table.size and value.dtype.kind == "f":
                     yield from (a for a in alignments(value, table) if same_order(a, table, FLOAT32))
 
-    def _solve(self, scalar: _Scalar) -> float | None:
+    def _solve(self, scalar: Scalar) -> float | None:
         """The number for which the end is nearest to the target (Gauss-Newton)."""
         number = scalar.value
         for _ in range(_STEPS):
@@ -257,7 +257,7 @@ class Search:
         """A step that the candidate leaves out: with one of the reference's values, or with a number."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
         operands = [(self.sides[0].value(n), names.get(n, "a value of the reference")) for n in self.regions[0].leaves]
-        operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in _scalars(self.sides[0], self.regions[0])]
+        operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in scalars(self.sides[0], self.regions[0])]
         entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
         sizes = sorted({size for value in entering for size in value.shape if size > 1})
         operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
@@ -348,18 +348,13 @@ def constants(side: Side, region: Region) -> list[int]:
     return [n for n in region.leaves if n not in made and n not in inputs]
 
 
-def is_float32(value: Array) -> bool:
-    """Whether an array has numbers of float32 alone, and not only few."""
-    return value.dtype.kind == "f" and bool(np.array_equal(value, value.astype(np.float32), equal_nan=True))
-
-
 def _rounds_to(one: float, other: float) -> bool:
     return one == other or abs(one - other) <= FLOAT32 * abs(other)
 
 
-def _scalars(side: Side, region: Region) -> Sequence[_Scalar]:
+def scalars(side: Side, region: Region) -> Sequence[Scalar]:
     """The numbers of a region's code."""
-    scalars: list[_Scalar] = []
+    numbers: list[Scalar] = []
     made = {number for operation in side.trace.operations for number in operation.outputs}
     fixed = {*made, *side.trace.parameters.values(), *side.trace.inputs.values()}
     constants: dict[int, Operation] = {}
@@ -368,7 +363,7 @@ def _scalars(side: Side, region: Region) -> Sequence[_Scalar]:
             is_number = isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0
             if is_number and np.asarray(value).dtype.kind == "f" and len(operation.outputs) >= 1 and operation.compute:
                 change = partial(_with_setting, side, operation, key)
-                scalars.append(_Scalar(operation, float(value), operation.outputs[0], change))
+                numbers.append(Scalar(operation, float(value), operation.outputs[0], change))
         for number in operation.inputs:
             if number not in fixed:
                 constants.setdefault(number, operation)
@@ -377,8 +372,8 @@ def _scalars(side: Side, region: Region) -> Sequence[_Scalar]:
         if value.size == 1 and value.dtype.kind == "f":
             shape = value.shape
             change = partial(_full, shape)
-            scalars.append(_Scalar(operation, float(value.reshape(())), number, change))
-    return scalars
+            numbers.append(Scalar(operation, float(value.reshape(())), number, change))
+    return numbers
 
 
 def _full(shape: tuple[int, ...], number: float) -> Array:

@@ -23,6 +23,7 @@ RATIO_BOUND = 3.0
 _INPUTS = 24
 _NUMBERS = 4096  # that the outputs of all inputs should have
 _MOST = 64  # inputs
+_VARIED = 2**22  # numbers of both models' parameters that differ from input to input
 _PERTURBATION = 1e-3  # relative; errors of rounding are drawn anew by it
 DTYPES = ("float32", "bfloat16")
 
@@ -66,23 +67,24 @@ def compare_rounding(
     """
     size = sum(traces[0].values[n].size for n in traces[0].outputs.values())
     count = min(max(_INPUTS, -(-_NUMBERS // max(size, 1))), _MOST)
-    fixed = [_fixed(trace, weights) for trace in traces]
-    return [_measure(dtype, models, inputs, traces, fixed, count) for dtype in DTYPES]
+    varied = _varied(traces, weights)
+    return [_measure(dtype, models, inputs, traces, varied, count) for dtype in DTYPES]
 
 
 def _measure(
-    dtype: str, models: Any, inputs: Any, traces: tuple[Trace, Trace], fixed: Sequence[set[str]], count: int
+    dtype: str, models: Any, inputs: Any, traces: tuple[Trace, Trace], varied: tuple[set[int], set[int]], count: int
 ) -> Rounding:
     squares, scale = np.zeros(2), 0.0
     try:
-        runs = [_runner(model, dtype, given) for model, given in zip(models, inputs, strict=True)]
+        narrow = _narrow(traces[0], dtype, computed=True), _narrow(traces[1], dtype, computed=False)
+        runs = [_runner(*each) for each in zip(models, inputs, narrow, (dtype, dtype), strict=True)]
         for seed in range(count):
-            changes = [_perturbed(trace, names, seed, dtype) for trace, names in zip(traces, fixed, strict=True)]
-            exact = traces[0].replay(changes[0])
-            outputs = [run(trace, change) for run, trace, change in zip(runs, traces, changes, strict=True)]
+            changes = [_perturbed(*each, seed, dtype) for each in zip(narrow, varied, strict=True)]
+            exact = narrow[0].replay(changes[0])
+            outputs = [run(change) for run, change in zip(runs, changes, strict=True)]
             for name, other in output_pairs(*traces):
                 number = traces[0].outputs[name]
-                oracle = exact.get(number, traces[0].values[number])
+                oracle = exact.get(number, narrow[0].values[number])
                 if oracle.dtype.kind != "f":
                     continue
                 target = traces[1].values[traces[1].outputs[other]]
@@ -98,74 +100,133 @@ def _measure(
     return Rounding(dtype, float(errors[0]), float(errors[1]), count)
 
 
-def _fixed(trace: Trace, weights: WeightMap) -> set[str]:
-    """Parameters that are sums or shifted, which keep their values."""
-    names = {n for m in weights.matches.values() if m.added_to or m.shift for n in (m.name, *m.sources)}
-    return names & trace.parameters.keys()
+def _varied(traces: tuple[Trace, Trace], weights: WeightMap) -> tuple[set[int], set[int]]:
+    """The values that differ from input to input: floating-point inputs and parameters, of a large model its smallest.
+
+    Parameters that are sums or shifted keep their values, because the same factor would not give the same numbers.
+    """
+    sources = {name: match.sources for name, match in weights.matches.items()} | dict(weights.ambiguous)
+    kept = {n for m in weights.matches.values() if m.added_to or m.shift for n in (m.name, *m.sources)}
+    names: tuple[set[str], set[str]] = set(), set()
+    total = 0
+    for group in sorted(_groups(traces, sources, weights.ties), key=lambda group: _size(traces, group)):
+        total += _size(traces, group)
+        if group[0] and (total <= _VARIED or not names[0]):
+            names[0].update(group[0] - kept)
+            names[1].update(group[1] - kept)
+    numbers = [{t.parameters[n] for n in own & t.parameters.keys()} for t, own in zip(traces, names, strict=True)]
+    floating = [
+        {n for n in own | set(t.inputs.values()) if t.values[n].dtype.kind == "f"}
+        for t, own in zip(traces, numbers, strict=True)
+    ]
+    return floating[0], floating[1]
 
 
-def _perturbed(trace: Trace, fixed: set[str], seed: int, dtype: str) -> dict[int, Array]:
-    """New values of parameters and inputs, which the dtype can hold."""
-    numbers = [n for name, n in trace.parameters.items() if name not in fixed]
-    numbers += [n for name, n in trace.inputs.items() if trace.values[n].dtype.kind == "f"]
+def _size(traces: tuple[Trace, Trace], group: tuple[set[str], set[str]]) -> int:
+    return sum(t.values[t.parameters[n]].size for t, names in zip(traces, group, strict=True) for n in names)
+
+
+def _groups(
+    traces: tuple[Trace, Trace], sources: Mapping[str, Sequence[str]], ties: Mapping[str, Sequence[str]]
+) -> list[tuple[set[str], set[str]]]:
+    """(names in the reference, in the candidate) of parameters that share numbers."""
+    groups: list[tuple[set[str], set[str]]] = []
+    for name in traces[1].parameters:
+        own = {name for source in sources.get(name, ()) for name in (source, *ties.get(source, ()))}
+        joined = [group for group in groups if not own.isdisjoint(group[0])]
+        groups = [group for group in groups if own.isdisjoint(group[0])]
+        groups.append((own.union(*(g[0] for g in joined)), {name}.union(*(g[1] for g in joined))))
+    return groups
+
+
+def _narrow(trace: Trace, dtype: str, computed: bool) -> Trace:
+    """A trace whose parameters and inputs the dtype can hold; what follows is computed anew if asked for."""
+    ends = {*trace.parameters.values(), *trace.inputs.values()}
+    changes = {n: _rounded(trace.values[n], dtype) for n in ends if trace.values[n].dtype.kind == "f"}
+    changes = {n: value for n, value in changes.items() if not np.array_equal(value, trace.values[n], equal_nan=True)}
+    narrow = copy.copy(trace)
+    narrow.values = list(trace.values)
+    for number, value in (trace.replay(changes) if computed else changes).items():
+        narrow.values[number] = value
+    return narrow
+
+
+def _rounded(value: Array, dtype: str) -> Array:
+    return torch.from_numpy(np.array(value)).to(getattr(torch, dtype)).double().numpy()
+
+
+def _perturbed(trace: Trace, varied: set[int], seed: int, dtype: str) -> dict[int, Array]:
+    """New numbers for these values, which the dtype can hold."""
     phase = np.random.default_rng(seed).uniform(0, 1e3)
-    values = {n: trace.values[n] for n in numbers if trace.values[n].dtype.kind == "f"}
-    narrow = {n: v * (1 + _PERTURBATION * np.sin(1e5 * v + phase)) for n, v in values.items()}
-    return {n: np.asarray(jnp.asarray(v, dtype).astype("float32"), np.float64) for n, v in narrow.items()}
+    values = {number: trace.values[number] for number in varied}
+    return {n: _rounded(v * (1 + _PERTURBATION * np.sin(1e5 * v + phase)), dtype) for n, v in values.items()}
 
 
-Run = Callable[[Trace, Mapping[int, Array]], Mapping[str, Array]]  # (trace, changes) -> outputs by name
+Run = Callable[[Mapping[int, Array]], Mapping[str, Array]]  # changes of a trace's values -> outputs by name
 
 
-def _runner(model: Any, dtype: str, inputs: Sequence[Any]) -> Run:
+def _runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
     leaves = [leaf for _, leaf in named(model[1])] if isinstance(model, tuple) else [model]
     if any(isinstance(leaf, torch.nn.Module | torch.Tensor) for leaf in leaves):
-        return _torch_runner(model, getattr(torch, dtype), inputs)
-    return _jax_runner(model, dtype, inputs)
+        return _torch_runner(model, inputs, trace, getattr(torch, dtype))
+    return _jax_runner(model, inputs, trace, dtype)
 
 
-def _torch_runner(model: Any, dtype: torch.dtype, inputs: Sequence[Any]) -> Run:
+def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: torch.dtype) -> Run:
     function, parameters = model if isinstance(model, tuple) else (None, None)
     module: Any = copy.deepcopy(model).to("cpu", dtype) if isinstance(model, torch.nn.Module) else None
+    arrays = _Arrays(trace, lambda value: _tensor(value, dtype))
 
-    def run(trace: Trace, changes: Mapping[int, Array]) -> Mapping[str, Array]:
-        values = {name: _tensor(changes.get(n, trace.values[n]), dtype) for name, n in trace.parameters.items()}
-        arguments = _rebuilt(tuple(inputs), trace.inputs, trace, changes, lambda a: _tensor(a, dtype))
+    def run(changes: Mapping[int, Array]) -> Mapping[str, Array]:
+        arguments = arrays.tree(tuple(inputs), trace.inputs, changes)
         with torch.no_grad():
             if function is None:
+                values = {name: arrays.array(number, changes) for name, number in trace.parameters.items()}
                 result = torch.func.functional_call(module, values, arguments, tie_weights=False)
             else:
-                tree = _rebuilt(parameters, trace.parameters, trace, changes, lambda a: _tensor(a, dtype))
-                result = function(tree, *arguments)
+                result = function(arrays.tree(parameters, trace.parameters, changes), *arguments)
         return {name: leaf.double().numpy() for name, leaf in named(result) if isinstance(leaf, torch.Tensor)}
 
     return run
 
 
-def _jax_runner(model: Any, dtype: str, inputs: Sequence[Any]) -> Run:
+def _jax_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
     function, parameters = as_function(model)
     compiled = jax.jit(lambda p, i: function(p, *i))
+    arrays = _Arrays(trace, lambda value: jnp.asarray(value, dtype if value.dtype.kind == "f" else None))
 
-    def array(value: Array) -> jax.Array:
-        return jnp.asarray(value, dtype if value.dtype.kind == "f" else None)
-
-    def run(trace: Trace, changes: Mapping[int, Array]) -> Mapping[str, Array]:
+    def run(changes: Mapping[int, Array]) -> Mapping[str, Array]:
         with jax.enable_x64(False), jax.default_matmul_precision("highest"):
-            given = _rebuilt(parameters, trace.parameters, trace, changes, array)
-            result = compiled(given, _rebuilt(tuple(inputs), trace.inputs, trace, changes, array))
+            given = arrays.tree(parameters, trace.parameters, changes)
+            result = compiled(given, arrays.tree(tuple(inputs), trace.inputs, changes))
         return {name: np.asarray(leaf, np.float64) for name, leaf in named(result)}
 
     return run
 
 
-def _rebuilt(tree: Any, names: Mapping[str, int], trace: Trace, changes: Mapping[int, Array], make: Any) -> Any:
-    """A tree whose arrays are a trace's values."""
+class _Arrays:
+    """A trace's values as arrays of a framework; those that do not change are converted once."""
 
-    def leaf(path: Any, old: Any) -> Any:
-        number = names.get(dotted(path))
-        return old if number is None else make(changes.get(number, trace.values[number]))
+    def __init__(self, trace: Trace, convert: Callable[[Array], Any]):
+        self.trace, self.convert = trace, convert
+        self.converted: dict[int, Any] = {}
 
-    return jax.tree_util.tree_map_with_path(leaf, tree)
+    def array(self, number: int, changes: Mapping[int, Array]) -> Any:
+        """The value with this number, as changed."""
+        if number in changes:
+            return self.convert(changes[number])
+        if number not in self.converted:
+            self.converted[number] = self.convert(self.trace.values[number])
+        return self.converted[number]
+
+    def tree(self, tree: Any, numbers: Mapping[str, int], changes: Mapping[int, Array]) -> Any:
+        """A tree of parameters or inputs with these values."""
+
+        def leaf(path: Any, old: Any) -> Any:
+            number = numbers.get(dotted(path))
+            return old if number is None else self.array(number, changes)
+
+        return jax.tree_util.tree_map_with_path(leaf, tree)
 
 
 def _tensor(value: Array, dtype: torch.dtype) -> torch.Tensor:

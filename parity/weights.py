@@ -15,6 +15,7 @@ from .layouts import Layout, find_layout
 Array = np.ndarray
 UNKNOWN = -1
 _SAMPLE = 10_000  # numbers of an array among which one must be unlike all others
+_SAMPLED = 512  # numbers of an array whose sources are looked for
 _TOLERANCE = 1e-6  # of sums and shifts, which a converter rounds to float32
 
 
@@ -89,20 +90,18 @@ def match_weights(reference: Mapping[str, Array], candidate: Mapping[str, Array]
     sums = _by_sum(distinct)
     matches: dict[str, Match] = {}
     ambiguous: dict[str, tuple[str, ...]] = {}
-    wide = {name: np.asarray(array, np.float64) for name, array in candidate.items()}
-    for name, array in wide.items():
+    for name, array in candidate.items():
         parts = _whole(array, sums.get(_sum(array), ()), distinct)
         if parts:
             matches[name] = Match(name, parts)
-    rest = [name for name in wide if name not in matches]
-    values = _Values(distinct) if rest else None  # sorts all numbers of the reference
-    for name in rest:
-        match = _match(name, wide[name], distinct, values) if values is not None else None
+    rest = {name: array for name, array in candidate.items() if name not in matches}
+    for name, sources in _holders(rest, distinct).items():
+        match = _match(name, np.asarray(rest[name], np.float64), distinct, sources)
         if match is not None:
             matches[name] = match
-    matches = {name: matches[name] for name in wide if name in matches}
+    matches = {name: matches[name] for name in candidate if name in matches}
     used = {source for match in matches.values() for source in match.sources}
-    for name, array in wide.items():
+    for name, array in rest.items():
         if name not in matches:
             choices = _same_values(array, {n: a for n, a in distinct.items() if n not in used})
             match = _settle(name, array, choices, distinct)
@@ -112,25 +111,29 @@ def match_weights(reference: Mapping[str, Array], candidate: Mapping[str, Array]
                 ambiguous[name] = choices
     used = {source for match in matches.values() for source in match.sources}
     used |= {source for choices in ambiguous.values() for source in choices}
-    unmatched = tuple(name for name in wide if name not in matches and name not in ambiguous)
+    unmatched = tuple(name for name in candidate if name not in matches and name not in ambiguous)
     return WeightMap(matches, ambiguous, unmatched, tuple(name for name in distinct if name not in used), ties)
 
 
 def _without_ties(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, tuple[str, ...]]]:
     """(the parameters, one of each group with equal contents that are not constant; the groups)."""
-    groups: dict[tuple[object, ...], list[str]] = {}
+    ties: dict[str, list[str]] = {}
+    by_sum: dict[tuple[int, int], list[str]] = {}  # sum -> the first names of groups
     for name, array in arrays.items():
-        wide = np.asarray(array, np.float64)
-        constant = wide.size == 0 or (wide == wide.flat[0]).all()
-        key = (name,) if constant else (wide.shape, wide.tobytes())
-        groups.setdefault(key, []).append(name)
-    distinct = {names[0]: np.asarray(arrays[names[0]], np.float64) for names in groups.values()}
-    return distinct, {names[0]: tuple(names[1:]) for names in groups.values() if len(names) > 1}
+        constant = array.size == 0 or (array == array.flat[0]).all()
+        firsts = by_sum.setdefault(_sum(array), [])
+        same = (one for one in firsts if not constant and np.array_equal(arrays[one], array))
+        first = next(same, name)
+        if first == name:
+            firsts.append(name)
+        ties.setdefault(first, []).append(name)
+    distinct = {first: arrays[first] for first in ties}
+    return distinct, {first: tuple(names[1:]) for first, names in ties.items() if len(names) > 1}
 
 
 def _sum(array: Array) -> tuple[int, int]:
     """(size, sum of the numbers' bits): equal for all arrangements of an array."""
-    return array.size, int(np.ravel(array).view(np.uint64).sum())
+    return array.size, int(np.ravel(array).astype(np.float64, copy=False).view(np.uint64).sum())
 
 
 def _by_sum(arrays: Mapping[str, Array]) -> dict[tuple[int, int], list[str]]:
@@ -158,32 +161,51 @@ def _whole(array: Array, sources: Sequence[str], reference: Mapping[str, Array])
     return ()
 
 
-def _match(name: str, array: Array, reference: Mapping[str, Array], values: _Values) -> Match | None:
-    """The match of one parameter, the plainest first."""
-    parts = _parts(array, reference, values)
-    if parts:
-        return Match(name, parts)
-    for region, padding in _without_padding(array):
+def _holders(arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, list[str]]:
+    """For each array the reference's parameters in which numbers of a sample of it occur."""
+    samples = {name: np.ravel(a)[:: max(a.size // _SAMPLED, 1)].astype(np.float64) for name, a in arrays.items()}
+    numbers = np.unique(np.concatenate([*samples.values(), np.zeros(0)]))
+    holders: dict[str, list[str]] = {name: [] for name in arrays}
+    for source, other in reference.items() if len(numbers) else ():
+        flat = np.ravel(other).astype(np.float64, copy=False)
+        places = np.minimum(np.searchsorted(numbers, flat), len(numbers) - 1)
+        present = np.unique(places[numbers[places] == flat])
+        for name, sample in samples.items():
+            if np.isin(np.searchsorted(numbers, sample), present).any():
+                holders[name].append(source)
+    return holders
+
+
+def _match(name: str, array: Array, reference: Mapping[str, Array], sources: Sequence[str]) -> Match | None:
+    """The match of one parameter, the plainest first; `sources` have some of its numbers."""
+    values = _Values({source: reference[source] for source in sources})
+    for region, padding in ((..., None), *_without_padding(array)) if sources else ():
         parts = _parts(array[region], reference, values)
         if parts:
             return Match(name, parts, padding=padding)
-    equal_size = {source: other for source, other in reference.items() if other.size == array.size}
+    same = {source: other for source, other in reference.items() if other.size == array.size}
+    sums = {source: float(other.sum(dtype=np.float64)) for source, other in same.items()}
     for shift in (-1, 1):
-        for source, other in equal_size.items():
-            parts = _arranged(array, source, other + shift)
+        for source in sums:
+            if _near(array, sums[source] + shift * array.size):
+                parts = _arranged(array, source, reference[source] + float(shift))
+                if parts:
+                    return Match(name, parts, shift=shift)
+    for one, other in combinations(sums, 2):
+        if reference[one].shape == reference[other].shape and _near(array, sums[one] + sums[other]):
+            parts = _arranged(array, one, reference[one] + reference[other])
             if parts:
-                return Match(name, parts, shift=shift)
-    for (first, one), (second, other) in combinations(equal_size.items(), 2):
-        parts = _arranged(array, first, one + other) if one.shape == other.shape else ()
-        if parts:
-            return Match(name, parts, added_to=second)
+                return Match(name, parts, added_to=other)
     return None
+
+
+def _near(array: Array, total: float) -> bool:
+    """Whether the numbers of an array may have this sum, but for rounding."""
+    return bool(np.isclose(array.sum(), total, rtol=1e-4, atol=1e-4 * array.size))
 
 
 def _arranged(array: Array, source: str, other: Array) -> tuple[Part, ...]:
     """The one part by which an array is an arrangement of another, but for rounding."""
-    if not np.isclose(array.sum(), other.sum(), rtol=1e-4, atol=1e-4 * array.size):
-        return ()
     return _parts(array, {source: other}, _Values({source: other}), _TOLERANCE)
 
 

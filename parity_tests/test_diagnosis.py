@@ -374,3 +374,38 @@ def test_a_value_that_was_replaced_stays_when_an_earlier_one_is():
     side = side.changed(side.replay({first: -np.arange(6.0)}), (first,))
     assert np.array_equal(side.value(last), np.arange(6.0))
     assert np.array_equal(side.value(first), -np.arange(6.0))
+
+
+def test_a_small_difference_is_no_rounding_without_a_constant_in_float32():
+    """Near 0 both approximations of gelu agree to 1e-7, and no number of the code is rounded."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.GELU()).eval()
+    weights = {name: np.asarray(p.detach(), np.float64) for name, p in model.named_parameters()}
+    weights["0.bias"] = np.zeros(6)
+    nn.init.zeros_(model[0].bias)
+
+    def tanh(p, x):
+        return jax.nn.gelu(x @ p["0.weight"].T + p["0.bias"], approximate=True)
+
+    inputs = (0.02 * np.random.default_rng(0).standard_normal((5, 4)),)
+    diagnosis = diagnose(model, (tanh, weights), inputs)
+    assert diagnosis.verdict == "different"
+    (defect,) = diagnosis.defects
+    assert defect.error < 2e-7
+    assert str(defect.repair) == "should be erf gelu"
+
+
+def test_the_constant_in_float32_is_named_with_its_line():
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 4))}
+
+    def exact(p, x):
+        return jax.nn.relu(x @ p["w"] / 7**0.5) @ p["w"]
+
+    def rounded(p, x):
+        return jax.nn.relu(x @ p["w"] / np.float32(7**0.5)) @ p["w"]
+
+    line = inspect.getsourcelines(rounded)[1] + 1
+    diagnosis = diagnose((exact, weights), (rounded, weights), (np.random.default_rng(1).standard_normal((2, 4)),))
+    assert (diagnosis.verdict, diagnosis.defects) == ("equal but for float32 constants", ())
+    (rounding,) = diagnosis.roundings
+    assert rounding.lines == (f"parity_tests/test_diagnosis.py:{line}",)
+    assert "2.6457" in str(rounding.repair)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from .jax_trace import MODULE_SCOPE
+from .jax_trace import MODULE_SCOPE, dotted
 from .trace import CaptureError
 
 Function = Callable[..., Any]  # (parameters, *inputs) -> outputs
@@ -34,6 +34,28 @@ def as_function(model: Any) -> tuple[Function, Any]:
         f"{type(model).__name__}: is no model that can be traced; return an NNX or Equinox module, a pair of a Linen "
         "module and its variables, or a pair of a function of (parameters, *inputs) and its parameters"
     )
+
+
+def with_buffers_fixed(model: Any, function: Function) -> Function:
+    """The model's function, in which variables of NNX and Linen that are no parameters have no gradient."""
+    parameters = as_function(model)[1]
+    names = {dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)}
+    if _is_a(model, "flax.nnx", "Module"):
+        nnx = sys.modules["flax.nnx"]
+        trained = nnx.to_flat_state(nnx.state(model, nnx.Param))
+        names -= {".".join(map(str, path)) for path, _ in trained}
+    elif isinstance(model, tuple) and _is_a(model[0], "flax.linen", "Module") and "params" in parameters:
+        names = {name for name in names if name.split(".")[0] != "params"}
+    else:
+        return function
+
+    def run(parameters: Any, *inputs: Any) -> Any:
+        def fixed(path: Any, leaf: Any) -> Any:
+            return jax.lax.stop_gradient(leaf) if dotted(path) in names else leaf
+
+        return function(jax.tree_util.tree_map_with_path(fixed, parameters), *inputs)
+
+    return run
 
 
 def _is_a(model: Any, package: str, name: str) -> bool:

@@ -255,6 +255,10 @@ def _compute(equation: Any, params: Mapping[str, Any], arrays: list[Any]) -> lis
 def _through_jax(equation: Any, params: Mapping[str, Any], arrays: list[Any]) -> Any:
     params = {key: _wide_dtype(value) for key, value in params.items()}
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        if params.get("update_jaxpr") is not None:  # of a scatter, in the model's own dtype
+            function = getattr(jax.lax, equation.primitive.name.replace("-", "_"))
+            settings = {k: v for k, v in params.items() if k not in ("update_jaxpr", "update_consts")}
+            return function(*map(jax.numpy.asarray, arrays), **settings)
         return equation.primitive.bind(*(a if _is_key(a) else jax.numpy.asarray(a) for a in arrays), **params)
 
 

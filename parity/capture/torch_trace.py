@@ -14,7 +14,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .trace import CaptureError, Compute, Operation, Trace, as_float64, named, own_lines
+from .trace import CaptureError, Compute, Operation, Trace, named, own_lines
 
 _RANDOM = (
     *("aten.bernoulli", "aten.bernoulli_", "aten.native_dropout", "aten.normal_", "aten.uniform_", "aten.rand"),
@@ -141,6 +141,7 @@ class _Recorder(TorchDispatchMode):
         self.places: dict[tuple[Any, ...], tuple[int, int]] = {}  # memory, offset, shape, … -> (number, version)
         self.forward: dict[int, tuple[str, tuple[str, ...]]] = {}  # node of autograd -> (module, lines)
         self.writes: dict[int, list[tuple[int, np.ndarray]]] = {}  # memory -> (number, places) written to it in place
+        self.views: dict[int, set[int]] = {}  # memory -> numbers of the values that are views of it
 
     @contextmanager
     def modules(self) -> Iterator[None]:
@@ -181,9 +182,16 @@ class _Recorder(TorchDispatchMode):
             place = next(iter(_lines()), self._module())
             raise CaptureError(f"{place}: torch.inference_mode hides what is written in place; use torch.no_grad")
         number = self.trace.add(_to_numpy(tensor))
+        self.views.setdefault(_memory(tensor), set()).add(number)
         self.numbers[id(tensor)] = number, tensor._version, tensor
         self.places[_place(tensor)] = number, tensor._version
         return number
+
+    def _keep(self, tensors: Sequence[Tensor]) -> None:
+        """Copies the values that are views of memory to which an operation may write."""
+        for tensor in tensors:
+            for number in self.views.pop(_memory(tensor), ()):
+                self.trace.values[number] = self.trace.values[number].copy()
 
     def backward(
         self, outputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], cotangents: Mapping[str, np.ndarray]
@@ -219,6 +227,8 @@ class _Recorder(TorchDispatchMode):
         args, kwargs = tree_map(_wide_dtype, (args, kwargs))
         leaves, structure = tree_flatten((args, kwargs))
         inputs = tuple(self.number(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+        if function._schema.is_mutable:
+            self._keep([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         results = function(*args, **kwargs)
         outputs = []
         for leaf in tree_flatten(results)[0]:
@@ -240,12 +250,12 @@ def _repeatable(function: Any, leaves: Sequence[Any], structure: Any) -> Compute
     """The operation as a function of its tensors and its settings."""
     tensors = [isinstance(leaf, Tensor) for leaf in leaves]
     function = _WITHOUT_STRIDES.get(function, function)
+    mutable = function._schema.is_mutable
 
     def compute(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
         rest = iter(arrays)
         full = [
-            torch.from_numpy(np.array(next(rest))) if is_tensor else settings.get(str(i))
-            for i, is_tensor in enumerate(tensors)
+            _tensor(next(rest), mutable) if is_tensor else settings.get(str(i)) for i, is_tensor in enumerate(tensors)
         ]
         args, kwargs = tree_unflatten(full, structure)
         with torch.no_grad():
@@ -253,6 +263,12 @@ def _repeatable(function: Any, leaves: Sequence[Any], structure: Any) -> Compute
         return [_to_numpy(leaf) for leaf in tree_flatten(results)[0] if isinstance(leaf, Tensor)]
 
     return compute
+
+
+def _tensor(array: np.ndarray, copied: bool) -> Tensor:
+    """An array as a tensor; a view of its memory if that is possible and nothing writes to it."""
+    shared = not copied and array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if shared else array.copy())
 
 
 def _places(tensor: Tensor) -> np.ndarray:
@@ -274,7 +290,9 @@ def _overwritten(places: np.ndarray, written: Sequence[np.ndarray]) -> Compute:
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
-    return as_float64(tensor.resolve_conj().resolve_neg().detach().numpy())
+    """A view of the tensor's memory if it has float64, integers or booleans; otherwise a copy in float64."""
+    array = tensor.resolve_conj().resolve_neg().detach()
+    return (array.double() if array.dtype in _FLOATS else array).numpy()
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

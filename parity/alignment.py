@@ -1,7 +1,7 @@
 """Two traces side by side: equal values on one row, and why the other values have no counterpart."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
@@ -52,17 +52,15 @@ class Difference:
 
 
 def side_by_side(
-    traces: tuple[Trace, Trace], pairing: Pairing, differences: Sequence[Difference], differing: Iterable[str] = ()
+    traces: tuple[Trace, Trace], pairing: Pairing, differences: Sequence[Difference], differing: Sequence[str] = ()
 ) -> list[Row]:
     """The operations of both in order of execution; those with equal values share a row where the order allows it.
 
     `differing`: outputs of the candidate that still differ after all differences.
     """
     aligned = _aligned(traces, pairing)
-    rows_of = {one: row for row, (one, _) in enumerate(aligned)}, {other: row for row, (_, other) in enumerate(aligned)}
-    cells = [
-        list(_Side(side, traces, pairing, differences, differing).cells(rows_of[side].keys())) for side in range(2)
-    ]
+    sides = [_Side(side, traces, pairing, differences, differing) for side in range(2)]
+    cells = [list(side.cells({pair[i] for pair in aligned})) for i, side in enumerate(sides)]
     rows: list[Row] = []
     start = [0, 0]
     for ends in (*aligned, (len(cells[0]), len(cells[1]))):
@@ -114,16 +112,16 @@ class _Side:
         traces: tuple[Trace, Trace],
         pairing: Pairing,
         differences: Sequence[Difference],
-        differing: Iterable[str],
+        differing: Sequence[str],
     ):
         self.trace, self.other = traces[side], traces[1 - side]
         self.other_name = ("candidate", "reference")[side]
         self.partners, self.unidentified = pairing.of_side(side), pairing.unidentified[side]
-        self.other_partners = pairing.of_side(1 - side)
         self.places = _places(self.other)
         self.names = {n: f"input {name}" for name, n in self.other.inputs.items()} | {
             n: f"parameter {name}" for name, n in self.other.parameters.items()
         }
+        self.known = {*pairing.of_side(1 - side), *self.names}  # values of the other that this side has too
         operations = ((d.number, o) for d in differences for o in (d.reference, d.candidate)[side])
         self.differences = {number: difference for difference, o in operations for number in o.outputs}
         self.repaired = {n for d in differences if side and d.repaired is not None for n in d.repaired.outputs}
@@ -144,24 +142,23 @@ class _Side:
         return after
 
     def _next_equal(self) -> dict[int, int]:
-        """Unmatched value -> the first value of the other side that it leads to."""
+        """Value -> the first computed value of the other side that it leads to."""
         following: dict[int, int] = {}
         for operation in reversed(self.trace.operations):
-            equal = [n for number in operation.outputs for n in self.partners.get(number, ())]
+            equal = [n for number in operation.outputs for n in self.partners.get(number, ()) if n in self.places]
             ends = equal or [following[number] for number in operation.outputs if number in following]
             following |= dict.fromkeys(operation.inputs, min(ends)) if ends else {}
         return following
 
-    def cells(self, aligned: Iterable[int]) -> Iterator[Cell]:
+    def cells(self, aligned: set[int]) -> Iterator[Cell]:
         """All operations in order; those in `aligned` have their counterpart on the same row."""
-        rows = set(aligned)
         for index, operation in enumerate(self.trace.operations):
             difference = next((self.differences[n] for n in operation.outputs if n in self.differences), 0)
             if difference:
                 repaired = not self.repaired.isdisjoint(operation.outputs)
                 yield Cell(index + 1, operation, "different", "the repair is here" if repaired else "", difference)
             elif any(number in self.partners for number in operation.outputs):
-                yield Cell(index + 1, operation, "equal", self._equal_note(operation, index in rows))
+                yield Cell(index + 1, operation, "equal", self._equal_note(operation, index in aligned))
             elif not self.open.isdisjoint(operation.outputs):
                 yield Cell(index + 1, operation, "different", "leads to an output that differs")
             else:
@@ -189,9 +186,8 @@ class _Side:
         if self.unidentified.issuperset(operation.outputs):
             return "too few different numbers to identify it"
         end = next((self.next[n] for n in operation.outputs if n in self.next), None)
-        if end is None or end not in self.places:
+        if end is None:
             return f"the {self.other_name} has no such value"
         producer = self.other.operations[self.places[end]]
-        known = {*self.other_partners, *self.names}
         where = f"the {self.other_name}'s operation {self.places[end] + 1}, {producer.name}"
-        return f"a step inside {where}" if known.issuperset(producer.inputs) else f"another way to {where}"
+        return f"a step inside {where}" if self.known.issuperset(producer.inputs) else f"another way to {where}"

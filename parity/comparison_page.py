@@ -19,7 +19,7 @@ from .divergence import Defect
 from .matching import EXACT, ROUNDED, output_pairs, producers
 from .source_lines import Snippet, snippets
 
-_MARKS = {"equal": "=", "different": "≠", "unmatched": "·", "failed": "?"}
+_MARKS = {"equal": "=", "different": "≠", "unmatched": "·"}
 _NOTHING = "not compared"
 _CONTEXT = 2  # rows around a difference that are open
 _FEW = 60  # rows that are all open
@@ -27,11 +27,13 @@ _SECTIONS = 24  # into which rows are folded at most, beyond those that differen
 _DEPTH = 6  # of module paths
 _MEANINGS = {
     "equal": f"All outputs agree to {EXACT:.0e} in float64 on these inputs.",
-    "equal but for float32 constants": f"All outputs agree to {ROUNDED:.0e} in float64 on these inputs. The rest comes "
-    "from constants that one model has rounded to float32.",
-    "different": "The outputs differ in float64 on these inputs. Behind each difference, the candidate went on with "
-    "the reference's value, so that later ones are independent of it.",
+    "equal but for float32 constants": f"All outputs agree to {ROUNDED:.0e} in float64 on these inputs. The rest "
+    "comes from constants that one model has rounded to float32.",
+    "different": "The outputs differ in float64 on these inputs. After each difference, the candidate continued with "
+    "the reference's value, so later differences do not depend on earlier ones.",
     "undecided": "The models cannot be compared.",
+    "gradients different": "The outputs agree, but the gradients do not.",
+    "gradients undecided": "The outputs agree; the gradients cannot be compared.",
     "optimizers different": "The outputs agree, but the optimizers update the parameters differently.",
     "different in rounding": "The outputs agree in float64, but in a narrower dtype the candidate's errors are larger "
     "than the order of its operations explains.",
@@ -74,13 +76,13 @@ def page(comparison: Comparison, names: tuple[str, str]) -> str:
     template = environment.from_string((folder / "comparison_page.html").read_text(encoding="utf-8"))
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     weights = comparison.forward.weights
-    differences = [*_differences(comparison)]
+    differences = list(_differences(comparison))
     return template.render(
         comparison=comparison,
         names=names,
         style=style,
         style_hash=f"sha256-{digest}",
-        meaning=_MEANINGS.get(comparison.verdict, "The outputs agree, but the gradients do not."),
+        meaning=_MEANINGS[comparison.verdict],
         marks=_MARKS,
         parts=list(_parts(comparison)),
         defects=[_defect(difference, comparison.traces) for difference in differences],
@@ -141,6 +143,9 @@ def _defect(difference: _Difference, traces: Sequence[Trace]) -> dict[str, Any]:
     first = group[0]
     places = list(dict.fromkeys(o.module for defect in group for o in defect.reference if o.module))
     lines = [operation.line for operation in first.reference]
+    sides = zip(traces, (first.reference, first.candidate), strict=True)
+    # the values of a backward pass have other numbers than those of these traces
+    parameters = [list(_parameters(*side)) if difference.in_outputs else [] for side in sides]
     return {
         "number": difference.number,
         "part": difference.part,
@@ -149,18 +154,18 @@ def _defect(difference: _Difference, traces: Sequence[Trace]) -> dict[str, Any]:
         "occurrences": len(group),
         "error": max(defect.error for defect in group),
         "called_from": called_from(first),
-        "candidate": _side(traces[1], first.candidate, first.lines, modules(group)),
-        "reference": _side(traces[0], first.reference, lines, places),
+        "candidate": _side(parameters[1], first.candidate, first.lines, modules(group)),
+        "reference": _side(parameters[0], first.reference, lines, places),
     }
 
 
 def _side(
-    trace: Trace, operations: Sequence[Operation], lines: Sequence[str], places: Sequence[str]
-) -> tuple[list[str], list[str], Sequence[str], list[str], list[Snippet]]:
+    parameters: Sequence[str], operations: Sequence[Operation], lines: Sequence[str], places: Sequence[str]
+) -> tuple[list[str], list[str], Sequence[str], Sequence[str], list[Snippet]]:
     """(operations, lines, modules, parameters, source code)."""
     names = dict.fromkeys(operation.name + _numbers(operation) for operation in operations)
     known = [line for line in dict.fromkeys(lines) if line and line not in places]  # else it is a module's path
-    return list(names), known, places, list(_parameters(trace, operations)), snippets(known)
+    return list(names), known, places, parameters, snippets(known)
 
 
 def _parameters(trace: Trace, operations: Sequence[Operation]) -> Iterator[str]:
@@ -185,11 +190,11 @@ def _rows(comparison: Comparison, differences: Sequence[_Difference]) -> list[Ro
         for d in entry.group
     ]
     equal = forward.pairing.equal
-    differing = (
+    differing = [
         other
         for one, other in output_pairs(reference, candidate)
         if forward.reason and reference.outputs[one] not in equal.get(candidate.outputs[other], ())
-    )
+    ]
     return side_by_side((reference, candidate), forward.pairing, sides, differing)
 
 
@@ -198,7 +203,6 @@ def _sections(rows: Sequence[Row]) -> Iterator[_Section]:
     different = {i for i, row in enumerate(rows) if any(c is not None and c.mark == "different" for c in row)}
     near = {i for place in different for i in range(place - _CONTEXT, place + _CONTEXT + 1)}
     paths = list(_module_paths(rows))
-
     most = _SECTIONS + 2 * sum(place + 1 not in near for place in near)
 
     def divided(depth: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 _CONTEXT = 2  # lines before and after
 _MOST = 24  # lines of one file
@@ -38,11 +39,14 @@ def snippets(lines: Iterable[str]) -> list[Snippet]:
 
 
 def _snippet(file: str, named: list[int]) -> Snippet:
-    paths = {str(Path(path).resolve()): path for path in _files() if "/".join(Path(path).parts[-2:]) == file}
+    name = file.rpartition("/")[2]
+    same_name = [path for path in _files() if path.endswith(name)]
+    paths = {str(Path(path).resolve()): path for path in same_name if "/".join(Path(path).parts[-2:]) == file}
     text = linecache.getlines(next(iter(paths.values()))) if len(paths) == 1 else []
     shown = sorted({n for number in named for n in range(number - _CONTEXT, number + _CONTEXT + 1)})
     shown = [n for n in shown if 1 <= n <= len(text)][:_MOST]
-    return Snippet(file, tuple(SourceLine(n, text[n - 1].rstrip(), n in named) for n in shown))
+    code = dedent("".join(text[n - 1].rstrip() + "\n" for n in shown)).splitlines()
+    return Snippet(file, tuple(SourceLine(n, line, n in named) for n, line in zip(shown, code, strict=True)))
 
 
 def _files() -> Iterator[str]:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from types import ModuleType
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,9 @@ from twinax.parity.capture.trace import Operation, Trace
 from twinax.parity.comparison import Comparison
 from twinax.parity.comparison_page import page
 from twinax.parity.diagnosis import Diagnosis, diagnose_traces
+from twinax.parity.rounding import Rounding
 from twinax.parity.source_lines import snippets
+from twinax.parity.updates import UpdateDifference
 
 X = np.random.default_rng(0).standard_normal((4, 6))
 NAMES = ("in", "in_bias", "out", "out_bias", "scale", "shift")
@@ -118,6 +121,37 @@ def test_the_page_of_equal_models_marks_nothing(equal):
     assert re.search(r"outputs = equal .* gradients = equal optimizer · not compared float32 = rounding only", compared)
 
 
+def test_a_difference_of_gradients_is_not_one_of_the_forward_pass():
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh()).eval()
+    names = {name: jnp.asarray(p.detach().numpy()) for name, p in module.named_parameters()}
+
+    def tanh(p, x):
+        return jnp.tanh(jax.lax.stop_gradient(x @ p["0.weight"].T) + p["0.bias"])  # stopped
+
+    comparison = compare(module, (tanh, names), (X,), gradients=True, rounding=False)
+    text = page(comparison, MODELS)
+    reader = Reader(text)
+    assert comparison.verdict == "gradients different"
+    assert "without stop_gradient" in reader.texts["difference-1"]
+    assert "# stopped" in reader.texts["difference-1"]
+    assert "gradients ≠ different" in reader.texts["compared"]
+    assert '<td class="different"><div>' not in text
+
+
+def test_every_verdict_has_a_meaning():
+    def verdicts():
+        for verdict in get_args(Diagnosis.__annotations__["verdict"]):
+            yield Comparison(Diagnosis(verdict), traces=(Trace("JAX"), Trace("JAX")))
+        equal = Comparison(Diagnosis("equal"), traces=(Trace("JAX"), Trace("JAX")))
+        for verdict in ("different", "undecided"):
+            yield replace(equal, backward=Diagnosis(verdict))
+        yield replace(equal, update=(UpdateDifference("learning rate", 1e-3, 1e-2),))
+        yield replace(equal, rounding=(Rounding("float32", 1e-8, 1e-6, 24),))
+
+    headings = [re.search(r"</span> (.*?)</h1>\n<p>(.+?)</p>", page(c, MODELS)).groups() for c in verdicts()]
+    assert len(set(headings)) == len(headings) == 8
+
+
 def test_the_page_needs_no_other_file_and_no_script(different):
     text = page(different, ("<script>alert(1)</script>", 'a"b'))
     reader = Reader(text)
@@ -199,6 +233,7 @@ def test_models_that_cannot_be_compared_have_no_trace(reference):
     reader = Reader(page(comparison, MODELS))
     assert comparison.verdict == "undecided"
     assert "no values are matched" in reader.texts["trace"]
+    assert '<span aria-hidden="true">?</span> undecided' in page(comparison, MODELS)
 
 
 def test_code_of_a_file_that_is_not_the_only_one_is_not_shown(tmp_path, monkeypatch):

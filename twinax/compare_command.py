@@ -72,7 +72,7 @@ def run(
         raise UsageError(str(error)) from None
     show(comparison, (reference, candidate))
     if json_file is not None:
-        replace_file(Path(json_file), json.dumps(as_document(comparison), indent=2) + "\n")
+        Path(json_file).write_text(json.dumps(as_document(comparison), indent=2) + "\n")
     if report is not None:
         replace_file(Path(report), page(comparison, (reference, candidate)))
     return _EXIT.get(comparison.verdict, 1)

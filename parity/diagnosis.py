@@ -93,9 +93,12 @@ def capture(
 
 
 def diagnose_traces(
-    reference: Trace, candidate: Trace, weights: WeightMap | None = None, least: float = 0.0
+    reference: Trace, candidate: Trace, weights: WeightMap | None = None, least: float = 0.0, bound: float = EXACT
 ) -> Diagnosis:
-    """The diagnosis from traces of both; outputs are compared relative to their largest number, or to `least`."""
+    """The diagnosis from traces of both; outputs are compared relative to their largest number, or to `least`.
+
+    `bound`: ROUNDED if differences of that size are explained already.
+    """
     weights = weights or trace_weights(reference, candidate)
     about = Diagnosis(
         "undecided",
@@ -107,11 +110,12 @@ def diagnose_traces(
     if reason:
         return replace(about, reason=reason)
     pairs = ((reference.outputs[a], candidate.outputs[b]) for a, b in output_pairs(reference, candidate))
-    equal = all(same_order(reference.values[a], candidate.values[b], EXACT, least) for a, b in pairs)
+    equal = all(same_order(reference.values[a], candidate.values[b], bound, least) for a, b in pairs)
     sides, differences = (Side(reference), Side(candidate)), []
-    state = _walked(sides, EXACT if equal else ROUNDED, least, differences)
-    if state.bound == ROUNDED and not state.open_outputs:  # now what may be rounding
-        state = _walked((state.reference, state.candidate), EXACT, least, differences)
+    state = _walked(State(*sides, Matches(*sides, bound if equal else ROUNDED), least), differences)
+    if state.bound > bound and not state.open_outputs:  # now what may be rounding
+        sides = state.reference, state.candidate
+        state = _walked(State(*sides, Matches(*sides, EXACT), least, entering=state.entering), differences)
     ordered = [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
     about = replace(
         about,
@@ -137,9 +141,8 @@ def diagnose_traces(
 
 
 @np.errstate(over="ignore", invalid="ignore")  # some masks are filled with the largest number that a dtype has
-def _walked(sides: tuple[Side, Side], bound: float, least: float, differences: list[tuple[int, Defect]]) -> State:
+def _walked(state: State, differences: list[tuple[int, Defect]]) -> State:
     """The state in which no difference is left, or none that can be placed; those that were are added to the list."""
-    state = State(*sides, Matches(*sides, bound), least)
     while state.open_outputs and len(differences) < MAX_DEFECTS:
         step = next_step(state)
         if step is None:

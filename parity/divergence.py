@@ -101,6 +101,7 @@ class State:
     matches: Matches
     least: float = 0.0  # outputs are compared relative to their largest number, or to this if it is larger
     precedents: tuple[_Precedent, ...] = ()
+    entering: tuple[tuple[int, int], ...] = ()  # equal values of both that enter repaired regions, compared as outputs
     open_outputs: int = field(init=False)  # outputs that differ
     rearranged_outputs: list[str] = field(init=False)
     matched: tuple[int, int] = field(init=False)
@@ -112,6 +113,7 @@ class State:
         names = output_pairs(self.reference.trace, self.candidate.trace)
         pairs = self.pairs = [(outputs[0][one], outputs[1][other], other) for one, other in names]
         differing = self.differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
+        differing += [(r, c) for r, c in self.entering if c not in self.matches.of_candidate]
         self.open_outputs = len(differing)
         self.suspects = [
             _live(side.trace, suspects(side.trace, self._common(side, other, matched), (pair[i] for pair in differing)))
@@ -188,7 +190,8 @@ class State:
         """The state in which the candidate goes on with these values."""
         changes = self.candidate.replay(values)
         side = self.candidate.changed(changes, values.keys())
-        return State(self.reference, side, self.matches.updated(side, changes), self.least, self.precedents)
+        matches = self.matches.updated(side, changes)
+        return State(self.reference, side, matches, self.least, self.precedents, self.entering)
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:
@@ -372,7 +375,13 @@ def _finished(
     unexplained = error <= ROUNDED if repair is None else error <= FLOAT32 and not (repair.literal or repair.parameter)
     if unexplained:
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
+    if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
+        values = {**values, step.other: step.value}
     after = state.forced(values)
+    for number in parts[1].leaves:
+        sources = state.matches.of_candidate.get(number, ())
+        common = [source for source in sources if source in parts[0].leaves] or sources
+        after.entering += tuple((source, number) for source in common[:1])
     if repair is not None and not repair.parameter and parts[0].operations and parts[1].operations:
         precedent = _Precedent(parts[0].operations, parts[1].operations, str(repair))
         after.precedents = (*after.precedents, precedent)

@@ -29,28 +29,30 @@ def diagnose_gradients(
     traces: tuple[Trace, Trace],
     weights: WeightMap,
     dropout: bool = False,
+    bound: float = EXACT,
 ) -> Diagnosis:
     """Compares the gradients of Σ output · cotangent with random cotangents, per parameter of the reference.
 
     `traces`: of the forward pass, whose outputs are equal. Gradients of parameters that the map splits, joins or adds
     are compared in the reference's arrangement. `dropout`: whether both are in training mode.
+    `bound`: ROUNDED if the outputs are equal but for float32 constants.
 
     Raises:
         CaptureError: a backward pass cannot be traced.
     """
     factors = cotangents(*traces)
     reference, candidate = _captured(models, inputs, factors, dropout)
-    pair = _Gradients(reference, candidate, weights)
+    pair = _Gradients(reference, candidate, weights, bound)
     stops: list[Defect] = []
     for operation in _stops(candidate) if pair.differing else ():
         with _without_stop(operation.line):
-            other = _Gradients(*_captured(models, inputs, factors, dropout), weights)
+            other = _Gradients(*_captured(models, inputs, factors, dropout), weights, bound)
         if len(other.differing) < len(pair.differing):
             error = max(pair.differing[name] for name in pair.differing.keys() - other.differing.keys())
             repair = Repair(operation.outputs[0], f"without {operation.name}", operation)
             stops.append(Defect((), (operation,), error, repair))
             pair = other
-    diagnosis = diagnose_gradient_traces(reference, pair.candidate, weights)
+    diagnosis = diagnose_gradient_traces(reference, pair.candidate, weights, bound)
     if not stops:
         return diagnosis
     return replace(diagnosis, verdict="different", defects=(*stops, *diagnosis.defects))
@@ -63,11 +65,11 @@ def _captured(models: Any, inputs: Any, factors: Any, dropout: bool) -> tuple[Tr
     return reference, candidate
 
 
-def diagnose_gradient_traces(reference: Trace, candidate: Trace, weights: WeightMap) -> Diagnosis:
+def diagnose_gradient_traces(reference: Trace, candidate: Trace, weights: WeightMap, bound: float = EXACT) -> Diagnosis:
     """The same from traces with gradients."""
-    pair = _Gradients(reference, candidate, weights)
+    pair = _Gradients(reference, candidate, weights, bound)
     lost = tuple(pair.lost())
-    diagnosis = diagnose_traces(*pair.traces, weights, least=_FLOOR / ROUNDED * pair.largest)
+    diagnosis = diagnose_traces(*pair.traces, weights, least=_FLOOR / ROUNDED * pair.largest, bound=bound)
     diagnosis = replace(diagnosis, unused_parameters=(), branches=())  # which the forward pass names
     if not lost:
         return diagnosis
@@ -77,7 +79,7 @@ def diagnose_gradient_traces(reference: Trace, candidate: Trace, weights: Weight
 class _Gradients:
     """Two traces whose outputs are the gradients of the reference's parameters, and which of them differ."""
 
-    def __init__(self, reference: Trace, candidate: Trace, weights: WeightMap):
+    def __init__(self, reference: Trace, candidate: Trace, weights: WeightMap, bound: float):
         self.candidate = candidate
         covered = _covered(reference, weights)
         self.traces = _as_outputs(reference, weights, covered), _rearranged(candidate, reference, weights, covered)
@@ -91,7 +93,7 @@ class _Gradients:
         self.sizes = {name: pair for name, pair in sizes.items() if max(pair) > _FLOOR * self.largest}
         for name in sizes.keys() - self.sizes.keys():  # zero in exact arithmetic
             self._drop(name)
-        self.differing = {name: error for name in self.sizes if (error := self._error(name)) > EXACT}
+        self.differing = {name: error for name in self.sizes if (error := self._error(name)) > bound}
 
     def _drop(self, name: str) -> None:
         for trace in self.traces:

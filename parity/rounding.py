@@ -24,6 +24,7 @@ _INPUTS = 24
 _NUMBERS = 4096  # that the outputs of all inputs should have
 _MOST = 64  # inputs
 _VARIED = 2**22  # numbers of both models' parameters that differ from input to input
+_WIDE = 1e3  # times smaller errors show another dtype
 _PERTURBATION = 1e-3  # relative; errors of rounding are drawn anew by it
 DTYPES = ("float32", "bfloat16")
 
@@ -97,7 +98,8 @@ def _measure(
     except Exception as error:  # whatever the model's code raises in this dtype
         return Rounding(dtype, 0.0, 0.0, count, f"{type(error).__name__}: {error}".splitlines()[0])
     errors = np.sqrt(squares / (scale or 1.0))
-    return Rounding(dtype, float(errors[0]), float(errors[1]), count)
+    failure = "the candidate computes in a wider dtype" if errors[1] * _WIDE < errors[0] else ""
+    return Rounding(dtype, float(errors[0]), float(errors[1]), count, failure)
 
 
 def _varied(traces: tuple[Trace, Trace], weights: WeightMap) -> tuple[set[int], set[int]]:

@@ -56,6 +56,23 @@ def test_a_narrow_dtype_inside_is_seen_by_its_rounding(reference):
     assert "more than rounding" in str(comparison)
 
 
+def test_a_wider_dtype_inside_is_no_rounding(reference):
+    def wide(p, x):
+        return port({name: array.astype(jnp.float32) for name, array in p.items()}, x.astype(jnp.float32))
+
+    comparison = compare(reference, (wide, weights(reference)), (X,))
+    assert [entry.failure for entry in comparison.rounding] == ["", "the candidate computes in a wider dtype"]
+
+
+def test_a_parameter_in_float32_explains_the_gradients_too(reference):
+    """Otherwise they would differ without a reason."""
+    arrays = {name: np.asarray(tensor.detach(), np.float64) for name, tensor in reference.named_parameters()}
+    arrays["0.weight"] = arrays["0.weight"] * (1 + 5e-8)
+    comparison = compare(reference, (port, arrays), (X,), gradients=True, rounding=False)
+    assert comparison.verdict == "equal but for float32 constants", str(comparison)
+    assert comparison.backward.ok
+
+
 def test_rounding_of_tied_weights():
     class Tied(nn.Module):
         def __init__(self):

@@ -409,3 +409,18 @@ def test_the_constant_in_float32_is_named_with_its_line():
     (rounding,) = diagnosis.roundings
     assert rounding.lines == (f"parity_tests/test_diagnosis.py:{line}",)
     assert "2.6457" in str(rounding.repair)
+
+
+def test_a_repair_does_not_keep_what_smaller_differences_left():
+    """The epsilon changes the outputs by less than 3e-6; the activation after it is one difference, not two."""
+    model = nn.Sequential(nn.LayerNorm(8, eps=1e-5), nn.GELU(), nn.Linear(8, 8)).eval()
+    weights = {name: np.asarray(p.detach(), np.float64) for name, p in model.named_parameters()}
+
+    def port(p, x):
+        x = x - x.mean(-1, keepdims=True)
+        x = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+        return jax.nn.gelu(x, approximate=True) @ p["2.weight"].T + p["2.bias"]
+
+    inputs = (3 * np.random.default_rng(0).standard_normal((5, 8)),)
+    diagnosis = diagnose(model, (port, weights), inputs)
+    assert [str(defect.repair) for defect in diagnosis.defects] == ["add: 1e-06 → 1e-05", "should be erf gelu"]

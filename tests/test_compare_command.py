@@ -171,9 +171,11 @@ def test_the_worked_example_prints_what_the_page_shows(command, tmp_path, monkey
 def test_dropout_of_models_in_training_mode(files, capsys):
     (files / "train.py").write_text("import torch\n\ndef make():\n    return torch.nn.Dropout(0.25).train()\n")
     text = "import jax, jax.numpy as jnp\n\ndef make():\n    return (lambda p, x: drop(x, p)), {}\n\ndef drop(x, p):\n"
-    text += "    keep = jax.random.bernoulli(jax.random.key(1), 0.75, x.shape)\n    return jnp.where(keep, x / 0.8, 0)\n"
+    text += (
+        "    keep = jax.random.bernoulli(jax.random.key(1), 0.75, x.shape)\n    return jnp.where(keep, x / 0.8, 0)\n"
+    )
     (files / "port.py").write_text(text)
     assert compare(reference="train.py:make", candidate="port.py:make", dropout=True) == 1
     assert "div: 0.8 → 0.75" in capsys.readouterr().out
-    (files / "port.py").write_text(text.replace("0.8", "0.75"))
-    assert compare(reference="train.py:make", candidate="port.py:make", dropout=True) == 0
+    (files / "right.py").write_text(text.replace("0.8", "0.75"))
+    assert compare(reference="train.py:make", candidate="right.py:make", dropout=True) == 0

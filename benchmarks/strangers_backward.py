@@ -49,7 +49,7 @@ class GradientSite:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """An equation through which gradients pass; `active`: the indices of the inputs that depend on parameters."""
 
     path: Path
@@ -62,25 +62,25 @@ def gradient_sites(model: Any, inputs: Sequence[Any]) -> Iterator[GradientSite]:
     """Every place for a mistake in the gradients of a JAX model."""
     function, parameters = as_function(model)
     function = with_buffers_fixed(model, function)
-    jaxpr = _jaxpr(function, parameters, inputs)
+    jaxpr = jaxpr_of(function, parameters, inputs)
     names = [dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)]
-    trained = {v: index for v, index in zip(jaxpr.invars, range(len(names)), strict=False) if _is_float(v)}
+    trained = {v: index for v, index in zip(jaxpr.invars, range(len(names)), strict=False) if is_float(v)}
     uses = [v for equation in jaxpr.eqns for v in equation.invars if not isinstance(v, core.Literal)]
     tied = {v for v in trained if uses.count(v) > 1}
-    for place in _places(jaxpr, set(trained)):
+    for place in places(jaxpr, set(trained)):
         for operator, detail, change in _changes(place, tied):
-            plant = partial(_with_change, function, parameters, place.path, change)
+            plant = partial(with_change, function, parameters, place.path, change)
             yield GradientSite(operator, detail, place.line, (), plant)
     for variable, index in trained.items():
-        changes = {"not trained": jax.lax.stop_gradient, "gradient halved": _parameter_halved}
+        changes = {"not trained": _frozen, "gradient scaled": _gradient_scaled}
         if variable.aval.ndim == 2 and any(word in names[index].lower() for word in ("embed", "lut", "vocab")):
             changes["row not trained"] = _row_stopped
         for operator, change in changes.items():
-            plant = partial(_with_parameter, function, parameters, index, change)
-            yield GradientSite(f"parameter: {operator}", names[index], "", (names[index],), plant)
+            model = partial(_with_parameter, function, parameters, index, change)
+            yield GradientSite(f"parameter: {operator}", names[index], _LINES[operator], (names[index],), model)
 
 
-def _jaxpr(function: Any, parameters: Any, inputs: Sequence[Any]) -> Any:
+def jaxpr_of(function: Any, parameters: Any, inputs: Sequence[Any]) -> Any:
     """In float64, or in the model's own dtypes if its code insists on them, as the diagnosis traces it."""
     arguments = parameters, tuple(inputs)
     try:
@@ -90,25 +90,25 @@ def _jaxpr(function: Any, parameters: Any, inputs: Sequence[Any]) -> Any:
         return jax.make_jaxpr(lambda p, i: function(p, *i))(*arguments).jaxpr
 
 
-def _places(jaxpr: Any, active: set[Any], path: Path = (), outer: str = "") -> Iterator[_Place]:
+def places(jaxpr: Any, active: set[Any], path: Path = (), outer: str = "") -> Iterator[Place]:
     """The equations that depend on `active`, lead to an output and have a line; those of calls and loops too."""
     active, needed = set(active), _needed(jaxpr)
     for index, equation in _numbered(jaxpr):
         entering = tuple(i for i, v in enumerate(equation.invars) if not isinstance(v, core.Literal) and v in active)
-        leaving = [v for v in equation.outvars if _is_float(v) and v in needed]
+        leaving = [v for v in equation.outvars if is_float(v) and v in needed]
         if not entering or not leaving or equation.primitive.name == "stop_gradient":
             continue
-        active.update(v for v in equation.outvars if _is_float(v))
-        line = next(iter(own_lines(_frames(equation))), outer)
+        active.update(v for v in equation.outvars if is_float(v))
+        line = next(iter(own_lines(_frames(equation.source_info.traceback))), outer)
         if line:
-            yield _Place((*path, index), equation, line, entering)
+            yield Place((*path, index), equation, line, entering)
         inner = _inner(equation)
         if inner is not None:
             inside = {inner.invars[i] for i in entering}
             if equation.primitive.name == "scan":  # the carry depends on parameters from the second step on
                 count = equation.params["num_consts"]
-                inside |= {v for v in inner.invars[count : count + equation.params["num_carry"]] if _is_float(v)}
-            yield from _places(inner, inside, (*path, index), line)
+                inside |= {v for v in inner.invars[count : count + equation.params["num_carry"]] if is_float(v)}
+            yield from places(inner, inside, (*path, index), line)
 
 
 def _numbered(jaxpr: Any) -> Iterator[tuple[int, Any]]:
@@ -128,12 +128,12 @@ def _needed(jaxpr: Any) -> set[Any]:
     return needed
 
 
-def _is_float(variable: Any) -> bool:
+def is_float(variable: Any) -> bool:
+    """Whether a variable of a jaxpr has floating-point numbers."""
     return jnp.issubdtype(variable.aval.dtype, jnp.floating)
 
 
-def _frames(equation: Any) -> list[tuple[str, int]]:
-    traceback = equation.source_info.traceback
+def _frames(traceback: Any) -> list[tuple[str, int]]:
     return [(frame.file_name, frame.line_num) for frame in traceback.frames] if traceback is not None else []
 
 
@@ -144,7 +144,7 @@ def _inner(equation: Any) -> Any:
     return None
 
 
-def _changes(place: _Place, tied: set[Any]) -> Iterator[tuple[str, str, Change]]:
+def _changes(place: Place, tied: set[Any]) -> Iterator[tuple[str, str, Change]]:
     """(mistake, detail, change) of every mistake that can be made at an equation."""
     equation, name = place.equation, place.equation.primitive.name
     single = len(place.active) == 1
@@ -217,13 +217,44 @@ def _derived(other: Callable[..., Any], run: Run, inputs: Sequence[Any], stop: S
     return [wrong(*inputs)]
 
 
-def _parameter_halved(array: Any) -> Any:
-    return _halved(array, jax.lax.stop_gradient)
+def _frozen(array: Any) -> Any:
+    return jax.lax.stop_gradient(array)
 
 
 def _row_stopped(table: Any) -> Any:
     """An embedding whose second row is not trained, as PyTorch's `padding_idx` does."""
     return table.at[1].set(jax.lax.stop_gradient(table[1]))
+
+
+@jax.custom_vjp
+def _scaled(array: Any) -> Any:
+    """Its gradient is scaled, as if a mean over four were taken for a sum."""
+    return array * 1.0
+
+
+def _scaled_forward(array: Any) -> Any:
+    return array * 1.0, None
+
+
+def _scaled_backward(_: None, cotangent: Any) -> tuple[Any]:
+    return (cotangent / 4,)
+
+
+_scaled.defvjp(_scaled_forward, _scaled_backward)
+
+
+def _gradient_scaled(array: Any) -> Any:
+    return _scaled(array)
+
+
+_LINES = {  # where the mistakes in parameters are made
+    name: next(iter(own_lines([(__file__, function.__code__.co_firstlineno + offset)])))
+    for name, function, offset in (
+        ("not trained", _frozen, 1),
+        ("row not trained", _row_stopped, 2),
+        ("gradient scaled", _gradient_scaled, 1),
+    )
+}
 
 
 def _with_parameter(function: Any, parameters: Any, index: int, change: Callable[[Any], Any]) -> Model:
@@ -235,7 +266,9 @@ def _with_parameter(function: Any, parameters: Any, index: int, change: Callable
     return run, parameters
 
 
-def _with_change(function: Any, parameters: Any, path: Path, change: Change) -> Model:
+def with_change(function: Any, parameters: Any, path: Path, change: Change) -> Model:
+    """The model with one equation changed."""
+
     def run(parameters: Any, *inputs: Any) -> Any:
         closed, shape = jax.make_jaxpr(lambda p, i: function(p, *i), return_shape=True)(parameters, inputs)
         arguments = jax.tree.leaves((parameters, inputs))
@@ -245,8 +278,13 @@ def _with_change(function: Any, parameters: Any, path: Path, change: Change) -> 
     return run, parameters
 
 
-def evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], path: Path, change: Change) -> list[Any]:
-    """The outputs of a jaxpr of which one equation is changed; each is computed at its own line and in its module."""
+def evaluate(
+    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], path: Path, change: Change, outer: Any = None
+) -> list[Any]:
+    """The outputs of a jaxpr of which one equation is changed; each is computed at its own line and in its module.
+
+    outer: the traceback of the equation that calls the jaxpr, for equations without a line of their own.
+    """
     values = dict(zip(jaxpr.constvars, constants, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
@@ -254,14 +292,15 @@ def evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], pat
 
     for index, equation in _numbered(jaxpr):
         source = equation.source_info
+        traceback = source.traceback if outer is None or own_lines(_frames(source.traceback)) else outer
         stack = source_info_util.current_name_stack() + source.name_stack
-        with source_info_util.user_context(source.traceback, name_stack=stack), equation.ctx.manager:
+        with source_info_util.user_context(traceback, name_stack=stack), equation.ctx.manager:
             inputs = [read(atom) for atom in equation.invars]
             is_stop = equation.primitive.name == "stop_gradient"
             if path == (index,) and not is_stop:
-                results = change(partial(_bound, equation), inputs, partial(_stop, equation))
+                results = change(partial(_bound, equation), inputs, partial(_stop, traceback))
             elif path[:1] == (index,) and not is_stop:
-                results = _inside(equation, inputs, path[1:], change)
+                results = _inside(equation, inputs, path[1:], change, traceback)
             else:
                 results = _bound(equation, inputs)
         values |= dict(zip(equation.outvars, results, strict=True))
@@ -273,10 +312,10 @@ def _bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
     return list(results) if equation.primitive.multiple_results else [results]
 
 
-def _inside(equation: Any, inputs: Sequence[Any], path: Path, change: Change) -> list[Any]:
+def _inside(equation: Any, inputs: Sequence[Any], path: Path, change: Change, outer: Any) -> list[Any]:
     """A call or a loop, an equation of which is changed."""
     inner = equation.params["jaxpr"]
-    run = partial(evaluate, _inner(equation), getattr(inner, "consts", ()), path=path, change=change)
+    run = partial(evaluate, _inner(equation), getattr(inner, "consts", ()), path=path, change=change, outer=outer)
     if equation.primitive.name != "scan":
         return run(inputs)
     constants, carried = equation.params["num_consts"], equation.params["num_carry"]
@@ -291,8 +330,8 @@ def _inside(equation: Any, inputs: Sequence[Any], path: Path, change: Change) ->
     return [*carry, *rows]
 
 
-def _stop(equation: Any, value: Any) -> Any:
-    """`stop_gradient`, called from the model's own line of an equation, where the diagnosis looks for it."""
-    file, number = next((frame for frame in _frames(equation) if not is_library(frame[0])), ("", 1))
+def _stop(traceback: Any, value: Any) -> Any:
+    """`stop_gradient`, called from the model's own line, where the diagnosis looks for it."""
+    file, number = next((frame for frame in _frames(traceback) if not is_library(frame[0])), ("", 1))
     code = compile("\n" * (number - 1) + "jax.lax.stop_gradient(value)", file, "eval")
     return eval(code, {"jax": jax, "value": value})

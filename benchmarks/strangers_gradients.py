@@ -104,18 +104,16 @@ def _score(
     first = next(iter(diagnosis.defects), None)
     weights = entry.diagnosis.weights
     if first is not None and weights is not None:
-        if site.parameters:
-            matches = [weights.matches[parameter] for parameter in site.parameters if parameter in weights.matches]
-            named = first.note.partition(":")[0] if first.note else next(iter(first.lines), "")
-            is_first = named in {source for match in matches for source in match.sources}
-        else:
-            is_first = first.lines[:1] == (site.line,)
+        matches = [weights.matches[name] for name in site.parameters if name in weights.matches]
+        named = first.note.partition(":")[0] if first.note else next(iter(first.lines), "")
+        sources = {source for match in matches for source in match.sources}
+        is_first = named in {*site.parameters, *sources, site.line} or first.lines[:1] == (site.line,)
         is_inside = is_first or site.line in {operation.line for operation in first.candidate}
     return Score(
         name,
         site.operator,
         site.detail,
-        site.line or ", ".join(site.parameters),
+        ", ".join(site.parameters) or site.line,
         diagnosis.verdict == "different",
         is_first,
         is_inside,

@@ -15,7 +15,7 @@ from .divergence import Defect
 from .dropout import capture_in_training
 from .matching import EXACT, ROUNDED, difference, find_arrangement, output_pairs
 from .repairs import Repair
-from .weights import Part, WeightMap
+from .weights import Match, Part, WeightMap
 
 _FLOOR = 1e-10  # of the largest gradient: a smaller one is zero in exact arithmetic, such as that of a key's bias
 _SEED = 0
@@ -42,6 +42,9 @@ def diagnose_gradients(
     """
     factors = cotangents(*traces)
     reference, candidate = _captured(models, inputs, factors, dropout)
+    infinite = _infinite(reference, candidate)
+    if infinite is not None:
+        return Diagnosis("different", (infinite,), weights=weights)
     pair = _Gradients(reference, candidate, weights, bound)
     stops: list[Defect] = []
     for operation in _stops(candidate) if pair.differing else ():
@@ -76,6 +79,29 @@ def diagnose_gradient_traces(reference: Trace, candidate: Trace, weights: Weight
     return replace(diagnosis, verdict="different", defects=(*lost, *diagnosis.defects))
 
 
+def _infinite(reference: Trace, candidate: Trace) -> Defect | None:
+    """Where numbers of the backward pass that lead to a gradient are first infinite or NaN, on one side only."""
+    places = [_first_infinite(trace) for trace in (reference, candidate)]
+    for place, other, side in zip(places, places[::-1], ("the reference", "the candidate"), strict=True):
+        if place is not None and other is None:
+            line = place.line or place.module
+            note = f"{line} ({place.name}): the gradient of {side} is infinite or NaN from here on"
+            return Defect((), (place,), float("inf"), note=note)
+    return None
+
+
+def _first_infinite(trace: Trace) -> Operation | None:
+    forward, backward = trace.ancestors(trace.outputs.values()), trace.ancestors(trace.gradients.values())
+    infinite: set[int] = set()
+    for operation in trace.operations:
+        numbers = [n for n in operation.outputs if n in backward and n not in forward]
+        if any(not np.isfinite(trace.values[n]).all() for n in numbers):
+            infinite.update(numbers)
+    ends = infinite.intersection(trace.gradients.values())
+    leading = trace.ancestors(ends) if ends else set()
+    return next((o for o in trace.operations if not (infinite & leading).isdisjoint(o.outputs)), None)
+
+
 class _Gradients:
     """Two traces whose outputs are the gradients of the reference's parameters, and which of them differ."""
 
@@ -83,6 +109,9 @@ class _Gradients:
         self.candidate = candidate
         covered = _covered(reference, weights)
         self.traces = _as_outputs(reference, weights, covered), _rearranged(candidate, reference, weights, covered)
+        self.untrained = self._untrained(weights, covered)
+        if self.untrained:
+            self.traces = _as_outputs(reference, weights, covered), _rearranged(candidate, reference, weights, covered)
         for trace, before in zip(self.traces, (reference, candidate), strict=True):
             trace.settled = frozenset(before.ancestors(before.outputs.values()))
         sizes = {
@@ -91,9 +120,10 @@ class _Gradients:
         }
         self.largest = max((size for pair in sizes.values() for size in pair), default=0.0)
         self.sizes = {name: pair for name, pair in sizes.items() if max(pair) > _FLOOR * self.largest}
+        self.differing = dict.fromkeys(self.untrained, 1.0)
         for name in sizes.keys() - self.sizes.keys():  # zero in exact arithmetic
             self._drop(name)
-        self.differing = {name: error for name in self.sizes if (error := self._error(name)) > bound}
+        self.differing |= {name: error for name in self.sizes if (error := self._error(name)) > bound}
 
     def _drop(self, name: str) -> None:
         for trace in self.traces:
@@ -103,13 +133,34 @@ class _Gradients:
         one, other = (t.values[t.outputs[name]] for t in self.traces)
         return float(difference(one, other).max(initial=0)) / max(*self.sizes[name], 1e-1 * self.largest)
 
+    def _untrained(self, weights: WeightMap, covered: Mapping[str, Array]) -> list[str]:
+        """The candidate's parameters without a gradient where the reference has one; they are no longer covered."""
+        flat: list[dict[str, Array]] = []
+        for trace in self.traces:
+            flat.append({name: np.zeros(places.size) for name, places in covered.items()})
+            for name, places in covered.items():
+                flat[-1][name][places] = trace.values[trace.outputs[name]].ravel()
+        least = EXACT * max((float(np.abs(array).max(initial=0)) for array in flat[0].values()), default=0.0)
+        untrained = []
+        for target, match in weights.matches.items():
+            gradient = self.candidate.gradients.get(target)
+            if gradient is not None and self.candidate.values[gradient].any():
+                continue
+            parts = [(name, _places(part)) for part in match.parts for name in _sources_of(part, match)]
+            if any(np.abs(flat[0][name][p] - flat[1][name][p]).max(initial=0) > least for name, p in parts):
+                untrained.append(target)
+                for name, places in parts:
+                    covered[name][places] = False
+        return untrained
+
     def lost(self) -> Iterator[Defect]:
         """Parameters with a gradient on one side only; they are no longer compared."""
-        for name, (one, other) in self.sizes.items():
-            if min(one, other) == 0:
+        for name in self.untrained:
+            yield Defect((), (), 1.0, note=f"{name}: the candidate has no gradient, so it is not trained there")
+        for name, (one, _) in self.sizes.items():
+            if one == 0:
                 self._drop(name)
-                side = "the candidate" if one else "the reference"
-                yield Defect((), (), 1.0, note=f"{name}: {side} has no gradient, so it is not trained there")
+                yield Defect((), (), 1.0, note=f"{name}: the reference has no gradient, so it is not trained there")
 
 
 def _stops(trace: Trace) -> list[Operation]:
@@ -162,7 +213,7 @@ def _covered(reference: Trace, weights: WeightMap) -> dict[str, Array]:
     covered = {name: np.zeros(reference.values[reference.parameters[name]].size, bool) for name in _sources(weights)}
     for match in weights.matches.values():
         for part in match.parts:
-            for name in (part.source, *([match.added_to] if match.added_to else [])):
+            for name in _sources_of(part, match):
                 covered[name][_places(part)] = True
     return covered
 
@@ -202,6 +253,10 @@ def _rearranged(trace: Trace, reference: Trace, weights: WeightMap, covered: Map
 
 def _sources(weights: WeightMap) -> list[str]:
     return list(dict.fromkeys(source for match in weights.matches.values() for source in match.sources))
+
+
+def _sources_of(part: Part, match: Match) -> tuple[str, ...]:
+    return (part.source, match.added_to) if match.added_to else (part.source,)
 
 
 def _places(part: Part) -> Array:

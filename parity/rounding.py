@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ class Rounding:
     candidate: float
     inputs: int
     failure: str = ""  # why it was not measured
+    casts: tuple[str, ...] = ()  # the candidate's casts to a narrower dtype that explain it, the worst first
 
     @property
     def ratio(self) -> float:
@@ -53,7 +54,9 @@ class Rounding:
         if self.failure:
             return f"{self.dtype}: not measured: {self.failure}"
         text = "rounding only" if self.ok else "more than rounding"
-        return f"{self.dtype}: errors {self.reference:.1e} and {self.candidate:.1e}, ratio {self.ratio:.2f}: {text}"
+        places = f"; because of {', '.join(self.casts)}" if self.casts else ""
+        errors = f"{self.dtype}: errors {self.reference:.1e} and {self.candidate:.1e}, ratio {self.ratio:.2f}"
+        return f"{errors}: {text}{places}"
 
 
 def compare_rounding(
@@ -99,7 +102,31 @@ def _measure(
         return Rounding(dtype, 0.0, 0.0, count, f"{type(error).__name__}: {error}".splitlines()[0])
     errors = np.sqrt(squares / (scale or 1.0))
     failure = "the candidate computes in a wider dtype" if errors[1] * _WIDE < errors[0] else ""
-    return Rounding(dtype, float(errors[0]), float(errors[1]), count, failure)
+    result = Rounding(dtype, float(errors[0]), float(errors[1]), count, failure)
+    return result if result.ok or dtype != DTYPES[0] else replace(result, casts=_casts(traces[1], result.reference))
+
+
+def _casts(trace: Trace, error: float) -> tuple[str, ...]:
+    """Casts of JAX to a narrower dtype than float32, each of which alone makes a larger error than rounding does."""
+    places: dict[str, float] = {}
+    for operation in trace.operations:
+        dtype = operation.settings.get("new_dtype")
+        if operation.name != "convert_element_type" or dtype is None or jnp.dtype(dtype).itemsize > 2:
+            continue
+        value = trace.values[operation.outputs[0]]
+        if value.dtype.kind != "f" or not jnp.issubdtype(dtype, jnp.floating):
+            continue
+        changes = trace.replay({operation.outputs[0]: np.asarray(jnp.asarray(value, dtype), np.float64)})
+        pairs = [(trace.values[n], changes.get(n, trace.values[n])) for n in trace.outputs.values()]
+        difference, size = (
+            sum(float(np.square(part).sum()) for part in parts)
+            for parts in zip(*((one - other, one) for one, other in pairs if one.dtype.kind == "f"), strict=True)
+        )
+        effect = float(np.sqrt(difference / (size or 1.0)))
+        if effect > RATIO_BOUND * error:
+            text = f"{operation.line or operation.module} ({jnp.dtype(dtype).name})"
+            places[text] = max(places.get(text, 0.0), effect)
+    return tuple(sorted(places, key=lambda text: -places[text]))
 
 
 def _varied(traces: tuple[Trace, Trace], weights: WeightMap) -> tuple[set[int], set[int]]:

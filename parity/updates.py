@@ -2,15 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import jax
 import numpy as np
 import torch
 
+from .update_rules import identified
+
 Array = np.ndarray
 _TOLERANCE = 1e-7  # relative; float64 itself leaves less, and settings that matter differ by more
 _STEPS = 3
+_NAMED = 3  # parameters of a difference
 _PROBE = (1, 1)  # shape: a matrix, because vectors are often exempt from decay
 _UNIT, _LARGE, _SMALL, _MIDDLE = 1.0, 1e6, 1e-7, 1e-4  # gradients
 
@@ -36,21 +40,70 @@ def compare_updates(
 ) -> list[UpdateDifference]:
     """Differences of two optimizers: torch factories ((name, parameter) pairs -> optimizer) or optax transformations.
 
-    Settings of Adam and SGD are measured with one number as parameter. If they are equal, three updates of the model's
-    own parameters with its own gradients are compared: there shows which parameters are not decayed, or not trained.
+    The rule and its settings are measured per parameter, in whose place there is one number. Those of other rules than
+    `update_rules` knows are compared by their responses. If all are equal, three updates of the model's own parameters
+    with its own gradients are compared too.
 
     Raises:
         TypeError: an argument is neither.
     """
     updates = [update_of(optimizer) for optimizer in (reference, candidate)]
-    settings = [measured(update) for update in updates]
-    names = dict.fromkeys(name for side in settings for name in side)
-    pairs = [UpdateDifference(name, *(side.get(name, 0.0) for side in settings)) for name in names]
+    rules = [_rules(update, parameters) for update in updates]
+    if all(rule is not None for side in rules for rule in side.values()):
+        differences = _of_rules(*rules)
+    else:
+        differences = _of_settings(*(measured(update) for update in updates))
+    return differences or _of_model(updates, parameters, gradients)
+
+
+def _rules(update: Update, parameters: Mapping[str, Array]) -> dict[str, tuple[str, dict[str, float]] | None]:
+    """What `identified` finds for each parameter, in the place of which there is one number with as many axes."""
+    shapes = {name: (1,) * np.ndim(array) for name, array in parameters.items()}
+
+    @cache
+    def ends(start: float, gradients: tuple[float, ...]) -> dict[str, float]:
+        steps = [{name: np.full(shape, gradient) for name, shape in shapes.items()} for gradient in gradients]
+        moved = update({name: np.full(shape, start) for name, shape in shapes.items()}, steps)
+        return {name: array.item() for name, array in moved.items()}
+
+    def response(name: str, start: float, gradients: Sequence[float]) -> float:
+        return ends(start, tuple(gradients[:-1]))[name] - ends(start, tuple(gradients))[name]
+
+    return {name: identified(partial(response, name)) for name in shapes}
+
+
+def _of_rules(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[UpdateDifference]:
+    """Differences of the rules and settings; those of some parameters only begin with their names."""
+    groups: dict[tuple[str, float, float], list[str]] = {}
+    for name, (rule, settings) in reference.items():
+        other_rule, others = candidate[name]
+        pairs = {what: (settings.get(what, 0.0), others.get(what, 0.0)) for what in (settings | others)}
+        if rule != other_rule:
+            trained = pairs["trained"] == (1.0, 1.0)
+            rules = {f"rule of {rule}": (1.0, 0.0), f"rule of {other_rule}": (0.0, 1.0)}
+            pairs = rules if trained else {"trained": pairs["trained"]}
+        for what, (one, other) in pairs.items():
+            if not _near(one, other):
+                groups.setdefault((what, float(f"{one:.4g}"), float(f"{other:.4g}")), []).append(name)
+    return [
+        UpdateDifference(what if len(names) == len(reference) else f"{_some(names)}: {what}", one, other)
+        for (what, one, other), names in groups.items()
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + rest
+
+
+def _of_settings(reference: Mapping[str, float], candidate: Mapping[str, float]) -> list[UpdateDifference]:
+    names = dict.fromkeys((*reference, *candidate))
+    pairs = [UpdateDifference(name, reference.get(name, 0.0), candidate.get(name, 0.0)) for name in names]
     differences = [pair for pair in pairs if not _near(pair.reference, pair.candidate)]
     decays = [pair for pair in differences if pair.what.startswith("weight decay")]
     if decays:  # which moves the parameter in the probes of several updates too
         differences = [pair for pair in differences if pair in decays or pair.what in ("learning rate", "epsilon")]
-    return differences or _of_model(updates, parameters, gradients)
+    return differences
 
 
 def _near(one: float, other: float) -> bool:

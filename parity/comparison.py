@@ -13,12 +13,13 @@ import torch
 from .capture.jax_models import as_function
 from .capture.jax_trace import dotted
 from .capture.trace import CaptureError, Trace, named
-from .diagnosis import Diagnosis, capture, diagnose_traces
+from .diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
 from .divergence import Defect
 from .dropout import capture_in_training
 from .exercised import not_exercised
 from .gradients import diagnose_gradients
 from .matching import EXACT, ROUNDED
+from .probing import completed
 from .rounding import Rounding, compare_rounding
 from .updates import UpdateDifference, compare_updates
 
@@ -96,9 +97,12 @@ def compare(
     if convert is not None:
         candidate = with_arrays(candidate, _converted(convert, arrays_of(reference)))
     traces, masks = _traces((reference, candidate), given, dropout)
+    weights = trace_weights(*traces)
+    if convert is not None:
+        weights = completed(weights, convert, arrays_of(reference), arrays_of(candidate))
     seconds["tracing"] = time.perf_counter() - start
     start = time.perf_counter()
-    forward = diagnose_traces(*traces)
+    forward = diagnose_traces(*traces, weights)
     if masks:
         forward = replace(forward, verdict="different", defects=(*masks, *forward.defects))
     seconds["outputs"] = time.perf_counter() - start

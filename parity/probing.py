@@ -10,6 +10,7 @@ from .capture.trace import named
 from .weights import WeightMap, match_weights
 
 Array = np.ndarray
+_MOST = 2**25  # numbers of the reference's parameters, whose copies would take too much memory
 _BASE = 2**22  # a sum of two digits is exact in float32
 
 
@@ -32,6 +33,30 @@ def probe_converter(convert: Callable[[dict[str, Array]], Any], reference: Mappi
             combined[name] = combined[name] + (array - offset[name]) * _BASE**digit
     weights = match_weights(numbers, combined)
     return replace(weights, matches={n: _with_offset(m, offset[n]) for n, m in weights.matches.items()})
+
+
+def completed(
+    weights: WeightMap,
+    convert: Callable[[dict[str, Array]], Any],
+    reference: Mapping[str, Array],
+    candidate: Mapping[str, Array],
+) -> WeightMap:
+    """The map with the sources, by probing, of parameters whose values do not tell them: those with one value alone."""
+    constant = [name for name, array in candidate.items() if array.size and (array == array.flat[0]).all()]
+    if not constant or sum(np.asarray(array).size for array in reference.values()) > _MOST:
+        return weights
+    try:
+        probed = probe_converter(convert, reference).matches
+    except Exception:  # whatever a converter that looks at values raises
+        return weights
+    matches = {**weights.matches, **{name: probed[name] for name in constant if name in probed}}
+    used = {source for match in matches.values() for source in match.sources}
+    return replace(
+        weights,
+        matches={name: matches[name] for name in candidate if name in matches},
+        ambiguous={name: sources for name, sources in weights.ambiguous.items() if name not in matches},
+        unused=tuple(name for name in weights.unused if name not in used),
+    )
 
 
 def _numbers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:

@@ -229,3 +229,20 @@ def test_the_page_describes_every_field_of_the_document(reference):
     described = set(re.findall(r"^\| `(.*?)` \|", table, flags=re.MULTILINE))
     # those with null or an empty list have a row of their own
     assert described - {"weights", "optimizer", "outputs.defects[].repair"} == set(fields(document))
+
+
+def test_a_converter_tells_what_equal_values_do_not():
+    """Two biases are zero; only the gradients show that the converter exchanges them."""
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).eval()
+    nn.init.zeros_(module[0].bias)
+    nn.init.zeros_(module[2].bias)
+
+    def exchanged(state):
+        return state | {"0.bias": state["2.bias"], "2.bias": state["0.bias"]}
+
+    candidate = port, weights(module)
+    assert compare(module, candidate, (X,), gradients=True, rounding=False).ok  # which is which is unknown
+    assert compare(module, candidate, (X,), convert=dict, gradients=True, rounding=False).forward.weights.ok
+    comparison = compare(module, candidate, (X,), convert=exchanged, gradients=True, rounding=False)
+    assert (comparison.forward.verdict, comparison.verdict) == ("equal", "gradients different")

@@ -246,3 +246,12 @@ def test_a_converter_tells_what_equal_values_do_not():
     assert compare(module, candidate, (X,), convert=dict, gradients=True, rounding=False).forward.weights.ok
     comparison = compare(module, candidate, (X,), convert=exchanged, gradients=True, rounding=False)
     assert (comparison.forward.verdict, comparison.verdict) == ("equal", "gradients different")
+
+
+def test_errors_a_few_times_larger_are_more_than_rounding(reference):
+    """A sum with a larger number loses bits, as a variance from the mean of squares does."""
+    arrays = weights(reference)
+    candidate = (lambda p, x: jnp.sqrt((port(p, x) + 8) ** 2) - 8), arrays
+    comparison = compare(reference, candidate, (X,))
+    assert 3 < comparison.rounding[0].ratio < 30
+    assert comparison.verdict == "different in rounding"

@@ -11,9 +11,10 @@ from torch import nn
 
 from twinax import TransformerConfig, convert, flax_transformer
 from twinax.parity import published
+from twinax.parity.capture.trace import Trace
 from twinax.parity.diagnosis import capture, diagnose
 from twinax.parity.functions import random_arrays, random_batch
-from twinax.parity.matching import EXACT, ROUNDED, Side, same_order
+from twinax.parity.matching import EXACT, ROUNDED, Side, same_order, signature
 
 D, HEADS, LAYERS, VOCAB = 12, 3, 2, 23
 
@@ -424,3 +425,14 @@ def test_a_repair_does_not_keep_what_smaller_differences_left():
     inputs = (3 * np.random.default_rng(0).standard_normal((5, 8)),)
     diagnosis = diagnose(model, (port, weights), inputs)
     assert [str(defect.repair) for defect in diagnosis.defects] == ["add: 1e-06 → 1e-05", "should be erf gelu"]
+
+
+def test_a_shuffle_of_a_value_is_no_match():
+    """Its numbers are the same, but no order of its axes; a transposed value is one."""
+    random = np.random.default_rng(0)
+    value = random.standard_normal((6, 4, 5))
+    side = Side(Trace("JAX", [value]))
+    shuffled = random.permutation(value.ravel()).reshape(value.shape)
+    heads = value.reshape(6, 2, 2, 5).transpose(0, 2, 1, 3).reshape(value.shape)
+    for other, partners in ((shuffled, []), (value.transpose(1, 2, 0), [0]), (heads, [0])):
+        assert list(side.partners(signature(other), other)) == partners

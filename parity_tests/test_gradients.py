@@ -171,3 +171,20 @@ def test_a_gradient_of_rounding_beside_one_of_zero_is_no_difference():
     candidate = (lambda p, x: jax.nn.softmax(x @ (x @ p["w"]).transpose(0, 2, 1)), arrays)
     diagnosis = run(pair, candidate)
     assert (diagnosis.verdict, diagnosis.defects) == ("equal", ())
+
+
+def test_gradients_of_equal_parameters_are_added_where_the_other_model_has_one():
+    table = np.random.default_rng(1).standard_normal((6, 6))
+
+    def two(p, x):
+        return jnp.tanh(x @ p["one"]) @ p["other"].T
+
+    def tied(p, x):
+        return jnp.tanh(x @ p["table"]) @ p["table"].T
+
+    x = np.random.default_rng(2).standard_normal((4, 6))
+    models = (two, {"one": table, "other": table.copy()}), (tied, {"table": table})
+    traces = capture(models[0], (x,)), capture(models[1], (x,))
+    weights = diagnose_traces(*traces).weights
+    assert weights.ties == {"one": ("other",)}
+    assert diagnose_gradients(models, ((x,), (x,)), traces, weights).verdict == "equal"

@@ -162,3 +162,13 @@ def test_transformers_has_no_name_in_common():
     candidate = {str(i): a.T for i, a in enumerate(reference.values())}
     weights = match_weights(reference, candidate)
     assert [match.sources for match in weights.matches.values()] == [(name,) for name in reference]
+
+
+def test_numbers_that_occur_several_times_do_not_hide_an_arrangement():
+    """Rounded to two digits, most numbers of these parameters have an equal somewhere."""
+    reference = {name: np.round(numbers(seed, 12, 20), 2) for seed, name in enumerate("qkv")}
+    packed = np.concatenate([array.T.reshape(20, 3, 4) for array in reference.values()], 1)
+    weights = match_weights(reference, {"qkv": packed})
+    assert len(np.unique(packed)) < packed.size / 2
+    assert [part.source for part in weights.matches["qkv"].parts] == ["q", "k", "v"]
+    assert_rebuilt(weights, reference, {"qkv": packed})

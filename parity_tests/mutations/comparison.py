@@ -104,9 +104,9 @@ COMPARISON = (
     ),
     Mutation(
         "compare: a parameter without gradient is not named",
-        "parity.gradients._Gradients.lost",
-        "if min(one, other) == 0:",
-        "if False:",
+        "parity.gradients._Gradients._untrained",
+        "untrained.append(target)",
+        "pass",
         _GRADIENTS,
     ),
     Mutation(

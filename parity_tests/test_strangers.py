@@ -14,6 +14,7 @@ from benchmarks import strangers_updates
 from benchmarks.strangers_backward import gradient_sites
 from benchmarks.strangers_gradients import has_effect
 from benchmarks.strangers_layers import equinox_mlp
+from benchmarks.strangers_planting import planted_parameters
 from twinax.parity.diagnosis import capture, diagnose_traces
 from twinax.parity.gradients import cotangents, diagnose_gradients
 from twinax.parity.rounding import compare_rounding
@@ -144,6 +145,15 @@ def test_rules_of_both_frameworks_are_equal(rule):
     frozen = strangers_updates.optax_optimizer(rule, {**settings, "frozen": "b"})
     (difference,) = compare_updates(reference, frozen, PARAMETERS, GRADIENTS)
     assert str(difference) == "b: trained: 1 in the reference, 0 in the candidate"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_parameter_that_a_converter_rounded_is_named(dtype, traces):
+    reference, candidate = traces
+    rounded = np.asarray(jnp.asarray(candidate.values[candidate.parameters["first.weight"]], dtype), np.float64)
+    planted = planted_parameters(candidate, {"first.weight": rounded})
+    first, *_ = diagnose_traces(reference, planted.trace).defects
+    assert first.repair.parameter == "first.weight"
 
 
 def test_the_diagnosis_needs_no_other_package_than_numpy_jax_and_torch():

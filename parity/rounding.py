@@ -160,7 +160,7 @@ def _torch_runner(model: Any, dtype: torch.dtype, inputs: Sequence[Any]) -> Run:
         arguments = _rebuilt(tuple(inputs), trace.inputs, trace, changes, lambda a: _tensor(a, dtype))
         with torch.no_grad():
             if function is None:
-                result = torch.func.functional_call(module, values, arguments)
+                result = torch.func.functional_call(module, values, arguments, tie_weights=False)  # all are given
             else:
                 tree = _rebuilt(parameters, trace.parameters, trace, changes, lambda a: _tensor(a, dtype))
                 result = function(tree, *arguments)

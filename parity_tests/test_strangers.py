@@ -137,6 +137,18 @@ def test_a_cast_to_a_narrow_dtype_is_named(pair, traces):
     assert cast.startswith("parity_tests/test_strangers.py:")
 
 
+def test_rounding_is_measured_with_tied_parameters_in_torch():
+    module = torch.nn.Sequential(torch.nn.Linear(15, 15, bias=False), torch.nn.Tanh(), torch.nn.Linear(15, 15)).eval()
+    module[2].weight = module[0].weight
+    arrays = {"w": module[0].weight.detach().numpy(), "b": module[2].bias.detach().numpy()}
+    models = module, (lambda p, x: jnp.tanh(x @ p["w"].T) @ p["w"].T + p["b"], arrays)
+    inputs = (np.random.default_rng(0).standard_normal((4, 15)),)
+    both = capture(module, inputs), capture(models[1], inputs)
+    for entry in compare_rounding(models, (inputs, inputs), both, diagnose_traces(*both).weights):
+        assert not entry.failure
+        assert entry.ok
+
+
 @pytest.mark.parametrize("rule", strangers_updates.RULES)
 def test_rules_of_both_frameworks_are_equal(rule):
     settings = strangers_updates.RULES[rule][1]

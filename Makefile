@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations strangers benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -50,6 +50,19 @@ mutations: install
 PAIRS ?= ../shared/data/pairs
 strangers: install
 	$(BIN)/python -m benchmarks.strangers docs/compare.md $(PAIRS)
+
+# The Flax classes of the last release of transformers that has them, beside its torch classes; writes the table. It runs
+# in an environment of its own, because the project's transformers has none.
+OLD := .venv-strangers
+strangers-flax: $(OLD)/.installed
+	$(OLD)/bin/python -m benchmarks.strangers_flax docs/compare.md
+
+$(OLD)/.installed: constraints.txt
+	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
+	$(OLD)/bin/python -m pip install --quiet transformers==4.55.4 huggingface_hub==0.34.4 tokenizers==0.21.4 \
+		$$(grep -E '^(jax|jaxlib|flax|torch|numpy|scipy|rich)==' constraints.txt)
+	$(OLD)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
 
 # What search costs beside transformers. About two minutes.
 benchmark-decoding: install

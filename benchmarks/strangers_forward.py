@@ -12,7 +12,7 @@ from benchmarks.strangers_pair import Pair
 from benchmarks.strangers_planting import Planted, Site
 from benchmarks.strangers_scores import ERROR, Score, by_operator, report, sample
 from twinax.parity.capture.trace import Trace
-from twinax.parity.diagnosis import Diagnosis, capture, diagnose, diagnose_traces
+from twinax.parity.diagnosis import Diagnosis, capture, diagnose_traces
 from twinax.parity.gradients import diagnose_gradients
 
 TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
@@ -67,14 +67,16 @@ def false_alarms(builders: Mapping[str, Callable[[], Pair]]) -> tuple[dict[str, 
         traces = capture(pair.reference, inputs[0]), capture(pair.candidate, inputs[1])
         diagnosis = diagnose_traces(*traces)
         assert diagnosis.weights is not None
-        gradients = diagnose_gradients((pair.reference, pair.candidate), inputs, traces, diagnosis.weights)
+        gradients = None
+        if diagnosis.ok:
+            gradients = diagnose_gradients((pair.reference, pair.candidate), inputs, traces, diagnosis.weights)
         seconds = time.perf_counter() - start
         groups = by_operator(list(sites(traces[1])), lambda site: site.operator)
         checked[name] = Checked(pair, traces, diagnosis, groups)
-        count, verdicts = sum(map(len, groups.values())), (diagnosis.verdict, gradients.verdict)
+        count, verdicts = sum(map(len, groups.values())), (diagnosis.verdict, gradients.verdict if gradients else "")
         rows.append((name, str(len(traces[1].operations)), str(count), *verdicts, f"{seconds:.1f}"))
         ERROR.print(*rows[-1], sep="; ")
-        if not (diagnosis.ok and gradients.ok):
+        if gradients is None or not gradients.ok:
             ERROR.print(f"[bold red]FALSE ALARM: {diagnosis} {gradients}")
     return checked, rows
 
@@ -124,13 +126,18 @@ def _score(
 
 
 def published(builders: Mapping[str, Callable[[], Pair]]) -> list[tuple[str, ...]]:
-    """Rows of the defects that other projects published."""
+    """Rows of the defects that other projects published: in outputs, and in gradients once the outputs are repaired."""
     rows = []
     for name, build in builders.items():
         pair = build()
-        diagnosis = diagnose(pair.reference, pair.candidate, pair.inputs, pair.candidate_inputs)
+        inputs = pair.inputs, pair.candidate_inputs or pair.inputs
+        traces = capture(pair.reference, inputs[0]), capture(pair.candidate, inputs[1])
+        diagnosis = diagnose_traces(*traces)
+        assert diagnosis.weights is not None
+        if diagnosis.ok:
+            diagnosis = diagnose_gradients((pair.reference, pair.candidate), inputs, traces, diagnosis.weights)
         for defect in diagnosis.defects:
-            rows.append((name, ", ".join(defect.lines), str(defect.repair or "none found")))
+            rows.append((name, ", ".join(defect.lines), str(defect.repair or defect.note or "none found")))
         if not diagnosis.defects:
             rows.append((name, f"NOT FOUND: {diagnosis.verdict}", ""))
     return rows

@@ -164,8 +164,8 @@ def _run_whisper(model: Any, features: jax.Array, tokens: jax.Array) -> jax.Arra
     return model.decoder(tokens, causal, model.encoder(features), None, decode=False)
 
 
-def whisper(folder: Path, as_published: bool = False) -> Pair:
-    """`WhisperModel` and bonsai's encoder and decoder."""
+def whisper(folder: Path, as_published: bool = False, frozen: bool = False) -> Pair:
+    """`WhisperModel` and bonsai's; frozen: the positions of the encoder are not trained, as bonsai does."""
     import transformers
 
     bonsai(folder)
@@ -177,7 +177,7 @@ def whisper(folder: Path, as_published: bool = False) -> Pair:
     tokens: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
     module = transformers.WhisperModel(transformers.WhisperConfig(**sizes, max_target_positions=11, **tokens))
     random_parameters(module)
-    module.encoder.embed_positions.requires_grad_(not as_published)  # bonsai trains what `transformers` does not
+    module.encoder.embed_positions.requires_grad_(not frozen)
     fields = modeling.ModelConfig.whisper_tiny().__dict__ | sizes | {"max_length": 11}
     small = modeling.ModelConfig(**fields)
     with tempfile.TemporaryDirectory() as place:
@@ -237,4 +237,8 @@ def pairs(folder: Path) -> dict[str, Callable[[], Pair]]:
 
 def published_defects(folder: Path) -> dict[str, Callable[[], Pair]]:
     """Name -> builder of pairs with a defect that their authors published."""
-    return {"bonsai ViT": lambda: vit(folder, True), "bonsai Whisper": lambda: whisper(folder, True)}
+    return {
+        "bonsai ViT": lambda: vit(folder, True),
+        "bonsai Whisper": lambda: whisper(folder, True),
+        "bonsai Whisper, gradients": lambda: whisper(folder, frozen=True),
+    }

@@ -140,7 +140,7 @@ class _Gradients:
             flat.append({name: np.zeros(places.size) for name, places in covered.items()})
             for name, places in covered.items():
                 flat[-1][name][places] = trace.values[trace.outputs[name]].ravel()
-        least = EXACT * max((float(np.abs(array).max(initial=0)) for array in flat[0].values()), default=0.0)
+        least = ROUNDED * max((float(np.abs(array).max(initial=0)) for array in flat[0].values()), default=0.0)
         untrained = []
         for target, match in weights.matches.items():
             gradient = self.candidate.gradients.get(target)

@@ -1,0 +1,175 @@
+"""The benchmark's own mistakes: each changes what it should and nothing else, and a correct pair raises no alarm."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from benchmarks import strangers_updates
+from benchmarks.strangers_backward import gradient_sites
+from benchmarks.strangers_gradients import has_effect
+from benchmarks.strangers_layers import equinox_mlp
+from benchmarks.strangers_planting import planted_parameters
+from twinax.parity.diagnosis import capture, diagnose_traces
+from twinax.parity.gradients import cotangents, diagnose_gradients
+from twinax.parity.rounding import compare_rounding
+from twinax.parity.updates import compare_updates
+
+PARAMETERS = {"w": np.random.default_rng(0).standard_normal((3, 4)), "b": np.random.default_rng(1).standard_normal(3)}
+GRADIENTS = {name: np.random.default_rng(2).standard_normal(array.shape) for name, array in PARAMETERS.items()}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return equinox_mlp()
+
+
+@pytest.fixture(scope="module")
+def traces(pair):
+    return capture(pair.reference, pair.inputs), capture(pair.candidate, pair.inputs)
+
+
+def operators(pair):
+    sites = {}
+    for site in gradient_sites(pair.candidate, pair.inputs):
+        sites.setdefault(site.operator, site)
+    return sites
+
+
+def test_mistakes_change_gradients_and_no_outputs(pair, traces):
+    factors = cotangents(*traces)[1]
+    correct = capture(pair.candidate, pair.inputs, factors)
+    sites = operators(pair)
+    assert sites.keys() >= {
+        "stop_gradient",
+        "gradient halved",
+        "input detached",
+        "straight-through",
+        "wrong derivative",
+    }
+    for operator, site in sites.items():
+        planted = capture(site.model(), pair.inputs, factors)
+        if operator == "NaN behind a mask":
+            continue  # the only mask here is the same everywhere
+        assert has_effect(correct, planted), site
+        for name, number in planted.outputs.items():
+            np.testing.assert_allclose(planted.values[number], traces[1].values[traces[1].outputs[name]], atol=1e-12)
+
+
+def test_a_correct_pair_has_equal_gradients_and_a_mistake_is_named(pair, traces):
+    weights = diagnose_traces(*traces).weights
+    inputs = pair.inputs, pair.inputs
+    assert diagnose_gradients((pair.reference, pair.candidate), inputs, traces, weights).verdict == "equal"
+    for operator in ("stop_gradient", "wrong derivative", "parameter: not trained"):
+        site = operators(pair)[operator]
+        first, *_ = diagnose_gradients((pair.reference, site.model()), inputs, traces, weights).defects
+        assert site.line in first.lines, operator
+
+
+def test_a_gradient_of_nan_is_named_where_it_begins():
+    def port(parameters, x):
+        y = x @ parameters["w"]
+        return jnp.where(y > 0, jnp.sqrt(y), 0.0)  # NaN
+
+    def reference(parameters, x):
+        y = x @ parameters["w"]
+        return torch.where(y > 0, torch.sqrt(torch.where(y > 0, y, 1.0)), 0.0)
+
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 3))}
+    inputs = (np.random.default_rng(1).standard_normal((5, 4)),)
+    models = (reference, {name: torch.from_numpy(array) for name, array in weights.items()}), (port, weights)
+    both = capture(models[0], inputs), capture(models[1], inputs)
+    diagnosis = diagnose_traces(*both)
+    assert diagnosis.ok
+    (defect,) = diagnose_gradients(models, (inputs, inputs), both, diagnosis.weights).defects
+    assert defect.note.startswith(f"parity_tests/test_strangers.py:{port.__code__.co_firstlineno + 2} ")
+
+
+def test_buffers_have_no_gradient_to_compare():
+    class Port(nnx.Module):
+        def __init__(self, w, table):
+            self.w, self.table = nnx.Param(w), nnx.Variable(table)
+
+        def __call__(self, x):
+            return x @ self.w[...] + self.table[...]
+
+    class Reference(torch.nn.Module):
+        def __init__(self, w, table):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.from_numpy(w))
+            self.register_buffer("table", torch.from_numpy(table))
+
+        def forward(self, x):
+            return x @ self.w + self.table
+
+    arrays = [np.random.default_rng(i).standard_normal((4, 4)) for i in range(3)]
+    with jax.enable_x64(True):
+        models = Reference(*arrays[:2]).eval(), Port(*map(jnp.asarray, arrays[:2]))
+    inputs = (arrays[2],)
+    both = capture(models[0], inputs), capture(models[1], inputs)
+    weights = diagnose_traces(*both).weights
+    assert diagnose_gradients(models, (inputs, inputs), both, weights).verdict == "equal"
+    trained = lambda p, x: x @ p["w"] + p["table"], dict(zip(("w", "table"), arrays, strict=False))
+    both = both[0], capture(trained, inputs)
+    diagnosis = diagnose_traces(*both)
+    (defect,) = diagnose_gradients((models[0], trained), (inputs, inputs), both, diagnosis.weights).defects
+    assert str(defect) == "table: the reference has no gradient, so it is not trained there"
+
+
+def test_a_cast_to_a_narrow_dtype_is_named(pair, traces):
+    def port(parameters, x):
+        return jnp.tanh(x @ parameters["w"]).astype("bfloat16").astype(x.dtype) * 2
+
+    def correct(parameters, x):
+        return jnp.tanh(x @ parameters["w"]) * 2
+
+    weights = {"w": np.random.default_rng(0).standard_normal((15, 9))}
+    models, inputs = ((correct, weights), (port, weights)), (pair.inputs, pair.inputs)
+    both = capture(models[0], pair.inputs), capture(models[1], pair.inputs)
+    entry, *_ = compare_rounding(models, inputs, both, diagnose_traces(*both).weights)
+    (cast,) = entry.casts
+    assert not entry.ok
+    assert cast.startswith("parity_tests/test_strangers.py:")
+
+
+def test_rounding_is_measured_with_tied_parameters_in_torch():
+    module = torch.nn.Sequential(torch.nn.Linear(15, 15, bias=False), torch.nn.Tanh(), torch.nn.Linear(15, 15)).eval()
+    module[2].weight = module[0].weight
+    arrays = {"w": module[0].weight.detach().numpy(), "b": module[2].bias.detach().numpy()}
+    models = module, (lambda p, x: jnp.tanh(x @ p["w"].T) @ p["w"].T + p["b"], arrays)
+    inputs = (np.random.default_rng(0).standard_normal((4, 15)),)
+    both = capture(module, inputs), capture(models[1], inputs)
+    for entry in compare_rounding(models, (inputs, inputs), both, diagnose_traces(*both).weights):
+        assert not entry.failure
+        assert entry.ok
+
+
+@pytest.mark.parametrize("rule", strangers_updates.RULES)
+def test_rules_of_both_frameworks_are_equal(rule):
+    settings = strangers_updates.RULES[rule][1]
+    reference = strangers_updates.torch_optimizer(rule, settings)
+    assert compare_updates(reference, strangers_updates.optax_optimizer(rule, settings), PARAMETERS, GRADIENTS) == []
+    frozen = strangers_updates.optax_optimizer(rule, {**settings, "frozen": "b"})
+    (difference,) = compare_updates(reference, frozen, PARAMETERS, GRADIENTS)
+    assert str(difference) == "b: trained: 1 in the reference, 0 in the candidate"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_parameter_that_a_converter_rounded_is_named(dtype, traces):
+    reference, candidate = traces
+    rounded = np.asarray(jnp.asarray(candidate.values[candidate.parameters["first.weight"]], dtype), np.float64)
+    planted = planted_parameters(candidate, {"first.weight": rounded})
+    first, *_ = diagnose_traces(reference, planted.trace).defects
+    assert first.repair.parameter == "first.weight"
+
+
+def test_the_diagnosis_needs_no_other_package_than_numpy_jax_and_torch():
+    modules = ("flax", "optax", "equinox", "transformers", "datasets")
+    code = "import sys, twinax.parity.comparison, twinax.parity.gradients, twinax.parity.rounding\n"
+    code += f"print(*(name for name in {modules} if name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "\n"

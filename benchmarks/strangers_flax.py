@@ -165,7 +165,7 @@ def row(name: str) -> tuple[str, ...]:
     assert outputs.weights is not None
     if outputs.verdict == "equal":  # beside rounded constants it takes minutes
         both = (models.reference, models.candidate), (models.inputs, models.inputs)
-        gradients = diagnose_gradients(*both, traces, outputs.weights)
+        gradients = diagnose_gradients(*both, traces, outputs)
     seconds = f"{time.perf_counter() - start:.1f}"
     first = next(iter((*outputs.defects, *gradients.defects)), None)
     named = "" if first is None else first.note or f"{', '.join(first.lines)}: {first.repair or 'none found'}"

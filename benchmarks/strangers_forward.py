@@ -69,7 +69,7 @@ def false_alarms(builders: Mapping[str, Callable[[], Pair]]) -> tuple[dict[str, 
         assert diagnosis.weights is not None
         gradients = None
         if diagnosis.ok:
-            gradients = diagnose_gradients((pair.reference, pair.candidate), inputs, traces, diagnosis.weights)
+            gradients = diagnose_gradients((pair.reference, pair.candidate), inputs, traces, diagnosis)
         seconds = time.perf_counter() - start
         groups = by_operator(list(sites(traces[1])), lambda site: site.operator)
         checked[name] = Checked(pair, traces, diagnosis, groups)
@@ -135,7 +135,7 @@ def published(builders: Mapping[str, Callable[[], Pair]]) -> list[tuple[str, ...
         diagnosis = diagnose_traces(*traces)
         assert diagnosis.weights is not None
         if diagnosis.ok:
-            diagnosis = diagnose_gradients((pair.reference, pair.candidate), inputs, traces, diagnosis.weights)
+            diagnosis = diagnose_gradients((pair.reference, pair.candidate), inputs, traces, diagnosis)
         for defect in diagnosis.defects:
             rows.append((name, ", ".join(defect.lines), str(defect.repair or defect.note or "none found")))
         if not diagnosis.defects:

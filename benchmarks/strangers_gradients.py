@@ -42,7 +42,7 @@ def measure(checked: Mapping[str, Checked], seed: int, count: int) -> list[Score
         assert entry.diagnosis.weights is not None
         assert isinstance(planted, Trace)
         start = time.perf_counter()
-        diagnosis = diagnose_gradients(models, entry.inputs, (entry.traces[0], planted), entry.diagnosis.weights)
+        diagnosis = diagnose_gradients(models, entry.inputs, (entry.traces[0], planted), entry.diagnosis)
         seconds = time.perf_counter() - start
         passed = passed_criteria(_gradients(gradients[name]), _gradients(planted))
         scores.append(_score(name, entry, site, diagnosis, seconds, passed))

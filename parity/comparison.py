@@ -18,7 +18,6 @@ from .divergence import Defect
 from .dropout import capture_in_training
 from .exercised import not_exercised
 from .gradients import diagnose_gradients
-from .matching import EXACT, ROUNDED
 from .probing import completed
 from .rounding import Rounding, compare_rounding
 from .updates import UpdateDifference, compare_updates
@@ -112,8 +111,7 @@ def compare(
     if forward.ok and forward.weights is not None:
         start = time.perf_counter()
         if gradients:
-            bound = EXACT if forward.verdict == "equal" else ROUNDED
-            backward = diagnose_gradients((reference, candidate), given, traces, forward.weights, dropout, bound)
+            backward = diagnose_gradients((reference, candidate), given, traces, forward, dropout)
             seconds["gradients"] = time.perf_counter() - start
         if optimizers is not None:
             update = tuple(compare_updates(*optimizers, *_trained(traces[0])))

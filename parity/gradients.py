@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .capture.trace import Operation, Trace, own_lines
-from .diagnosis import Diagnosis, capture, diagnose_traces
+from .diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
 from .divergence import Defect
 from .dropout import capture_in_training
 from .matching import EXACT, ROUNDED, difference, find_arrangement, output_pairs
@@ -27,19 +27,19 @@ def diagnose_gradients(
     models: tuple[Any, Any],
     inputs: tuple[Sequence[Any], Sequence[Any]],
     traces: tuple[Trace, Trace],
-    weights: WeightMap,
+    outputs: Diagnosis,
     dropout: bool = False,
-    bound: float = EXACT,
 ) -> Diagnosis:
     """Compares the gradients of Σ output · cotangent with random cotangents, per parameter of the reference.
 
-    `traces`: of the forward pass, whose outputs are equal. Gradients of parameters that the map splits, joins or adds
-    are compared in the reference's arrangement. `dropout`: whether both are in training mode.
-    `bound`: ROUNDED if the outputs are equal but for float32 constants.
+    `traces`, `outputs`: of the forward pass, and that its outputs are equal. Gradients of parameters that the map
+    splits, joins or adds are compared in the reference's arrangement. `dropout`: whether both are in training mode.
 
     Raises:
         CaptureError: a backward pass cannot be traced.
     """
+    weights = outputs.weights or trace_weights(*traces)
+    bound = EXACT if outputs.verdict == "equal" else ROUNDED  # which constants in float32 explain
     factors = cotangents(*traces)
     reference, candidate = _captured(models, inputs, factors, dropout)
     infinite = _infinite(reference, candidate)

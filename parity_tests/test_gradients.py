@@ -91,7 +91,7 @@ def run(reference, candidate):
     traces = capture(reference, (X,)), capture(candidate, (X,))
     diagnosis = diagnose_traces(*traces)
     assert diagnosis.verdict == "equal"
-    return diagnose_gradients((reference, candidate), ((X,), (X,)), traces, diagnosis.weights)
+    return diagnose_gradients((reference, candidate), ((X,), (X,)), traces, diagnosis)
 
 
 def line_of(comment):
@@ -185,6 +185,6 @@ def test_gradients_of_equal_parameters_are_added_where_the_other_model_has_one()
     x = np.random.default_rng(2).standard_normal((4, 6))
     models = (two, {"one": table, "other": table.copy()}), (tied, {"table": table})
     traces = capture(models[0], (x,)), capture(models[1], (x,))
-    weights = diagnose_traces(*traces).weights
-    assert weights.ties == {"one": ("other",)}
-    assert diagnose_gradients(models, ((x,), (x,)), traces, weights).verdict == "equal"
+    outputs = diagnose_traces(*traces)
+    assert outputs.weights.ties == {"one": ("other",)}
+    assert diagnose_gradients(models, ((x,), (x,)), traces, outputs).verdict == "equal"

@@ -62,12 +62,12 @@ def test_mistakes_change_gradients_and_no_outputs(pair, traces):
 
 
 def test_a_correct_pair_has_equal_gradients_and_a_mistake_is_named(pair, traces):
-    weights = diagnose_traces(*traces).weights
+    outputs = diagnose_traces(*traces)
     inputs = pair.inputs, pair.inputs
-    assert diagnose_gradients((pair.reference, pair.candidate), inputs, traces, weights).verdict == "equal"
+    assert diagnose_gradients((pair.reference, pair.candidate), inputs, traces, outputs).verdict == "equal"
     for operator in ("stop_gradient", "wrong derivative", "parameter: not trained"):
         site = operators(pair)[operator]
-        first, *_ = diagnose_gradients((pair.reference, site.model()), inputs, traces, weights).defects
+        first, *_ = diagnose_gradients((pair.reference, site.model()), inputs, traces, outputs).defects
         assert site.line in first.lines, operator
 
 
@@ -86,7 +86,7 @@ def test_a_gradient_of_nan_is_named_where_it_begins():
     both = capture(models[0], inputs), capture(models[1], inputs)
     diagnosis = diagnose_traces(*both)
     assert diagnosis.ok
-    (defect,) = diagnose_gradients(models, (inputs, inputs), both, diagnosis.weights).defects
+    (defect,) = diagnose_gradients(models, (inputs, inputs), both, diagnosis).defects
     assert defect.note.startswith(f"parity_tests/test_strangers.py:{port.__code__.co_firstlineno + 2} ")
 
 
@@ -112,12 +112,12 @@ def test_buffers_have_no_gradient_to_compare():
         models = Reference(*arrays[:2]).eval(), Port(*map(jnp.asarray, arrays[:2]))
     inputs = (arrays[2],)
     both = capture(models[0], inputs), capture(models[1], inputs)
-    weights = diagnose_traces(*both).weights
-    assert diagnose_gradients(models, (inputs, inputs), both, weights).verdict == "equal"
+    outputs = diagnose_traces(*both)
+    assert diagnose_gradients(models, (inputs, inputs), both, outputs).verdict == "equal"
     trained = lambda p, x: x @ p["w"] + p["table"], dict(zip(("w", "table"), arrays, strict=False))
     both = both[0], capture(trained, inputs)
     diagnosis = diagnose_traces(*both)
-    (defect,) = diagnose_gradients((models[0], trained), (inputs, inputs), both, diagnosis.weights).defects
+    (defect,) = diagnose_gradients((models[0], trained), (inputs, inputs), both, diagnosis).defects
     assert str(defect) == "table: the reference has no gradient, so it is not trained there"
 
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -50,6 +50,10 @@ mutations: install
 PAIRS ?= ../shared/data/pairs
 strangers: install
 	$(BIN)/python -m benchmarks.strangers docs/compare.md $(PAIRS)
+
+# Seconds and memory of a comparison of 110 million parameters; writes the table. About five minutes.
+comparison-cost: install
+	$(BIN)/python -m benchmarks.comparison_cost docs/compare.md
 
 # The Flax classes of the last release of transformers that has them, beside its torch classes; writes the table. It runs
 # in an environment of its own, because the project's transformers has none.

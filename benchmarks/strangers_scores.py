@@ -60,7 +60,9 @@ def sample(pairs: Mapping[str, Mapping[str, Sequence[S]]], seed: int, count: int
     }
     used: Counter[str] = Counter()
     drawn = 0
-    while drawn < count and stock:
+    before = -1
+    while before < drawn < count:  # until a round draws nothing
+        before = drawn
         for operator in [operators[i] for i in rng.permutation(len(operators))]:
             names = [name for name in pairs if (name, operator) in stock]
             order = sorted(names, key=lambda name: (used[name], rng.random()))

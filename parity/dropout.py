@@ -139,16 +139,14 @@ def _is_inverted(one: _Mask, other: _Mask) -> bool:
 def _arranged(reference: Trace, candidate: Trace, one: _Mask, other: _Mask) -> Array:
     """The reference's mask in the arrangement in which the candidate has the values to which it is applied."""
     value = one.value.astype(bool) ^ _is_inverted(one, other)
-    numbers = _applied_to(reference, one), _applied_to(candidate, other)
-    if None not in numbers:
-        values = [trace.values[number] for trace, number in zip((reference, candidate), numbers, strict=True)]
-        if not same_order(*values, EXACT):
-            layout = find_arrangement(*values, EXACT)
-            value = value if layout is None else layout.apply(value)
+    source, target = _applied_to(reference, one), _applied_to(candidate, other)
+    if source is not None and target is not None and not same_order(source, target, EXACT):
+        layout = find_arrangement(source, target, EXACT)
+        value = value if layout is None else layout.apply(value)
     return value.reshape(other.value.shape).astype(other.value.dtype)
 
 
-def _applied_to(trace: Trace, mask: _Mask) -> int | None:
+def _applied_to(trace: Trace, mask: _Mask) -> Array | None:
     """The value of the mask's size with which it first meets in an operation."""
     reached = {mask.number}
     for operation in trace.operations:
@@ -157,6 +155,6 @@ def _applied_to(trace: Trace, mask: _Mask) -> int | None:
                 value = trace.values[number]
                 alike = value.dtype.kind == "f" and value.size == mask.value.size > 1
                 if number not in reached and alike and not (value == value.flat[0]).all():
-                    return number
+                    return value
             reached.update(operation.outputs)
     return None

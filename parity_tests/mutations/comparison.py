@@ -126,8 +126,8 @@ COMPARISON = (
     Mutation(
         "compare: dropout masks keep the reference's order of axes",
         "parity.dropout._arranged",
-        "if not same_order(*values, EXACT):",
-        "if False:",
+        "and not same_order(source, target, EXACT):",
+        "and False:",
         _MASKS,
     ),
     Mutation(

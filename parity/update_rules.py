@@ -1,5 +1,6 @@
 """Which rule an optimizer follows, and with which settings: solved from its updates of one number, then checked."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import sqrt
 
@@ -189,16 +190,16 @@ def _adadelta(d: Response, large: float) -> Iterator[tuple[str, Settings]]:
 
 def _last_update(rule: str, settings: Mapping[str, float], gradients: Sequence[float]) -> float:
     """What a rule subtracts from a parameter of 0 in the last of several updates; decay is left out."""
-    get: Callable[[str], float] = lambda name: settings.get(name, 0.0)  # noqa: E731
-    rate, root, epsilon = (get(n) for n in ("learning rate", "epsilon inside the root", "epsilon"))
-    beta1, beta2, decay = (get(n) for n in ("beta 1", "beta 2", "decay of the squares"))
+    known = defaultdict(float, settings)
+    rate, root, epsilon = known["learning rate"], known["epsilon inside the root"], known["epsilon"]
+    beta1, beta2, decay = known["beta 1"], known["beta 2"], known["decay of the squares"]
     mean = square = buffer = 0.0
     step = 0.0
     for count, gradient in enumerate(gradients, 1):
         if rule == "SGD":
-            share = 1 - get("dampening") if count > 1 else 1.0
-            buffer = get("momentum") * buffer + share * gradient
-            step = gradient + get("momentum") * buffer if get("Nesterov momentum") else buffer
+            share = 1 - known["dampening"] if count > 1 else 1.0
+            buffer = known["momentum"] * buffer + share * gradient
+            step = gradient + known["momentum"] * buffer if known["Nesterov momentum"] else buffer
         elif rule in ("Adam", "Adam without bias correction"):
             mean, square = beta1 * mean + (1 - beta1) * gradient, beta2 * square + (1 - beta2) * gradient**2
             corrected = rule == "Adam"
@@ -213,7 +214,7 @@ def _last_update(rule: str, settings: Mapping[str, float], gradients: Sequence[f
         elif rule.endswith("RMSProp"):
             mean, square = decay * mean + (1 - decay) * gradient, decay * square + (1 - decay) * gradient**2
             variance = square - (mean**2 if rule.startswith("centered") else 0.0)
-            buffer = get("momentum") * buffer + gradient / (sqrt(variance + root) + epsilon)
+            buffer = known["momentum"] * buffer + gradient / (sqrt(variance + root) + epsilon)
             step = buffer
         elif rule == "Adagrad":
             square += gradient**2

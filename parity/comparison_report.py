@@ -143,7 +143,7 @@ def show(comparison: Comparison, names: tuple[str, str], console: Console | None
     weights = comparison.forward.weights
     if weights is not None:
         total = len(weights.matches) + len(weights.ambiguous) + len(weights.unmatched)
-        console.print(f"parameters: {len(weights.matches)} of {total} identified by their values", markup=False)
+        console.print(f"parameters: {len(weights.matches)} of {total} identified", markup=False)
     for name in comparison.forward.rearranged:
         console.print(f"output {name}: the candidate's axes are in another order", markup=False)
     for sentence in comparison.not_exercised:

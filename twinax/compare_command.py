@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,6 +59,8 @@ def run(
         converter = _function(convert) if convert is not None else _ruled(rules, model, port)
         if converter is None and _are_different(model, port):
             converter = _inferred(model, port, given, others, write_rules)
+        if converter is None and wants_weights:
+            converter = partial(_built, factory)
         comparison = compare(
             *(model, port, given, others),
             convert=converter,
@@ -76,6 +79,11 @@ def run(
     if report is not None:
         replace_file(Path(report), page(comparison, (reference, candidate)))
     return _EXIT.get(comparison.verdict, 1)
+
+
+def _built(factory: Callable[..., Any], state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The parameters of the port that a factory builds from the reference's: it is a converter too."""
+    return arrays_of(factory(state))
 
 
 def _check_report(report: str | None) -> None:

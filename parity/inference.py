@@ -95,16 +95,35 @@ def learned_parameters(trace: Trace, other: Trace) -> tuple[str, ...]:
     """
     side = Side(other)
     names = []
+    parts = _parts_of_parameters(trace)
     for name, number in trace.parameters.items():
         value = trace.values[number]
         if value.dtype.kind != "f" or not np.isfinite(value).all() or not value.size:
             continue
-        one = signature(value)
         constant = bool((value == value.flat[0]).all())
-        known = one is not None and next(side.partners(one, value, ROUNDED), None) is not None
-        if constant or value.size < 4 or (one is not None and not known):
+        known = any(_occurs(trace.values[part], side) for part in (number, *parts.get(number, ())))
+        if constant or value.size < 4 or (signature(value) is not None and not known):
             names.append(name)
     return tuple(names)
+
+
+def _occurs(value: Array, side: Side) -> bool:
+    one = signature(value)
+    return one is not None and next(side.partners(one, value, ROUNDED), None) is not None
+
+
+def _parts_of_parameters(trace: Trace) -> dict[int, list[int]]:
+    """Parameter -> values that are computed from it and from indices alone, such as the first rows of a table."""
+    origin = {number: number for number in trace.parameters.values()}
+    parts: dict[int, list[int]] = {}
+    for operation in trace.operations:
+        floating = [n for n in operation.inputs if trace.values[n].dtype.kind == "f"]
+        if len(floating) == 1 and floating[0] in origin:
+            source = origin[floating[0]]
+            for number in operation.outputs:
+                origin[number] = source
+                parts.setdefault(source, []).append(number)
+    return parts
 
 
 def randomized(trace: Trace, names: Sequence[str], seed: int) -> Trace:

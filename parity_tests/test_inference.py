@@ -346,3 +346,24 @@ def test_a_converter_of_more_numbers_than_float32_has(monkeypatch):
     assert weights.ok
     assert weights.matches["t"].parts[0].layout.code("w", (21, 20)) == "w.T"
     assert weights.matches["w"].parts[0].layout.code("w", (3, 2)) == "w[::-1]"
+
+
+def test_a_table_of_which_the_reference_uses_rows_is_no_parameter():
+    """The port stores sinusoidal positions for 50 tokens; the reference computes those of the sentence."""
+    angles = np.arange(50)[:, None] / 100 ** (np.arange(8) / 8)
+    table = np.sin(angles)
+
+    def computed(p, ids):
+        return p["embedding"][ids] + jnp.sin(jnp.arange(ids.shape[1])[:, None] / 100 ** (jnp.arange(8) / 8))
+
+    def stored(p, ids):
+        return p["w"][ids] + p["table"][: ids.shape[1]]
+
+    random = np.random.default_rng(0)
+    models = (
+        (computed, {"embedding": random.standard_normal((11, 8))}),
+        (stored, {"w": np.zeros((11, 8)) + 1, "table": table}),
+    )
+    inference = infer_weights(*models, (random.integers(0, 11, (3, 6)),))
+    assert inference.fixed == ("table",)
+    assert inference.weights.matches["w"].sources == ("embedding",)

@@ -14,6 +14,7 @@ from benchmarks.strangers_scores import ERROR, Score, by_operator, report, sampl
 from twinax.parity.capture.trace import Trace
 from twinax.parity.diagnosis import Diagnosis, capture, diagnose_traces
 from twinax.parity.gradients import diagnose_gradients
+from twinax.parity.matching import EXACT, ROUNDED
 
 TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
 CRITERIA = (*(f"atol {t:.0e}" for t in TOLERANCES), "KL 0.015", "cosine 0.999")
@@ -69,7 +70,9 @@ def false_alarms(builders: Mapping[str, Callable[[], Pair]]) -> tuple[dict[str, 
         assert diagnosis.weights is not None
         gradients = None
         if diagnosis.ok:
-            gradients = diagnose_gradients((pair.reference, pair.candidate), inputs, traces, diagnosis.weights)
+            bound = EXACT if diagnosis.verdict == "equal" else ROUNDED  # as in `compare`
+            models = pair.reference, pair.candidate
+            gradients = diagnose_gradients(models, inputs, traces, diagnosis.weights, bound=bound)
         seconds = time.perf_counter() - start
         groups = by_operator(list(sites(traces[1])), lambda site: site.operator)
         checked[name] = Checked(pair, traces, diagnosis, groups)

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import strangers_forward, strangers_gradients, strangers_rounding, strangers_updates
+from benchmarks import (
+    strangers_converter,
+    strangers_forward,
+    strangers_gradients,
+    strangers_rounding,
+    strangers_updates,
+)
 from benchmarks.pages import write_between, write_table
 from benchmarks.strangers_forward import Checked, false_alarms, published
 from benchmarks.strangers_pairs import pairs, published_defects
@@ -37,6 +43,7 @@ class Part:
 
 PARTS = {
     "forward": Part(60, strangers_forward.measure, tuple(FIELDS), strangers_forward.CRITERIA),
+    "converter": Part(40, strangers_converter.measure, BRIEF, strangers_converter.CRITERIA),
     "backward": Part(40, strangers_gradients.measure, BRIEF, strangers_gradients.CRITERIA),
     "rounding": Part(12, strangers_rounding.measure, BRIEF, strangers_rounding.CRITERIA),
     "updates": Part(40, strangers_updates.measure, BRIEF, strangers_updates.CRITERIA),

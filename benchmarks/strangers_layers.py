@@ -336,3 +336,45 @@ LAYERS = {
     "Equinox GRU": lambda: equinox_recurrent("GRU"),
     "Equinox MLP": equinox_mlp,
 }
+
+
+class _Recurrent(nn.Module):
+    """An embedding, a recurrent layer and a norm without a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(29, WIDTH), nn.RMSNorm(WIDTH, eps=1e-6)
+        self.layer = nn.RNN(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(self.norm(self.table(tokens)))[0]
+
+
+def converted_by_values() -> Pair:
+    """A recurrent model, and a function whose parameters are a padded table, scale - 1, and a sum of two biases."""
+    module = _Recurrent()
+    random_parameters(module)
+    layer: Any = module.layer
+    parameters = {
+        "table": np.pad(array(module.table.weight), ((0, 3), (0, 0))),
+        "scale": array(module.norm.weight) - 1,
+        "inputs": array(layer.weight_ih_l0.T),
+        "states": array(layer.weight_hh_l0.T),
+        "bias": array(layer.bias_ih_l0.double() + layer.bias_hh_l0.double()),
+    }
+
+    def port(p: Any, tokens: jax.Array) -> jax.Array:
+        x = p["table"][tokens]
+        x = x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * (1 + p["scale"])
+        state, outputs = jnp.zeros((len(x), WIDTH), x.dtype), []
+        for step in range(x.shape[1]):
+            state = jnp.tanh(x[:, step] @ p["inputs"] + state @ p["states"] + p["bias"])
+            outputs.append(state)
+        return jnp.stack(outputs, 1)
+
+    tokens = np.random.default_rng(8).integers(0, 29, (BATCH, LENGTH))
+    return Pair(module.eval(), (port, parameters), (tokens,))
+
+
+# pairs for mistakes in converters alone: the others pad, shift and add nothing
+CONVERTED = {"padded, shifted, added": converted_by_values}

@@ -233,6 +233,9 @@ def arrangements(array: Array) -> Found:
             yield split, f"with axes {i} and {i + 1} split as {b} × {a}"
             joined = array.swapaxes(i, i + 1).reshape(array.shape)
             yield joined, f"with axes {i} and {i + 1} joined in the other order"
+    if array.ndim > 2:  # the kernel of a convolution, beside a cross-correlation's
+        for i, j in combinations(range(array.ndim), 2):
+            yield np.flip(array, (i, j)), f"reversed along axes {i} and {j}"
     for axis, size in enumerate(array.shape):
         if size > 1:
             for step in (-1, 1):

@@ -117,6 +117,7 @@ def _parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for entry in comparison.rounding:
         errors = f"errors {entry.reference:.1e} and {entry.candidate:.1e} over {entry.inputs} inputs, ratio "
         details = [entry.failure or f"{errors}{entry.ratio:.2f}"]
+        details += [f"because of {cast}" for cast in entry.casts]
         result = "not measured" if entry.failure else "rounding only" if entry.ok else "more than rounding"
         yield _part(entry.dtype, result, None if entry.failure else entry.ok, details)
     if not comparison.rounding:

@@ -38,6 +38,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
                 "inputs": entry.inputs,
                 "ok": entry.ok,
                 "failure": entry.failure,
+                "casts": list(entry.casts),
             }
             for entry in comparison.rounding
         ],

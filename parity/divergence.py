@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
@@ -334,12 +334,15 @@ def _computed_by(trace: Trace, operation: Operation, suspects: Sequence[int]) ->
 
 
 def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
-    """The parameter in another arrangement with which all outputs agree: code uses one several times, as in a loop."""
+    """The change of parameters with which all outputs agree: code uses one often, as in a loop, or two are confused."""
     start = state.candidate.work[0]
     for step in steps[:1]:
         parts = state.regions(step.number, step.other)
         search = Search((state.reference, state.candidate), parts, step.value, state.bound)
-        for attempt in islice((*search.parameters(), *search.exchanged()), _PARAMETERS):
+        matched, used = state.matches.of_candidate, state.matches.of_reference
+        further = search.exchanged_further(), search.parameters_further(matched, used)
+        sources = chain(search.transposed(), search.parameters(), search.exchanged(), *further)
+        for attempt in islice(sources, _PARAMETERS):
             if attempt.repair.number in search.names and attempt.fits(state.candidate):
                 changes = state.candidate.replay(attempt.changes)
                 if state.candidate.work[0] - start > _NUMBERS:
@@ -379,6 +382,8 @@ def _finished(
         values = {**values, step.other: step.value}
     after = state.forced(values)
     for number in parts[1].leaves:
+        if number in values:  # it was equal to a parameter that it should not be equal to
+            continue
         sources = state.matches.of_candidate.get(number, ())
         common = [source for source in sources if source in parts[0].leaves] or sources
         after.entering += tuple((source, number) for source in common[:1])

@@ -264,7 +264,7 @@ def _slack(array: Array, bound: float, largest: float) -> Array | float:
 
 def alignments(value: Array, target: Array) -> list[Array]:
     """`value` in the shape of `target`: reshaped, and in the arrangement of axes in which they are closest."""
-    possible = [(float(np.square(difference(a, target)).sum()), a) for a in _arrangements(value, target.shape)]
+    possible = [(float(np.square(difference(a, target)).sum()), a) for a in orders_of_axes(value, target.shape)]
     if not possible:
         return []
     closest, plain = min(possible, key=lambda entry: entry[0])[1], possible[0][1]
@@ -280,7 +280,7 @@ def difference(one: Array, other: Array) -> Array:
     return np.where(same, np.abs(numbers[0] - numbers[1]), 10 * largest)
 
 
-def _arrangements(value: Array, shape: Sequence[int]) -> Iterator[Array]:
+def orders_of_axes(value: Array, shape: Sequence[int]) -> Iterator[Array]:
     """Reshapes of all orders of the axes of either; the plain reshape first."""
     if value.size != int(np.prod(shape)):
         return

@@ -1,6 +1,6 @@
 """Finds the change to a candidate that makes it equal to its reference: each attempt is computed on the trace."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
@@ -10,7 +10,7 @@ from scipy import special
 
 from .alternatives import UNARY, alternatives, arrangements, insertions, kind
 from .capture.trace import Operation
-from .matching import EXACT, Side, alignments, producers, same_order
+from .matching import EXACT, Side, alignments, orders_of_axes, producers, same_order
 
 Array = np.ndarray
 BUDGET = 2e8  # numbers that all attempts for one region compute together
@@ -163,16 +163,50 @@ class Search:
 
     def parameters(self) -> Iterator[_Attempt]:
         """One of the reference's parameters instead of the candidate's, or the candidate's in another order."""
-        names = {number: name for name, number in self.sides[0].trace.parameters.items()}
-        sources = {names[n]: self.sides[0].value(n) for n in self.regions[0].leaves if n in names}
+        sources = {name: self.sides[0].value(n) for name, n in self._sources()}
         for number in constants(self.side, self.region):
             value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
             for source, array in sources.items():
                 for other in _arranged_as(array, value):
                     text = "is not " if self._same_numbers(array, value) else "has other values than "
                     yield _Attempt(1, Repair(number, f"{text}{source}, arranged alike", user, name), other)
+                    for shift in (-1, 1) if np.array_equal(other, value) else ():
+                        sign = "+" if shift > 0 else "-"
+                        shifted = Repair(number, f"is {source}, and not {source} {sign} 1, arranged alike", user, name)
+                        yield _Attempt(1, shifted, other + shift)
             for other, text in arrangements(value):
                 yield _Attempt(1, Repair(number, text, user, name or "a constant"), other)
+
+    def _sources(self) -> Iterator[tuple[str, int]]:
+        """The reference's parameters that enter its region, as they are or after steps with one input, as a slice."""
+        names = {number: name for name, number in self.sides[0].trace.parameters.items()}
+        made = producers(self.sides[0].trace)
+        for number in self.regions[0].leaves:
+            while number in made and len(made[number].inputs) == 1 and number not in names:
+                (number,) = made[number].inputs
+            if number in names:
+                yield names[number], number
+
+    def parameters_further(self, matched: Container[int], used: Container[int]) -> Iterator[_Attempt]:
+        """Parameters that the reference does not have as such, as one of its or a block; sums with one that is unused.
+
+        `matched`: values of the candidate that the reference has; `used`: values of the reference that it has.
+        """
+        parameters = self.sides[0].trace.parameters
+        sources = {name: self.sides[0].value(n) for name, n in parameters.items()}
+        unused = {name: array for name, array in sources.items() if parameters[name] not in used}
+        users = self._users()
+        for number, name in self.names.items():
+            value = self.side.value(number)
+            if number not in users:
+                continue
+            for source, array in (unused if number in matched else sources).items():
+                for other in _arranged_as(array, value) if number not in matched or array.size == value.size else ():
+                    if number in matched:
+                        yield _Attempt(1, Repair(number, f"is without + {source}", users[number], name), value + other)
+                    else:
+                        text = f"has other values than {source}, arranged alike"
+                        yield _Attempt(1, Repair(number, text, users[number], name), other)
 
     def exchanged(self) -> Iterator[_Attempt]:
         """Two of the candidate's parameters of one shape, each in the other's place."""
@@ -182,6 +216,30 @@ class Search:
             if values[0].shape == values[1].shape:
                 repair = Repair(one, f"and {self.names[other]} are exchanged", self._user(one), self.names[one])
                 yield _Attempt(1, repair, values[1], {other: values[0]})
+
+    def exchanged_further(self) -> Iterator[_Attempt]:
+        """One of the region's parameters and another of the candidate's, each in the other's place."""
+        own = [n for n in constants(self.side, self.region) if n in self.names]
+        for one, other in ((one, other) for one in own for other in self.names if other not in own):
+            values = self.side.value(one), self.side.value(other)
+            if values[0].shape == values[1].shape:
+                repair = Repair(one, f"and {self.names[other]} are exchanged", self._user(one), self.names[one])
+                yield _Attempt(1, repair, values[1], {other: values[0]})
+
+    def transposed(self) -> Iterator[_Attempt]:
+        """All square matrices transposed: a converter that compares shapes leaves out these alone."""
+        users = self._users()
+        values = {n: self.side.value(n) for n in users if n in self.names}
+        squares = {n: v.T for n, v in values.items() if v.ndim == 2 and v.shape[0] == v.shape[1] > 1}
+        if len(squares) > 1:
+            first = next(n for operation in self.side.trace.operations for n in operation.inputs if n in squares)
+            text = f"and {len(squares) - 1} other square matrices are not transposed"
+            repair = Repair(first, text, users[first], self.names[first])
+            yield _Attempt(1, repair, squares[first], {n: v for n, v in squares.items() if n != first})
+
+    def _users(self) -> dict[int, Operation]:
+        """The first operation that uses each value."""
+        return {n: operation for operation in reversed(self.side.trace.operations) for n in operation.inputs}
 
     def _user(self, number: int) -> Operation | None:
         return next((operation for operation in self.region.operations if number in operation.inputs), None)
@@ -336,7 +394,10 @@ def _arranged_as(source: Array, value: Array) -> Iterator[Array]:
     axes = [axis for axis, size in enumerate(source.shape) if size % count == 0] if count > 1 else [0]
     for axis in axes:
         for block in np.split(source, count, axis) if count > 1 else [source]:
-            yield from alignments(block, value)
+            closest = alignments(block, value)
+            yield from closest
+            if any(np.array_equal(array, value) for array in closest):  # it may have been reshaped, not transposed
+                yield from orders_of_axes(block, value.shape)
             if block.ndim == 2:
                 yield block.T.reshape(value.shape)
 

@@ -54,6 +54,9 @@ def test_a_narrow_dtype_inside_is_seen_by_its_rounding(reference):
     assert (comparison.verdict, comparison.ok, comparison.forward.verdict) == ("different in rounding", False, "equal")
     assert comparison.rounding[0].ratio > 100
     assert "more than rounding" in str(comparison)
+    entries = as_document(comparison)["rounding"]
+    assert [len(entry["casts"]) > 0 for entry in entries] == [True, False]
+    assert re.fullmatch(r"parity_tests/test_comparison.py:\d+ \(bfloat16\)", entries[0]["casts"][0])
 
 
 def test_a_wider_dtype_inside_is_no_rounding(reference):

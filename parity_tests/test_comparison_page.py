@@ -121,6 +121,12 @@ def test_the_page_of_equal_models_marks_nothing(equal):
     assert re.search(r"outputs = equal .* gradients = equal optimizer · not compared float32 = rounding only", compared)
 
 
+def test_the_page_names_the_casts_that_explain_rounding(equal):
+    entry = Rounding("float32", 1e-8, 1e-3, 24, casts=("port.py:7 (bfloat16)", "port.py:9 (float16)"))
+    compared = Reader(page(replace(equal, rounding=(entry,)), MODELS)).texts["compared"]
+    assert re.search(r"because of port.py:7 \(bfloat16\) *because of port.py:9 \(float16\)", compared)
+
+
 def test_a_difference_of_gradients_is_not_one_of_the_forward_pass():
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh()).eval()
     names = {name: jnp.asarray(p.detach().numpy()) for name, p in module.named_parameters()}

@@ -12,9 +12,12 @@ from flax import nnx
 
 from benchmarks import strangers_updates
 from benchmarks.strangers_backward import gradient_sites
+from benchmarks.strangers_converter import Converter, compared, mistakes
+from benchmarks.strangers_forward import Checked
 from benchmarks.strangers_gradients import has_effect
-from benchmarks.strangers_layers import equinox_mlp
+from benchmarks.strangers_layers import CONVERTED, LAYERS, equinox_mlp
 from benchmarks.strangers_planting import planted_parameters
+from twinax.parity.comparison import arrays_of, compare
 from twinax.parity.diagnosis import capture, diagnose_traces
 from twinax.parity.gradients import cotangents, diagnose_gradients
 from twinax.parity.rounding import compare_rounding
@@ -166,6 +169,56 @@ def test_a_parameter_that_a_converter_rounded_is_named(dtype, traces):
     planted = planted_parameters(candidate, {"first.weight": rounded})
     first, *_ = diagnose_traces(reference, planted.trace).defects
     assert first.repair.parameter == "first.weight"
+
+
+def converter_of(name):
+    """A pair that was compared, its correct converter, and the reference's parameters."""
+    pair = {**LAYERS, **CONVERTED}[name]()
+    traces = capture(pair.reference, pair.inputs), capture(pair.candidate, pair.candidate_inputs or pair.inputs)
+    checked = Checked(pair, traces, diagnose_traces(*traces), {})
+    return checked, Converter(checked.diagnosis.weights.matches, arrays_of(pair.candidate)), arrays_of(pair.reference)
+
+
+@pytest.mark.parametrize("name", ["Linen convolutions", "Equinox attention", *CONVERTED])
+def test_a_converter_without_a_mistake_is_correct_and_a_mistake_changes_its_parameters(name):
+    checked, converter, state = converter_of(name)
+    pair, correct = checked.pair, converter(state)
+    assert correct.keys() == converter.own.keys()
+    for parameter, array in correct.items():
+        np.testing.assert_allclose(array, converter.own[parameter], rtol=1e-7)
+    assert (
+        compare(pair.reference, pair.candidate, *checked.inputs, convert=converter, rounding=False).verdict == "equal"
+    )
+    for mistake in mistakes(converter, state):
+        wrong = mistake.change(correct, state)
+        assert wrong.keys() == set(mistake.parameters), mistake
+        for parameter, array in wrong.items():
+            assert array.shape == correct[parameter].shape, mistake
+            assert not np.array_equal(array, correct[parameter]), mistake
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "detail"),
+    [
+        ("padded, shifted, added", "shift forgotten", "scale"),
+        ("padded, shifted, added", "sum without one term", "bias without layer.bias_hh_l0"),
+        ("padded, shifted, added", "no square matrix transposed", "2 of them"),
+        ("padded, shifted, added", "forgotten", "inputs"),
+        ("Linen convolutions", "reshaped, not transposed", "params.2.kernel"),
+        ("Linen convolutions", "kernel flipped", "params.0.kernel"),
+        ("Equinox attention", "rows off by one", "inner.key_proj.weight, rows moved by 1"),
+        ("Equinox attention", "square matrix transposed", "inner.query_proj.weight"),
+        ("Equinox GRU", "packed in another order", "cell.weight_hh, blocks 1 and 2 of 3"),
+        ("Linen encoder layer, pre-norm", "unpacked in another order", "params.self_attn.key.kernel"),
+    ],
+)
+def test_a_mistake_in_a_converter_is_named(name, operator, detail):
+    checked, converter, state = converter_of(name)
+    mistake = next(m for m in mistakes(converter, state) if m.operator == operator and m.detail.startswith(detail))
+    comparison = compared(checked, converter, state, mistake)
+    assert comparison.verdict == "different"
+    (defect,) = comparison.forward.defects
+    assert defect.repair.parameter in mistake.parameters
 
 
 def test_the_diagnosis_needs_no_other_package_than_numpy_jax_and_torch():

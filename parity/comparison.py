@@ -93,8 +93,12 @@ def compare(
     given = inputs, inputs if candidate_inputs is None else candidate_inputs
     seconds: dict[str, float] = {}
     start = time.perf_counter()
+    missed: list[str] = []
     if convert is not None:
-        candidate = with_arrays(candidate, _converted(convert, arrays_of(reference)))
+        converted = _converted(convert, arrays_of(reference))
+        left = [name for name in arrays_of(candidate) if name not in converted]
+        missed = [f"{name}: the converter returns nothing for it, so that it keeps its own values" for name in left]
+        candidate = with_arrays(candidate, converted)
     traces, masks = _traces((reference, candidate), given, dropout)
     weights = trace_weights(*traces)
     if convert is not None:
@@ -103,7 +107,8 @@ def compare(
     start = time.perf_counter()
     forward = diagnose_traces(*traces, weights)
     if masks:
-        forward = replace(forward, verdict="different", defects=(*masks, *forward.defects))
+        others = [defect for defect in forward.defects if defect.repair is not None]  # the rest may follow from masks
+        forward = replace(forward, verdict="different", defects=(*masks, *others))
     seconds["outputs"] = time.perf_counter() - start
     backward: Diagnosis | None = None
     update: tuple[UpdateDifference, ...] | None = None
@@ -111,7 +116,7 @@ def compare(
     if forward.ok and forward.weights is not None:
         start = time.perf_counter()
         if gradients:
-            backward = diagnose_gradients((reference, candidate), given, traces, forward, dropout)
+            backward = _gradients((reference, candidate), given, traces, forward, dropout)
             seconds["gradients"] = time.perf_counter() - start
         if optimizers is not None:
             update = tuple(compare_updates(*optimizers, *_trained(traces[0])))
@@ -119,12 +124,22 @@ def compare(
         if rounding and not dropout:
             errors = compare_rounding((reference, candidate), given, traces, forward.weights)
             seconds["rounding"] = time.perf_counter() - start
-    missed = [*not_exercised(*traces), *(["dropout: no mask was drawn"] if dropout and not traces[0].settled else [])]
-    return Comparison(forward, backward, update, tuple(errors), tuple(missed), traces, seconds)
+    return Comparison(forward, backward, update, tuple(errors), tuple(missed + not_exercised(*traces)), traces, seconds)
+
+
+def _gradients(models: Any, inputs: Any, traces: tuple[Trace, Trace], forward: Diagnosis, dropout: bool) -> Diagnosis:
+    """The diagnosis of the gradients; undecided if there are none, as of `lax.while_loop`."""
+    try:
+        return diagnose_gradients(models, inputs, traces, forward, dropout)
+    except CaptureError as error:
+        return Diagnosis("undecided", reason=str(error))
 
 
 def _traces(models: Any, inputs: Any, dropout: bool) -> tuple[tuple[Trace, Trace], tuple[Defect, ...]]:
     """The traces, and the differences of their dropout."""
+    for given in inputs:
+        if not isinstance(given, (tuple, list)):
+            raise CaptureError(f"inputs: {type(given).__name__}; pass a tuple of the model's inputs")
     if dropout:
         reference, candidate, masks = capture_in_training(models, inputs)
         return (reference, candidate), masks
@@ -152,11 +167,12 @@ def assert_same_function(
     """For tests of a port: compares two models as `compare` does.
 
     Raises:
-        AssertionError: they are not equal on these inputs; the message has the lines and the repairs.
+        AssertionError: they are not equal on these inputs, or an output has another shape; the message has the lines
+            and the repairs.
         CaptureError: a model cannot be traced, or the converter fails.
     """
     comparison = compare(reference, candidate, inputs, candidate_inputs, convert=convert, gradients=gradients)
-    if not comparison.ok:
+    if not comparison.ok or comparison.forward.rearranged:
         raise AssertionError(str(comparison))
 
 
@@ -164,11 +180,16 @@ def arrays_of(model: Any) -> dict[str, np.ndarray]:
     """The parameters and buffers of any model that `diagnose` takes, by the names that they have in its trace."""
     if isinstance(model, torch.nn.Module):
         tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        return {name: tensor.detach().cpu().numpy() for name, tensor in tensors}
+        return {name: _of_tensor(tensor) for name, tensor in tensors}
     if isinstance(model, tuple) and any(isinstance(leaf, torch.Tensor) for _, leaf in named(model[1])):
-        return {name: leaf.detach().cpu().numpy() for name, leaf in named(model[1])}
+        return {name: _of_tensor(leaf) for name, leaf in named(model[1])}
     leaves = jax.tree_util.tree_leaves_with_path(as_function(model)[1])
     return {dotted(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _of_tensor(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _converted(convert: Convert, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -178,6 +199,8 @@ def _converted(convert: Convert, arrays: dict[str, np.ndarray]) -> dict[str, np.
     except Exception as error:  # whatever the converter's code raises
         raise CaptureError(f"{name}: {type(error).__name__}: {error}".splitlines()[0]) from error
     leaves = jax.tree_util.tree_leaves_with_path(result)
+    if not leaves:
+        raise CaptureError(f"{name}: returns no arrays")
     return {dotted(path): np.asarray(leaf) for path, leaf in leaves}
 
 

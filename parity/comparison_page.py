@@ -104,7 +104,7 @@ def _parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     forward = comparison.forward
     matched, total = forward.matched
     details = [f"{matched} of the reference's {total} values occur in the candidate"] if total else []
-    details += [f"output {name}: the candidate's axes are in another order" for name in forward.rearranged]
+    details += [f"output {sentence}" for sentence in forward.rearranged]
     yield _part("outputs", forward.verdict, forward.ok, details, forward.reason)
     backward = comparison.backward
     if backward is None:
@@ -154,7 +154,7 @@ def _defect(difference: _Difference, traces: Sequence[Trace]) -> dict[str, Any]:
         "tried": first.repair is not None,
         "occurrences": len(group),
         "error": max(defect.error for defect in group),
-        "called_from": called_from(first),
+        "called_from": called_from(group),
         "candidate": _side(parameters[1], first.candidate, first.lines, modules(group)),
         "reference": _side(parameters[0], first.reference, lines, places),
     }

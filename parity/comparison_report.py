@@ -74,7 +74,7 @@ def _defect(group: Sequence[Defect]) -> dict[str, Any]:
     first, repair = group[0], group[0].repair
     return {
         "lines": list(first.lines),
-        "called_from": called_from(first),
+        "called_from": called_from(group),
         "occurrences": len(group),
         "modules": modules(group),
         "error": max(defect.error for defect in group),
@@ -85,10 +85,11 @@ def _defect(group: Sequence[Defect]) -> dict[str, Any]:
     }
 
 
-def called_from(defect: Defect) -> list[str]:
-    """The lines that call the line of the repair, the nearest first."""
-    operation = defect.repair.operation if defect.repair is not None else None
-    return list(operation.lines[1:]) if operation is not None else []
+def called_from(group: Sequence[Defect]) -> list[str]:
+    """The lines that call the line of the repair, the nearest first; of several defects the nearest of each."""
+    operations = [d.repair.operation for d in group if d.repair is not None and d.repair.operation is not None]
+    callers = [operation.lines[1:] if len(group) == 1 else operation.lines[1:2] for operation in operations]
+    return list(dict.fromkeys(line for lines in callers for line in lines))
 
 
 def modules(group: Sequence[Defect]) -> list[str]:
@@ -145,8 +146,8 @@ def show(comparison: Comparison, names: tuple[str, str], console: Console | None
     if weights is not None:
         total = len(weights.matches) + len(weights.ambiguous) + len(weights.unmatched)
         console.print(f"parameters: {len(weights.matches)} of {total} identified", markup=False)
-    for name in comparison.forward.rearranged:
-        console.print(f"output {name}: the candidate's axes are in another order", markup=False)
+    for sentence in comparison.forward.rearranged:
+        console.print(f"output {sentence}", markup=False)
     for sentence in comparison.not_exercised:
         console.print(f"not tested: {sentence}", markup=False, style="dim")
 
@@ -170,7 +171,7 @@ def _table(title: str, diagnosis: Diagnosis) -> Table:
     for number, group in groups:
         first = group[0]
         times = f"\n{len(group)} times" if len(group) > 1 else ""
-        callers = called_from(first)
+        callers = called_from(group)
         place = _shortened(first.lines) + times + (f"\ncalled from\n{callers[0]}" if callers else "")
         repair = first.note or (str(first.repair) if first.repair is not None else "none found")
         reference = _shortened(places(first.reference) or list(dict.fromkeys(o.name for o in first.reference)))

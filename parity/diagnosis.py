@@ -17,6 +17,7 @@ from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order
 from .weights import WeightMap, match_weights
 
 MAX_DEFECTS = 24
+_SMALL = 1e-4  # errors below which differences may have added up unnoticed
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Diagnosis:
     reason: str = ""  # of "undecided", and of "different" without a place
     unused_parameters: tuple[str, ...] = ()  # of the candidate, in these inputs
     branches: tuple[str, ...] = ()  # that these inputs did not take
-    rearranged: tuple[str, ...] = ()  # outputs with other axes than the reference's, such as channels last
+    rearranged: tuple[str, ...] = ()  # outputs with the reference's numbers in another shape, such as channels last
     matched: tuple[int, int] = (0, 0)  # values of the reference that the candidate has, and all that identify something
     pairing: Pairing | None = field(default=None, repr=False)  # None if undecided
 
@@ -46,7 +47,7 @@ class Diagnosis:
         lines += [f"float32: {defect}" for defect in self.roundings]
         lines += [f"no output depends on {', '.join(self.unused_parameters)}"] if self.unused_parameters else []
         lines += [f"not reached: {branch}" for branch in self.branches]
-        lines += [f"the candidate's output {name} has its axes in another order" for name in self.rearranged]
+        lines += [f"output {sentence}" for sentence in self.rearranged]
         return "\n".join(lines)
 
 
@@ -111,12 +112,11 @@ def diagnose_traces(
         return replace(about, reason=reason)
     pairs = ((reference.outputs[a], candidate.outputs[b]) for a, b in output_pairs(reference, candidate))
     equal = all(same_order(reference.values[a], candidate.values[b], bound, least) for a, b in pairs)
-    sides, differences = (Side(reference), Side(candidate)), []
-    state = _walked(State(*sides, Matches(*sides, bound if equal else ROUNDED), least), differences)
-    if state.bound > bound and not state.open_outputs:  # now what may be rounding
-        sides = state.reference, state.candidate
-        state = _walked(State(*sides, Matches(*sides, EXACT), least, entering=state.entering), differences)
-    ordered = [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
+    sides = Side(reference), Side(candidate)
+    state, ordered = _walked(sides, (bound,) if equal or bound == ROUNDED else (ROUNDED, bound), least)
+    if state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in ordered):
+        # small differences that add up may look like others: whichever bound explains more is taken
+        state, ordered = min((state, ordered), _walked(sides, (bound,), least), key=lambda walk: _unexplained(*walk))
     about = replace(
         about,
         defects=tuple(d for d in ordered if not d.rounding),
@@ -129,27 +129,51 @@ def diagnose_traces(
     )
     if state.open_outputs and state.bound == EXACT and about.roundings and not about.defects:
         return replace(about, verdict="equal but for float32 constants")  # the outputs agree in the other bound
-    if state.open_outputs and len(differences) == MAX_DEFECTS:
+    if state.open_outputs and len(ordered) == MAX_DEFECTS:
         return replace(about, verdict="different", reason=f"stopped after {MAX_DEFECTS} differences")
     if state.open_outputs:
-        return replace(
-            about, verdict="different", reason="the outputs differ, and replacing no value makes the rest agree"
-        )
+        return replace(about, verdict="different", reason=_reason(state))
     if about.defects:
         return replace(about, verdict="different")
     return replace(about, verdict="equal but for float32 constants" if about.roundings else "equal")
 
 
 @np.errstate(over="ignore", invalid="ignore")  # some masks are filled with the largest number that a dtype has
-def _walked(state: State, differences: list[tuple[int, Defect]]) -> State:
-    """The state in which no difference is left, or none that can be placed; those that were are added to the list."""
-    while state.open_outputs and len(differences) < MAX_DEFECTS:
-        step = next_step(state)
-        if step is None:
+def _walked(sides: tuple[Side, Side], bounds: Sequence[float], least: float) -> tuple[State, list[Defect]]:
+    """(the state in which no difference is left, or none that can be placed; those that were, in order of execution).
+
+    Each bound is walked after all outputs agree in the one before.
+    """
+    differences: list[tuple[int, Defect]] = []
+    state = State(*sides, Matches(*sides, bounds[0]), least)
+    for bound in bounds:
+        if bound != state.bound:
+            sides = state.reference, state.candidate
+            state = State(*sides, Matches(*sides, bound), least, entering=state.entering)
+        while state.open_outputs and len(differences) < MAX_DEFECTS and (step := next_step(state)) is not None:
+            number, defect, state = step
+            differences.append((number, defect))
+        if state.open_outputs:
             break
-        number, defect, state = step
-        differences.append((number, defect))
-    return state
+    return state, [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
+
+
+def _unexplained(state: State, defects: Sequence[Defect]) -> tuple[int, ...]:
+    """What speaks against a walk, the most important first."""
+    unrepaired = sum(defect.repair is None for defect in defects)
+    return state.open_outputs, unrepaired, len({str(defect.repair) for defect in defects}), len(defects)
+
+
+def _reason(state: State) -> str:
+    """Why outputs differ for which no place was found."""
+    names = [
+        {number: name for name, number in side.trace.outputs.items()} for side in (state.reference, state.candidate)
+    ]
+    for number, _ in state.differing:
+        for other in state.matches.of_reference.get(number, ()):
+            if number in names[0] and other in names[1]:
+                return f"output {names[1][other]} of the candidate is the reference's output {names[0][number]}"
+    return "the outputs differ; no operation was found at which they part"
 
 
 def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:
@@ -165,6 +189,11 @@ def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str
     sizes = [sorted(t.values[i].size for i in t.outputs.values()) for t in (reference, candidate)]
     if sizes[0] != sizes[1]:
         return f"outputs of {sizes[0]} and of {sizes[1]} numbers"
+    ends = [trace.values[n] for trace in (reference, candidate) for n in trace.outputs.values()]
+    if not any(sizes[0]):
+        return "the outputs have no numbers; the inputs are empty"
+    if not any(value.dtype.kind != "f" or np.isfinite(value).any() for value in ends):
+        return "no number of the outputs is finite"
     if 2 * len(weights.unmatched) > len(candidate.parameters):
         count, names = len(weights.unmatched), ", ".join(weights.unmatched[:3])
         return (

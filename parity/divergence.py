@@ -23,8 +23,8 @@ from .matching import (
     signature,
     suspects,
 )
-from .regions import regions
-from .repairs import BUDGET, FLOAT32, WEAK, Region, Repair, Search
+from .regions import Region, regions
+from .repairs import BUDGET, FLOAT32, WEAK, Repair, Search
 
 _CANDIDATES = 12  # of the reference's values after the last common one that are tried
 _NO_BETTER = 3  # of them in a row, after which no more are tried
@@ -125,8 +125,12 @@ class State:
             )
         ]
         self.others = self._others()
-        values = [(self.reference.value(r), self.candidate.value(c), name) for r, c, name in pairs]
-        self.rearranged_outputs = [name for one, other, name in values if not same_order(one, other, ROUNDED)]
+        values = [(self.reference.value(r), self.candidate.value(c), n) for r, c, n in pairs if (r, c) not in differing]
+        self.rearranged_outputs = [
+            f"{name}: shape {other.shape}; the reference's is {one.shape}"
+            for one, other, name in values
+            if one.shape != other.shape
+        ]
         self.matched = len(self.matches.of_reference), len(self.reference.by_number)
 
     def _others(self) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .capture.trace import Operation, Trace
+from .capture.trace import CaptureError, Operation, Trace
 from .diagnosis import capture
 from .divergence import Defect
 from .matching import EXACT, find_arrangement, same_order
@@ -51,6 +51,8 @@ def capture_in_training(
         for model, given, factors in zip(models, inputs, cotangents, strict=True)
     )
     masks = _masks(reference), _masks(candidate)
+    if not any(masks):
+        raise CaptureError("neither model drops anything; return both in training mode to compare their dropout")
     pairs = list(_pairs(*masks))
     differences = (*_unpaired(*masks, pairs), *_other_rates(pairs))
     reference, candidate = (_settled(trace, own) for trace, own in zip((reference, candidate), masks, strict=True))

@@ -3,7 +3,8 @@
 import numpy as np
 
 from .matching import Matches, Side, alignments
-from .repairs import Region, Repair, Search, constants, scalars
+from .regions import Region, constants, scalars
+from .repairs import Repair, Search
 
 Array = np.ndarray
 _BITS = 12  # significant bits, from which on a number is no short one such as 0.5 or 768

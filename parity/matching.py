@@ -239,6 +239,7 @@ def same_order(one: Array, other: Array, bound: float, least: float = 0.0) -> bo
 
     The bound is relative to the largest number, or to `least` if that is larger.
     """
+    one, other = (a.astype(np.int8) if a.dtype == bool else a for a in (one, other))
     return one.size == other.size and _close(np.ravel(one), np.ravel(other), bound, _largest(one), least)
 
 

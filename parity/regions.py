@@ -1,15 +1,44 @@
 """The operations between the last values that two traces have in common and the first that differs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from .capture.trace import Operation, Trace
 from .matching import Matches, Side, producers, same_order
-from .repairs import Region
 
+Array = np.ndarray
 _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
 )
+
+
+@dataclass(frozen=True)
+class Region:
+    """What leads from values that both sides have to the first that differs."""
+
+    operations: tuple[Operation, ...]  # in the order of execution
+    end: int
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """The values that enter: matched ones, parameters, inputs and constants."""
+        made = {number for operation in self.operations for number in operation.outputs}
+        numbers = (number for operation in self.operations for number in operation.inputs)
+        return tuple(dict.fromkeys(number for number in numbers if number not in made)) or (self.end,)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number in the code: a literal or setting of an operation, or a constant of its own."""
+
+    operation: Operation
+    value: float
+    number: int  # the value that changes with it
+    change: Callable[[float], Array]
 
 
 def regions(
@@ -55,3 +84,48 @@ def _region(trace: Trace, suspect: set[int], end: int) -> tuple[Operation, ...]:
     order = {id(operation): i for i, operation in enumerate(trace.operations)}
     unique = {id(operation): operation for operation in region}
     return tuple(sorted(unique.values(), key=lambda operation: order[id(operation)]))
+
+
+def constants(side: Side, region: Region) -> list[int]:
+    """Parameters and constants that enter a region, but no inputs."""
+    made = {number for operation in side.trace.operations for number in operation.outputs}
+    inputs = set(side.trace.inputs.values())
+    return [n for n in region.leaves if n not in made and n not in inputs]
+
+
+def scalars(side: Side, region: Region) -> Sequence[Scalar]:
+    """The numbers of a region's code."""
+    numbers: list[Scalar] = []
+    made = {number for operation in side.trace.operations for number in operation.outputs}
+    fixed = {*made, *side.trace.parameters.values(), *side.trace.inputs.values()}
+    constants: dict[int, Operation] = {}
+    for operation in region.operations:
+        for key, value in operation.settings.items():
+            is_number = isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0
+            if is_number and np.asarray(value).dtype.kind == "f" and len(operation.outputs) >= 1 and operation.compute:
+                change = partial(_with_setting, side, operation, key)
+                numbers.append(Scalar(operation, float(value), operation.outputs[0], change))
+        for number in operation.inputs:
+            if number not in fixed:
+                constants.setdefault(number, operation)
+    for number, operation in constants.items():
+        value = side.value(number)
+        if value.size == 1 and value.dtype.kind == "f":
+            shape = value.shape
+            change = partial(_full, shape)
+            numbers.append(Scalar(operation, float(value.reshape(())), number, change))
+    return numbers
+
+
+def _full(shape: tuple[int, ...], number: float) -> Array:
+    return np.full(shape, number)
+
+
+def _with_setting(side: Side, operation: Operation, key: str, number: float) -> Array:
+    """An operation's first output with another number as a setting."""
+    old = operation.settings[key]
+    new = np.full_like(old, number) if isinstance(old, np.ndarray) else number
+    inputs = [side.value(n) for n in operation.inputs]
+    assert operation.compute is not None
+    with np.errstate(all="ignore"):
+        return np.asarray(operation.compute(inputs, {**operation.settings, key: new})[0])

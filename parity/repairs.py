@@ -1,6 +1,6 @@
 """Finds the change to a candidate that makes it equal to its reference: each attempt is computed on the trace."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
@@ -11,6 +11,7 @@ from scipy import special
 from .alternatives import UNARY, alternatives, arrangements, insertions, kind
 from .capture.trace import Operation
 from .matching import EXACT, Side, alignments, orders_of_axes, producers, same_order
+from .regions import Region, Scalar, constants, scalars
 
 Array = np.ndarray
 BUDGET = 2e8  # numbers that all attempts for one region compute together
@@ -24,21 +25,6 @@ _LAST = 10  # ranks after all others
 _STEPS = 12  # of the search for a number in the code
 FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
 _FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
-
-
-@dataclass(frozen=True)
-class Region:
-    """What leads from values that both sides have to the first that differs."""
-
-    operations: tuple[Operation, ...]  # in the order of execution
-    end: int
-
-    @property
-    def leaves(self) -> tuple[int, ...]:
-        """The values that enter: matched ones, parameters, inputs and constants."""
-        made = {number for operation in self.operations for number in operation.outputs}
-        numbers = (number for operation in self.operations for number in operation.inputs)
-        return tuple(dict.fromkeys(number for number in numbers if number not in made)) or (self.end,)
 
 
 @dataclass(frozen=True)
@@ -75,16 +61,6 @@ class _Attempt:
         return self.value.shape == old.shape and not np.array_equal(self.value, old)
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """A number in the code: a literal or setting of an operation, or a constant of its own."""
-
-    operation: Operation
-    value: float
-    number: int  # the value that changes with it
-    change: Callable[[float], Array]
-
-
 class Search:
     """Attempts to repair the candidate's region; `target` is the reference's value in the shape of its end."""
 
@@ -114,10 +90,11 @@ class Search:
             self._operations,
             self.parameters,
             self.exchanged,
+            self._exchanged_entries,
             self._scalars,
             self._insertions,
         )
-        for least, attempts in zip((2, 0, 1, 1, 1, 3), sources, strict=True):
+        for least, attempts in zip((2, 0, 1, 1, 2, 1, 3), sources, strict=True):
             if self.below <= least:
                 continue
             for attempt in attempts():
@@ -216,6 +193,17 @@ class Search:
             if values[0].shape == values[1].shape:
                 repair = Repair(one, f"and {self.names[other]} are exchanged", self._user(one), self.names[one])
                 yield _Attempt(1, repair, values[1], {other: values[0]})
+
+    def _exchanged_entries(self) -> Iterator[_Attempt]:
+        """Two values that enter the region, each in the other's place, as if their parameters were exchanged."""
+        made = producers(self.side.trace)
+        entries = [n for n in self.region.leaves if n in made and self.side.value(n).dtype.kind == "f"]
+        for one, other in combinations(entries, 2):
+            values = self.side.value(one), self.side.value(other)
+            names = [[self.names[n] for n in made[e].inputs if n in self.names] for e in (one, other)]
+            if values[0].shape == values[1].shape and names[0] and names[1]:
+                text = f"and {names[1][0]} are exchanged"
+                yield _Attempt(2, Repair(one, text, made[one], names[0][0]), values[1], {other: values[0]})
 
     def exchanged_further(self) -> Iterator[_Attempt]:
         """One of the region's parameters and another of the candidate's, each in the other's place."""
@@ -402,50 +390,5 @@ def _arranged_as(source: Array, value: Array) -> Iterator[Array]:
                 yield block.T.reshape(value.shape)
 
 
-def constants(side: Side, region: Region) -> list[int]:
-    """Parameters and constants that enter a region, but no inputs."""
-    made = {number for operation in side.trace.operations for number in operation.outputs}
-    inputs = set(side.trace.inputs.values())
-    return [n for n in region.leaves if n not in made and n not in inputs]
-
-
 def _rounds_to(one: float, other: float) -> bool:
     return one == other or abs(one - other) <= FLOAT32 * abs(other)
-
-
-def scalars(side: Side, region: Region) -> Sequence[Scalar]:
-    """The numbers of a region's code."""
-    numbers: list[Scalar] = []
-    made = {number for operation in side.trace.operations for number in operation.outputs}
-    fixed = {*made, *side.trace.parameters.values(), *side.trace.inputs.values()}
-    constants: dict[int, Operation] = {}
-    for operation in region.operations:
-        for key, value in operation.settings.items():
-            is_number = isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0
-            if is_number and np.asarray(value).dtype.kind == "f" and len(operation.outputs) >= 1 and operation.compute:
-                change = partial(_with_setting, side, operation, key)
-                numbers.append(Scalar(operation, float(value), operation.outputs[0], change))
-        for number in operation.inputs:
-            if number not in fixed:
-                constants.setdefault(number, operation)
-    for number, operation in constants.items():
-        value = side.value(number)
-        if value.size == 1 and value.dtype.kind == "f":
-            shape = value.shape
-            change = partial(_full, shape)
-            numbers.append(Scalar(operation, float(value.reshape(())), number, change))
-    return numbers
-
-
-def _full(shape: tuple[int, ...], number: float) -> Array:
-    return np.full(shape, number)
-
-
-def _with_setting(side: Side, operation: Operation, key: str, number: float) -> Array:
-    """An operation's first output with another number as a setting."""
-    old = operation.settings[key]
-    new = np.full_like(old, number) if isinstance(old, np.ndarray) else number
-    inputs = [side.value(n) for n in operation.inputs]
-    assert operation.compute is not None
-    with np.errstate(all="ignore"):
-        return np.asarray(operation.compute(inputs, {**operation.settings, key: new})[0])

@@ -25,7 +25,7 @@ from twinax.parity.weights import match_weights
 from .usage import UsageError, check_folder
 
 _RATE = 1e-3  # learning rate where an optimizer is only named
-_EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2}
+_EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2, "gradients undecided": 2}
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
 ) -> int:
     """Compares the models that two factories return; the exit status."""
     check_folder(json_file)
-    _check_report(report)
+    _check_report(report, json_file)
     _check_rules(convert, rules, write_rules)
     given = _inputs(inputs)
     others = given if candidate_inputs is None else _inputs(candidate_inputs)
@@ -86,10 +86,12 @@ def _built(factory: Callable[..., Any], state: dict[str, np.ndarray]) -> dict[st
     return arrays_of(factory(state))
 
 
-def _check_report(report: str | None) -> None:
+def _check_report(report: str | None, json_file: str | None) -> None:
     check_folder(report)
     if report is not None and Path(report).suffix not in (".html", ".htm"):
         raise UsageError(f"--report {report}: must end in .html")
+    if report is not None and report == json_file:
+        raise UsageError(f"--report {report}: is the file of --json too; pass another name")
 
 
 def _check_rules(convert: str | None, rules: str | None, write_rules: str | None) -> None:
@@ -207,11 +209,11 @@ def _module(path: Path) -> ModuleType:
 def _made(name: str, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     try:
         return factory(*arguments)
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise UsageError(f"{name}: failed: {_one_line(error, Path(name.rpartition(':')[0]))}") from error
 
 
-def _one_line(error: Exception, path: Path) -> str:
+def _one_line(error: BaseException, path: Path) -> str:
     """The error, and the line of the file in which it arose."""
     lines = []
     traceback = error.__traceback__

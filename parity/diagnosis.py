@@ -149,7 +149,7 @@ def _walked(sides: tuple[Side, Side], bounds: Sequence[float], least: float) -> 
     for bound in bounds:
         if bound != state.bound:
             sides = state.reference, state.candidate
-            state = State(*sides, Matches(*sides, bound), least, entering=state.entering)
+            state = State(*sides, Matches(*sides, bound), least, entering=state.entering, limit=ROUNDED)
         while state.open_outputs and len(differences) < MAX_DEFECTS and (step := next_step(state)) is not None:
             number, defect, state = step
             differences.append((number, defect))

@@ -102,13 +102,13 @@ class State:
     least: float = 0.0  # outputs are compared relative to their largest number, or to this if it is larger
     precedents: tuple[_Precedent, ...] = ()
     entering: tuple[tuple[int, int], ...] = ()  # equal values of both that enter repaired regions, compared as outputs
+    limit: float = np.inf  # of the errors of values; small once nothing but rounding differs
     open_outputs: int = field(init=False)  # outputs that differ
     rearranged_outputs: list[str] = field(init=False)
     matched: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.bound = self.matches.bound
-        self.limit = np.inf if self.bound >= ROUNDED else ROUNDED  # once nothing but rounding differs, ends are close
         outputs = self.reference.trace.outputs, self.candidate.trace.outputs
         names = output_pairs(self.reference.trace, self.candidate.trace)
         pairs = self.pairs = [(outputs[0][one], outputs[1][other], other) for one, other in names]
@@ -195,7 +195,7 @@ class State:
         changes = self.candidate.replay(values)
         side = self.candidate.changed(changes, values.keys())
         matches = self.matches.updated(side, changes)
-        return State(self.reference, side, matches, self.least, self.precedents, self.entering)
+        return State(self.reference, side, matches, self.least, self.precedents, self.entering, self.limit)
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:

@@ -23,6 +23,7 @@ _ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpos
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # of an axis's size, by which code multiplies or divides
 _LAST = 10  # ranks after all others
 _STEPS = 12  # of the search for a number in the code
+_NEAR = 3  # operations between a parameter and the value that it projects to
 FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
 _FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
 
@@ -145,11 +146,13 @@ class Search:
             value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
             for source, array in sources.items():
                 for other in _arranged_as(array, value):
-                    text = "is not " if self._same_numbers(array, value) else "has other values than "
-                    yield _Attempt(1, Repair(number, f"{text}{source}, arranged alike", user, name), other)
+                    text = f"has other values than {source}"
+                    if self._same_numbers(array, value):
+                        text = f"has the numbers of {source} in another order"
+                    yield _Attempt(1, Repair(number, text, user, name), other)
                     for shift in (-1, 1) if np.array_equal(other, value) else ():
                         sign = "+" if shift > 0 else "-"
-                        shifted = Repair(number, f"is {source}, and not {source} {sign} 1, arranged alike", user, name)
+                        shifted = Repair(number, f"is {source}, and not {source} {sign} 1", user, name)
                         yield _Attempt(1, shifted, other + shift)
             for other, text in arrangements(value):
                 yield _Attempt(1, Repair(number, text, user, name or "a constant"), other)
@@ -182,7 +185,7 @@ class Search:
                     if number in matched:
                         yield _Attempt(1, Repair(number, f"is without + {source}", users[number], name), value + other)
                     else:
-                        text = f"has other values than {source}, arranged alike"
+                        text = f"has other values than {source}"
                         yield _Attempt(1, Repair(number, text, users[number], name), other)
 
     def exchanged(self) -> Iterator[_Attempt]:
@@ -200,10 +203,19 @@ class Search:
         entries = [n for n in self.region.leaves if n in made and self.side.value(n).dtype.kind == "f"]
         for one, other in combinations(entries, 2):
             values = self.side.value(one), self.side.value(other)
-            names = [[self.names[n] for n in made[e].inputs if n in self.names] for e in (one, other)]
-            if values[0].shape == values[1].shape and names[0] and names[1]:
-                text = f"and {names[1][0]} are exchanged"
-                yield _Attempt(2, Repair(one, text, made[one], names[0][0]), values[1], {other: values[0]})
+            names = self._parameter_of(one, made), self._parameter_of(other, made)
+            if values[0].shape == values[1].shape and all(names):
+                repair = Repair(one, f"and {names[1]} are exchanged", made[one], names[0])
+                yield _Attempt(2, repair, values[1], {other: values[0]})
+
+    def _parameter_of(self, number: int, made: Mapping[int, Operation]) -> str:
+        """The nearest parameter from which a value is computed, such as a projection's; empty if none is near."""
+        numbers = [number]
+        for _ in range(_NEAR):
+            numbers = [n for before in numbers if before in made for n in made[before].inputs]
+            for name in (self.names[n] for n in numbers if n in self.names):
+                return name
+        return ""
 
     def exchanged_further(self) -> Iterator[_Attempt]:
         """One of the region's parameters and another of the candidate's, each in the other's place."""

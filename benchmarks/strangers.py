@@ -17,6 +17,7 @@ from benchmarks import (
     strangers_converter,
     strangers_forward,
     strangers_gradients,
+    strangers_inference,
     strangers_rounding,
     strangers_updates,
 )
@@ -101,6 +102,7 @@ def main() -> int:
     results["strangers-alarms"] = (("pair", "operations", "places", "outputs", "gradients", "seconds"), alarms)
     if is_final:
         rows = published(published_defects(options.pairs))
+        results["strangers-inference"] = strangers_inference.HEADER, list(strangers_inference.measure(checked))
         results["strangers-published"] = (("model", "line or parameter", "repair"), rows)
     for name, (header, rows) in results.items():
         if is_final:

@@ -125,7 +125,7 @@ def compare(
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
     report: str | None = None,
 ) -> int:
-    """Find where two models of your own part: a PyTorch module and its JAX port, or any two.
+    """Find where two models of your own diverge: a PyTorch module and its JAX port, or any two.
 
     Each function returns a torch, NNX or Equinox module, a pair (Linen module, variables), or a pair (function of
     (parameters, *inputs), parameters). Names and layouts do not matter. Prints every independent difference with the
@@ -139,10 +139,10 @@ def compare(
         candidate: file and function that returns the port; if it takes an argument, that is the reference's
             parameters, arrays by name.
         inputs: .npz file with the inputs in their order, or file.py:function that returns them.
-        candidate_inputs: the same for the candidate, where it wants them otherwise, such as channels last.
+        candidate_inputs: inputs for the candidate, if they differ, for example with channels last.
         convert: file and function that returns the candidate's parameters from the reference's, arrays by name.
         rules: TOML file that says which parameter is which, as --write-rules writes it. If the port has other weights
-            and there is neither, the map is inferred.
+            and neither is given, the map is inferred.
         write_rules: TOML file to write the inferred map to, and a converter as Python code beside it.
         gradients: compare the gradients of all parameters too.
         optimizer: compare updates too: adamw, adam, sgd, … as PyTorch and Optax have them, or two functions: one of

@@ -31,7 +31,7 @@ def as_function(model: Any) -> tuple[Function, Any]:
     if callable(model) and _is_a(model, "equinox", "Module"):
         return _of_tree(model)
     raise CaptureError(
-        f"{type(model).__name__}: is no model that can be traced; return an NNX or Equinox module, a pair of a Linen "
+        f"{type(model).__name__}: is not a supported model; return a PyTorch, NNX or Equinox module, a pair of a Linen "
         "module and its variables, or a pair of a function of (parameters, *inputs) and its parameters"
     )
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from .primitives import PRIMITIVES, dtype_of
-from .trace import CaptureError, Compute, Operation, Trace, as_float64, named, own_lines
+from .trace import CaptureError, Compute, Operation, Trace, as_float64, named, own_lines, where_raised
 
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
 MODULE_SCOPE = "twinax:"
@@ -62,7 +62,7 @@ def _trace(function: Any, original: Any, wide: Any) -> tuple[Any, Any]:
                 return jax.make_jaxpr(lambda p, i, c: function(p, *i, **c), return_shape=True)(*arguments)
         except Exception as error:  # whatever the model's code raises
             failures.append(error)
-    text = f"{type(failures[1]).__name__}: {failures[1]}".splitlines()[0]
+    text = f"{type(failures[1]).__name__}: {failures[1]}".splitlines()[0] + where_raised(failures[1])
     raise CaptureError(f"{getattr(function, '__name__', 'the function')}: JAX cannot trace it: {text}") from failures[1]
 
 

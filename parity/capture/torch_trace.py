@@ -14,7 +14,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .trace import CaptureError, Compute, Operation, Trace, named, own_lines
+from .trace import CaptureError, Compute, Operation, Trace, named, own_lines, where_raised
 
 _RANDOM = frozenset(
     (
@@ -76,7 +76,7 @@ def _one_line(what: str) -> Iterator[None]:
     except CaptureError:
         raise
     except Exception as error:  # whatever the model's code raises
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        text = f"{type(error).__name__}: {error}".splitlines()[0] + where_raised(error)
         raise CaptureError(f"{what}: {text}") from error
 
 
@@ -116,8 +116,8 @@ def _depends_on_mode(module: nn.Module, random: bool) -> bool:
 
 
 def _widen(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value.copy())
+    if not isinstance(value, Tensor) and hasattr(value, "__array__") and hasattr(value, "dtype"):  # NumPy's or JAX's
+        value = torch.from_numpy(np.array(value))
     if not isinstance(value, Tensor):
         return value
     return value.detach().to("cpu", torch.float64 if value.dtype.is_floating_point else value.dtype, copy=True)

@@ -165,6 +165,18 @@ def own_lines(frames: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     return tuple(islice(own, DEPTH))
 
 
+def where_raised(error: BaseException) -> str:
+    """` (folder/file.py:line)`: the innermost line of the model's own code in an error's traceback; else empty."""
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    recorded = [i for i, (file, _) in enumerate(frames) if file in _RECORDERS]
+    own = own_lines(reversed(frames[max(recorded, default=-1) + 1 :]))
+    return f" ({own[0]})" if own else ""
+
+
 _GENERATED = ("<frozen", "<@beartype", "<__")  # other names in angle brackets are a prompt's or a notebook's
 _HERE = Path(__file__).parents[1]
 _RECORDERS = tuple(str(Path(__file__).with_name(name)) for name in ("torch_trace.py", "jax_trace.py"))

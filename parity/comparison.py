@@ -110,6 +110,8 @@ def compare(
         others = [defect for defect in forward.defects if defect.repair is not None]  # the rest may follow from masks
         forward = replace(forward, verdict="different", defects=(*masks, *others))
     seconds["outputs"] = time.perf_counter() - start
+    asked = {"gradients": gradients, "optimizers": optimizers is not None}
+    missed += [f"{part}, because the outputs differ" for part in asked if asked[part] and not forward.ok]
     backward: Diagnosis | None = None
     update: tuple[UpdateDifference, ...] | None = None
     errors: list[Rounding] = []

@@ -7,8 +7,8 @@ key and value, are kept until later values do.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice, product
+from functools import lru_cache, partial
+from itertools import combinations, islice, product
 from math import prod
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from .capture.trace import Operation
 from .guesses import Guess, guesses
 from .inference_state import Block, Choice, State, elements
+from .layouts import Layout
 from .matching import alignments, signature
 
 Array = np.ndarray
@@ -177,12 +178,12 @@ class Search(State):
 
     def _distinct(self, chosen: Iterable[Guess]) -> bool:
         """Whether no element of a source is used twice."""
-        used: dict[str, list[Array]] = {}
+        used: dict[str, list[Layout]] = {}
         for guess in chosen:
             for key in guess.sources:
-                used.setdefault(key, []).append(elements(guess.layout))
-        several = [np.concatenate(own) for key, own in used.items() if len(own) > 1 and key not in self.shared]
-        return all(len(np.unique(own)) == len(own) for own in several)
+                used.setdefault(key, []).append(guess.layout)
+        several = (own for key, own in used.items() if key not in self.shared)
+        return not any(_overlap(one, other) for own in several for one, other in combinations(own, 2))
 
     def _with(self, number: int, choice: Choice) -> Array | None:
         arrays = {key: guess.value(self.arrays, self.open[key].shape) for key, guess in choice.items()}
@@ -337,3 +338,11 @@ def _first(size: int, holds: Callable[[int], bool]) -> int:
         else:
             low = middle + 1
     return low
+
+
+@lru_cache(maxsize=2**14)  # the same pairs return in many choices
+def _overlap(one: Layout, other: Layout) -> bool:
+    """Whether two arrangements of a source have an element in common."""
+    used = np.zeros(one.source_size, bool)
+    used[elements(one)] = True
+    return bool(used[elements(other)].any())

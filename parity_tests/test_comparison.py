@@ -258,3 +258,39 @@ def test_errors_a_few_times_larger_are_more_than_rounding(reference):
     comparison = compare(reference, candidate, (X,))
     assert 3 < comparison.rounding[0].ratio < 30
     assert comparison.verdict == "different in rounding"
+
+
+def test_what_a_converter_leaves_out_is_listed(reference):
+    candidate = port, weights(reference)
+    comparison = compare(reference, candidate, (X,), convert=lambda s: {"0.weight": s["0.weight"]}, rounding=False)
+    assert comparison.ok
+    assert any(s.startswith("2.bias: the converter returns nothing for it") for s in comparison.not_exercised)
+    with pytest.raises(CaptureError, match="returns no arrays"):
+        compare(reference, candidate, (X,), convert=lambda s: None)
+
+
+def test_an_output_of_another_shape_is_equal_but_no_test_passes(reference):
+    flat = (lambda p, x: port(p, x).reshape(-1)), weights(reference)
+    comparison = compare(reference, flat, (X,), rounding=False)
+    assert (comparison.verdict, len(comparison.forward.rearranged)) == ("equal", 1)
+    with pytest.raises(AssertionError, match=r"output: shape \(96,\); the reference's is \(16, 6\)"):
+        assert_same_function(reference, flat, (X,))
+
+
+def test_models_in_bfloat16_and_inputs_of_jax(reference):
+    module = nn.Linear(6, 3).bfloat16().eval()
+    arrays = {name: np.asarray(tensor.detach().float()) for name, tensor in module.named_parameters()}
+    linear = (lambda p, x: x @ p["weight"].T + p["bias"]), arrays
+    assert compare(module, linear, (jnp.asarray(X),), convert=dict, rounding=False).verdict == "equal"
+    with pytest.raises(CaptureError, match="pass a tuple"):
+        compare(module, linear, X)
+
+
+def test_gradients_that_cannot_be_traced_leave_the_outputs():
+    def loop(p, x):
+        return jax.lax.while_loop(lambda y: y.sum() < 1e3, lambda y: y * 2 + jnp.abs(p["w"]), x)
+
+    arrays = {"w": np.ones((2, 3))}
+    comparison = compare((loop, arrays), (loop, arrays), (np.ones((2, 3)),), gradients=True, rounding=False)
+    assert (comparison.forward.verdict, comparison.verdict) == ("equal", "gradients undecided")
+    assert "while_loop" in comparison.backward.reason

@@ -29,6 +29,12 @@ def broken():
 
 def inputs():
     return (torch.ones(2, 6),)
+
+def nothing():
+    return None
+
+def leaves():
+    raise SystemExit(3)
 """
 PORT = """
 import jax
@@ -137,6 +143,9 @@ def test_a_converter_and_no_converter(files, capsys):
         ({"json_file": "none/o.json"}, "none/o.json: there is no directory none"),
         ({"report": "none/o.html"}, "none/o.html: there is no directory none"),
         ({"report": "o.json"}, "--report o.json: must end in .html"),
+        ({"report": "o.html", "json_file": "o.html"}, "--report o.html: is the file of --json too"),
+        ({"reference": "ref.py:nothing"}, "ref.py:nothing: returned None; return a model"),
+        ({"reference": "ref.py:leaves"}, "ref.py:leaves: failed: SystemExit: 3"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(changes, message, files):

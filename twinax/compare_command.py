@@ -208,9 +208,12 @@ def _module(path: Path) -> ModuleType:
 
 def _made(name: str, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     try:
-        return factory(*arguments)
+        result = factory(*arguments)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise UsageError(f"{name}: failed: {_one_line(error, Path(name.rpartition(':')[0]))}") from error
+    if result is None:
+        raise UsageError(f"{name}: returned None; return a model, or arrays for --inputs")
+    return result
 
 
 def _one_line(error: BaseException, path: Path) -> str:

@@ -14,6 +14,7 @@ _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
 )
+_ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "convert_element_type", "aten.t")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,28 @@ def _region(trace: Trace, suspect: set[int], end: int) -> tuple[Operation, ...]:
     order = {id(operation): i for i, operation in enumerate(trace.operations)}
     unique = {id(operation): operation for operation in region}
     return tuple(sorted(unique.values(), key=lambda operation: order[id(operation)]))
+
+
+def extended(side: Side, region: Region) -> Region:
+    """The region with the operations that lead to its masks, and that arrange its parameters, though they match.
+
+    A mask with True and False swapped is matched, and so is a parameter of the reference in another's place.
+    """
+    made = producers(side.trace)
+
+    def follows(number: int) -> bool:
+        operation = made.get(number)
+        return side.value(number).dtype == bool or (operation is not None and operation.name in _ARRANGING)
+
+    open_values = [n for n in region.leaves if follows(n)]
+    operations = {id(operation): operation for operation in region.operations}
+    while open_values:
+        operation = made.get(open_values.pop())
+        if operation is not None and id(operation) not in operations:
+            operations[id(operation)] = operation
+            open_values += [n for n in operation.inputs if follows(n)]
+    order = {id(operation): i for i, operation in enumerate(side.trace.operations)}
+    return Region(tuple(sorted(operations.values(), key=lambda operation: order[id(operation)])), region.end)
 
 
 def constants(side: Side, region: Region) -> list[int]:

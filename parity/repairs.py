@@ -11,7 +11,7 @@ from scipy import special
 from .alternatives import UNARY, alternatives, arrangements, insertions, kind
 from .capture.trace import Operation
 from .matching import EXACT, Side, alignments, orders_of_axes, producers, same_order
-from .regions import Region, Scalar, constants, scalars
+from .regions import Region, Scalar, constants, extended, scalars
 
 Array = np.ndarray
 BUDGET = 2e8  # numbers that all attempts for one region compute together
@@ -19,7 +19,6 @@ WEAK = 3  # rank from which on another place may have a plainer repair
 _FACTOR = 4  # rank of a factor that is in neither code
 _BLOCKS = 4  # of a packed parameter
 _PASSING = ("copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
-_ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "convert_element_type", "aten.t")
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # of an axis's size, by which code multiplies or divides
 _LAST = 10  # ranks after all others
 _STEPS = 12  # of the search for a number in the code
@@ -75,7 +74,7 @@ class Search:
     ):
         self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
         self.side = sides[1]
-        self.region = _extended(self.side, regions[1])
+        self.region = extended(self.side, regions[1])
         inside = set(map(id, regions[1].operations))
         further = [operation for operation in self.region.operations if id(operation) not in inside]
         self.tried = (*regions[1].operations, *further)
@@ -362,28 +361,6 @@ class Search:
                 for text, function in functions.items():
                     with np.errstate(all="ignore"):
                         yield _Attempt(2, Repair(self.region.end, f"should be {text}", last), function(value))
-
-
-def _extended(side: Side, region: Region) -> Region:
-    """The region with the operations that lead to its masks, and that arrange its parameters, though they match.
-
-    A mask with True and False swapped is matched, and so is a parameter of the reference in another's place.
-    """
-    made = producers(side.trace)
-
-    def follows(number: int) -> bool:
-        operation = made.get(number)
-        return side.value(number).dtype == bool or (operation is not None and operation.name in _ARRANGING)
-
-    open_values = [n for n in region.leaves if follows(n)]
-    operations = {id(operation): operation for operation in region.operations}
-    while open_values:
-        operation = made.get(open_values.pop())
-        if operation is not None and id(operation) not in operations:
-            operations[id(operation)] = operation
-            open_values += [n for n in operation.inputs if follows(n)]
-    order = {id(operation): i for i, operation in enumerate(side.trace.operations)}
-    return Region(tuple(sorted(operations.values(), key=lambda operation: order[id(operation)])), region.end)
 
 
 def _arranged_as(source: Array, value: Array) -> Iterator[Array]:

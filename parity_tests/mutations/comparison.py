@@ -2,7 +2,7 @@
 
 from parity_tests.mutations.planting import Mutation
 
-_DIAGNOSIS = ("parity_tests/test_diagnosis.py",)
+_DIAGNOSIS = ("parity_tests/test_diagnosis.py", "parity_tests/test_diagnosis_bounds.py")
 _WEIGHTS = ("parity_tests/test_weights.py",)
 _COMPARISON = ("parity_tests/test_comparison.py",)
 _GRADIENTS = ("parity_tests/test_gradients.py",)

@@ -100,7 +100,7 @@ def test_what_is_no_tokenizer(tmp_path):
         "a.json": "is not a tokenizer",
         "w.model": "only unigram and bpe models",
         "b.model": "there is no such file",
-        ".": "tokenizer.json: there is no such file",
+        ".": "has no tokenizer.json, and no files of a tokenizer class that twinax knows",
     }
     for name, text in refusals.items():
         with pytest.raises(DataError, match=text):

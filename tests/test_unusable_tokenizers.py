@@ -81,8 +81,8 @@ def test_files_that_cannot_be_read_are_named_and_a_tokenizer_is_added(command, u
     code, _, err = command("translate", unreadable_bart, unreadable_bart / "text")
     assert (code, err) == (
         2,
-        f"twinax: {unreadable_bart}: has no readable tokenizer (no tokenizer.json; source.spm, "
-        "tokenizer_config.json, vocab.json cannot be used); `twinax convert` with --tokenizer adds one\n",
+        f"twinax: {unreadable_bart}: has no merges.txt, which its BartTokenizer needs; add the file, or replace the "
+        "tokenizer by `twinax convert` with --tokenizer\n",
     )
     target = unreadable_bart.parent / "made"
     code, out, _ = command(

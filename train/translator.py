@@ -22,7 +22,8 @@ from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
 from ..formulas.padding import pad, round_up
 from .data.prepare import Tokenizers
-from .data.tokenization import FILE, Tokenizer
+from .data.tokenization import FILE
+from .data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .. import torch_reference
@@ -69,7 +70,7 @@ class Translator:
         """
         if self._base is not None:
             return self._base.tokenizers
-        tokenizers = Tokenizers.of_files(self.checkpoint.files, TokenizerConfig(), self.name)
+        tokenizers = Tokenizers.of_checkpoint(self.checkpoint, TokenizerConfig(), self.name)
         if tokenizers is None:
             names = ", ".join(sorted({Path(name).name for name in self.checkpoint.files}))
             reason = f"no {FILE}; {names} cannot be used" if names else f"no {FILE}"
@@ -85,9 +86,9 @@ class Translator:
 
         Special tokens may lie beyond it, as <mask> does in some BART models, because text rarely contains them.
         """
-        size, fast = getattr(self.config, f"{side}_vocab_size"), tokenizer.fast
-        special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
-        excess_tokens = [(i, token) for token, i in fast.get_vocab().items() if i >= size and token not in special]
+        size, special = getattr(self.config, f"{side}_vocab_size"), tokenizer.special
+        vocabulary = tokenizer.vocabulary().items()
+        excess_tokens = [(i, token) for token, i in vocabulary if i >= size and token not in special]
         if excess_tokens:
             number, token = min(excess_tokens)
             raise DataError(
@@ -118,9 +119,9 @@ class Translator:
         Raises:
             CheckpointError, DataError: as `tokenizers`; or the token does not exist.
         """
-        number = self.tokenizers.tgt.fast.token_to_id(token) if isinstance(token, str) else token
+        number = self.tokenizers.tgt.id_of(token) if isinstance(token, str) else token
         if number is None:
-            suggestions = get_close_matches(str(token), self.tokenizers.tgt.fast.get_vocab(), 1)
+            suggestions = get_close_matches(str(token), self.tokenizers.tgt.vocabulary(), 1)
             hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
             raise DataError(f"forced_bos={token!r}: the target tokenizer has no such token{hint}")
         if not 0 <= number < self.config.tgt_vocab_size:
@@ -233,7 +234,7 @@ class Translator:
         size = getattr(self.config, f"{side}_vocab_size")
         for text, sentence in zip(texts, ids, strict=True):
             if (excess_id := next((i for i in sentence if i >= size), None)) is not None:
-                token = tokenizer.fast.id_to_token(excess_id)
+                token = tokenizer.token_of(excess_id)
                 raise DataError(
                     f"{self.name}: has no token {token!r} (id {excess_id}, {size:,} tokens), as in {text[:100]!r}"
                 )

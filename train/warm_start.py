@@ -66,7 +66,7 @@ def read_initial_weights(run: RunConfig) -> InitialWeights | None:
 
 def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     checkpoint = load(_existing(path))
-    tokenizers = Tokenizers.of_files(checkpoint.files, run.tokenizer, str(path))
+    tokenizers = Tokenizers.of_checkpoint(checkpoint, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:
         raise CheckpointError(f"{path}: has no {FILE}; pass its tokenizer by --tokenizer.load")
     assumed = describe_assumed(str(path), checkpoint) if checkpoint.assumed else None

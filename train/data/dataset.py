@@ -14,7 +14,7 @@ import numpy as np
 from ...configs.errors import DataError
 from ...formulas.padding import Ids, pad
 from .buckets import Bucket, Plan, count_batches, plan_epoch
-from .tokenization import Tokenizer
+from .tokenizer import Tokenizer
 
 _CHUNK = 10_000  # pairs encoded per call
 _AHEAD = 8  # batches to prefetch

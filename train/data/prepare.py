@@ -1,7 +1,7 @@
 """Prepares a run: tokenizers, ids, batch shapes, and the config with all sizes."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +14,13 @@ from ...configs.errors import DataError
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ...convert.atomic_io import write_files
+from ...convert.checkpoint import CONFIG, Checkpoint
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
 from .corpus import read_pairs
 from .dataset import Batches, Counts, EncodedPairs, Sides, encode_pairs
-from .pretrained import load_tokenizer
-from .tokenization import FILE, Tokenizer, train_tokenizers
+from .pretrained import load_tokenizer, tokenizer_of_directory
+from .tokenization import train_tokenizers
+from .tokenizer import Tokenizer
 
 Pairs = list[tuple[str, str]]
 Say = Callable[[str], None]
@@ -46,35 +48,41 @@ class Tokenizers(NamedTuple):
         """
         for name in (*_JOINT, *_SEPARATE):
             shutil.rmtree(directory / name, ignore_errors=True)
-        for name, tokenizer in zip(_JOINT if self.src is self.tgt else _SEPARATE, self, strict=False):
+        for name, tokenizer in zip(_JOINT if self.src.target is self.tgt else _SEPARATE, self, strict=False):
             tokenizer.save(directory / name)
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizers | None":
         """The tokenizers that `save` wrote into a directory, or None. Raises: DataError if one is damaged."""
         names = next((names for names in (_JOINT, _SEPARATE) if (directory / names[0]).is_dir()), None)
-        return names and cls.of([Tokenizer.load(directory / name) for name in names])
+        return names and cls.of([load_tokenizer(str(directory / name), TokenizerConfig()) for name in names])
 
     @classmethod
-    def of_files(cls, files: Mapping[str, bytes], config: TokenizerConfig, name: str) -> "Tokenizers | None":
+    def of_checkpoint(cls, checkpoint: Checkpoint, config: TokenizerConfig, name: str) -> "Tokenizers | None":
         """The tokenizers of a checkpoint, or None; `config` sets special tokens that the files do not define.
 
         Raises:
             DataError: one is damaged; the message begins with `name`.
         """
         with TemporaryDirectory() as folder:
-            write_files(Path(folder), files)
+            write_files(Path(folder), checkpoint.files)
+            names = next((names for names in (_JOINT, _SEPARATE) if (Path(folder) / names[0]).is_dir()), ())
+            paths = [Path(folder) / name for name in names]
+            # in a directory of `transformers`, the tokenizer's files are not in a folder of their own
+            prefix = folder if checkpoint.layout is None else f"{folder}/{_JOINT[0]}"
             try:
-                if (Path(folder) / _JOINT[0] / FILE).is_file():
-                    return cls.of([load_tokenizer(str(Path(folder) / _JOINT[0]), config)])
-                return cls.load(Path(folder)) if f"{_SEPARATE[0]}/{FILE}" in files else None
+                model = checkpoint.documents.get(CONFIG, {})
+                tokenizers = [tokenizer_of_directory(path, config, model) for path in paths]
+                return (
+                    None if None in tokenizers or not tokenizers else cls.of([t for t in tokenizers if t is not None])
+                )
             except DataError as error:
-                raise DataError(str(error).replace(folder, name)) from None
+                raise DataError(str(error).replace(prefix, name)) from None
 
     @classmethod
     def of(cls, tokenizers: Sequence[Tokenizer]) -> "Tokenizers":
         """From one tokenizer for both sides, or from two."""
-        return cls(tokenizers[0], tokenizers[-1])
+        return cls(tokenizers[0], tokenizers[-1].target)
 
 
 class PreparedRun(NamedTuple):

@@ -1,42 +1,54 @@
 """Reads pretrained tokenizers: `transformers` directories, tokenizer.json, SentencePiece models, vocabularies."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import Tokenizer as LibraryTokenizer
 
 from ...configs.data import ROLES, TokenizerConfig
 from ...configs.errors import DataError
 from ...configs.schema import TransformerConfig
+from ...convert.checkpoint import CONFIG, TOKENIZER_FILES
 from .corpus import read_lines
-from .tokenization import FILE, LANGUAGE, SETTINGS, Tokenizer, prepare_text, read_fast
+from .family_tokenizers import FAMILIES, family_tokenizer
+from .sentencepiece_model import read_sentencepiece
+from .sentencepiece_tokenizer import m2m100, marian
+from .tokenization import FILE, LANGUAGE, FastTokenizer, prepare_text, read_fast
+from .tokenizer import Tokenizer
+from .tokenizer_files import CLASS, SETTINGS, TokenizerFiles
 
 _SPACE = "▁"
 
 
-def load_tokenizer(path: str, config: TokenizerConfig) -> Tokenizer:
+def load_tokenizer(path: str, config: TokenizerConfig, model: Mapping[str, Any] | None = None) -> Tokenizer:
     """A tokenizer from a directory, a tokenizer.json, or a SentencePiece model (.model, .spm).
 
     `config` sets the special tokens if the files do not define them. Special tokens that a SentencePiece model lacks
     (mostly padding) are appended after its pieces, so that its ids do not change. A directory's settings define the
-    special tokens around sources; for a single file, `config` does.
+    special tokens around sources; for a single file, `config` does. `model`: config.json, by default the directory's.
 
     Raises:
         DataError: there is no tokenizer, it is damaged or of an unknown kind, or a special token is missing.
     """
     location = Path(path)
-    if location.is_dir() and (location / FILE).is_file() and (location / SETTINGS).is_file():
-        return Tokenizer.load(location)
     if location.is_dir():
-        location = location / FILE
+        tokenizer = tokenizer_of_directory(location, config, model)
+        if tokenizer is None:
+            raise DataError(f"{location}: has no {FILE}, and no files of a tokenizer class that twinax knows")
+        return tokenizer
     if not location.is_file():
         raise DataError(f"{location}: there is no such file")
     if location.suffix in (".model", ".spm"):
         return _from_sentencepiece(location, config)
     _check_alone(location)
+    return _from_file(location, config)
+
+
+def _from_file(location: Path, config: TokenizerConfig) -> Tokenizer:
     fast, tokens = read_fast(location), {role: getattr(config, f"{role}_token") for role in ROLES}
     for role, token in tokens.items():
         if fast.token_to_id(token) is None:
@@ -45,7 +57,35 @@ def load_tokenizer(path: str, config: TokenizerConfig) -> Tokenizer:
                 f"{location}: has no token {token!r} for {role}; set {role}_token in the tokenizer's settings "
                 f"(its special tokens: {', '.join(special) or 'none'})"
             )
-    return Tokenizer(fast, tokens).frame_sources(config)
+    return FastTokenizer(fast, tokens).frame_sources(config)
+
+
+def tokenizer_of_directory(
+    location: Path, config: TokenizerConfig, model: Mapping[str, Any] | None
+) -> Tokenizer | None:
+    """The tokenizer of a directory that `transformers` reads; None if it has none that twinax can read.
+
+    Raises:
+        DataError: as `load_tokenizer`.
+    """
+    content = {name: (location / name).read_bytes() for name in TOKENIZER_FILES if (location / name).is_file()}
+    if model is None and (location / CONFIG).is_file():
+        model = TokenizerFiles(str(location), {CONFIG: (location / CONFIG).read_bytes()}).json(CONFIG)
+    if FILE in content and SETTINGS not in content:
+        return _from_file(location / FILE, config)
+    files = TokenizerFiles.of(content, str(location), model)
+    kind = str(files.settings[CLASS])
+    if FILE in content:
+        tokenizer = FastTokenizer.load(location)
+        tokenizer.cleans_up = files.settings.get("clean_up_tokenization_spaces") is True
+        languages = FAMILIES[kind].languages_of(files) if kind in FAMILIES else None
+        if languages is not None:
+            tokenizer.frame, tokenizer.languages = FAMILIES[kind].frame, languages
+        return tokenizer
+    if kind in FAMILIES:
+        return family_tokenizer(files, FAMILIES[kind])
+    build = {"MarianTokenizer": marian, "M2M100Tokenizer": m2m100}.get(kind)
+    return build(files) if build is not None and content else None
 
 
 def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig, side: int = 0) -> Tokenizer:
@@ -74,10 +114,10 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig,
     if location.suffix == ".txt":
         _check_ids(location, fast, model, config)
     fast.add_special_tokens([tokens[role] for role in ROLES])
-    return Tokenizer(fast, tokens, language).frame_sources(config)
+    return FastTokenizer(fast, tokens, language).frame_sources(config)
 
 
-def _check_ids(path: Path, fast: FastTokenizer, model: TransformerConfig, config: TokenizerConfig) -> None:
+def _check_ids(path: Path, fast: LibraryTokenizer, model: TransformerConfig, config: TokenizerConfig) -> None:
     """Raises: DataError if a special token of a vocabulary has a different id than in the model."""
     tokens = {role: getattr(config, f"{role}_token") for role in ("pad", "bos", "eos")}
     ids = {f"{role}_id": fast.token_to_id(token) for role, token in tokens.items()}
@@ -98,14 +138,14 @@ def _check_alone(path: Path) -> None:
         raise DataError(f"{path}: {SETTINGS} sets spaCy for pre-tokenization; pass the directory {path.parent} instead")
 
 
-def _from_vocabulary(path: Path, config: TokenizerConfig) -> FastTokenizer:
+def _from_vocabulary(path: Path, config: TokenizerConfig) -> LibraryTokenizer:
     words = list(read_lines(str(path)))
     if len(set(words)) < len(words):
         duplicate = next(word for word, times in Counter(words).items() if times > 1)
         raise DataError(f"{path}: must have each token once, but {duplicate!r} occurs again")
     if config.unk_token not in words:
         raise DataError(f"{path}: has no unknown token {config.unk_token!r}")
-    fast = FastTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, config.unk_token))
+    fast = LibraryTokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, config.unk_token))
     # A vocabulary always lists words, even if a run's tokenizers are of another kind; it defines no normalization.
     word_config = replace(config, kind="word", split="whitespace", normalization="none")
     prepare_text(fast, config if config.kind == "word" else word_config)
@@ -113,16 +153,7 @@ def _from_vocabulary(path: Path, config: TokenizerConfig) -> FastTokenizer:
 
 
 def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
-    from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2 as schema
-
-    proto: Any = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        proto.ParseFromString(path.read_bytes())
-    except DecodeError:
-        proto.Clear()
-    if not proto.pieces:
-        raise DataError(f"{path}: is not a SentencePiece model")
+    proto = read_sentencepiece(path.read_bytes(), str(path))
     trainer, kinds = proto.trainer_spec, proto.trainer_spec.ModelType
     if trainer.model_type not in (kinds.UNIGRAM, kinds.BPE) or trainer.treat_whitespace_as_suffix:
         raise DataError(f"{path}: only unigram and bpe models that put the space before a word are supported")
@@ -132,7 +163,7 @@ def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
             f"{path}: bpe models with user-defined symbols ({user_symbols[0]}) are not supported: ids would differ"
         )
     model = (_unigram if trainer.model_type == kinds.UNIGRAM else _bpe)(proto)
-    fast = FastTokenizer(model)
+    fast = LibraryTokenizer(model)
     collapse_spaces = proto.normalizer_spec.remove_extra_whitespaces
     steps: list[Any] = []
     if proto.normalizer_spec.precompiled_charsmap:
@@ -149,7 +180,7 @@ def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
     ids = {"pad": trainer.pad_id, "bos": trainer.bos_id, "eos": trainer.eos_id, "unk": trainer.unk_id}
     tokens = {role: proto.pieces[n].piece if n >= 0 else getattr(config, f"{role}_token") for role, n in ids.items()}
     fast.add_special_tokens(list(tokens.values()))
-    return Tokenizer(fast, tokens).frame_sources(config)
+    return FastTokenizer(fast, tokens).frame_sources(config)
 
 
 def _unigram(proto: Any) -> Any:

@@ -4,19 +4,21 @@ A tokenizer is saved in the form that `transformers.PreTrainedTokenizerFast` loa
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import Tokenizer as LibraryTokenizer
 
 from ...configs.data import ROLES, TokenizerConfig
 from ...configs.errors import DataError
 from .spacy_pretokenizer import check_language, split_words
+from .tokenizer import Languages, Tokenizer
+from .tokenizer_files import CLASS, SETTINGS, TokenizerFiles
 
-FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+FILE = "tokenizer.json"
 LANGUAGE = "spacy_language"  # in SETTINGS
 
 # Word tokenizers: split -> (pre-tokenizer, decoder); the decoder joins words with spaces, or without.
@@ -49,34 +51,52 @@ _PARTS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
 _NORMALIZERS: dict[str, Callable[[], Any]] = {"nfc": normalizers.NFC, "nfkc": normalizers.NFKC}
 
 
-class Tokenizer:
-    """A fast tokenizer and the ids of its special tokens; `language`: pre-tokenize with spaCy's rules for it.
+class FastTokenizer(Tokenizer):
+    """A tokenizer of the library `tokenizers`; `language`: pre-tokenize with spaCy's rules for it.
+
+    Without a `frame`, the library's own post-processor sets the special tokens around a source.
 
     Raises:
-        DataError: a token for one of the roles pad, bos, eos, unk is missing; or spaCy is needed but not installed.
+        DataError: a token for one of the roles pad, eos, unk is missing; or spaCy is needed but not installed.
     """
 
-    def __init__(self, fast: FastTokenizer, special_tokens: dict[str, str], language: str | None = None):
-        self.fast, self.special_tokens, self.language = fast, special_tokens, language
+    def __init__(
+        self,
+        fast: LibraryTokenizer,
+        special_tokens: Mapping[str, str],
+        language: str | None = None,
+        frame: tuple[str, ...] | None = None,
+        languages: Languages | None = None,
+        files: TokenizerFiles | None = None,
+    ):
+        self.fast, self.language = fast, language
         if language is not None:
             check_language(language)
-        ids = {role: fast.token_to_id(special_tokens[role]) for role in ROLES if role in special_tokens}
-        missing = [role for role in ROLES if ids.get(role) is None]
-        if missing:
-            raise DataError(f"the tokenizer has no special token for {', '.join(missing)}")
-        self.pad_id, self.bos_id, self.eos_id, self.unk_id = (ids[role] for role in ROLES)
+        super().__init__(special_tokens, frame, languages, files)
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids."""
         return self.fast.get_vocab_size()
 
+    def vocabulary(self) -> Mapping[str, int]:
+        return self.fast.get_vocab()
+
+    @property
+    def special(self) -> set[str]:
+        return {token.content for token in self.fast.get_added_tokens_decoder().values() if token.special}
+
+    def id_of(self, token: str) -> int | None:
+        return self.fast.token_to_id(token)
+
+    def token_of(self, number: int) -> str | None:
+        return self.fast.id_to_token(number)
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without special tokens around it."""
         return [encoding.ids for encoding in self._encode(texts, add_special_tokens=False)]
 
     def encode_sources(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
-        """Ids of each text with the special tokens of a source, truncated to `longest` ids in total."""
+        if self.frame is not None:
+            return super().encode_sources(texts, longest)
         if longest is not None:
             self.fast.enable_truncation(longest)
         try:
@@ -92,25 +112,27 @@ class Tokenizer:
 
     @property
     def added(self) -> int:
-        """Number of special tokens around a source."""
-        return self.fast.num_special_tokens_to_add(False)
+        return self.fast.num_special_tokens_to_add(False) if self.frame is None else super().added
 
-    def frame_sources(self, config: TokenizerConfig) -> "Tokenizer":
+    def frame_sources(self, config: TokenizerConfig) -> "FastTokenizer":
         """Sets the special tokens around sources from `config`; returns self."""
-        bos, eos = self.special_tokens["bos"], self.special_tokens["eos"]
-        template = (bos if config.source_bos else "", "$A", eos if config.source_eos else "")
+        roles = [role for role in ("bos", "eos") if getattr(config, f"source_{role}")]
+        if "bos" in roles and self.bos_id is None:
+            raise DataError("source_bos=True: the tokenizer has no token for bos")
+        tokens = {role: (self.special_tokens[role], getattr(self, f"{role}_id")) for role in roles}
+        template = [tokens[role][0] if role in tokens else "" for role in ("bos", "eos")]
         self.fast.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-            single=" ".join(filter(None, template)), special_tokens=[(bos, self.bos_id), (eos, self.eos_id)]
+            single=" ".join(filter(None, (template[0], "$A", template[1]))), special_tokens=[*tokens.values()]
         )
         return self
 
     def decode(self, sentences: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each sentence, without special tokens."""
-        return self.fast.decode_batch([list(ids) for ids in sentences], skip_special_tokens=True)
+        texts = self.fast.decode_batch([list(ids) for ids in sentences], skip_special_tokens=True)
+        return texts if isinstance(self.fast.model, models.BPE) else [self.clean_up(text) for text in texts]
 
     def show(self, ids: Sequence[int]) -> list[str]:
         """Each token in readable form: bytes are decoded if they form whole characters, ▁ marks a preceding space."""
-        tokens = [self.fast.id_to_token(i) or "?" for i in ids]
+        tokens = super().show(ids)
         if not isinstance(self.fast.decoder, decoders.ByteLevel):
             return tokens
         texts = self.fast.decode_batch([[i] for i in ids], skip_special_tokens=False)
@@ -122,16 +144,19 @@ class Tokenizer:
 
         With spaCy pre-tokenization, that class needs the words as input, with `is_split_into_words=True`.
         """
+        if self.files is not None:
+            return super().save(directory)
         Path(directory).mkdir(parents=True, exist_ok=True)
         self.fast.save(str(Path(directory) / FILE))
-        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        kind = "PreTrainedTokenizerFast" if self.languages is None else self.languages.family
+        settings: dict[str, Any] = {CLASS: kind, "clean_up_tokenization_spaces": False}
         settings |= {f"{role}_token": token for role, token in self.special_tokens.items()}
         settings |= {LANGUAGE: self.language} if self.language is not None else {}
-        (Path(directory) / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        self._write_settings(directory, settings)
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> "Tokenizer":
-        """A tokenizer from a directory that `save` or `transformers` wrote.
+    def load(cls, path: str | PathLike[str]) -> "FastTokenizer":
+        """A tokenizer from a directory with tokenizer.json that `save` or `transformers` wrote.
 
         Raises:
             DataError: a file is missing or damaged, or a special token is missing.
@@ -155,10 +180,10 @@ class Tokenizer:
             raise DataError(f"{folder}: {error}") from None
 
 
-def read_fast(path: Path) -> FastTokenizer:
+def read_fast(path: Path) -> LibraryTokenizer:
     """The library's tokenizer in a file. Raises: DataError if it cannot be read."""
     try:
-        fast = FastTokenizer.from_file(str(path))
+        fast = LibraryTokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
         raise DataError(f"{path}: is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
     # A file may set truncation and padding; twinax does both itself.
@@ -167,7 +192,7 @@ def read_fast(path: Path) -> FastTokenizer:
     return fast
 
 
-def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: Sequence[str]) -> list[Tokenizer]:
+def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: Sequence[str]) -> list[FastTokenizer]:
     """One tokenizer if it is joint and uses no spaCy rules, else one per side.
 
     Raises:
@@ -183,12 +208,12 @@ def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: S
     ]
     tokenizers = [train_tokenizer(config, texts) for texts in ([sides[0] + sides[1]] if config.joint else sides)]
     return [
-        Tokenizer(tokenizer.fast, tokenizer.special_tokens, language)
+        FastTokenizer(tokenizer.fast, tokenizer.special_tokens, language)
         for tokenizer, language in zip(tokenizers * (2 if config.joint else 1), config.languages, strict=True)
     ]
 
 
-def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]]) -> Tokenizer:
+def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]]) -> FastTokenizer:
     """A tokenizer trained on sentences, or on lists of words if `config` sets languages.
 
     If `config` sets no vocabulary size, it follows from the number of sentences.
@@ -219,16 +244,16 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]
     else:
         model = models.Unigram()
         trainer = trainers.UnigramTrainer(unk_token=unk, **common)
-    fast = FastTokenizer(model)
+    fast = LibraryTokenizer(model)
     prepare_text(fast, config)
     try:
         fast.train_from_iterator(sentences, trainer)
     except Exception as error:  # the library raises a bare Exception
         raise DataError(f"a {config.kind} tokenizer of {config.vocab_size} tokens cannot be trained: {error}") from None
-    return Tokenizer(fast, {role: getattr(config, f"{role}_token") for role in ROLES}).frame_sources(config)
+    return FastTokenizer(fast, {role: getattr(config, f"{role}_token") for role in ROLES}).frame_sources(config)
 
 
-def prepare_text(fast: FastTokenizer, config: TokenizerConfig) -> None:
+def prepare_text(fast: LibraryTokenizer, config: TokenizerConfig) -> None:
     """Sets the normalizer, pre-tokenizer and decoder of a tokenizer from a config.
 
     With spaCy there is no further pre-tokenizer: each spaCy token, whitespace included, is one word.

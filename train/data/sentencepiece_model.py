@@ -1,0 +1,22 @@
+"""Reads SentencePiece models as protocol buffers."""
+
+from typing import Any
+
+from ...configs.errors import DataError
+
+CONTROL, USER_DEFINED = 3, 4  # kinds of pieces
+
+
+def read_sentencepiece(content: bytes, place: str) -> Any:
+    """The model's `ModelProto`. Raises: DataError, which names the place, if it is no SentencePiece model."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    proto: Any = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        proto.ParseFromString(content)
+    except DecodeError:
+        proto.Clear()
+    if not proto.pieces:
+        raise DataError(f"{place}: is not a SentencePiece model")
+    return proto

@@ -1,0 +1,130 @@
+"""Tokenizers that segment with SentencePiece and look its pieces up in a vocabulary: Marian's and M2M100's.
+
+Their ids are not those of the SentencePiece model, and a piece may be missing from the vocabulary.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...configs.errors import DataError
+from .languages import M2M100
+from .tokenizer import Languages, Tokenizer
+from .tokenizer_files import TokenizerFiles
+
+_SPACE = "▁"
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """SentencePiece with a vocabulary of its own for each side."""
+
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        encoder: Any,
+        decoder: Any,
+        ids: Mapping[str, int],
+        languages: Languages | None,
+        defaults: Mapping[str, str],
+    ):
+        """`encoder`, `decoder`: SentencePiece models of the text and of its tokens; `defaults`: special tokens."""
+        tokens = {role: files.token(role, default) for role, default in defaults.items()}
+        self._ids, self._tokens = dict(ids), {i: token for token, i in ids.items()}
+        special = {role: token for role, token in tokens.items() if token is not None and token in ids}
+        super().__init__(special, ("language", "$A", "eos"), languages, files)
+        self._encoder, self._decoder = encoder, decoder
+        # Marian's texts may start with a language, as >>fra<<
+        self._has_prefix = languages is None or languages.role == "source_prefix"
+        stated = (*files.added_tokens(), *files.extra_tokens(), *files.named_tokens({}).values())
+        self._special = {*special.values(), *(token.content for token in stated if token.content in ids)}
+        self._omitted = (
+            self._special if self._has_prefix or languages is None else {*self._special, *languages.tokens.values()}
+        )
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._splits = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._target: Tokenizer | None = None
+
+    @property
+    def target(self) -> Tokenizer:
+        """The tokenizer of targets."""
+        return self if self._target is None else self._target
+
+    def with_target(self, target: "SentencePieceTokenizer") -> "SentencePieceTokenizer":
+        """This tokenizer, for sources, with another one for targets."""
+        self._target = target
+        return self
+
+    def vocabulary(self) -> Mapping[str, int]:
+        return self._ids
+
+    @property
+    def special(self) -> set[str]:
+        return self._omitted
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[self._ids.get(token, self.unk_id) for token in self._segment(text)] for text in texts]
+
+    def decode(self, sentences: Sequence[Sequence[int]]) -> list[str]:
+        tokens = ([self._tokens.get(i) for i in ids] for ids in sentences)
+        texts = (self._decoder.decode_pieces([t for t in row if t and t not in self._omitted]) for row in tokens)
+        return [self.clean_up(text.replace(_SPACE, " ").strip()) for text in texts]
+
+    def id_of(self, token: str) -> int | None:
+        return self._ids.get(token)
+
+    def token_of(self, number: int) -> str | None:
+        return self._tokens.get(number)
+
+    def _segment(self, text: str) -> list[str]:
+        pieces: list[str] = []
+        for part in filter(None, self._splits.split(text)):
+            pieces += [part] if part in self._special else self._pieces(part)
+        return pieces
+
+    def _pieces(self, text: str) -> list[str]:
+        end = text.find("<<") if self._has_prefix and text.startswith(">>") else -1
+        language, text = ([text[: end + 2]], text[end + 2 :]) if end >= 0 else ([], text)
+        return language + self._encoder.encode(text, out_type=str)
+
+
+_DEFAULTS = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
+
+
+def marian(files: TokenizerFiles) -> SentencePieceTokenizer:
+    """Marian's tokenizer of sources; its `target` is that of targets.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    models = [_processor(files, name) for name in ("source.spm", "target.spm")]
+    source_ids = files.vocabulary("vocab.json")
+    separate = bool(files.settings.get("separate_vocabs"))
+    target_ids = files.vocabulary("target_vocab.json") if separate else source_ids
+    # transformers decodes with the source's model if the vocabulary is shared; both models give the same text
+    decoder = models[1 if separate else 0]
+    codes = {token[2:-2]: token for token in source_ids if token.startswith(">>") and token.endswith("<<")}
+    # Marian's own settings source_lang and target_lang name the training data rather than a token
+    languages = Languages.of(codes, files, None, "source_prefix") if codes else None
+    source = SentencePieceTokenizer(files, models[0], models[0], source_ids, languages, _DEFAULTS)
+    return source.with_target(SentencePieceTokenizer(files, models[1], decoder, target_ids, languages, _DEFAULTS))
+
+
+def m2m100(files: TokenizerFiles) -> SentencePieceTokenizer:
+    """M2M100's tokenizer: its languages' ids follow the vocabulary. Raises: DataError, as `marian`."""
+    model, ids = _processor(files, "sentencepiece.bpe.model"), files.vocabulary("vocab.json")
+    name = str(files.settings.get("language_codes") or "m2m100")
+    if name not in M2M100:
+        raise DataError(f"{files.name}: language_codes={name!r}: must be one of {', '.join(M2M100)}")
+    codes = {code: f"__{code}__" for code in M2M100[name]}
+    ids |= {token: len(ids) + i for i, token in enumerate(codes.values())}
+    languages = Languages.of(codes, files, "en", "first_output")
+    return SentencePieceTokenizer(files, model, model, ids, languages, _DEFAULTS | {"bos": "<s>"})
+
+
+def _processor(files: TokenizerFiles, name: str) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        return SentencePieceProcessor(model_proto=files.bytes(name))
+    except RuntimeError:
+        raise DataError(f"{files.name}/{name}: is not a SentencePiece model") from None

@@ -1,0 +1,130 @@
+"""The tokenizer files of a directory of `transformers` without tokenizer.json, and what they state."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import AddedToken
+
+from ...configs.errors import DataError
+
+SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which `transformers` adds them
+CLASS, SOURCE_LANGUAGE, TARGET_LANGUAGE = "tokenizer_class", "src_lang", "tgt_lang"
+
+# model_type in config.json -> tokenizer class of `transformers`, for files that do not name one
+CLASSES = {
+    "marian": "MarianTokenizer",
+    "mbart": "MBartTokenizer",
+    "m2m_100": "M2M100Tokenizer",
+    "pegasus": "PegasusTokenizer",
+    "bart": "BartTokenizer",
+    "blenderbot": "BlenderbotTokenizer",
+    "t5": "T5Tokenizer",
+    "mt5": "T5Tokenizer",
+    "umt5": "T5Tokenizer",
+}
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The files by name, and the settings of tokenizer_config.json with those of special_tokens_map.json."""
+
+    name: str  # of the directory, for messages
+    content: Mapping[str, bytes]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, content: Mapping[str, bytes], name: str, model: Mapping[str, Any] | None = None) -> "TokenizerFiles":
+        """Files with their settings; `model` is config.json, which may determine the class.
+
+        Raises:
+            DataError: a file with settings is damaged.
+        """
+        files = cls(name, content)
+        settings = files.json(SETTINGS) if SETTINGS in content else {}
+        if "added_tokens_decoder" not in settings and SPECIAL in content:
+            settings = {**settings, **files.json(SPECIAL)}
+        model = model or {}
+        kind = settings.get(CLASS) or model.get(CLASS) or CLASSES.get(str(model.get("model_type")))
+        return cls(name, content, {**settings, CLASS: str(kind).removesuffix("Fast") if kind else None})
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The JSON object in a file. Raises: DataError if there is none."""
+        try:
+            values = json.loads(self.bytes(name))
+        except ValueError as error:
+            raise DataError(f"{self.name}/{name}: is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise DataError(f"{self.name}/{name}: must be a JSON object, not a {type(values).__name__}")
+        return values
+
+    def vocabulary(self, name: str) -> dict[str, int]:
+        """The ids of tokens in a file. Raises: DataError if it is damaged, or two tokens have one id."""
+        ids = self.json(name)
+        wrong = next((token for token, i in ids.items() if type(i) is not int or i < 0), None)
+        if wrong is not None or not ids:
+            reason = "holds no token" if wrong is None else f"the id of {wrong!r} is {ids[wrong]!r}"
+            raise DataError(f"{self.name}/{name}: must map tokens to ids from 0, but {reason}")
+        if len(set(ids.values())) < len(ids):
+            raise DataError(f"{self.name}/{name}: two tokens have the same id")
+        return ids
+
+    def bytes(self, name: str) -> bytes:
+        """The content of a file. Raises: DataError if it is missing."""
+        if name not in self.content:
+            raise DataError(
+                f"{self.name}: has no {name}, which its {self.settings.get(CLASS)} needs; add the file, or replace the "
+                "tokenizer by `twinax convert` with --tokenizer"
+            )
+        return self.content[name]
+
+    def token(self, role: str, default: str | None = None) -> str | None:
+        """The text of the special token for a role."""
+        value = self.settings.get(f"{role}_token", default)
+        value = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(value, str | None):
+            raise DataError(f"{self.name}/{SETTINGS}: {role}_token is {value!r}, not a token")
+        return value
+
+    def named_tokens(self, defaults: Mapping[str, AddedToken | str]) -> dict[str, AddedToken]:
+        """The special tokens by role; those that the settings lack have the defaults of their class."""
+        tokens = {}
+        for role in NAMED:
+            value = self.settings.get(f"{role}_token", defaults.get(role))
+            if value is not None:
+                tokens[role] = _added(value, f"{self.name}/{SETTINGS}: {role}_token")
+        return tokens
+
+    def added_tokens(self) -> list[AddedToken]:
+        """The tokens that the files add to the vocabulary, in the order of their ids."""
+        stated = self.settings.get("added_tokens_decoder")
+        if isinstance(stated, dict):
+            place = f"{self.name}/{SETTINGS}: added_tokens_decoder"
+            return [_added(stated[i], place) for i in sorted(stated, key=lambda i: int(i) if i.isdecimal() else 0)]
+        if ADDED not in self.content:
+            return []
+        ids = self.vocabulary(ADDED)
+        special = {self.token(role) for role in NAMED} | {token.content for token in self.extra_tokens()}
+        tokens = sorted(ids, key=ids.__getitem__)
+        return [AddedToken(t, normalized=t not in special, special=t in special) for t in tokens]
+
+    def extra_tokens(self) -> list[AddedToken]:
+        """The special tokens without a role that the settings list."""
+        values = self.settings.get("extra_special_tokens") or self.settings.get("additional_special_tokens") or []
+        if not isinstance(values, Sequence):
+            raise DataError(f"{self.name}/{SETTINGS}: additional_special_tokens is not a list")
+        return [_added(value, f"{self.name}/{SETTINGS}: additional_special_tokens") for value in values]
+
+
+def _added(value: Any, place: str) -> AddedToken:
+    """A special token from a text, or from a dict as `transformers` writes it."""
+    if isinstance(value, AddedToken):
+        return value
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+        raise DataError(f"{place} is {value!r}, not a token"[:300])
+    flags = {name: bool(value[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in value}
+    return AddedToken(value["content"], **flags, special=bool(value.get("special", True)))

@@ -126,6 +126,8 @@ class TokenizerConfig:
     special_order: tuple[str, ...] = ROLES  # the roles of ids 0, 1, 2, 3
     source_bos: bool = False  # whether a source starts with BOS; a loaded directory overrides this
     source_eos: bool = True  # whether a source ends with EOS; a loaded directory overrides this
+    src_lang: str | None = None  # language of the sources in a multilingual tokenizer, as deu_Latn; None: its default
+    tgt_lang: str | None = None  # language of the targets; None: what the model's config sets
 
     def __post_init__(self) -> None:
         for name in ("load", "languages", "special_order"):

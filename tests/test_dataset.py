@@ -21,7 +21,7 @@ SENTENCES = st.lists(st.sampled_from([*WORDS, "unknown"]), max_size=9).map(" ".j
 
 def sides(longest=(8, 8), **settings):
     tokenizer = train_tokenizer(TokenizerConfig(kind="word", vocab_size=50, **settings), [" ".join(WORDS)])
-    return Sides(tokenizer, TOKENIZER, 1, longest)
+    return Sides(tokenizer, TOKENIZER, [1], longest)
 
 
 def test_special_tokens_around_sentences():
@@ -39,7 +39,7 @@ def test_special_tokens_around_sentences():
 @pytest.mark.parametrize("start", [0, 2, 7])
 def test_targets_begin_with_the_decoder_s_start(start):
     """The start token is EOS in BART and padding in Marian, not BOS."""
-    dataset, _, _ = encode_pairs([("a", "b a")], sides()._replace(start_id=start), "x")
+    dataset, _, _ = encode_pairs([("a", "b a")], sides()._replace(first_ids=[start]), "x")
     assert dataset.targets([0])[0].tolist() == [start, B, A, 2]
     assert pad_rows(dataset, [0], Bucket(3, 4, 1), 0).tgt_tokens.tolist() == [[start, B, A, 0]]
 
@@ -49,7 +49,7 @@ def test_spaces_alone_are_an_empty_side(pair):
     """A byte tokenizer encodes spaces as tokens."""
     byte_tokenizer = train_tokenizer(TokenizerConfig(split="bytes", vocab_size=300), ["a b"])
     assert all(byte_tokenizer.encode([text])[0] for text in pair if text)
-    _, row_numbers, counts = encode_pairs([pair, ("a", "b")], Sides(byte_tokenizer, byte_tokenizer, 1, (20, 20)), "x")
+    _, row_numbers, counts = encode_pairs([pair, ("a", "b")], Sides(byte_tokenizer, byte_tokenizer, [1], (20, 20)), "x")
     assert (row_numbers.tolist(), counts.empty) == ([1], 1)
 
 

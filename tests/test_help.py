@@ -118,7 +118,7 @@ def test_names_of_other_toolkits_are_answered_with_flags_that_exist(name, flags_
         (("translate", "x", "--beam", "4"), "--beam: in twinax, use --beam-size"),
         (("translate", "x", "--nbest", "4"), "--nbest: in twinax, use --n-best"),
         (("evaluate", "x", "--lenpen", "1"), "--lenpen: in twinax, use --length-exponent"),
-        (("parity", "x", "--lang", "de"), "--lang: in twinax, use --forced-bos (the token of the target language)"),
+        (("parity", "x", "--lang", "de"), "--lang: in twinax, use --tgt-lang"),
         (("score", "x", "--reference", "y"), "--reference: in twinax, use --tgt"),
     ],
 )

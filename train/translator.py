@@ -13,6 +13,7 @@ import numpy as np
 from ..configs.data import TokenizerConfig
 from ..configs.decoding import DecodingConfig
 from ..configs.errors import CheckpointError, DataError
+from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import Checkpoint
 from ..convert.formats import load as load_checkpoint
 from ..convert.hugging_face import family
@@ -21,7 +22,7 @@ from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
 from ..formulas.padding import pad, round_up
-from .data.prepare import Tokenizers
+from .data.prepare import Tokenizers, lacks_language, with_target_language
 from .data.tokenization import FILE
 from .data.tokenizer import Tokenizer
 
@@ -56,9 +57,18 @@ class Translator:
         CheckpointError: on a call with text: the checkpoint has no tokenizer, or no start token for the decoder.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str = "the checkpoint", base: "Translator | None" = None):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        name: str = "the checkpoint",
+        base: "Translator | None" = None,
+        tokenizers: Tokenizers | None = None,
+    ):
         self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
-        self._base = base  # shares its tokenizers and arrays
+        self._base, self._tokenizers = (
+            base,
+            tokenizers,
+        )  # the base shares its arrays, and its tokenizers if none are set
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -69,7 +79,7 @@ class Translator:
             DataError: a file is damaged, or has tokens beyond the model's vocabulary.
         """
         if self._base is not None:
-            return self._base.tokenizers
+            return self._base.tokenizers if self._tokenizers is None else self._tokenizers
         tokenizers = Tokenizers.of_checkpoint(self.checkpoint, TokenizerConfig(), self.name)
         if tokenizers is None:
             names = ", ".join(sorted({Path(name).name for name in self.checkpoint.files}))
@@ -126,28 +136,51 @@ class Translator:
             raise DataError(f"forced_bos={token!r}: the target tokenizer has no such token{hint}")
         if not 0 <= number < self.config.tgt_vocab_size:
             raise DataError(f"forced_bos={token!r}: must be 0 to {self.config.tgt_vocab_size - 1}")
-        config = self.config.replace(forced_bos_id=number)
-        return Translator(replace(self.checkpoint, config=config), self.name, base=self)
+        return self.with_config(self.config.replace(forced_bos_id=number))
+
+    def with_config(self, config: TransformerConfig, tokenizers: Tokenizers | None = None) -> "Translator":
+        """The same arrays with another config; None: and the same tokenizers."""
+        return Translator(replace(self.checkpoint, config=config), self.name, self, tokenizers)
+
+    def with_languages(self, source: str | None = None, target: str | None = None) -> "Translator":
+        """The same model for other languages, by code: de_DE (mBART), de (M2M100), deu_Latn (NLLB), deu (Marian).
+
+        They select the special tokens of a source, and the first token of a translation. None changes nothing. Arrays
+        are shared.
+
+        Raises:
+            CheckpointError, DataError: as `tokenizers`; or the tokenizer has no such language.
+        """
+        tokenizers = self.tokenizers.with_languages(source, target)
+        config = self.config if target is None else with_target_language(self.config, tokenizers)
+        return self.with_config(config, tokenizers)
 
     @property
     def lacks_language(self) -> bool:
         """Whether the model needs a target language token and the checkpoint sets none."""
         config, layout = self.config, self.checkpoint.layout
         multilingual = layout is not None and family(layout).multilingual
-        return multilingual and config.forced_bos_id is None and config.decoder_start_id == config.eos_id
+        multilingual = multilingual and config.forced_bos_id is None and config.decoder_start_id == config.eos_id
+        return multilingual or lacks_language(config, self.tokenizers)
 
     def translate(
         self,
         texts: Sequence[str],
         *,
         framework: Framework = "flax",
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
         forced_bos: str | int | None = None,
         **decoding: Any,
     ) -> list[str]:
         """The best translation of each text; empty for an empty text.
 
-        `forced_bos`: as `with_forced_bos`; `decoding`: fields of `DecodingConfig`.
+        `src_lang`, `tgt_lang`: as `with_languages`; `forced_bos`: as `with_forced_bos`; `decoding`: fields of
+        `DecodingConfig`.
         """
+        if src_lang is not None or tgt_lang is not None:
+            translator = self.with_languages(src_lang, tgt_lang)
+            return translator.translate(texts, framework=framework, forced_bos=forced_bos, **decoding)
         if forced_bos is not None:
             return self.with_forced_bos(forced_bos).translate(texts, framework=framework, **decoding)
         results = self.hypotheses(texts, DecodingConfig(**decoding), framework)
@@ -187,7 +220,7 @@ class Translator:
         return [i for i, sentence in enumerate(ids) if len(sentence) > self.config.max_length]
 
     def score(self, sources: Sequence[str], targets: Sequence[str], framework: Framework = "flax") -> list[float]:
-        """log p(target | source) in nats of each pair.
+        """log p(target | source) in nats of each pair, without a forced first token, as beam search counts.
 
         Raises:
             DataError: a source is empty, or a side is longer than the model's `max_length`.
@@ -203,7 +236,8 @@ class Translator:
         order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
         for rows, padded_sources in self._blocks(src, order):
             padded_targets = pad([tgt[i] for i in _fill_block(rows, len(padded_sources))], self.config.pad_id)
-            for i, value in zip(rows, self._score(framework)(padded_sources, padded_targets).totals, strict=False):
+            tokens = self._score(framework)(padded_sources, padded_targets).tokens
+            for i, value in zip(rows, tokens[:, len(self._forced_ids) :].sum(1), strict=False):
                 scores[i] = float(value)
         return scores
 
@@ -225,10 +259,18 @@ class Translator:
         return [ids if len(ids) > tokenizer.added else [] for ids in sentences]
 
     def target_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, EOS last. Raises: CheckpointError, DataError, as `source_ids`."""
+        """Ids of each text, a forced first token first and EOS last.
+
+        Raises:
+            CheckpointError, DataError: as `source_ids`.
+        """
         sentences = self.tokenizers.tgt.encode(texts)
         self._check_ids("tgt", self.tokenizers.tgt, texts, sentences)
-        return [[*ids, self.config.eos_id] for ids in sentences]
+        return [[*self._forced_ids, *ids, self.config.eos_id] for ids in sentences]
+
+    @property
+    def _forced_ids(self) -> list[int]:
+        return [] if self.config.forced_bos_id is None else [self.config.forced_bos_id]
 
     def _check_ids(self, side: str, tokenizer: Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
         size = getattr(self.config, f"{side}_vocab_size")

@@ -27,6 +27,8 @@ def parity(
     src: str | None = None,
     tgt: str | None = None,
     translations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
     forced_bos: str | None = None,
     seed: int = 0,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
@@ -47,7 +49,9 @@ def parity(
         tgt: its translations; default: the model's own.
         translations: also translate every sentence of --src in both frameworks, greedily and with a beam of 5, and
             compare the tokens.
-        forced_bos: first token of every translation, or its id; in M2M100, NLLB and mBART-50 the target language.
+        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
+        forced_bos: first token of every translation, or its id.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: JSON file to write the results to.
     """
@@ -66,7 +70,7 @@ def parity(
             src=src,
             tgt=tgt,
             translations=translations,
-            forced_bos=forced_bos,
+            languages={"--src-lang": src_lang, "--tgt-lang": tgt_lang, "--forced-bos": forced_bos},
             seed=seed,
             json_file=json_file,
         )

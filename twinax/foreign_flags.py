@@ -49,20 +49,24 @@ _TRAIN = _table(
     ("--fp16 --bf16 --amp --precision", "--model.compute-dtype bfloat16"),
     ("--share-all-embeddings --tied-embeddings-all", "--model.shared-embeddings and --model.tied-output"),
     ("--vocab-size --src-vocab-size --dim-vocabs", "--tokenizer.vocab-size"),
-    ("--source-lang --train-file --source-file --lang --src-lang", "--src (a text file)"),
-    ("--target-lang --tgt-lang", "--tgt (a text file)"),
+    ("--source-lang --train-file --source-file --lang", "--src (a text file)"),
+    ("--src-lang", "--tokenizer.src-lang"),
+    ("--tgt-lang", "--tokenizer.tgt-lang"),
+    ("--target-lang", "--tgt (a text file)"),
     ("--validation-file --validpref --valid-sets", "--valid-src and --valid-tgt"),
     ("--dataset-name", "--dataset"),
 )
 _LANGUAGE = (
-    "--lang --target-lang --tgt-lang --forced-bos-token --forced-bos-token-id",
-    "--forced-bos (the token of the target language)",
+    "--lang --target-lang",
+    "--tgt-lang",
 )
+_FIRST_TOKEN = ("--forced-bos-token --forced-bos-token-id", "--forced-bos")
 _SEARCH = _table(
     ("--beam --num-beams --beams", "--beam-size"),
     ("--lenpen --length-penalty --normalize --alpha", "--length-exponent"),
     ("--max-len --max-len-b --max-new-tokens --max-target-length --max-output-length", "--max-length"),
     _LANGUAGE,
+    _FIRST_TOKEN,
 )
 _FILES = _table(
     ("--source --source-file --input --ref-src", "--src"),

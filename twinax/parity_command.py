@@ -3,7 +3,7 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +39,7 @@ def prove(
     src: str | None,
     tgt: str | None,
     translations: bool,
-    forced_bos: str | None,
+    languages: Mapping[str, str | None],
     seed: int,
     json_file: str | None,
 ) -> bool:
@@ -48,9 +48,10 @@ def prove(
     if src is None and (tgt is not None or translations):
         flag = "--translations" if tgt is None else f"--tgt {tgt}"
         raise UsageError(f"{flag}: needs --src, the source sentences")
-    if forced_bos is not None and src is None:
-        raise UsageError(f"--forced-bos {forced_bos}: needs --src, the sentences to translate")
-    values = {"--src": src, "--tgt": tgt, "--forced-bos": forced_bos, "--seed": str(seed)}
+    for flag, value in languages.items():
+        if value is not None and src is None:
+            raise UsageError(f"{flag} {value}: needs --src, the sentences to translate")
+    values = {"--src": src, "--tgt": tgt, **languages, "--seed": str(seed)}
     flags = [word for flag, value in values.items() if value is not None for word in (flag, value)]
     words = ["twinax", "parity", model, *filter(None, [second_model]), *flags, *["--translations"] * translations]
     arguments: dict[str, Any] = {"seed": seed}
@@ -69,9 +70,9 @@ def prove(
         arguments |= {"config": first.config, "arrays": first.checkpoint.arrays}
         arguments |= {"flax": _second_model(first, second)} if second else _oracle(model, first)
         if src is not None:
-            first = decoding_in(first, forced_bos)
-            if second is not None and forced_bos is not None:
-                second = decoding_in(second, str(first.config.forced_bos_id))  # by id, because it may have no tokenizer
+            first = decoding_in(first, *languages.values())
+            if second is not None and any(languages.values()):
+                second = _in_same_languages(second, first, languages)
             arguments["draw"] = _sentences(first, second, src, tgt, seed)
     ladder = show_ladder(shlex.join(words), **arguments)
     document = {"command": shlex.join(words), **as_document(ladder)}
@@ -103,6 +104,13 @@ def _second_model(translator: Translator, second: Translator) -> tuple[Transform
         differences = ", ".join(f"{name}={getattr(a, name)!r} and {getattr(b, name)!r}" for name in names)
         raise UsageError(f"{translator.name}, {second.name}: the shapes of the models differ: {differences}")
     return second.config, second.checkpoint.arrays
+
+
+def _in_same_languages(second: Translator, first: Translator, languages: Mapping[str, str | None]) -> Translator:
+    if second.checkpoint.files:
+        return decoding_in(second, *languages.values())
+    ids = {name: getattr(first.config, name) for name in ("decoder_start_id", "forced_bos_id")}
+    return second.with_config(second.config.replace(**ids))
 
 
 def _oracle(model: str, translator: Translator) -> dict[str, Any]:

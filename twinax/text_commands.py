@@ -32,6 +32,8 @@ def translate(
     n_best: int = 1,
     length_exponent: float = 1.0,
     max_length: int | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
     forced_bos: str | None = None,
     scores: bool = False,
     attention: str | None = None,
@@ -45,7 +47,7 @@ def translate(
     Example: twinax translate runs/de_en input.de > output.en
 
     Args:
-        checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors
+        checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file.
         source: text file, one sentence per line (.gz too); default: standard input.
         beam_size: beam size; 1 is greedy decoding, the fastest.
@@ -53,7 +55,9 @@ def translate(
         length_exponent: scores are sums of log-probabilities divided by length to this power.
         max_length: maximum length of a translation in tokens, including EOS; default: the model's maximum. A poorly
             trained model repeats itself up to this length.
-        forced_bos: first token of every translation, or its id; in M2M100, NLLB and mBART-50 the target language.
+        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
+        forced_bos: first token of every translation, or its id.
         scores: print each translation's score and a tab before it.
         attention: picture to write of the attention weights of the first translation (.png, .pdf, .svg).
         framework: the twin that computes.
@@ -64,7 +68,7 @@ def translate(
         decoding = import_module("twinax.configs.decoding").DecodingConfig(
             beam_size=beam_size, n_best=n_best, length_exponent=length_exponent, max_length=max_length
         )
-        translator = decoding_in(_load(checkpoint), forced_bos)
+        translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, forced_bos)
         picture_done = attention is None
 
         def show(lines: Sequence[str], first: int, progress: Callable[[int], None] = lambda count: None) -> None:
@@ -106,6 +110,8 @@ def evaluate(
     beam_size: int = 5,
     length_exponent: float = 1.0,
     max_length: int | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
     forced_bos: str | None = None,
     tokenize: str = "13a",
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
@@ -120,7 +126,7 @@ def evaluate(
     Example: twinax evaluate runs/de_en --src test.de --tgt test.en
 
     Args:
-        checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors
+        checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file.
         src: text file, one sentence per line (.gz too).
         tgt: its reference translations.
@@ -133,7 +139,9 @@ def evaluate(
         beam_size: beam size; 1 is greedy decoding, the fastest.
         length_exponent: scores are sums of log-probabilities divided by length to this power.
         max_length: maximum length of a translation in tokens, including EOS; default: the model's maximum.
-        forced_bos: first token of every translation, or its id; in M2M100, NLLB and mBART-50 the target language.
+        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
+        forced_bos: first token of every translation, or its id.
         tokenize: sacreBLEU's tokenisation for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
         json_file: JSON file to write the results to.
         output: file to write the translations to.
@@ -150,7 +158,7 @@ def evaluate(
         scores = import_module("twinax.train.scores")
         pairs = list(_pairs(**corpus, split=split))
         scores.corpus_scores(["a"], ["a"], tokenize)  # checks --tokenize before minutes of translation
-        translator = decoding_in(_load(checkpoint), forced_bos)
+        translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, forced_bos)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         truncated = translator.too_long(sources)
         with import_module("twinax.train.tracking.progress").progress_bar() as progress:
@@ -165,7 +173,8 @@ def evaluate(
         if json_file is not None:
             corpus = {name: value for name, value in (corpus | {"split": split}).items() if value is not None}
             inputs = {"checkpoint": checkpoint, **corpus, "pairs": len(pairs), "cut": len(truncated)}
-            settings |= {} if forced_bos is None else {"forced_bos": forced_bos}
+            first = {"src_lang": src_lang, "tgt_lang": tgt_lang, "forced_bos": forced_bos}
+            settings |= {name: value for name, value in first.items() if value is not None}
             document = {**inputs, **settings, "framework": framework, "scores": [score._asdict() for score in results]}
             Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0
@@ -176,6 +185,8 @@ def score(
     *,
     src: str,
     tgt: str,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
     framework: Framework = "flax",
 ) -> int:
     """Print the log-probability of each translation in nats, one per line.
@@ -183,16 +194,18 @@ def score(
     Example: twinax score runs/de_en --src test.de --tgt test.en
 
     Args:
-        checkpoint: a run, a checkpoint of one, a Hugging Face directory with tokenizer.json, a .pt or .safetensors
+        checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file.
         src: text file, one sentence per line (.gz too).
         tgt: its translations.
+        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
         framework: the twin that computes.
     """
     check_exists(checkpoint, src, tgt)
     with one_line_errors():
         pairs = list(_pairs(src=src, tgt=tgt))
-        translator = _load(checkpoint)
+        translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, None)
         for value in translator.score([pair[0] for pair in pairs], [pair[1] for pair in pairs], framework):
             print(f"{value:.6f}")
     return 0
@@ -211,14 +224,19 @@ def _load(checkpoint: str) -> Any:
     return translator
 
 
-def decoding_in(translator: Any, forced_bos: str | None) -> Any:
-    """The translator with a forced first token, by token or id; warns if the model needs one and has none."""
+def decoding_in(translator: Any, src_lang: str | None, tgt_lang: str | None, forced_bos: str | None) -> Any:
+    """The translator for these languages, or with a forced first token, by token or id.
+
+    It warns if the model needs a language and has none.
+    """
+    if src_lang is not None or tgt_lang is not None:
+        translator = translator.with_languages(src_lang, tgt_lang)
     if forced_bos is not None:
         return translator.with_forced_bos(int(forced_bos) if forced_bos.isdecimal() else forced_bos)
     if translator.lacks_language:
         print(
             f"twinax: {translator.name}: a translation's first token selects the language, and the checkpoint sets "
-            "none; set it by --forced-bos, as in --forced-bos deu_Latn (NLLB), __de__ (M2M100) or de_DE (mBART-50)",
+            "none; set it by --tgt-lang, as in --tgt-lang deu_Latn (NLLB), de (M2M100) or de_DE (mBART-50)",
             file=sys.stderr,
         )
     return translator

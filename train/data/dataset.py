@@ -68,7 +68,7 @@ class Sides(NamedTuple):
 
     src: Tokenizer
     tgt: Tokenizer
-    start_id: int  # first token that the decoder reads
+    first_ids: Sequence[int]  # what the decoder reads before a target: its start, and a language if one is forced
     longest: tuple[int, int]  # tokens of a source and of a target, special ones included
 
 
@@ -87,19 +87,19 @@ def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides, name: str) -> t
             total += 1
             if len(a) <= sides.src.added or not b or not all(map(str.strip, texts)):  # some tokenizers encode spaces
                 empty += 1
-            elif len(a) > sides.longest[0] or len(b) + 1 > sides.longest[1]:
+            elif len(a) > sides.longest[0] or len(b) + len(sides.first_ids) > sides.longest[1]:
                 too_long += 1
             else:
                 indices.append(total - 1)
                 src.append(np.array(a, np.int32))
-                tgt.append(np.array([sides.start_id, *b, sides.tgt.eos_id], np.int32))
+                tgt.append(np.array([*sides.first_ids, *b, sides.tgt.eos_id], np.int32))
     if not indices:
         raise DataError(
             f"{name}: all {total} pairs are dropped: {empty} have an empty side, {too_long} are longer than "
             f"{sides.longest[0]} source or {sides.longest[1]} target tokens"
         )
     encoded = EncodedPairs(*_flat(src), *_flat(tgt))
-    added = sides.src.added, 2
+    added = sides.src.added, len(sides.first_ids) + 1
     tokens = tuple(len(ids) - n * len(indices) for ids, n in zip((encoded.src, encoded.tgt), added, strict=True))
     unknown = int((encoded.src == sides.src.unk_id).sum()), int((encoded.tgt == sides.tgt.unk_id).sum())
     return encoded, np.array(indices), Counts(total, len(indices), empty, too_long, (tokens[0], tokens[1]), unknown)

@@ -51,6 +51,22 @@ class Tokenizers(NamedTuple):
         for name, tokenizer in zip(_JOINT if self.src.target is self.tgt else _SEPARATE, self, strict=False):
             tokenizer.save(directory / name)
 
+    def with_languages(self, source: str | None, target: str | None) -> "Tokenizers":
+        """The same tokenizers for other languages, by code. Raises: DataError if a tokenizer has no such language."""
+        src = self.src.with_languages(source, target)
+        return Tokenizers(src, self.tgt if self.src.target is self.tgt else self.tgt.with_languages(source, target))
+
+    @property
+    def target_language(self) -> tuple[str, int] | None:
+        """(config field of the target language's token, its id); None if the language is not set, or in the source."""
+        languages = self.tgt.languages if self.src.languages is None else self.src.languages
+        if languages is None or languages.target is None or languages.role == "source_prefix":
+            return None
+        field = "decoder_start_id" if languages.role == "decoder_start" else "forced_bos_id"
+        number = self.tgt.id_of(languages.tokens[languages.target])
+        assert number is not None  # a tokenizer has the tokens of its languages
+        return field, number
+
     @classmethod
     def load(cls, directory: Path) -> "Tokenizers | None":
         """The tokenizers that `save` wrote into a directory, or None. Raises: DataError if one is damaged."""
@@ -127,6 +143,10 @@ def prepare(
         for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
             check_fits(sizes, tokenizer, side)
         fitted = run.model.replace(**{name: getattr(sizes, name) for name in FROM_TOKENIZERS})
+    if run.tokenizer.src_lang is not None or run.tokenizer.tgt_lang is not None:
+        tokenizers = tokenizers.with_languages(run.tokenizer.src_lang, run.tokenizer.tgt_lang)
+        fitted = with_target_language(fitted, tokenizers)
+    _check_language(fitted, tokenizers)
     run = replace(run, model=fitted)
     if fitted.decoder_start_id is None:
         raise DataError("decoder_start_id=None: the model's config must set the start token of the decoder")
@@ -134,7 +154,8 @@ def prepare(
         run.batches.max_src_length or run.model.max_length,
         run.batches.max_tgt_length or run.model.max_length,
     )
-    sides = Sides(*tokenizers, fitted.decoder_start_id, longest)
+    first_ids = [i for i in (fitted.decoder_start_id, fitted.forced_bos_id) if i is not None]
+    sides = Sides(*tokenizers, first_ids, longest)
     name = run.corpus.dataset or f"{run.corpus.src}, {run.corpus.tgt}"
     train, train_indices, train_counts = encode_pairs(pairs, sides, name)
     say(describe_tokens(run.tokenizer, train_counts, [pairs[i] for i in train_indices]))
@@ -217,6 +238,28 @@ def with_tokenizers(model: TransformerConfig, tokenizers: Tokenizers) -> Transfo
         **{role: getattr(tgt, role) for role in ("pad_id", "bos_id", "eos_id")},
         **{name: roles.get(getattr(model, name), getattr(model, name)) for name in derived_ids},
     )
+
+
+def with_target_language(model: TransformerConfig, tokenizers: Tokenizers) -> TransformerConfig:
+    """The model with the token of the tokenizers' target language."""
+    if tokenizers.target_language is None:
+        return model
+    field, number = tokenizers.target_language
+    return model.replace(**{"forced_bos_id": None, field: number})
+
+
+def lacks_language(model: TransformerConfig, tokenizers: Tokenizers) -> bool:
+    """Whether a translation must begin with a language's token and the model sets none."""
+    languages = tokenizers.src.languages
+    multilingual = languages is not None and languages.role != "source_prefix"
+    return multilingual and model.forced_bos_id is None and model.decoder_start_id in (None, model.eos_id)
+
+
+def _check_language(model: TransformerConfig, tokenizers: Tokenizers) -> None:
+    if lacks_language(model, tokenizers):
+        assert tokenizers.src.languages is not None
+        example = [*tokenizers.src.languages.tokens][1]
+        raise DataError(f"tgt_lang=None: the model is multilingual; set --tokenizer.tgt-lang, as in {example}")
 
 
 def check_fits(model: TransformerConfig, tokenizer: Tokenizer, side: str) -> None:

@@ -19,12 +19,12 @@ Ended = Literal["leave", "stay"]
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """Beam search as in `transformers`' `generate` with `early_stopping=False`; a beam size of 1 is greedy search.
+    """Beam search as in `transformers`' `generate`; a beam size of 1 is greedy search.
 
     Each step considers the 2K best continuations. One that emits EOS is finished if it ranks among the first K, with
     the score (sum of log-probabilities) / penalty(n). The K best unfinished continuations are the next beam. A sentence
     is finished when each of its K finished hypotheses scores at least as high as the best unfinished one at its
-    current length.
+    current length; with `early_stopping`, as soon as it has K finished hypotheses.
 
     With `ended="stay"` the K best continuations are the next beam, finished or not. A sentence is finished when all K
     hypotheses contain EOS. They rank by the sum of log-probabilities of all their tokens, including those after EOS,
@@ -43,6 +43,12 @@ class DecodingConfig:
     force_end: bool = True  # whether EOS is forced at max_length; False: unfinished hypotheses are truncated there
     forbidden_ids: tuple[int, ...] = ()  # tokens that are never generated
     allow_padding: bool = False  # whether padding may be generated
+    no_repeat_ngram_size: int = (
+        0  # n-grams of this size occur once per hypothesis, the start token included; 0: no rule
+    )
+    encoder_no_repeat_ngram_size: int = 0  # n-grams of this size in the source are not generated; 0: no rule
+    renormalize: bool = False  # whether the log-probabilities of the allowed tokens are normalized again
+    early_stopping: bool = False  # whether a sentence is finished as soon as it has K finished hypotheses
     ended: Ended = "leave"  # whether finished hypotheses leave the beam or stay in it
     cache: bool | None = None  # key-value cache; None: on if it does not change the outputs
 
@@ -56,6 +62,11 @@ class DecodingConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r}: must be at least 1")
+        for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be at least 0")
+        if self.early_stopping and self.ended == "stay":
+            raise ConfigError("early_stopping=True: needs ended='leave'; finished hypotheses that stay are not counted")
         if self.n_best > self.beam_size:
             raise ConfigError(f"n_best={self.n_best}: must not be above beam_size={self.beam_size}")
         if self.max_length is not None and self.min_length > self.max_length:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..formulas.decoding import Steps
+from .ngrams import forbid, repeats
 
 
 class Search(NamedTuple):
@@ -32,13 +33,30 @@ def start(batch: int, beam_size: int, longest: int, start_id: int, pad_id: int, 
 
 
 def advance(
-    search: Search, log_probs: Float[Array, "B K V"], steps: Steps, eos_id: int
+    search: Search, log_probs: Float[Array, "B K V"], src_tokens: Int[Array, "B S"], steps: Steps, eos_id: int
 ) -> tuple[Search, Int[Array, "B K"]]:
     """(the state one token later, index of each live hypothesis's parent)."""
     n = search.length + 1
+    log_probs = jnp.where(_repeats(search, src_tokens, steps, log_probs.shape[-1]), -jnp.inf, log_probs)
     allowed = jnp.asarray(steps.allowed)[jnp.asarray(steps.kind)[n]]
     log_probs = jnp.where(allowed, jnp.where(jnp.asarray(steps.forced)[n], 0, log_probs), -jnp.inf)
+    log_probs = jax.nn.log_softmax(log_probs) if steps.renormalize else log_probs
     return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
+
+
+def _repeats(
+    search: Search, src_tokens: Int[Array, "B S"], steps: Steps, vocab_size: int
+) -> Bool[Array, "B K V"] | Bool[Array, ""]:
+    """Whether a token would repeat an n-gram of its hypothesis, or of the source."""
+    count, forbidden = search.length + 1, jnp.zeros((), bool)
+    if steps.ngram:
+        completions = repeats(search.tokens, count, search.tokens, count, steps.ngram)
+        forbidden = forbidden | forbid(completions, vocab_size)
+    if steps.source_ngram:
+        source = jnp.broadcast_to(src_tokens[:, None], (*search.sums.shape, src_tokens.shape[1]))
+        completions = repeats(search.tokens, count, source, src_tokens.shape[1], steps.source_ngram)
+        forbidden = forbidden | forbid(completions, vocab_size)
+    return forbidden
 
 
 def _leave(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int) -> tuple[Search, Int[Array, "B K"]]:
@@ -56,6 +74,7 @@ def _leave(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: in
 
     live_sums, indices = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beam_size)
     done = search.done | settled(scores[:, -1], live_sums[:, 0] / penalty)
+    done = done | (scores[:, -1] > -jnp.inf) if steps.early_stopping else done
     return Search(n, _pick(candidates, indices), live_sums, finished, scores, done), _pick(parents, indices)
 
 

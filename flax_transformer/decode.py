@@ -50,7 +50,7 @@ def generate(
     Raises:
         ValueError: the batch is empty, a sentence is empty or too long, or an id is outside the vocabulary.
         ConfigError: the model cannot be decoded with `config`.
-    Source: `transformers`, `generate` with `early_stopping=False`.
+    Source: `transformers`, `generate`.
     """
     config = config or DecodingConfig()
     plan(model.config, config)
@@ -80,7 +80,7 @@ def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, kee
     memory, search, past = prefill(arrays, src, keep)
     while int(search.length) < longest and not bool(search.done.all()):
         past = _grow(past, _round_up(int(search.length) + 1, longest))
-        search, past = extend(arrays, memory, keep, search, past)
+        search, past = extend(arrays, memory, src, keep, search, past)
     return search
 
 
@@ -100,7 +100,12 @@ def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[
         return memory, _start(model_config, config, len(src)), Past(layers, ancestors)
 
     def extend(
-        arrays: Mapping[str, Array], memory: list[KeysValues], keep: Bool[Array, "B S"], search: Search, past: Past
+        arrays: Mapping[str, Array],
+        memory: list[KeysValues],
+        src: Int[Array, "B S"],
+        keep: Bool[Array, "B S"],
+        search: Search,
+        past: Past,
     ) -> tuple[Search, Past]:
         model = Transformer.from_arrays(model_config, arrays)
         cross_mask = CROSS_MASKS[model_config.cross_mask](keep, beam_size)
@@ -117,7 +122,7 @@ def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[
                 return jax.tree.map(lambda a: a.reshape(len(keep), capacity * beam_size, *a.shape[3:]), layers[layer])
 
             log_probs = _next(model, search, memory, self_mask, cross_mask, update_cache)
-            search, parents = advance(search, log_probs, steps, model_config.eos_id)
+            search, parents = advance(search, log_probs, src, steps, model_config.eos_id)
             return search, Past(layers, jnp.take_along_axis(ancestors, parents[..., None], axis=1))
 
         def unfinished(state: tuple[Search, Past]) -> Bool[Array, ""]:
@@ -152,7 +157,7 @@ def _without_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, 
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
     memory, search = encode(arrays, src, keep), _start(model.config, config, len(src))
     for length in range(1, longest + 1):
-        search = step(arrays, memory, keep, search, length)
+        search = step(arrays, memory, src, keep, search, length)
         if bool(search.done.all()):
             break
     return search
@@ -169,6 +174,7 @@ def _compiled_without_cache(model_config: TransformerConfig, config: DecodingCon
     def step(
         arrays: Mapping[str, Array],
         memory: Float[Array, "B S D"],
+        src: Int[Array, "B S"],
         keep: Bool[Array, "B S"],
         search: Search,
         length: int,
@@ -177,7 +183,7 @@ def _compiled_without_cache(model_config: TransformerConfig, config: DecodingCon
         prefixes = search.tokens[:, :, :length].reshape(-1, length)
         memory, keep = (jnp.repeat(a, config.beam_size, axis=0) for a in (memory, keep))
         logits = model.decode(prefixes, memory, keep)[:, -1].reshape(*search.sums.shape, -1)
-        return advance(search, jax.nn.log_softmax(at_least_float32(logits)), steps, model_config.eos_id)[0]
+        return advance(search, jax.nn.log_softmax(at_least_float32(logits)), src, steps, model_config.eos_id)[0]
 
     return jax.jit(encode), jax.jit(step, static_argnames="length")
 

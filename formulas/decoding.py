@@ -43,6 +43,10 @@ class Steps(NamedTuple):
     forced: np.ndarray  # (longest n + 1,) whether the token is forced; its log-probability then counts as 0
     penalty: np.ndarray  # (longest n + 1,) float64
     ended: Ended  # the rule for finished hypotheses
+    early_stopping: bool  # whether K finished hypotheses finish a sentence
+    renormalize: bool  # whether the log-probabilities of the allowed tokens are normalized again
+    ngram: int  # size of n-grams that may not repeat; 0: any may
+    source_ngram: int  # size of n-grams that may not be those of the source; 0: any may
 
 
 def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
@@ -76,7 +80,9 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
             f"length_exponent={config.length_exponent}: penalties of up to {longest} tokens are outside 1e-30 to "
             "1e30; choose a value nearer 0"
         )
-    return Steps(kind, np.stack(allowed), forced, penalty, config.ended)
+    rules = config.ended, config.early_stopping, config.renormalize
+    sizes = config.no_repeat_ngram_size, config.encoder_no_repeat_ngram_size
+    return Steps(kind, np.stack(allowed), forced, penalty, *rules, *sizes)
 
 
 def check(model: TransformerConfig, config: DecodingConfig) -> None:

@@ -78,7 +78,10 @@ def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarr
         input_ids=tokens,
         attention_mask=(tokens != settings.pad_id).long(),
         do_sample=False,
-        early_stopping=False,
+        early_stopping=config.early_stopping,
+        no_repeat_ngram_size=config.no_repeat_ngram_size,
+        encoder_no_repeat_ngram_size=config.encoder_no_repeat_ngram_size,
+        renormalize_logits=config.renormalize,
         num_beams=config.beam_size,
         num_return_sequences=config.n_best,
         length_penalty=config.length_exponent,
@@ -150,14 +153,23 @@ class Row:
 
 
 def measure(
-    name: str, transformers_model: Any, checkpoint: Checkpoint, dtype: str, beam_size: int, number: int = 200
+    name: str,
+    transformers_model: Any,
+    checkpoint: Checkpoint,
+    dtype: str,
+    beam_size: int,
+    number: int = 200,
+    **rules: Any,
 ) -> Row:
-    """The row of a family, on so many sentences. Needs `jax_enable_x64` for float64."""
+    """The row of a family, on so many sentences, with further fields of `DecodingConfig`.
+
+    It needs `jax_enable_x64` for float64.
+    """
     config = checkpoint.config.replace(param_dtype=dtype, compute_dtype=dtype)
     arrays = {name: jnp.asarray(a.astype(dtype)) for name, a in checkpoint.arrays.items()}
     model = flax_transformer.Transformer.from_arrays(config, arrays)
     src = sentences(config.pad_id, number)
-    decoding = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST)
+    decoding = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST, **rules)
     reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
     candidate = flax_transformer.generate(model, src, decoding)
     oracle = transformers_generate(transformers_model.to(getattr(torch, dtype)), config, src, decoding)

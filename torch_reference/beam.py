@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..formulas.decoding import Steps
+from .ngrams import forbid, repeats
 
 
 class Search(NamedTuple):
@@ -39,13 +40,32 @@ def start(
     return Search(0, first, sums, tokens, empty, torch.ones_like(empty), done, -empty[:, 0])
 
 
-def advance(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
+def advance(
+    search: Search, log_probs: Float[Tensor, "B K V"], src_tokens: Int[Tensor, "B S"], steps: Steps, eos_id: int
+) -> Search:
     """The state one token later."""
     n = search.length + 1
+    log_probs = log_probs.masked_fill(_repeats(search, src_tokens, steps, log_probs.shape[-1]), -torch.inf)
     if steps.forced[n]:
         log_probs = torch.zeros_like(log_probs)
     log_probs = log_probs.masked_fill(~torch.from_numpy(steps.allowed[steps.kind[n]]).to(log_probs.device), -torch.inf)
+    log_probs = log_probs.log_softmax(-1) if steps.renormalize else log_probs
     return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
+
+
+def _repeats(
+    search: Search, src_tokens: Int[Tensor, "B S"], steps: Steps, vocab_size: int
+) -> Bool[Tensor, "B K V"] | Bool[Tensor, ""]:
+    """Whether a token would repeat an n-gram of its hypothesis, or of the source."""
+    count, forbidden = search.length + 1, torch.zeros((), dtype=torch.bool, device=src_tokens.device)
+    if steps.ngram:
+        completions = repeats(search.tokens, count, search.tokens, count, steps.ngram)
+        forbidden = forbidden | forbid(completions, vocab_size)
+    if steps.source_ngram:
+        source = src_tokens[:, None].expand(-1, search.sums.shape[1], -1)
+        completions = repeats(search.tokens, count, source, src_tokens.shape[1], steps.source_ngram)
+        forbidden = forbidden | forbid(completions, vocab_size)
+    return forbidden
 
 
 def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
@@ -67,6 +87,7 @@ def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: i
     unfinished_sums, indices = _sort(torch.where(ends, -torch.inf, sums))
     live_sums, best_live = unfinished_sums[:, :beam_size], unfinished_sums[:, 0] / penalty
     done = search.done | settled(scores[:, -1], best_live)
+    done = done | (scores[:, -1] > -torch.inf) if steps.early_stopping else done
 
     # Each decision compares two sorted neighbours: which continuations may finish, which are candidates, which stay
     # live, in which order finished hypotheses are returned; and whether the search stops.

@@ -30,7 +30,7 @@ def generate(
     Raises:
         ValueError: the batch is empty, a sentence is empty or too long, or an id is outside the vocabulary.
         ConfigError: the model cannot be decoded with `config`.
-    Source: `transformers`, `generate` with `early_stopping=False`.
+    Source: `transformers`, `generate`.
     """
     config = config or DecodingConfig()
     steps, settings, beam_size = plan(model.config, config), model.config, config.beam_size
@@ -48,6 +48,6 @@ def generate(
     while search.length < longest and not search.done.all():
         prefixes = search.tokens[:, :, : search.length + 1].flatten(0, 1)
         logits = model.decode(prefixes, memory, keep)[:, -1].unflatten(0, (-1, beam_size))
-        search = advance(search, at_least_float32(logits).log_softmax(-1), steps, settings.eos_id)
+        search = advance(search, at_least_float32(logits).log_softmax(-1), src_tokens, steps, settings.eos_id)
     tokens, scores, margins = (a.numpy(force=True) for a in (search.finished, search.scores, search.margins))
     return collect(tokens, scores, settings, config)._replace(margins=margins)

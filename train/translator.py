@@ -16,6 +16,7 @@ from ..configs.errors import CheckpointError, DataError
 from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import Checkpoint
 from ..convert.formats import load as load_checkpoint
+from ..convert.generation import Generation, generation_of
 from ..convert.hugging_face import family
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
@@ -163,6 +164,21 @@ class Translator:
         multilingual = multilingual and config.forced_bos_id is None and config.decoder_start_id == config.eos_id
         return multilingual or lacks_language(config, self.tokenizers)
 
+    @property
+    def generation(self) -> Generation | None:
+        """The decoding settings of a Hugging Face directory. Raises: ConversionError if one cannot be applied."""
+        return generation_of(self.checkpoint.documents, self.config, self.name)
+
+    def decoding(self, **fields: Any) -> DecodingConfig:
+        """The decoding settings of a Hugging Face directory, else the defaults, with fields changed.
+
+        Raises:
+            ConversionError: as `generation`.
+            ConfigError: a field has an invalid value.
+        """
+        stated = {} if self.generation is None else self.generation.fields
+        return DecodingConfig(**{**stated, **fields})
+
     def translate(
         self,
         texts: Sequence[str],
@@ -175,15 +191,14 @@ class Translator:
     ) -> list[str]:
         """The best translation of each text; empty for an empty text.
 
-        `src_lang`, `tgt_lang`: as `with_languages`; `forced_bos`: as `with_forced_bos`; `decoding`: fields of
-        `DecodingConfig`.
+        `src_lang`, `tgt_lang`: as `with_languages`; `forced_bos`: as `with_forced_bos`; `decoding`: as `decoding`.
         """
         if src_lang is not None or tgt_lang is not None:
             translator = self.with_languages(src_lang, tgt_lang)
             return translator.translate(texts, framework=framework, forced_bos=forced_bos, **decoding)
         if forced_bos is not None:
             return self.with_forced_bos(forced_bos).translate(texts, framework=framework, **decoding)
-        results = self.hypotheses(texts, DecodingConfig(**decoding), framework)
+        results = self.hypotheses(texts, self.decoding(**decoding), framework)
         return [hypotheses[0].text if hypotheses else "" for hypotheses in results]
 
     def hypotheses(

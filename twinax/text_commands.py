@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,10 +28,12 @@ def translate(
     checkpoint: CheckpointPath,
     source: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[FILE]")] = None,
     *,
-    beam_size: int = 5,
+    beam_size: int | None = None,
     n_best: int = 1,
-    length_exponent: float = 1.0,
+    length_exponent: float | None = None,
     max_length: int | None = None,
+    no_repeat_ngram_size: int | None = None,
+    ignore_generation_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     forced_bos: str | None = None,
@@ -50,11 +52,14 @@ def translate(
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file.
         source: text file, one sentence per line (.gz too); default: standard input.
-        beam_size: beam size; 1 is greedy decoding, the fastest.
+        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's, else 5.
         n_best: translations per line; if more than 1, each output line begins with the source line number and a tab.
-        length_exponent: scores are sums of log-probabilities divided by length to this power.
-        max_length: maximum length of a translation in tokens, including EOS; default: the model's maximum. A poorly
-            trained model repeats itself up to this length.
+        length_exponent: scores are sums of log-probabilities divided by length to this power. Default: the
+            directory's, else 1.
+        max_length: maximum length of a translation in tokens, including EOS; default: the directory's, else the
+            model's maximum. A poorly trained model repeats itself up to this length.
+        no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
+        ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
         tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
         forced_bos: first token of every translation, or its id.
@@ -65,10 +70,11 @@ def translate(
     check_exists(checkpoint, *filter(None, [source]))
     check_picture("--attention", attention)
     with one_line_errors():
-        decoding = import_module("twinax.configs.decoding").DecodingConfig(
-            beam_size=beam_size, n_best=n_best, length_exponent=length_exponent, max_length=max_length
-        )
+        flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
+        flags |= {"n_best": n_best, "no_repeat_ngram_size": no_repeat_ngram_size}
+        _check_decoding(flags)
         translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, forced_bos)
+        decoding = _decoding(translator, flags, ignore_generation_config)
         picture_done = attention is None
 
         def show(lines: Sequence[str], first: int, progress: Callable[[int], None] = lambda count: None) -> None:
@@ -107,9 +113,11 @@ def evaluate(
     split: str | None = None,
     src_column: str | None = None,
     tgt_column: str | None = None,
-    beam_size: int = 5,
-    length_exponent: float = 1.0,
+    beam_size: int | None = None,
+    length_exponent: float | None = None,
     max_length: int | None = None,
+    no_repeat_ngram_size: int | None = None,
+    ignore_generation_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     forced_bos: str | None = None,
@@ -136,9 +144,13 @@ def evaluate(
         split: split of a hub dataset or directory; default: test.
         src_column: source column, or the source language in a column "translation".
         tgt_column: the same for references; without both, a .tsv file has no header.
-        beam_size: beam size; 1 is greedy decoding, the fastest.
-        length_exponent: scores are sums of log-probabilities divided by length to this power.
-        max_length: maximum length of a translation in tokens, including EOS; default: the model's maximum.
+        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's, else 5.
+        length_exponent: scores are sums of log-probabilities divided by length to this power. Default: the
+            directory's, else 1.
+        max_length: maximum length of a translation in tokens, including EOS; default: the directory's, else the
+            model's maximum.
+        no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
+        ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
         tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
         forced_bos: first token of every translation, or its id.
@@ -153,12 +165,14 @@ def evaluate(
     with one_line_errors():
         corpus = {"src": src, "tgt": tgt, "dataset": dataset, "subset": subset}
         corpus |= {"src_column": src_column, "tgt_column": tgt_column}
-        settings = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
-        decoding = import_module("twinax.configs.decoding").DecodingConfig(**settings)
+        flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
+        flags |= {"no_repeat_ngram_size": no_repeat_ngram_size}
+        _check_decoding(flags)
         scores = import_module("twinax.train.scores")
         pairs = list(_pairs(**corpus, split=split))
         scores.corpus_scores(["a"], ["a"], tokenize)  # checks --tokenize before minutes of translation
         translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, forced_bos)
+        decoding = _decoding(translator, flags, ignore_generation_config)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         truncated = translator.too_long(sources)
         with import_module("twinax.train.tracking.progress").progress_bar() as progress:
@@ -173,6 +187,7 @@ def evaluate(
         if json_file is not None:
             corpus = {name: value for name, value in (corpus | {"split": split}).items() if value is not None}
             inputs = {"checkpoint": checkpoint, **corpus, "pairs": len(pairs), "cut": len(truncated)}
+            settings = {name: getattr(decoding, name) for name in flags}
             first = {"src_lang": src_lang, "tgt_lang": tgt_lang, "forced_bos": forced_bos}
             settings |= {name: value for name, value in first.items() if value is not None}
             document = {**inputs, **settings, "framework": framework, "scores": [score._asdict() for score in results]}
@@ -240,6 +255,25 @@ def decoding_in(translator: Any, src_lang: str | None, tgt_lang: str | None, for
             file=sys.stderr,
         )
     return translator
+
+
+_DEFAULTS = {"beam_size": 5}  # where neither a flag nor a directory sets it
+
+
+def _check_decoding(flags: Mapping[str, Any]) -> None:
+    """Raises: ConfigError if a flag has an invalid value, before the checkpoint is read."""
+    fields = {name: value for name, value in flags.items() if value is not None}
+    import_module("twinax.configs.decoding").DecodingConfig(**{"beam_size": flags.get("n_best", 1), **fields})
+
+
+def _decoding(translator: Any, flags: Mapping[str, Any], ignore: bool) -> Any:
+    """The decoding settings: of the flags, then of the directory, which are printed, then the defaults."""
+    generation = None if ignore else translator.generation
+    stated = {} if generation is None else generation.fields
+    if generation is not None:
+        print(f"twinax: {translator.name}: {generation}", file=sys.stderr)
+    fields = {**_DEFAULTS, **stated, **{name: value for name, value in flags.items() if value is not None}}
+    return import_module("twinax.configs.decoding").DecodingConfig(**fields)
 
 
 def _source_lines(path: str | None) -> Iterator[str]:

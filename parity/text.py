@@ -17,6 +17,7 @@ from ..configs.data import TokenizerConfig
 from ..train.data.languages import M2M100, NLLB
 from ..train.data.prepare import Tokenizers
 from ..train.data.pretrained import load_tokenizer
+from ..train.translator import load
 
 Sides = tuple[Sequence[str], Sequence[str]]  # sentences of the source's and the target's language
 _T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
@@ -176,3 +177,68 @@ def compare_text(name: str, folder: Path, texts: Sequence[str]) -> Row:
         different(targets, target_ids),
         different(tgt.decode(target_ids), decoded),
     )
+
+
+# family -> what its config.json and generation_config.json say, with names of tokens in place of ids
+_START = {"Pegasus": "pad", "BART": "eos", "Blenderbot": "bos", "mBART-50": "eos", "M2M100": "eos", "NLLB": "eos"}
+_GENERATION: dict[str, dict[str, Any]] = {
+    "Marian": {"num_beams": 6, "renormalize_logits": True},
+    "BART": {"num_beams": 4, "no_repeat_ngram_size": 3, "min_length": 5, "length_penalty": 2.0, "early_stopping": True},
+    "Blenderbot": {"num_beams": 3, "encoder_no_repeat_ngram_size": 3, "min_length": 4, "length_penalty": 0.65},
+    "M2M100": {"num_beams": 5, "early_stopping": True},
+}
+
+
+def write_model(name: str, folder: Path, seed: int = 0) -> None:
+    """Write a small random model of `transformers` beside a family's tokenizer files.
+
+    Its generation_config.json is as the hub's: beam search, forbidden padding, and what the family's models set.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("pad", "bos", "eos")}
+    target = getattr(tokenizer, "target_encoder", {})
+    size = max(len(tokenizer), load_tokenizer(str(folder), TokenizerConfig()).vocab_size)
+    sizes: dict[str, Any] = {"vocab_size": size, "d_model": 16, "max_position_embeddings": 64}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 24}
+    if target:
+        sizes |= {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": len(target)}
+    start = {"decoder_start_token_id": ids[_START.get(name, "pad")], "forced_eos_token_id": ids["eos"]}
+    special = {f"{role}_token_id": number for role, number in ids.items()} | start
+    config = AutoConfig.for_model(VARIANTS[name].model_type, **sizes, **special, init_std=0.7)
+    torch.manual_seed(seed)
+    model: Any = AutoModelForSeq2SeqLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter_name, buffer in model.named_buffers():
+            if parameter_name == "final_logits_bias":  # sentences of many lengths
+                buffer[0, ids["eos"]] = 4.0
+    settings = {"max_length": 24, "bad_words_ids": [[ids["pad"]]], **_GENERATION.get(name, {"num_beams": 4})}
+    model.generation_config = GenerationConfig(**settings, **special)
+    model.save_pretrained(folder)
+
+
+def compare_translations(name: str, folder: Path, texts: Sequence[str], beam_size: int | None) -> list[tuple[str, str]]:
+    """(translation by twinax, by `transformers`) of each text where they differ; None: the directory's beam size."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    languages = dict(zip(("src_lang", "tgt_lang"), LANGUAGES.get(name, ()), strict=False))
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, **languages)
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    options = {} if beam_size is None else {"num_beams": beam_size}
+    if languages:
+        token = f"__{languages['tgt_lang']}__" if name == "M2M100" else languages["tgt_lang"]
+        first = "decoder_start_token_id" if name == "mBART" else "forced_bos_token_id"
+        options[first] = tokenizer.convert_tokens_to_ids(token)
+    expected = []
+    for text in texts:
+        with torch.no_grad():
+            output = model.generate(**tokenizer(text, return_tensors="pt"), **options)
+        expected.append(tokenizer.decode(output[0], skip_special_tokens=True))
+    translator = load(folder)
+    changes = {} if beam_size is None else {"beam_size": beam_size}
+    translations = translator.translate(texts, framework="torch", **languages, **changes)
+    return [pair for pair in zip(translations, expected, strict=True) if pair[0] != pair[1]]

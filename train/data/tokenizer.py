@@ -48,7 +48,8 @@ class Languages:
             raise DataError(f"{SOURCE_LANGUAGE}={source!r}: no token stands for the source's language; omit it")
         for name, code in ((SOURCE_LANGUAGE, source), (TARGET_LANGUAGE, target)):
             if code is not None and code not in self.tokens:
-                matches = get_close_matches(str(code), self.tokens, 1)
+                related = [c for c in self.tokens if c.startswith(str(code)) or str(code).startswith(c)]
+                matches = related or get_close_matches(str(code), self.tokens, 1)
                 hint = f"did you mean {matches[0]!r}?" if matches else f"it has {', '.join([*self.tokens][:5])}, …"
                 raise DataError(f"{name}={code!r}: the tokenizer has no such language; {hint}")
         return replace(self, source=source or self.source, target=target or self.target)

@@ -1,0 +1,128 @@
+"""Text in, text out with directories of the families; the oracle is `generate` with `transformers`' tokenizers."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import twinax
+from twinax import torch_reference
+from twinax.parity.text import VARIANTS, compare_translations, write_files, write_model
+
+GERMAN = [f"Ein {a} {b}, {i} mal." for i, a in enumerate(("Haus", "Hund", "Mädchen")) for b in ("schläft", "läuft")]
+ENGLISH = [f"The {a} is {b} by the water, isn't it?" for a in ("dog", "girl") for b in ("old", "wet")]
+TEXTS = [GERMAN[0], ENGLISH[1], "½ ﬁn 日本"]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Name -> directory with a family's tokenizer files and a random model, written on first use."""
+    made = {}
+
+    def folder_of(name):
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("family") / "model"
+            write_files(name, made[name], (GERMAN * 8, ENGLISH * 12), 400)
+            write_model(name, made[name])
+        return made[name]
+
+    return folder_of
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_translations_are_those_of_transformers(name, folders):
+    """With the directory's settings, and greedily."""
+    for beam_size in (None, 1):
+        assert compare_translations(name, folders(name), TEXTS, beam_size) == []
+
+
+def change_settings(folder, target, **settings):
+    shutil.copytree(folder, target)
+    path = target / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return target
+
+
+def test_the_comparison_sees_a_setting_that_is_not_applied(folders, tmp_path, monkeypatch):
+    """Each setting changes a translation of these models."""
+    ignored = {"Marian": "num_beams", "BART": "no_repeat_ngram_size", "Blenderbot": "min_length"}
+    for name, setting in ignored.items():
+        folder = change_settings(folders(name), tmp_path / name, **{setting: None})
+        reference = compare_translations(name, folders(name), TEXTS, None)
+        assert reference == []
+        texts = [twinax.load(path).translate(TEXTS, framework="torch") for path in (folder, folders(name))]
+        assert texts[0] != texts[1], setting
+
+
+def test_settings_are_printed_and_flags_override_them(folders, tmp_path, command):
+    folder, text = folders("Marian"), tmp_path / "text"
+    text.write_text(f"{GERMAN[0]}\n")
+    options = ("--framework", "torch")
+    code, out, err = command("translate", folder, text, *options)
+    assert code == 0
+    assert f"twinax: {folder}: num_beams=6, renormalize_logits=True, max_length=24, bad_words_ids=[[" in err
+    assert out == f"{twinax.load(folder).translate([GERMAN[0]], framework='torch')[0]}\n"
+    short = command("translate", folder, text, *options, "--max-length", "2", "--beam-size", "1")[1]
+    assert short == f"{twinax.load(folder).translate([GERMAN[0]], framework='torch', max_length=2, beam_size=1)[0]}\n"
+    assert "num_beams" not in command("translate", folder, text, *options, "--ignore-generation-config")[2]
+
+
+UNUSABLE = {
+    "repetition_penalty=1.3": {"repetition_penalty": 1.3},
+    "do_sample=True": {"do_sample": True, "temperature": 0.7},
+    "early_stopping='never'": {"early_stopping": "never"},
+    "bad_words_ids=[[3, 4]] (only single tokens can be forbidden)": {"bad_words_ids": [[3, 4]]},
+    "eos_token_id=[0, 1]": {"eos_token_id": [0, 1]},
+    "max_length='24'": {"max_length": "24"},
+}
+
+
+@pytest.mark.parametrize("setting", UNUSABLE)
+def test_a_setting_that_cannot_be_applied_is_named(setting, folders, tmp_path, command):
+    folder = change_settings(folders("Marian"), tmp_path / "model", **UNUSABLE[setting])
+    (tmp_path / "text").write_text("a\n")
+    arguments = ("translate", folder, tmp_path / "text", "--framework", "torch")
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"twinax: {folder}: generation_config.json sets {setting}, which beam search cannot apply; change the file, or "
+        "pass --ignore-generation-config\n"
+    )
+    assert command(*arguments, "--ignore-generation-config", "--beam-size", "1")[0] == 0
+
+
+def test_a_language_is_a_code(folders, tmp_path, command):
+    """NLLB: the source's and the target's; Marian: the target's, before the source."""
+    (tmp_path / "text").write_text("Hund\n")
+    options = ("--framework", "torch", "--beam-size", "1")
+    nllb = twinax.load(folders("NLLB"))
+    changed = nllb.with_languages("deu_Latn", "fra_Latn")
+    ids = [nllb.tokenizers.src.id_of(token) for token in ("deu_Latn", "fra_Latn")]
+    assert (changed.source_ids(["Hund"])[0][0], changed.config.forced_bos_id) == tuple(ids)
+    assert changed.target_ids(["Hund"])[0][0] == ids[1]
+    expected = changed.translate(["Hund"], framework="torch", beam_size=1)[0]
+    arguments = ("translate", folders("NLLB"), tmp_path / "text", *options)
+    assert command(*arguments, "--src-lang", "deu_Latn", "--tgt-lang", "fra_Latn")[:2] == (0, f"{expected}\n")
+    marian = twinax.load(folders("Marian, multilingual"))
+    assert marian.with_languages(target="fra").source_ids(["Hund"]) == marian.source_ids([">>fra<< Hund"])
+    code, _, err = command(*arguments, "--tgt-lang", "fra")
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "twinax: tgt_lang='fra': the tokenizer has no such language; did you mean 'fra_Latn'?",
+    )
+    code, _, err = command("translate", folders("T5"), tmp_path / "text", "--tgt-lang", "fr")
+    assert (code, err) == (2, "twinax: tgt_lang='fr': the tokenizer is not multilingual; omit it\n")
+
+
+def test_a_forced_first_token_is_in_the_target_and_not_in_its_score(folders):
+    """As in `generate`, whose scores leave forced tokens out."""
+    translator = twinax.load(folders("NLLB")).with_languages("deu_Latn", "fra_Latn")
+    (src,), (tgt,) = translator.source_ids([GERMAN[0]]), translator.target_ids([ENGLISH[0]])
+    assert tgt[0] == translator.tokenizers.tgt.id_of("fra_Latn")
+    tokens = torch_reference.score(translator.torch, torch.tensor([src]), torch.tensor([tgt])).tokens
+    (score,) = translator.score([GERMAN[0]], [ENGLISH[0]], "torch")
+    assert score == pytest.approx(float(tokens[0, 1:].sum()), rel=1e-5)
+    assert score != pytest.approx(float(tokens[0].sum()), rel=1e-3)

@@ -32,7 +32,8 @@ _FILES = {f"{folder}/{name}" for folder in FOLDERS for name in TOKENIZER_FILES}
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam, by the names of `torch.optim`
 CONFIG, GENERATION = "config.json", "generation_config.json"  # of a Hugging Face directory
 ARGS = "args.json"  # the settings of a fairseq checkpoint
-_DOCUMENTS = (CONFIG, GENERATION, ARGS)
+MARIAN_OPTIONS = "model.yml"  # the options of a Marian model
+_DOCUMENTS = (CONFIG, GENERATION, ARGS, MARIAN_OPTIONS)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 |---|---|
 | run | an orbax checkpoint, or a run directory that has one; `train` reads and writes it |
 | Hugging Face | a directory with `config.json` and weights |
+| Marian | an `.npz` with its options |
 | fairseq | a `.pt` with its settings, or a directory of one with its dictionaries |
 | safetensors, PyTorch | one file, recognised by its content |
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 from ..configs import registry
 from ..configs.errors import ConversionError
 from ..configs.schema import TransformerConfig
-from . import fairseq_format
+from . import fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
 from .file_layouts import file_layouts, is_file_layout
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
@@ -69,13 +70,21 @@ _FAIRSEQ = Format(
     accepts=lambda path, layout: layout == "fairseq" and path.suffix.lower() in ("", *fairseq_format.SUFFIXES),
     write=fairseq_format.write,
 )
+_MARIAN = Format(
+    recognises=marian_format.recognises,
+    describe=lambda path: "Marian model",
+    read=marian_format.read,
+    read_config=lambda path: marian_format.read(path).config,
+    accepts=lambda path, layout: layout == "marian_npz" and path.suffix.lower() == marian_format.SUFFIX,
+    write=marian_format.write,
+)
 # Layouts of other toolkits and the names that they are written to; of a tokenizer they store the vocabulary at most.
-TOOLKITS = {"fairseq": ".pt, .pth, or no suffix"}
+TOOLKITS = {"fairseq": ".pt, .pth, or no suffix", "marian_npz": ".npz"}
 
 
 def formats() -> tuple[Format, ...]:
     """All formats; if several recognise a path, the first one applies."""
-    return (_FAIRSEQ, _SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
+    return (_MARIAN, _FAIRSEQ, _SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
 
 
 def layouts() -> tuple[str, ...]:
@@ -127,8 +136,8 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
     """Atomically write a checkpoint that `load` reads.
 
     A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
-    `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries. Any other name becomes an orbax
-    checkpoint, as in a run. Only layout twinax stores the state that a training resumes from.
+    `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz. Any
+    other name becomes an orbax checkpoint, as in a run. Only layout twinax stores the state to resume a training from.
 
     Raises:
         ConversionError: the layout has no such model or format, the path exists, or writing fails.

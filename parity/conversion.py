@@ -1,7 +1,7 @@
 """Compares the families of `transformers` with the twins: values, gradients, attention weights and the round trip."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ..convert.checkpoint import Checkpoint
 from ..convert.files import WEIGHTS
 from ..convert.hugging_face import family
 from .coverage import coverage
-from .functions import Batch, random_batch
+from .functions import Batch, Outputs, random_batch
 from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins
 from .transformers_oracle import Oracle, load_oracle, randomize
@@ -103,9 +103,18 @@ def through_frameworks(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
 
 
 def compare(
-    name: str, checkpoint: Checkpoint, oracle: Oracle, differences: Sequence[str], batch: Batch | None = None
+    name: str,
+    checkpoint: Checkpoint,
+    oracle: Oracle,
+    differences: Sequence[str],
+    batch: Batch | None = None,
+    select: Callable[[Outputs], Outputs] = lambda outputs: outputs,
+    run: Callable[..., dict[str, Outputs]] = run_twins,
 ) -> Row:
-    """The row of a checkpoint, compared with its oracle on a batch: by default random, with padding of every kind."""
+    """The row of a checkpoint, compared with its oracle on a batch: by default random, with padding of every kind.
+
+    `select`: the part of the outputs to compare. `run`: the models to run, by default both twins.
+    """
     config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
     if batch is None:
         batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
@@ -114,9 +123,10 @@ def compare(
         coverage(batch, checkpoint.arrays, config.pad_id).check()
     expected = oracle(batch)
     with jax.enable_x64(True):
-        outputs = run_twins(config, {name: a.astype(np.float64) for name, a in checkpoint.arrays.items()}, batch)
+        outputs = run(config, {name: a.astype(np.float64) for name, a in checkpoint.arrays.items()}, batch)
+    outputs = {framework: select(twin_outputs) for framework, twin_outputs in outputs.items()}
     reports = compare_with_oracle(
-        outputs, expected, batch, config.pad_id, criteria=CRITERIA, reproduce=f"measure({name!r})"
+        outputs, select(expected), batch, config.pad_id, criteria=CRITERIA, reproduce=f"measure({name!r})"
     )
     compared_rungs = ("encoder", "logits", "gradients", "attention weights")
     errors = {

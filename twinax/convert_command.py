@@ -102,7 +102,8 @@ def convert_checkpoint(
         files = _changes(source_files, new_files, checkpoint.files)
     same_files = checkpoint.files == result.files
     if not same_files and layout in TOOLKITS:
-        files, same_files = "vocabulary only: this format does not store the segmentation", True
+        stored = "vocabulary only: this format does not store the segmentation"
+        files, same_files = stored if result.files else "omitted: this format does not store tokenizers", True
     table.add_row("tokenizer", escape(files) if same_files else "[bold red]DIFFERENT after reading back[/]")
     if pretokenization:
         table.add_row("pre-tokenization", escape(pretokenization))

@@ -15,6 +15,7 @@ from twinax import convert
 from twinax.convert.layouts import fairseq
 from twinax.parity.conversion import Row, compare, through_frameworks
 from twinax.parity.functions import random_batch
+from twinax.parity.ladder import run_twins
 from twinax.parity.transformers_oracle import Oracle, oracle_of, randomize
 
 _SIZES = {
@@ -158,8 +159,8 @@ def fairseq_oracle(model: Any, checkpoint: convert.Checkpoint) -> Oracle:
     return oracle_of(_MaskedTargets(model.double(), checkpoint.config.pad_id), checkpoint, rules)
 
 
-def measure_fairseq(name: str, folder: Path) -> Row:
-    """The row of a variant; its files are written into a folder."""
+def measure_fairseq(name: str, folder: Path, run: Any = run_twins) -> Row:
+    """The row of a variant; its files are written into a folder. `run`: as for `compare`."""
     model = save_fairseq(name, folder / "original")
     checkpoint = convert.load(folder / "original")
     differences = []
@@ -173,7 +174,7 @@ def measure_fairseq(name: str, folder: Path) -> Row:
     if config.positions == "learned":  # mBART counts padding, so there is none
         for tokens in (batch.src_tokens, batch.tgt_tokens):
             tokens[tokens == config.pad_id] = 5
-    return compare(name, checkpoint, fairseq_oracle(model, checkpoint), differences, batch)
+    return compare(name, checkpoint, fairseq_oracle(model, checkpoint), differences, batch, run=run)
 
 
 def fairseq_changes(before: Path, after: Path) -> list[str]:

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax marian-scores comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -67,6 +67,14 @@ $(OLD)/.installed: constraints.txt
 		$$(grep -E '^(jax|jaxlib|flax|torch|numpy|scipy|rich)==' constraints.txt)
 	$(OLD)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
+
+# A Marian model and what CTranslate2 computes with it, into parity_tests/marian; CTranslate2 has an environment of its own.
+CT2 := .venv-ctranslate2
+marian-scores: install
+	test -x $(CT2)/bin/python || $(PYTHON) -m venv $(CT2)
+	$(CT2)/bin/python -m pip install --quiet ctranslate2==4.8.5 $$(grep -E '^(numpy|PyYAML)==' constraints.txt)
+	$(BIN)/python -m parity_tests.marian_files parity_tests/marian
+	$(CT2)/bin/python benchmarks/marian_scores.py parity_tests/marian
 
 # What search costs beside transformers. About two minutes.
 benchmark-decoding: install

@@ -1,4 +1,4 @@
-"""A table that compares the families of `transformers` with the twins.
+"""A table that compares the families of `transformers`, and the checkpoints of other toolkits, with the twins.
 
 `python -m benchmarks.conversion_matrix PAGE` prints it and writes it into the page.
 """
@@ -6,12 +6,15 @@
 import logging
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
 from benchmarks.pages import marks, write_table
+from parity_tests.fairseq_files import FAIRSEQ, measure_fairseq
+from parity_tests.marian_files import MARIAN, measure_marian
 from twinax.parity.conversion import VARIANTS, Row, measure
 
 HEADER = ("family", "encoder output", "logits", "gradients", "attention weights", "round trip")
@@ -27,10 +30,12 @@ def main(page: Path) -> int:
     """Measures every variant, prints the table, writes it into the page. Returns 0 if all hold."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     marks(page, "conversion-matrix")
+    measures: dict[str, Callable[[str, Path], Row]] = dict.fromkeys(VARIANTS, measure)
+    measures |= dict.fromkeys(FAIRSEQ, measure_fairseq) | dict.fromkeys(MARIAN, measure_marian)
     rows = []
-    for name in track(VARIANTS, "families", console=Console(stderr=True), transient=True):
+    for name in track(measures, "families", console=Console(stderr=True), transient=True):
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(measure(name, Path(folder)))
+            rows.append(measures[name](name, Path(folder)))
     write_table(page, "conversion-matrix", HEADER, [as_cells(row) for row in rows])
     for report in (report for row in rows for report in row.reports if not report.ok):
         print(report)

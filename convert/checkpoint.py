@@ -25,12 +25,15 @@ Arrays = Mapping[str, np.ndarray]
 FOLDERS = ("tokenizer", "source_tokenizer", "target_tokenizer")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "target_vocab.json", "merges.txt"),
+    *("vocab.json", "target_vocab.json", "merges.txt", "dict.txt"),
     *("source.spm", "target.spm", "sentencepiece.bpe.model", "spiece.model"),
 )
 _FILES = {f"{folder}/{name}" for folder in FOLDERS for name in TOKENIZER_FILES}
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of Adam, by the names of `torch.optim`
 CONFIG, GENERATION = "config.json", "generation_config.json"  # of a Hugging Face directory
+ARGS = "args.json"  # the settings of a fairseq checkpoint
+MARIAN_OPTIONS = "model.yml"  # the options of a Marian model
+_DOCUMENTS = (CONFIG, GENERATION, ARGS, MARIAN_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Checkpoint:
 
     config: TransformerConfig
     arrays: Arrays
-    layout: str | None = None  # layout of the Hugging Face directory it was read from
-    documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # that directory's JSON files by name
+    layout: str | None = None  # layout of the Hugging Face directory or other toolkit's file it was read from
+    documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # its settings, as JSON files by name
     unused: Arrays = field(default_factory=dict)  # arrays that the model does not use
     files: Mapping[str, bytes] = field(default_factory=dict)  # tokenizer files by path: tokenizer/tokenizer.json, ...
     training: Training | None = None
@@ -69,7 +72,7 @@ class Checkpoint:
         if not isinstance(self.system, str | None) or not all(isinstance(item, str) for item in self.assumed):
             raise ConversionError(f"system={self.system!r}, assumed={self.assumed!r}: must be strings")
         _check("file", self.files, _FILES, bytes)
-        _check("document", self.documents, {CONFIG, GENERATION}, Mapping)
+        _check("document", self.documents, _DOCUMENTS, Mapping)
 
     @classmethod
     def of(cls, model: "Transformer | torch_reference.Transformer") -> "Checkpoint":

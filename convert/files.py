@@ -93,8 +93,8 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
         raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
 
 
-def read_torch(path: Path) -> Any:
-    """The content of a PyTorch file, on the CPU; executes none of its code.
+def read_torch(path: Path, advice: str = "save only the state dict") -> Any:
+    """The content of a PyTorch file, on the CPU; executes none of its code. `advice`: what to do if it holds code.
 
     Raises:
         ConversionError: PyTorch is not installed, the file is damaged, or reading it requires executing code.
@@ -106,7 +106,7 @@ def read_torch(path: Path) -> Any:
     except ImportError:
         raise ConversionError(f"{path}: reading it needs PyTorch, which is not installed") from None
     try:
-        # torch warns about TorchScript before raising. jadore801120 stores its settings as a Namespace.
+        # torch warns about TorchScript before raising. fairseq and jadore801120 store settings as a Namespace.
         # An open file, because for a path torch depends on its suffix.
         safe_globals = torch.serialization.safe_globals([Namespace])
         with warnings.catch_warnings(action="ignore"), safe_globals, open(path, "rb") as file:
@@ -116,7 +116,7 @@ def read_torch(path: Path) -> Any:
         if name is None:
             raise ConversionError(f"{path}: damaged, or holds more than tensors; none of its code was run") from None
         raise ConversionError(
-            f"{path}: holds more than tensors, a {name[1]}; none of its code was run; save only the state dict"
+            f"{path}: holds more than tensors, a {name[1]}; none of its code was run; {advice}"
         ) from None
     except Exception as error:  # a damaged file can raise anything
         if "weights_only" in str(error):  # TorchScript, with the same recommendation

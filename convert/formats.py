@@ -4,6 +4,8 @@
 |---|---|
 | run | an orbax checkpoint, or a run directory that has one; `train` reads and writes it |
 | Hugging Face | a directory with `config.json` and weights |
+| Marian | an `.npz` with its options |
+| fairseq | a `.pt` with its settings, or a directory of one with its dictionaries |
 | safetensors, PyTorch | one file, recognised by its content |
 """
 
@@ -15,6 +17,7 @@ from pathlib import Path
 from ..configs import registry
 from ..configs.errors import ConversionError
 from ..configs.schema import TransformerConfig
+from . import fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
 from .file_layouts import file_layouts, is_file_layout
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
@@ -59,11 +62,44 @@ _HUGGING_FACE = Format(
     accepts=lambda path, layout: layout in LAYOUTS and not has_suffix(path),
     write=write_hugging_face,
 )
+_FAIRSEQ = Format(
+    recognises=fairseq_format.recognises,
+    describe=lambda path: f"fairseq {'directory' if path.is_dir() else 'checkpoint'}",
+    read=fairseq_format.read,
+    read_config=lambda path: fairseq_format.read(path).config,
+    accepts=lambda path, layout: layout == "fairseq" and path.suffix.lower() in ("", *fairseq_format.SUFFIXES),
+    write=fairseq_format.write,
+)
+_MARIAN = Format(
+    recognises=marian_format.recognises,
+    describe=lambda path: "Marian model",
+    read=marian_format.read,
+    read_config=lambda path: marian_format.read(path).config,
+    accepts=lambda path, layout: layout == "marian_npz" and path.suffix.lower() == marian_format.SUFFIX,
+    write=marian_format.write,
+)
+# Layouts of other toolkits and the names that they are written to; of a tokenizer they store the vocabulary at most.
+TOOLKITS = {"fairseq": ".pt, .pth, or no suffix", "marian_npz": ".npz"}
 
 
 def formats() -> tuple[Format, ...]:
     """All formats; if several recognise a path, the first one applies."""
-    return (_SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
+    return (_MARIAN, _FAIRSEQ, _SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
+
+
+def layouts() -> tuple[str, ...]:
+    """The names of all layouts."""
+    return (*file_layouts(), *TOOLKITS, *LAYOUTS)
+
+
+def is_layout(layout: str) -> bool:
+    """Whether `save` knows this layout. Raises: ConversionError if its prefixes are invalid."""
+    return layout in (*LAYOUTS, *TOOLKITS) or is_file_layout(layout)
+
+
+def is_single_file(path: Path) -> bool:
+    """Whether a path holds a file of tensors, with or without a config. Raises: ConversionError, as `load`."""
+    return _format_of(path) in (_SAFETENSORS, _TORCH)
 
 
 def load(path: str | PathLike[str], config: Config = None) -> Checkpoint:
@@ -81,9 +117,8 @@ def load(path: str | PathLike[str], config: Config = None) -> Checkpoint:
     path = Path(path)
     if config is None:
         return _format_of(path).read(path)
-    if path.is_dir():
+    if path.is_dir() or not is_single_file(path):
         raise ConversionError(f"{path}: has its own config; omit `config`")
-    _format_of(path)
     return read_file(path, config)
 
 
@@ -101,22 +136,22 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
     """Atomically write a checkpoint that `load` reads.
 
     A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
-    `from_pretrained` loads. Any other name becomes an orbax checkpoint, as in a run. Only layout twinax stores the
-    state that a training resumes from.
+    `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz. Any
+    other name becomes an orbax checkpoint, as in a run. Only layout twinax stores the state to resume a training from.
 
     Raises:
         ConversionError: the layout has no such model or format, the path exists, or writing fails.
     """
     path = Path(path)
-    if layout not in LAYOUTS and not is_file_layout(layout):
-        raise ConversionError(
-            f"layout={layout!r}: there is no such layout; choose one of {', '.join((*file_layouts(), *LAYOUTS))}"
-        )
+    if not is_layout(layout):
+        raise ConversionError(f"layout={layout!r}: there is no such layout; choose one of {', '.join(layouts())}")
     selected = next((form for form in formats() if form.accepts(path, layout)), None)
     if selected is not None:
         selected.write(checkpoint, path, layout)
     elif layout in LAYOUTS:
         raise ConversionError(f"{path}: {layout} is the layout of a directory; give a name without {path.suffix}")
+    elif layout in TOOLKITS:
+        raise ConversionError(f"{path}: layout {layout} needs a name that ends in {TOOLKITS[layout]}")
     else:
         target = f"a file of layout {layout}" if layout != "twinax" else "a directory's name has no suffix, and a file"
         raise ConversionError(f"{path}: {target} needs a name that ends in {', '.join(SUFFIXES)}")

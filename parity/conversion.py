@@ -1,6 +1,7 @@
 """Compares the families of `transformers` with the twins: values, gradients, attention weights and the round trip."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from ..convert.checkpoint import Checkpoint
 from ..convert.files import WEIGHTS
 from ..convert.hugging_face import family
 from .coverage import coverage
-from .functions import random_batch
+from .functions import Batch, Outputs, random_batch
 from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins
-from .transformers_oracle import load_oracle, randomize
+from .transformers_oracle import Oracle, load_oracle, randomize
 
 # One bound for all rungs, relative to each array's largest value.
 CRITERIA = tuple(Criterion(rung, 1e-12, "array", "the same function; all families reach 1e-14") for rung in RUNGS)
@@ -88,27 +89,49 @@ def measure(name: str, folder: Path) -> Row:
     """The row of a variant; its directories are written into a folder."""
     random_model(name).save_pretrained(folder / "original")
     checkpoint = convert.load(folder / "original")
+    differences = []
+    for framework, converted in through_frameworks(checkpoint).items():
+        convert.save(converted, folder / framework, layout=VARIANTS[name][0])
+        differences += [f"through {framework}: {change}" for change in changes(folder / "original", folder / framework)]
+    return compare(name, checkpoint, load_oracle(folder / "original", checkpoint), differences)
+
+
+def through_frameworks(checkpoint: Checkpoint) -> dict[str, Checkpoint]:
+    """The checkpoint with the arrays of its Flax and of its PyTorch model, by framework."""
+    models = {"flax": checkpoint.to_flax(), "pytorch": checkpoint.to_torch()}
+    return {name: replace(checkpoint, arrays=Checkpoint.of(model).arrays) for name, model in models.items()}
+
+
+def compare(
+    name: str,
+    checkpoint: Checkpoint,
+    oracle: Oracle,
+    differences: Sequence[str],
+    batch: Batch | None = None,
+    select: Callable[[Outputs], Outputs] = lambda outputs: outputs,
+    run: Callable[..., dict[str, Outputs]] = run_twins,
+) -> Row:
+    """The row of a checkpoint, compared with its oracle on a batch: by default random, with padding of every kind.
+
+    `select`: the part of the outputs to compare. `run`: the models to run, by default both twins.
+    """
     config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
-    batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
-    batch.src_tokens[2] = config.pad_id  # a sentence without a source token
-    batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id  # and one with padding inside
-    coverage(batch, checkpoint.arrays, config.pad_id).check()
-    oracle = load_oracle(folder / "original", checkpoint)(batch)
+    if batch is None:
+        batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
+        batch.src_tokens[2] = config.pad_id  # a sentence without a source token
+        batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id  # and one with padding inside
+        coverage(batch, checkpoint.arrays, config.pad_id).check()
+    expected = oracle(batch)
     with jax.enable_x64(True):
-        outputs = run_twins(config, {name: a.astype(np.float64) for name, a in checkpoint.arrays.items()}, batch)
+        outputs = run(config, {name: a.astype(np.float64) for name, a in checkpoint.arrays.items()}, batch)
+    outputs = {framework: select(twin_outputs) for framework, twin_outputs in outputs.items()}
     reports = compare_with_oracle(
-        outputs, oracle, batch, config.pad_id, criteria=CRITERIA, reproduce=f"measure({name!r})"
+        outputs, select(expected), batch, config.pad_id, criteria=CRITERIA, reproduce=f"measure({name!r})"
     )
     compared_rungs = ("encoder", "logits", "gradients", "attention weights")
     errors = {
         rung: max(f.error for r in reports.values() for f in r.findings if f.rung == rung) for rung in compared_rungs
     }
-    models = {"flax": checkpoint.to_flax(), "pytorch": checkpoint.to_torch()}
-    differences = []
-    for framework, model in models.items():
-        converted = replace(checkpoint, arrays=Checkpoint.of(model).arrays)
-        convert.save(converted, folder / framework, layout=VARIANTS[name][0])
-        differences += [f"through {framework}: {change}" for change in changes(folder / "original", folder / framework)]
     return Row(
         name,
         encoder=errors["encoder"],

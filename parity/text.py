@@ -228,7 +228,7 @@ def compare_translations(name: str, folder: Path, texts: Sequence[str], beam_siz
     languages = dict(zip(("src_lang", "tgt_lang"), LANGUAGES.get(name, ()), strict=False))
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, **languages)
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    options = {} if beam_size is None else {"num_beams": beam_size}
+    options: dict[str, Any] = {} if beam_size is None else {"num_beams": beam_size}
     if languages:
         token = f"__{languages['tgt_lang']}__" if name == "M2M100" else languages["tgt_lang"]
         first = "decoder_start_token_id" if name == "mBART" else "forced_bos_token_id"
@@ -239,6 +239,6 @@ def compare_translations(name: str, folder: Path, texts: Sequence[str], beam_siz
             output = model.generate(**tokenizer(text, return_tensors="pt"), **options)
         expected.append(tokenizer.decode(output[0], skip_special_tokens=True))
     translator = load(folder)
-    changes = {} if beam_size is None else {"beam_size": beam_size}
+    changes: dict[str, Any] = {} if beam_size is None else {"beam_size": beam_size}
     translations = translator.translate(texts, framework="torch", **languages, **changes)
     return [pair for pair in zip(translations, expected, strict=True) if pair[0] != pair[1]]

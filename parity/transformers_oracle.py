@@ -3,17 +3,18 @@
 Needs the package `transformers`, which the twins do not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
 import torch
 
+from ..configs.schema import TransformerConfig
 from ..convert.arrays import from_torch
 from ..convert.checkpoint import Checkpoint
 from ..convert.hugging_face import family
 from ..convert.port import flax_specs
-from ..convert.rules import target_specs, translate
+from ..convert.rules import Rule, target_specs, translate
 from .functions import GRADIENTS, Batch, Outputs
 
 Oracle = Callable[[Batch], Outputs]
@@ -48,12 +49,16 @@ def randomize(model: Any, seed: int = 0) -> None:
             array.add_(torch.randn(array.shape, generator=generator) * width**-0.5)
 
 
-def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
+def oracle_of(model: Any, checkpoint: Checkpoint, rules: Sequence[Rule] | None = None) -> Oracle:
     """f(batch) -> encoder and decoder output, logits, loss, attention weights and gradients, by the twins' paths.
 
-    Attention maps need `transformers`' eager attention; everything else uses its default attention.
+    Attention maps need `transformers`' eager attention; everything else uses its default attention. `rules`: from Flax
+    names to the model's; by default those of the checkpoint's family.
     """
     config = checkpoint.config
+    if rules is None:
+        assert checkpoint.layout is not None
+        rules = family(checkpoint.layout).rules(config)
 
     def run(batch: Batch) -> Outputs:
         src, tgt, labels = (torch.from_numpy(array) for array in (batch.src_tokens, batch.tgt_tokens, batch.labels))
@@ -69,7 +74,7 @@ def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
             "encoder.output": result.encoder_last_hidden_state,
             "decoder.output": result.decoder_hidden_states[-1],
         }
-        outputs |= {"logits": result.logits, "loss": loss} | _gradients(model, loss, checkpoint)
+        outputs |= {"logits": result.logits, "loss": loss} | _gradients(model, loss, config, rules)
         model.set_attn_implementation("eager")
         with torch.no_grad():
             result = model(**inputs, output_attentions=True)
@@ -85,13 +90,12 @@ def oracle_of(model: Any, checkpoint: Checkpoint) -> Oracle:
     return run
 
 
-def _gradients(model: Any, loss: torch.Tensor, checkpoint: Checkpoint) -> Outputs:
+def _gradients(model: Any, loss: torch.Tensor, config: TransformerConfig, rules: Sequence[Rule]) -> Outputs:
     """The gradient of every trained array by Flax name; tied tensors are one parameter on both sides."""
-    assert checkpoint.layout is not None
-    specs = flax_specs(checkpoint.config.replace(param_dtype="float64", compute_dtype="float64"), trained_only=True)
-    rules = [rule for rule in family(checkpoint.layout).rules(checkpoint.config) if rule.source[0] in specs]
+    specs = flax_specs(config.replace(param_dtype="float64", compute_dtype="float64"), trained_only=True)
+    rules = [rule for rule in rules if rule.source[0] in specs]
     oracle_specs = target_specs(rules, specs)
-    parameters = {name: p for name, p in model.named_parameters() if name in oracle_specs}
+    parameters = {n: p for n, p in model.named_parameters(remove_duplicate=False) if n in oracle_specs}
     grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
     by_name = {name: from_torch(g) for name, g in zip(parameters, grads, strict=True)}
     translated = translate([rule.inverse for rule in rules], by_name, oracle_specs)

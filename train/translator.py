@@ -17,7 +17,7 @@ from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import Checkpoint
 from ..convert.formats import load as load_checkpoint
 from ..convert.generation import Generation, generation_of
-from ..convert.hugging_face import family
+from ..convert.hugging_face import LAYOUTS, family
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
@@ -160,7 +160,7 @@ class Translator:
     def lacks_language(self) -> bool:
         """Whether the model needs a target language token and the checkpoint sets none."""
         config, layout = self.config, self.checkpoint.layout
-        multilingual = layout is not None and family(layout).multilingual
+        multilingual = layout in LAYOUTS and family(layout).multilingual
         multilingual = multilingual and config.forced_bos_id is None and config.decoder_start_id == config.eos_id
         return multilingual or lacks_language(config, self.tokenizers)
 

@@ -20,9 +20,9 @@ from twinax.configs.errors import CheckpointError, ConfigError, ConversionError,
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.atomic_io import check_new
 from twinax.convert.checkpoint import MOMENTS
-from twinax.convert.file_layouts import PUBLISHED, file_layouts, is_file_layout, is_published, system_of
+from twinax.convert.file_layouts import PUBLISHED, is_published, system_of
 from twinax.convert.files import read_json
-from twinax.convert.formats import describe
+from twinax.convert.formats import TOOLKITS, describe, is_layout, is_single_file, layouts
 from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.port import flax_specs
 from twinax.convert.single_file import Parts, read_parts
@@ -56,10 +56,8 @@ def convert_checkpoint(
     languages: Sequence[str],
 ) -> int:
     """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if a weight differs."""
-    if layout not in LAYOUTS and not is_file_layout(layout):
-        raise UsageError(
-            f"--layout {layout}: is not a layout; the layouts are {', '.join((*file_layouts(), *LAYOUTS))}"
-        )
+    if not is_layout(layout):
+        raise UsageError(f"--layout {layout}: is not a layout; the layouts are {', '.join(layouts())}")
     check_new(dst)
     model, config_checkpoint = (None, None) if config is None else _config(config)
     checkpoint = convert.load(src, model)
@@ -82,7 +80,9 @@ def convert_checkpoint(
     arrays, result_arrays = (replace(side, training=None).tensors for side in (checkpoint, result))
     names = {*arrays, *result_arrays}
     different = sorted(name for name in names if _bytes(arrays.get(name)) != _bytes(result_arrays.get(name)))
-    has_own_tables = layout in LAYOUTS or (layout in PUBLISHED and PUBLISHED[layout].tables(checkpoint.config))
+    has_own_tables = layout in (*LAYOUTS, *TOOLKITS) or (
+        layout in PUBLISHED and PUBLISHED[layout].tables(checkpoint.config)
+    )
     recomputed = [name for name in different if name.endswith(".table") and has_own_tables]
     weights = f"{len(arrays)} arrays, {_numbers(arrays):,} numbers: "
     if len(different) > len(recomputed):
@@ -100,20 +100,22 @@ def convert_checkpoint(
     files = ", ".join(checkpoint.files) or "none"
     if new_files:
         files = _changes(source_files, new_files, checkpoint.files)
-    table.add_row(
-        "tokenizer", escape(files) if checkpoint.files == result.files else "[bold red]DIFFERENT after reading back[/]"
-    )
+    same_files = checkpoint.files == result.files
+    if not same_files and layout in TOOLKITS:
+        stored = "vocabulary only: this format does not store the segmentation"
+        files, same_files = stored if result.files else "omitted: this format does not store tokenizers", True
+    table.add_row("tokenizer", escape(files) if same_files else "[bold red]DIFFERENT after reading back[/]")
     if pretokenization:
         table.add_row("pre-tokenization", escape(pretokenization))
     Console().print(table)
     report_assumed(str(src), checkpoint)
-    return int(len(different) > len(recomputed) or not same_optimizer or checkpoint.files != result.files)
+    return int(len(different) > len(recomputed) or not same_optimizer or not same_files)
 
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     """Prints the contents of a checkpoint. Exit status: 0."""
     check_folder(json_file)
-    if path.is_file():
+    if path.is_file() and is_single_file(path):
         parts = read_parts(path)
         layout = parts.layout
         checkpoint, contents = _checkpoint_or_contents(parts)
@@ -166,7 +168,7 @@ def _checkpoint_or_contents(parts: Parts) -> tuple[Checkpoint | None, str | None
 def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     config, arrays = checkpoint.config, checkpoint.arrays
     trained = {name: arrays[name] for name in flax_specs(config, trained_only=True)}
-    rows: dict[str, Any] = {"once a directory of": checkpoint.layout} if checkpoint.layout else {}
+    rows: dict[str, Any] = {"originally of": checkpoint.layout} if checkpoint.layout else {}
     rows |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
     rows["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
     rows |= {"assumed": list(checkpoint.assumed)} if checkpoint.assumed else {}

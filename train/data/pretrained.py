@@ -1,5 +1,6 @@
 """Reads pretrained tokenizers: `transformers` directories, tokenizer.json, SentencePiece models, vocabularies."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,9 +11,11 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ...configs.data import ROLES, TokenizerConfig
-from ...configs.errors import DataError
+from ...configs.errors import ConversionError, DataError
 from ...configs.schema import TransformerConfig
 from ...convert.checkpoint import CONFIG, TOKENIZER_FILES
+from ...convert.marian_format import read_vocabulary
+from ...convert.vocabularies import word_tokenizer
 from .corpus import read_lines
 from .family_tokenizers import FAMILIES, family_tokenizer
 from .sentencepiece_model import read_sentencepiece
@@ -98,10 +101,14 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig,
         DataError: there is no tokenizer, it is damaged or of an unknown kind, or it does not match the model.
     """
     location = Path(path)
+    if location.suffix in (".model", ".spm") and location.is_file() and model.bos_id is None:
+        return _from_sentencepiece(location, config, has_bos=False)
     if location.is_dir() or location.suffix in (".model", ".spm"):
         return load_tokenizer(path, config)
     if not location.is_file():
         raise DataError(f"{location}: there is no such file")
+    if location.suffix in (".yml", ".yaml") or _is_mapping(location):
+        return _from_marian(location, model)
     _check_alone(location)
     fast = _from_vocabulary(location, config) if location.suffix == ".txt" else read_fast(location)
     language = config.languages[side] if config.languages and location.suffix == ".txt" else None
@@ -152,7 +159,35 @@ def _from_vocabulary(path: Path, config: TokenizerConfig) -> LibraryTokenizer:
     return fast
 
 
-def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
+def _is_mapping(path: Path) -> bool:
+    """Whether a file is JSON that maps tokens to ids, unlike a tokenizer.json."""
+    if path.suffix != ".json":
+        return False
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and all(isinstance(number, int) for number in content.values())
+
+
+def _from_marian(path: Path, model: TransformerConfig) -> Tokenizer:
+    """A vocabulary of Marian, whose text is segmented already; padding and EOS are those of the model."""
+    try:
+        ids = read_vocabulary(path)
+    except ConversionError as error:
+        raise DataError(str(error)) from None
+    by_id = {number: token for token, number in ids.items()}
+    roles = {"eos": by_id.get(model.eos_id, "</s>"), "unk": "<unk>" if "<unk>" in ids else "UNK"}
+    if roles["eos"] not in ids or roles["unk"] not in ids or model.pad_id in by_id:
+        raise DataError(
+            f"{path}: must have EOS (id {model.eos_id}), <unk> and no token at the id of padding, {model.pad_id}"
+        )
+    roles["pad"] = "<pad>" if "<pad>" not in ids else f"<pad{model.pad_id}>"
+    files = word_tokenizer({**ids, roles["pad"]: model.pad_id}, roles)
+    return FastTokenizer(LibraryTokenizer.from_str(files[FILE].decode()), roles)
+
+
+def _from_sentencepiece(path: Path, config: TokenizerConfig, has_bos: bool = True) -> Tokenizer:
     proto = read_sentencepiece(path.read_bytes(), str(path))
     trainer, kinds = proto.trainer_spec, proto.trainer_spec.ModelType
     if trainer.model_type not in (kinds.UNIGRAM, kinds.BPE) or trainer.treat_whitespace_as_suffix:
@@ -179,6 +214,8 @@ def _from_sentencepiece(path: Path, config: TokenizerConfig) -> Tokenizer:
     fast.decoder = decoders.Sequence(decode)  # pyright: ignore[reportAttributeAccessIssue]
     ids = {"pad": trainer.pad_id, "bos": trainer.bos_id, "eos": trainer.eos_id, "unk": trainer.unk_id}
     tokens = {role: proto.pieces[n].piece if n >= 0 else getattr(config, f"{role}_token") for role, n in ids.items()}
+    if not has_bos:  # a model without BOS has no id for one
+        del tokens["bos"]
     fast.add_special_tokens(list(tokens.values()))
     return FastTokenizer(fast, tokens).frame_sources(config)
 

@@ -10,7 +10,7 @@ from ..configs.schema import TransformerConfig
 from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import read_json, read_weights
-from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
+from .layouts.hugging_face import NOT_WRITTEN, Family, up_to_rounding
 from .layouts.hugging_face_settings import ALIASES, DECODING
 from .obstacles import obstacle
 
@@ -93,7 +93,7 @@ def _same(target: Family, documents: Mapping[str, Mapping[str, Any]], config: Tr
     if not dtypes <= {None, config.param_dtype}:
         return False
     original = target.config(settings, config.param_dtype)
-    return original == canonical(config).replace(**{name: getattr(original, name) for name in NOT_WRITTEN})
+    return original == up_to_rounding(config).replace(**{name: getattr(original, name) for name in NOT_WRITTEN})
 
 
 def _rewrite(target: Family, documents: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:

@@ -125,7 +125,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"length_penalty": "gnmt", "length_exponent": 0.6},
     ),
     "negative exponent, lengths, mask value": (
-        {"mask_value": -1e9},
+        {"mask_value": -1e9, "relative_positions": "shared"},
         {"length_exponent": -0.5, "min_length": 3, "max_length": 4},
     ),
     "plain sums, forbidden, start is the end": (
@@ -133,7 +133,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"length_exponent": 0.0, "forbidden_ids": (3, 4, 5, 6, 7)},
     ),
     "few tokens, start is zero, odd heads": (
-        {"decoder_start": "zero_embedding", "positions": "learned", "head_dim": 3, "v_head_dim": 5},
+        {"decoder_start": "zero_embedding", "positions": "learned", "head_dim": 3, "v_head_dim": 5}
+        | {"relative_positions": "per_layer", "relative_position_buckets": 6, "relative_position_max_distance": 4},
         {"forbidden_ids": tuple(range(4, 17))},
     ),
     "one token": ({"norm_placement": "post"}, {"max_length": 1}),

@@ -66,8 +66,8 @@ class Embeddings(NamedTuple):
 
 _BIAS = "final_logits_bias"  # (1, V)
 _AS_ROW = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][0]])
-# Fields that a directory does not store, or that only change rounding: a round trip may change them.
-NOT_WRITTEN = ("linear_init", "embedding_init", "score_scaling", "compute_dtype", "dropout_generator")
+# Fields that a directory does not store: a round trip may change them.
+NOT_WRITTEN = ("linear_init", "embedding_init", "compute_dtype", "dropout_generator")
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]
@@ -138,7 +138,7 @@ class Family:
         if self.separate_embeddings:
             settings["share_encoder_decoder_embeddings"] = config.shared_embeddings
             settings["decoder_vocab_size"] = config.tgt_vocab_size
-        restored, config = self.config(settings, config.param_dtype), canonical(config)
+        restored, config = self.config(settings, config.param_dtype), up_to_rounding(config)
         problems = [
             f"{f.name}={getattr(config, f.name)!r}: a {self.model_type} model has {getattr(restored, f.name)!r}"
             for f in fields(config)
@@ -300,7 +300,7 @@ class Family:
 
 
 def canonical(config: TransformerConfig) -> TransformerConfig:
-    """The same model, with None for every size that equals the default of None."""
+    """The same model, with the default for every size that equals the default or that nothing uses."""
     heads = {config.num_heads, config.decoder_num_heads or config.num_heads}
     changes: dict[str, Any] = {}
     if config.decoder_num_heads == config.num_heads:
@@ -313,7 +313,15 @@ def canonical(config: TransformerConfig) -> TransformerConfig:
         changes["head_dim"] = None
     if config.table_length == config.max_length + config.position_offset:
         changes["position_table_length"] = None
+    if config.relative_positions == "none":
+        unused = ("relative_position_buckets", "relative_position_max_distance")
+        changes |= {f.name: f.default for f in fields(config) if f.name in unused}
     return config.replace(**changes)
+
+
+def up_to_rounding(config: TransformerConfig) -> TransformerConfig:
+    """The canonical config, with one value for the two of `score_scaling` that differ in rounding only."""
+    return canonical(config).replace(score_scaling="none" if config.score_scaling == "none" else "product")
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -22,13 +22,14 @@ Norm = Literal["layer_norm", "rms_norm", "sample_std_norm", "layer_norm_over_len
 EmbeddingNorm = Literal["none", "before_dropout", "after_dropout"]
 Positions = Literal["sinusoidal_interleaved", "sinusoidal_half", "sinusoidal_half_t2t", "learned", "stored", "none"]
 PositionCounting = Literal["all", "non_padding"]
+RelativePositions = Literal["none", "shared", "per_layer"]
 EmbeddingScale = Literal["none", "sqrt_d_model"]
 EmbeddingPadding = Literal["trained", "frozen"]
 DecoderStart = Literal["token", "zero_embedding"]
 OutputBias = Literal["none", "learned", "stored"]
 LogitScale = Literal["none", "rsqrt_d_model"]
 OutputActivation = Literal["none", "log_softmax", "softmax"]
-ScoreScaling = Literal["product", "query"]
+ScoreScaling = Literal["product", "query", "none"]
 EncoderMask = Literal["source", "source_and_query"]
 DecoderMask = Literal["causal", "causal_and_padding", "causal_padding_and_query", "causal_in_training"]
 CrossMask = Literal["source", "encoder"]
@@ -41,6 +42,7 @@ LinearInit = Literal[
     "xavier_uniform_per_head",
     "lecun_normal",
     "normal_rsqrt_d_model",
+    "mesh_tensorflow",
     "torch_default",
 ]
 EmbeddingInit = Literal[
@@ -89,6 +91,9 @@ class TransformerConfig:
     position_counting: PositionCounting = "all"  # tokens that advance the position; non_padding: padding does not
     position_offset: int = 0  # table row of the first token
     position_table_length: int | None = None  # number of rows; None: max_length + position_offset
+    relative_positions: RelativePositions = "none"  # learned biases of self-attention; shared: one table per stack
+    relative_position_buckets: int = 32  # number of biases per head
+    relative_position_max_distance: int = 128  # greater distances share a bias
     decoder_start: DecoderStart = "token"  # zero_embedding: the first target token's embedding is zero
 
     # Output.
@@ -102,7 +107,7 @@ class TransformerConfig:
     k_proj_bias: bool = True
     v_proj_bias: bool = True
     out_proj_bias: bool = True
-    score_scaling: ScoreScaling = "product"  # divide (q·k) by sqrt(head_dim), or q before the product
+    score_scaling: ScoreScaling = "product"  # divide (q·k) by sqrt(head_dim), or q before the product, or neither
     mask_value: float | Literal["exact"] = "exact"  # exact: masked weights are 0; a number: the score of a masked key
     encoder_mask: EncoderMask = "source"  # source_and_query: padding queries are masked too
     decoder_mask: DecoderMask = "causal"  # causal_and_padding: padding keys too; in_training: no mask in evaluation
@@ -112,12 +117,14 @@ class TransformerConfig:
     # Feed-forward.
     activation: Activation = "relu"
     ffn_bias: bool = True
+    ffn_gate: bool = False  # the activation of a second projection multiplies the inner one
 
     # Dropout rates, one per site.
     embedding_dropout: float = 0.1
     attention_dropout: float = 0.0  # on attention weights
     ffn_dropout: float = 0.0  # inside the feed-forward network, after the activation
     residual_dropout: float = 0.1  # on the output of each sublayer
+    final_dropout: float = 0.0  # on the output of each stack
     encoder_layerdrop: float = 0.0  # probability that a layer is skipped for the whole batch
     decoder_layerdrop: float = 0.0
     dropout_generator: DropoutGenerator = "counter"  # counter: shared by both frameworks; threefry: JAX's generator
@@ -234,6 +241,8 @@ _AT_LEAST_ONE = (
     "num_decoder_layers",
     "max_length",
     "position_table_length",
+    "relative_position_buckets",
+    "relative_position_max_distance",
 )
 _IDS = ("pad_id", "bos_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id")
 _RATES = (
@@ -241,6 +250,7 @@ _RATES = (
     "attention_dropout",
     "ffn_dropout",
     "residual_dropout",
+    "final_dropout",
     "encoder_layerdrop",
     "decoder_layerdrop",
 )
@@ -288,6 +298,14 @@ def _check_combinations(config: TransformerConfig) -> None:
         raise ConfigError(
             f"position_table_length={config.position_table_length}: must be at least {minimum}, "
             "which is max_length + position_offset"
+        )
+    buckets, max_distance = config.relative_position_buckets, config.relative_position_max_distance
+    if config.relative_positions != "none" and buckets < 4:
+        raise ConfigError(f"relative_position_buckets={buckets}: must be at least 4, 2 for each side of a token")
+    if config.relative_positions != "none" and max_distance <= buckets // 2:
+        raise ConfigError(
+            f"relative_position_max_distance={max_distance}: must be above {buckets // 2}, "
+            "which is half of relative_position_buckets"
         )
     if config.positions == "sinusoidal_half_t2t" and config.d_model < 4:
         raise ConfigError(f"positions='sinusoidal_half_t2t': needs d_model of at least 4, not {config.d_model}")

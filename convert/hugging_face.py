@@ -10,12 +10,12 @@ from ..configs.schema import TransformerConfig
 from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import read_json, read_weights
-from .layouts.hugging_face import NOT_WRITTEN, Family, canonical
-from .layouts.hugging_face_settings import ALIASES, DECODING
+from .layouts.hugging_face import NOT_WRITTEN, Family, up_to_rounding
+from .layouts.hugging_face_settings import DECODING
 from .obstacles import obstacle
 
 # Each is a module of `convert.layouts` that defines FAMILY.
-LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot")
+LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
 
 
 def read_directory(path: Path) -> Checkpoint:
@@ -92,16 +92,16 @@ def _same(target: Family, documents: Mapping[str, Mapping[str, Any]], config: Tr
     dtypes = {settings.pop("torch_dtype", None), settings.pop("dtype", None)}
     if not dtypes <= {None, config.param_dtype}:
         return False
-    original = target.config(settings, config.param_dtype)
-    return original == canonical(config).replace(**{name: getattr(original, name) for name in NOT_WRITTEN})
+    original = target.config(target.resolve(settings, config.tied_output), config.param_dtype)
+    return original == up_to_rounding(config).replace(**{name: getattr(original, name) for name in NOT_WRITTEN})
 
 
 def _rewrite(target: Family, documents: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:
     settings = target.settings(config)
     identity = {"model_type": target.model_type, "is_encoder_decoder": True}
     ids = {name: value for name, value in settings.items() if name.endswith("_token_id") and value is not None}
-    # aliases of the new settings would contradict them
-    rest = {name: v for name, v in documents.get(CONFIG, {}).items() if name not in (*ALIASES, "torch_dtype")}
+    repeated = (*target.tables.repeated, "torch_dtype")  # they would contradict the new settings
+    rest = {name: v for name, v in documents.get(CONFIG, {}).items() if name not in repeated}
     output = {CONFIG: {**rest, **settings, **identity}}
     if GENERATION in documents or not documents:
         rest = {name: value for name, value in documents.get(GENERATION, {}).items() if not name.endswith("_token_id")}

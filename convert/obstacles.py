@@ -3,20 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-_RELATIVE = "relative position biases in the attention"
 _EXPERTS = "feed-forward layers that are mixtures of experts"
 _LOCAL = "attention that is restricted to blocks or windows"
-_ROTARY = "rotary positions and gated feed-forward layers"
+_ROTARY = "rotary positions"
 _SPEECH = "a source of speech"
 _UNWRITTEN = "(the layout is not written; docs/conversion.md says how to add one)"
 
 # Encoder-decoders of `transformers` -> what twinax does not support
 OBSTACLES = {
-    "t5": _RELATIVE,
-    "mt5": f"{_RELATIVE} and gated feed-forward layers",
-    "umt5": f"{_RELATIVE} and gated feed-forward layers",
-    "longt5": f"{_RELATIVE} and {_LOCAL}",
-    "switch_transformers": f"{_RELATIVE} and {_EXPERTS}",
+    "longt5": _LOCAL,
+    "switch_transformers": _EXPERTS,
     "t5gemma": _ROTARY,
     "t5gemma2": _ROTARY,
     "led": _LOCAL,

@@ -35,7 +35,7 @@ class MultiHeadAttention(nnx.Module):
         self.config, self.num_heads = config, num_heads
         query_key = num_heads * config.query_key_width(num_heads)
         value = num_heads * config.value_width(num_heads)
-        self.q_proj = linear(config, config.d_model, query_key, config.q_proj_bias, rngs, num_heads)
+        self.q_proj = linear(config, config.d_model, query_key, config.q_proj_bias, rngs, num_heads, "query")
         self.k_proj = linear(config, config.d_model, query_key, config.k_proj_bias, rngs, num_heads)
         self.v_proj = linear(config, config.d_model, value, config.v_proj_bias, rngs, num_heads)
         self.out_proj = linear(config, value, config.d_model, config.out_proj_bias, rngs)
@@ -99,7 +99,16 @@ def scale_query(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Float
     return at_least_float32(jnp.einsum("BTNH,BSNH->BNTS", scaled, k))
 
 
-SCORE_SCALINGS: dict[str, Callable[..., Array]] = {"product": scale_product, "query": scale_query}  # float32 or wider
+def scale_none(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Float[Array, "B N T S"]:
+    """q · k. Source: T5, whose initial query weights are 1/sqrt(H) of the others instead."""
+    return at_least_float32(jnp.einsum("BTNH,BSNH->BNTS", q, k))
+
+
+SCORE_SCALINGS: dict[str, Callable[..., Array]] = {  # float32 or wider
+    "product": scale_product,
+    "query": scale_query,
+    "none": scale_none,
+}
 
 
 def exact_softmax(scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"]) -> Float[Array, "B N T S"]:

@@ -116,12 +116,13 @@ def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[
             layers, time = list(layers), search.length
             ancestors = ancestors.at[:, :, time].set(slots)
             self_mask = (ancestors[..., None] == slots).reshape(len(keep), 1, beam_size, capacity * beam_size)
+            distances = jnp.broadcast_to(jnp.repeat(jnp.arange(capacity), beam_size) - time, self_mask.shape[2:])
 
             def update_cache(layer: int, new: KeysValues) -> KeysValues:
                 layers[layer] = jax.tree.map(lambda cache, a: cache.at[:, time].set(a), layers[layer], new)
                 return jax.tree.map(lambda a: a.reshape(len(keep), capacity * beam_size, *a.shape[3:]), layers[layer])
 
-            log_probs = _next(model, search, memory, self_mask, cross_mask, update_cache)
+            log_probs = _next(model, search, memory, self_mask, cross_mask, update_cache, distances)
             search, parents = advance(search, log_probs, src, steps, model_config.eos_id)
             return search, Past(layers, jnp.take_along_axis(ancestors, parents[..., None], axis=1))
 
@@ -140,6 +141,7 @@ def _next(
     self_mask: Bool[Array, "B 1 K L"],
     cross_mask: Bool[Array, "B 1 K S"],
     update_cache: UpdateCache,
+    distances: Int[Array, "K L"],
 ) -> Float[Array, "B K V"]:
     """Log-probabilities of each hypothesis's next token; all hypotheses have equal length."""
     config, time = model.config, search.length
@@ -148,7 +150,9 @@ def _next(
     positions = jnp.broadcast_to(counts, batch * beam_size).reshape(batch, beam_size)
     first = jnp.broadcast_to(time == 0, beam_size)
     tokens = search.tokens[:, :, time]
-    logits = model.next_logits(tokens, positions, first, memory, self_mask, cross_mask, update_cache=update_cache)
+    logits = model.next_logits(
+        tokens, positions, first, memory, self_mask, cross_mask, update_cache=update_cache, distances=distances
+    )
     return jax.nn.log_softmax(at_least_float32(logits))
 
 

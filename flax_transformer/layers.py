@@ -13,16 +13,26 @@ from jaxtyping import Array, Float, Int
 
 from ..configs.schema import TransformerConfig
 from ..formulas.position_tables import POSITION_TABLES
+from ..formulas.relative_positions import relative_position_buckets
 from .dropout import Dropout, DropoutKey
 from .initializers import EMBEDDING_INITS, LINEAR_INITS
 from .module import Buffer, at_least_float32, record
 
 
 def linear(
-    config: TransformerConfig, inputs: int, outputs: int, use_bias: bool, rngs: nnx.Rngs, heads: int = 1
+    config: TransformerConfig,
+    inputs: int,
+    outputs: int,
+    use_bias: bool,
+    rngs: nnx.Rngs,
+    heads: int = 1,
+    role: str = "hidden",
 ) -> nnx.Linear:
-    """x W + b with the config's initialization and dtypes; `heads` counts the heads of queries, keys or values."""
-    kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model, heads)
+    """x W + b with the config's initialization and dtypes.
+
+    `heads` counts the heads of queries, keys or values; `role` is "query", "logits" or "hidden".
+    """
+    kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model, heads, role)
     return nnx.Linear(
         inputs,
         outputs,
@@ -168,6 +178,31 @@ class Positions(nnx.Module):
         return jnp.where((positions >= 0)[..., None], rows, 0).astype(config.compute_dtype)
 
 
+class RelativePositions(nnx.Module):
+    """A bias per head and bucket of distances, which attention adds to its scores.
+
+    Source: Raffel et al. 2020, section 2.1; the buckets of `formulas.relative_positions`.
+    """
+
+    def __init__(self, config: TransformerConfig, num_heads: int, *, bidirectional: bool, rngs: nnx.Rngs):
+        self.config, self.bidirectional = config, bidirectional
+        shape, dtype = (config.relative_position_buckets, num_heads), jnp.dtype(config.param_dtype)
+        self.embedding = nnx.Param(
+            EMBEDDING_INITS["normal_rsqrt_d_model"](config.d_model, None)(rngs.params(), shape, dtype)
+        )
+
+    def __call__(self, distances: Int[Array, "T S"]) -> Float[Array, "1 N T S"]:
+        """The biases for `distances`, each a key's index minus its query's."""
+        config = self.config
+        longest = config.relative_position_max_distance
+        table = relative_position_buckets(config.relative_position_buckets, longest, self.bidirectional)
+        buckets = jnp.asarray(table)[jnp.clip(distances, -longest, longest) + longest]
+        biases = jnp.take(self.embedding[...], buckets, axis=0).transpose(2, 0, 1)[None]
+        biases = at_least_float32(biases.astype(config.compute_dtype))
+        record(self, "output", biases)
+        return biases
+
+
 class InputStage(nnx.Module):
     """The stage between an embedding and the first layer: positions, a norm, dropout."""
 
@@ -216,9 +251,10 @@ class FeedForward(nnx.Module):
     Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, "GLU Variants Improve Transformer", section 2.
     """
 
-    def __init__(self, config: TransformerConfig, d_ff: int, *, rngs: nnx.Rngs, gated: bool = False):
+    def __init__(self, config: TransformerConfig, d_ff: int, *, rngs: nnx.Rngs):
         self.config = config
         self.inner_proj = linear(config, config.d_model, d_ff, config.ffn_bias, rngs)
+        gated = config.ffn_gate
         self.gate_proj = linear(config, config.d_model, d_ff, config.ffn_bias, rngs) if gated else nnx.data(None)
         self.outer_proj = linear(config, d_ff, config.d_model, config.ffn_bias, rngs)
         self.dropout = Dropout(config.ffn_dropout, config.dropout_generator)

@@ -11,15 +11,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, KeysValues, MultiHeadAttention
-from .dropout import DropoutKey, LayerDrop, Site
+from .dropout import Dropout, DropoutKey, LayerDrop, Site
 from .initializers import LINEAR_INITS
 from .inputs import check_dtypes, check_inputs, check_memory
-from .layers import Embedding, FeedForward, InputStage, Norm, Residual, count_positions, linear
+from .layers import Embedding, FeedForward, InputStage, Norm, RelativePositions, Residual, count_positions, linear
 from .module import Buffer, at_least_float32, join_path, record
+
+
+def encoder_relative_positions(config: TransformerConfig, rngs: nnx.Rngs) -> RelativePositions:
+    """The relative positions of the encoder's self-attention, in both directions."""
+    return RelativePositions(config, config.num_heads, bidirectional=True, rngs=rngs)
+
+
+def decoder_relative_positions(config: TransformerConfig, rngs: nnx.Rngs) -> RelativePositions:
+    """The relative positions of the decoder's self-attention, to earlier positions only."""
+    return RelativePositions(config, config.decoder_num_heads or config.num_heads, bidirectional=False, rngs=rngs)
 
 
 class EncoderLayer(nnx.Module):
@@ -31,11 +41,19 @@ class EncoderLayer(nnx.Module):
         self.feed_forward = FeedForward(config, config.d_ff, rngs=rngs)
         self.feed_forward_residual = Residual(config)
         self.layerdrop = LayerDrop(config.encoder_layerdrop, config.dropout_generator)
+        per_layer = config.relative_positions == "per_layer"
+        self.relative_positions = encoder_relative_positions(config, rngs) if per_layer else nnx.data(None)
 
     def __call__(
-        self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 S S"], dropout_key: DropoutKey | None = None
+        self,
+        x: Float[Array, "B S D"],
+        mask: Bool[Array, "B 1 S S"],
+        distances: Int[Array, "S S"],
+        bias: Float[Array, "1 N S S"] | None = None,
+        dropout_key: DropoutKey | None = None,
     ) -> Float[Array, "B S D"]:
-        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key), dropout_key)
+        bias = bias if self.relative_positions is None else self.relative_positions(distances)
+        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key, bias), dropout_key)
         y = self.feed_forward_residual(y, lambda y: self.feed_forward(y, dropout_key), dropout_key)
         return self.layerdrop(x, y, dropout_key)
 
@@ -57,6 +75,8 @@ class DecoderLayer(nnx.Module):
         self.feed_forward = FeedForward(config, config.decoder_d_ff or config.d_ff, rngs=rngs)
         self.feed_forward_residual = Residual(config)
         self.layerdrop = LayerDrop(config.decoder_layerdrop, config.dropout_generator)
+        per_layer = config.relative_positions == "per_layer"
+        self.relative_positions = decoder_relative_positions(config, rngs) if per_layer else nnx.data(None)
 
     def __call__(
         self,
@@ -64,12 +84,16 @@ class DecoderLayer(nnx.Module):
         memory: KeysValues,
         self_mask: Bool[Array, "B 1 T L"],
         cross_mask: Bool[Array, "B 1 T S"],
+        distances: Int[Array, "T L"],
+        bias: Float[Array, "1 N T L"] | None = None,
         dropout_key: DropoutKey | None = None,
         update_cache: Callable[[KeysValues], KeysValues] = lambda new: new,
     ) -> Float[Array, "B T D"]:
+        bias = bias if self.relative_positions is None else self.relative_positions(distances)
+
         def attend_to_self(y: Array) -> Array:
             keys_values = update_cache(self.self_attention.keys_values(y))
-            return self.self_attention.attend(y, keys_values, self_mask, dropout_key)
+            return self.self_attention.attend(y, keys_values, self_mask, dropout_key, bias)
 
         y = self.self_attention_residual(x, attend_to_self, dropout_key)
         y = self.cross_attention_residual(
@@ -79,30 +103,45 @@ class DecoderLayer(nnx.Module):
         return self.layerdrop(x, y, dropout_key)
 
 
+def key_distances(x: Shaped[Array, "B L ..."]) -> Int[Array, "L L"]:
+    """The index of every key minus that of every query, in sentences of this length."""
+    indices = jnp.arange(x.shape[1])
+    return indices[None] - indices[:, None]
+
+
 class Encoder(nnx.Module):
-    """A stack of encoder layers, with an optional final norm."""
+    """A stack of encoder layers, with optional relative positions and an optional final norm."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        shared = config.relative_positions == "shared"
+        self.relative_positions = encoder_relative_positions(config, rngs) if shared else nnx.data(None)
         self.layers = nnx.List([EncoderLayer(config, rngs=rngs) for _ in range(config.num_encoder_layers)])
         self.final_norm = Norm(config) if config.final_norm else nnx.data(None)
+        self.final_dropout = Dropout(config.final_dropout, config.dropout_generator)
 
     def __call__(
         self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 S S"], dropout_key: DropoutKey | None = None
     ) -> Float[Array, "B S D"]:
+        distances = key_distances(x)
+        bias = None if self.relative_positions is None else self.relative_positions(distances)
         for layer in self.layers:
-            x = layer(x, mask, dropout_key)
+            x = layer(x, mask, distances, bias, dropout_key)
         if self.final_norm is not None:
             x = self.final_norm(x)
+        x = self.final_dropout(x, dropout_key)
         record(self, "output", x)
         return x
 
 
 class Decoder(nnx.Module):
-    """A stack of decoder layers, with an optional final norm."""
+    """A stack of decoder layers, with optional relative positions and an optional final norm."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        shared = config.relative_positions == "shared"
+        self.relative_positions = decoder_relative_positions(config, rngs) if shared else nnx.data(None)
         self.layers = nnx.List([DecoderLayer(config, rngs=rngs) for _ in range(config.num_decoder_layers)])
         self.final_norm = Norm(config) if config.final_norm else nnx.data(None)
+        self.final_dropout = Dropout(config.final_dropout, config.dropout_generator)
 
     def __call__(
         self,
@@ -112,11 +151,15 @@ class Decoder(nnx.Module):
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
         update_cache: UpdateCache = lambda layer, new: new,
+        distances: Int[Array, "T L"] | None = None,
     ) -> Float[Array, "B T D"]:
+        distances = key_distances(x) if distances is None else distances
+        bias = None if self.relative_positions is None else self.relative_positions(distances)
         for i, layer in enumerate(self.layers):
-            x = layer(x, memory[i], self_mask, cross_mask, dropout_key, partial(update_cache, i))
+            x = layer(x, memory[i], self_mask, cross_mask, distances, bias, dropout_key, partial(update_cache, i))
         if self.final_norm is not None:
             x = self.final_norm(x)
+        x = self.final_dropout(x, dropout_key)
         record(self, "output", x)
         return x
 
@@ -145,10 +188,12 @@ class Output(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.config = config
         vocab, dtype = config.tgt_vocab_size, jnp.dtype(config.param_dtype)
-        self.proj = nnx.data(None) if config.tied_output else linear(config, config.d_model, vocab, False, rngs)
+        self.proj = (
+            nnx.data(None) if config.tied_output else linear(config, config.d_model, vocab, False, rngs, role="logits")
+        )
         self.bias = nnx.data(None)
         if config.output_bias == "learned":
-            _, bias_init = LINEAR_INITS[config.linear_init](config.d_model, config.d_model, 1)
+            _, bias_init = LINEAR_INITS[config.linear_init](config.d_model, config.d_model, 1, "logits")
             self.bias = nnx.Param(bias_init(rngs.params(), (vocab,), dtype))
         elif config.output_bias == "stored":
             self.bias = Buffer(jnp.zeros(vocab, dtype))
@@ -281,12 +326,16 @@ class Transformer(nnx.Module):
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
         update_cache: UpdateCache = lambda layer, new: new,
+        distances: Int[Array, "T L"] | None = None,
     ) -> Float[Array, "B T V"]:
-        """Logits of tokens at these positions, without input checks; `first` marks tokens that start a sentence."""
+        """Logits of tokens at these positions, without input checks; `first` marks tokens that start a sentence.
+
+        `distances` are the indices of the self-attention's keys minus those of the tokens, if a cache adds keys.
+        """
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
         x = DECODER_STARTS[self.config.decoder_start](embedding(tgt_tokens), first)
         x = self.tgt_input(x, positions, dropout_key)
-        x = self.decoder(x, memory, self_mask, cross_mask, dropout_key, update_cache)
+        x = self.decoder(x, memory, self_mask, cross_mask, dropout_key, update_cache, distances)
         logits = self.output(x, embedding.embedding[...])
         record(self, "logits", logits)
         return logits

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 from safetensors.numpy import load_file
 
 from .. import convert
@@ -34,6 +35,18 @@ _SIZES = {
     "decoder_ffn_dim": 19,
     "max_position_embeddings": 13,
 }
+_T5_SIZES = {
+    "vocab_size": 31,
+    "d_model": 12,
+    "d_kv": 5,
+    "d_ff": 17,
+    "num_layers": 2,
+    "num_decoder_layers": 1,
+    "num_heads": 3,
+    "relative_attention_num_buckets": 6,
+    "relative_attention_max_distance": 5,
+    "n_positions": 13,
+}
 _MARIAN = {"pad_token_id": 28, "decoder_start_token_id": 28, "activation_function": "swish", "scale_embedding": True}
 # name -> (layout, settings); every option of a family appears at least once
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,7 +66,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Pegasus": ("pegasus", {"scale_embedding": True, "activation_function": "relu"}),
     "Blenderbot": ("blenderbot", {"scale_embedding": True}),
+    "T5": ("t5", _T5_SIZES),
+    "T5 v1.1, Flan-T5": ("t5", _T5_SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mT5": ("mt5", _T5_SIZES),
+    "mT5, tied": ("mt5", _T5_SIZES | {"feed_forward_proj": "gated-silu"}),
+    "UMT5": ("umt5", _T5_SIZES),
+    "UMT5, tied": ("umt5", _T5_SIZES | {"feed_forward_proj": "relu"}),
 }
+UNTIED = ("T5 v1.1, Flan-T5", "mT5", "UMT5")  # their weights untie the output layer, which the settings always tie
+
+# Layouts of models that attend to padding uniformly if a sentence has no source token, where the twins give 0.
+UNIFORM = ("t5", "mt5", "umt5")
 
 
 @dataclass(frozen=True)
@@ -80,7 +103,10 @@ def random_model(name: str, seed: int = 0) -> Any:
 
     layout, settings = VARIANTS[name]
     architecture = getattr(transformers, family(layout).architecture)
-    model = architecture(architecture.config_class(**{**_SIZES, **settings})).eval()
+    sizes = {} if "n_positions" in settings else _SIZES
+    model = architecture(architecture.config_class(**{**sizes, **settings})).eval()
+    if name in UNTIED:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     randomize(model, seed)
     return model
 
@@ -118,7 +144,8 @@ def compare(
     config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
     if batch is None:
         batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)
-        batch.src_tokens[2] = config.pad_id  # a sentence without a source token
+        if checkpoint.layout not in UNIFORM:
+            batch.src_tokens[2] = config.pad_id  # a sentence without a source token
         batch.src_tokens[0, 3] = batch.tgt_tokens[0, 2] = config.pad_id  # and one with padding inside
         coverage(batch, checkpoint.arrays, config.pad_id).check()
     expected = oracle(batch)

@@ -67,6 +67,11 @@ def compare_decoded(candidate: Decoded, reference: Decoded, config: DecodingConf
     )
 
 
+def as_generate(settings: TransformerConfig, **fields: Any) -> DecodingConfig:
+    """The decoding settings with which `generate` ends hypotheses: only a model's `forced_eos_id` is forced."""
+    return DecodingConfig(force_end=settings.forced_eos_id is not None, **fields)
+
+
 def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarray, config: DecodingConfig) -> Decoded:
     """Decodes a batch with `model.generate`. Its greedy search (beam size 1) returns no scores; they are 0 here.
 
@@ -97,8 +102,13 @@ def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarr
     return collect(output.sequences.numpy().reshape(*shape, -1), scores, settings, config)
 
 
-# family -> settings. Large weights give logits far apart, and END, added to the logit of EOS, gives sentences of many
-# lengths. If all sentences reached the maximum length, most rules could not be distinguished.
+_BART_SIZES: dict[str, Any] = {"vocab_size": 101, "d_model": 32, "max_position_embeddings": LONGEST}
+for _side in ("encoder", "decoder"):
+    _BART_SIZES |= {f"{_side}_layers": 2, f"{_side}_attention_heads": 4, f"{_side}_ffn_dim": 64}
+_T5_SIZES: dict[str, Any] = {"vocab_size": 101, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+_T5_SIZES |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "n_positions": LONGEST}
+# family -> settings. Large weights give logits far apart, and a likely EOS gives sentences of many lengths. If all
+# sentences reached the maximum length, most rules could not be distinguished.
 FAMILIES: dict[str, dict[str, Any]] = {
     "Marian": {
         "pad_token_id": 100,
@@ -108,21 +118,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "init_std": 0.8,
     },
     "BART": {"init_std": 0.6},
+    "T5": {"initializer_factor": 2.0, "decoder_start_token_id": 0},
+    "UMT5": {"initializer_factor": 2.0},
 }
-END = 5.0
+END = 5.0  # added to the logit of EOS; without an output bias, the factor of its weights
 
 
 def random_family(name: str, folder: Path) -> tuple[Any, Checkpoint]:
     """A random model of `transformers`, saved in a folder, and the checkpoint that twinax loads from it."""
     import transformers
 
-    sizes: dict[str, Any] = {"vocab_size": 101, "d_model": 32, "max_position_embeddings": LONGEST}
-    for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}
     torch.manual_seed(0)
-    architecture = getattr(transformers, family(name.lower()).architecture)
+    layout = family(name.lower())
+    architecture, sizes = getattr(transformers, layout.architecture), _T5_SIZES if "T5" in name else _BART_SIZES
     model = architecture(architecture.config_class(**sizes, **FAMILIES[name])).eval()
-    model.final_logits_bias[0, model.config.eos_token_id] = END
+    end = model.config.eos_token_id
+    with torch.no_grad():
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias[0, end] = END
+        else:
+            model.lm_head.weight[end] *= END
     model.save_pretrained(folder)
     return model, convert.load(folder)
 
@@ -169,7 +184,7 @@ def measure(
     arrays = {name: jnp.asarray(a.astype(dtype)) for name, a in checkpoint.arrays.items()}
     model = flax_transformer.Transformer.from_arrays(config, arrays)
     src = sentences(config.pad_id, number)
-    decoding = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST, **rules)
+    decoding = as_generate(config, beam_size=beam_size, n_best=beam_size, max_length=LONGEST, **rules)
     reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
     candidate = flax_transformer.generate(model, src, decoding)
     oracle = transformers_generate(transformers_model.to(getattr(torch, dtype)), config, src, decoding)
@@ -197,7 +212,7 @@ WRONG_RULES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def count_differences(transformers_model: Any, checkpoint: Checkpoint, rule: str) -> int:
     """Number of 200 sentences, beam size 4, that differ from `transformers` beyond rounding."""
     src = sentences(checkpoint.config.pad_id)
-    config = DecodingConfig(beam_size=4, n_best=4, max_length=LONGEST)
+    config = as_generate(checkpoint.config, beam_size=4, n_best=4, max_length=LONGEST)
     oracle = transformers_generate(transformers_model.float(), checkpoint.config, src, config)
     with WRONG_RULES[rule]():
         candidate = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)

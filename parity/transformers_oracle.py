@@ -25,7 +25,7 @@ def load_oracle(directory: str | PathLike[str], checkpoint: Checkpoint) -> Oracl
 
     It is loaded in its own dtype, in which it computes its position tables, and then converted to float64.
     """
-    return oracle_of(load_model(directory, checkpoint).double(), checkpoint)
+    return oracle_of(with_float64_norms(load_model(directory, checkpoint).double()), checkpoint)
 
 
 def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
@@ -37,6 +37,17 @@ def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
     architecture = getattr(transformers, family(checkpoint.layout).architecture)
     own_type = getattr(torch, checkpoint.config.param_dtype)
     return architecture.from_pretrained(directory, dtype=own_type).eval()
+
+
+def with_float64_norms(model: Any) -> Any:
+    """The model with `torch.nn.RMSNorm` for T5's norms, which compute in float32 whatever the model's dtype."""
+    for module in [*model.modules()]:
+        for name, norm in module.named_children():
+            if hasattr(norm, "variance_epsilon"):
+                replacement = torch.nn.RMSNorm(len(norm.weight), norm.variance_epsilon, dtype=norm.weight.dtype)
+                replacement.weight = norm.weight
+                setattr(module, name, replacement)
+    return model
 
 
 def randomize(model: Any, seed: int = 0) -> None:

@@ -60,6 +60,26 @@ MISTAKES = {
     "pre-norm": ("Marian", "fixed", {"norm_placement": "pre"}),
     "eps of 1e-6": ("mBART", "fixed", {"norm_eps": 1e-6}),
     "padding trained": ("Marian", "fixed", {"embedding_padding": "trained"}),
+    "gate and inner projection swapped": (
+        "T5 v1.1, Flan-T5",
+        "gated_modules",
+        {
+            f"{stack}.layers.*.feed_forward.{projection}": f"{stack}.block.*.layer.{number}.DenseReluDense.{name}"
+            for stack, number in (("encoder", 1), ("decoder", 2))
+            for projection, name in (("gate_proj", "wi_1"), ("inner_proj", "wi_0"))
+        },
+    ),
+    "relative positions of encoder and decoder swapped": (
+        "T5",
+        "modules",
+        {
+            f"{a}.relative_positions": f"{b}.block.0.layer.0.SelfAttention.relative_attention_bias"
+            for a, b in (("encoder", "decoder"), ("decoder", "encoder"))
+        },
+    ),
+    "scores divided by sqrt(H)": ("T5", "fixed", {"score_scaling": "product"}),
+    "logits of UMT5 without their scale": ("UMT5", "fixed", {"logit_scale": "none"}),
+    "buckets up to another distance": ("mT5", "fixed", {"relative_position_max_distance": 4}),
 }
 
 
@@ -91,7 +111,7 @@ def test_a_mistake_in_a_family_is_seen(mistake, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["M2M100", "Marian, untied", "BART"])
+@pytest.mark.parametrize("name", ["M2M100", "Marian, untied", "BART", "T5", "UMT5"])
 def test_narrow_checkpoints_are_the_same_function(name, dtype, tmp_path):
     """Position tables missing from a file are rounded to its dtype, as in `transformers`."""
     conversion.random_model(name).to(dtype).save_pretrained(tmp_path)

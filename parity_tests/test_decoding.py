@@ -19,6 +19,7 @@ from twinax.parity.decoding import (
     LONGEST,
     ROUNDING,
     WRONG_RULES,
+    as_generate,
     compare_decoded,
     count_differences,
     measure,
@@ -125,7 +126,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"length_penalty": "gnmt", "length_exponent": 0.6},
     ),
     "negative exponent, lengths, mask value": (
-        {"mask_value": -1e9},
+        {"mask_value": -1e9, "relative_positions": "shared"},
         {"length_exponent": -0.5, "min_length": 3, "max_length": 4},
     ),
     "plain sums, forbidden, start is the end": (
@@ -133,7 +134,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"length_exponent": 0.0, "forbidden_ids": (3, 4, 5, 6, 7)},
     ),
     "few tokens, start is zero, odd heads": (
-        {"decoder_start": "zero_embedding", "positions": "learned", "head_dim": 3, "v_head_dim": 5},
+        {"decoder_start": "zero_embedding", "positions": "learned", "head_dim": 3, "v_head_dim": 5}
+        | {"relative_positions": "per_layer", "relative_position_buckets": 6, "relative_position_max_distance": 4},
         {"forbidden_ids": tuple(range(4, 17))},
     ),
     "one token": ({"norm_placement": "post"}, {"max_length": 1}),
@@ -165,15 +167,20 @@ def test_settings_mean_the_same_in_both(name: str) -> None:
     assert (single_output.tokens[0] == expected.tokens[3, :, : single_output.tokens.shape[-1]]).all()
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["Marian", "BART"])
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(name, random model of `transformers`, converted checkpoint)."""
     return request.param, *random_family(request.param, tmp_path_factory.mktemp("decoding") / "model")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "beam_size", "number"), [("float32", 4, 200), ("float64", 1, 60), ("float64", 4, 60)]
-)
+SEARCHES = [
+    *((name, *case) for name in ("Marian", "BART") for case in (("float32", 4, 200), ("float64", 1, 60))),
+    *((name, "float64", 4, 60) for name in FAMILIES),
+    ("T5", "float64", 1, 60),
+]
+
+
+@pytest.mark.parametrize(("family", "dtype", "beam_size", "number"), SEARCHES, indirect=["family"])
 def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int, number: int) -> None:
     """200 sentences, because only two of them detect the rule "EOS accepted below rank K"."""
     row = measure(*family, dtype, beam_size, number)
@@ -187,9 +194,9 @@ def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int, nu
 def test_transformers_penalises_and_bounds_lengths_alike(family: Any, length_exponent: float, min_length: int) -> None:
     _, oracle_model, checkpoint = family
     src = sentences(checkpoint.config.pad_id, 60)
-    config = DecodingConfig(
-        beam_size=4, n_best=4, length_exponent=length_exponent, min_length=min_length, max_length=20, forbidden_ids=(8,)
-    )
+    fields = {"beam_size": 4, "n_best": 4, "max_length": 20, "forbidden_ids": (8,)}
+    fields |= {"length_exponent": length_exponent, "min_length": min_length}
+    config = as_generate(checkpoint.config, **fields)
     oracle = transformers_generate(oracle_model.float(), checkpoint.config, src, config)
     expected = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
     agreement = compare_decoded(oracle, expected, config, ROUNDING["float32"])

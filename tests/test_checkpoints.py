@@ -250,8 +250,9 @@ WRONG = {
     "config is no JSON": (lambda d: truncate(d / "config.json"), "config.json: cannot be read as JSON"),
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: is a JSON list, not an object"),
     "unknown family": (
-        lambda d: edit(d, model_type="t5"),
-        "model_type='t5' cannot be read, because twinax does not support relative position biases in the attention; "
+        lambda d: edit(d, model_type="led"),
+        "model_type='led' cannot be read, because twinax does not support attention that is restricted to blocks or "
+        "windows; "
         "supported: marian, bart, mbart, m2m_100, pegasus, blenderbot",
     ),
     "unknown setting": (

@@ -53,8 +53,8 @@ def test_every_rate_is_a_probability(name, rate):
         TransformerConfig(**SMALL, **{name: rate})
 
 
-def test_there_are_six_rates():
-    assert len(DROPPED) == 6
+def test_there_are_seven_rates():
+    assert len(DROPPED) == 7
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -108,6 +108,14 @@ WRONG = [
     (
         {"positions": "sinusoidal_half_t2t", "d_model": 3, "num_heads": 1},
         "positions='sinusoidal_half_t2t': needs d_model",
+    ),
+    (
+        {"relative_positions": "shared", "relative_position_buckets": 3},
+        "relative_position_buckets=3: must be at least 4, 2 for each side of a token",
+    ),
+    (
+        {"relative_positions": "per_layer", "relative_position_max_distance": 16},
+        "relative_position_max_distance=16: must be above 16, which is half of relative_position_buckets",
     ),
     ({"norm": "sample_std_norm", "d_model": 1, "num_heads": 1}, "norm='sample_std_norm': needs d_model of at least 2"),
     ({"param_dtype": "float8"}, "param_dtype='float8': must be one of 'float64'"),

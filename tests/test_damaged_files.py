@@ -57,7 +57,7 @@ WRONG = {  # case -> (arguments after the command's name, message)
     "another optimizer": (("inspect", "adam.pt"), "adam.pt: its optimizer is not that of the run"),
     "a destination that exists": (("convert", "x.pt", "text.txt"), "text.txt: exists; give another name"),
     "an existing directory": (("convert", "x.pt", "full"), "full: exists and is not empty; give another name"),
-    "no such layout": (("convert", "x.pt", "y", "--layout", "t5"), "t5: is not a layout; the layouts are twinax"),
+    "no such layout": (("convert", "x.pt", "y", "--layout", "led"), "led: is not a layout; the layouts are twinax"),
     "a layout that has no such model": (("convert", "x.pt", "y", "--layout", "bart"), "bart has no such model:"),
     "a file for a directory": (("convert", "x.pt", "y.pt", "--layout", "bart"), "bart is the layout of a directory"),
     "a directory for a file": (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from twinax import TransformerConfig, convert
 from twinax.convert.hugging_face import LAYOUTS, family
 from twinax.convert.layouts.hugging_face import canonical
-from twinax.convert.layouts.hugging_face_settings import DEFAULTS, SETTINGS, VALUES
+from twinax.convert.layouts.hugging_face_settings import ACTIVATIONS, BART_LIKE
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
 
@@ -20,8 +20,8 @@ def test_defaults_are_those_of_transformers(layout):
     """A field missing from config.json has the default of its family's config class."""
     entry = family(layout)
     reference = getattr(transformers, entry.architecture).config_class().to_dict()
-    for name, value in {**DEFAULTS, **entry.defaults}.items():
-        if name in reference and name not in ("dtype", "decoder_vocab_size"):
+    for name, value in {**entry.tables.defaults, **entry.defaults}.items():
+        if name in reference and name not in ("dtype", *entry.tables.fallbacks):
             assert reference[name] == value, name
         elif name.endswith("_token_id"):
             assert value is None, name
@@ -32,6 +32,21 @@ def test_every_setting_that_transformers_writes_is_known(layout, tmp_path):
     entry = family(layout)
     settings = getattr(transformers, entry.architecture).config_class().to_dict()
     assert entry.config(settings, "float32").d_model == settings["d_model"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_settings_that_follow_from_others_are_those_of_transformers(layout):
+    """`hidden_size`, `dense_act_fn` and so on, which are accepted if they do not contradict."""
+    entry = family(layout)
+    kind = getattr(transformers, entry.architecture).config_class
+    for name, table in entry.tables.values.items():
+        for value in table:
+            reference = kind(**{name: value})
+            for repeated, (other, function) in entry.tables.repeated.items():
+                assert getattr(reference, repeated) == function(getattr(reference, other)), (repeated, value)
+    for repeated in entry.tables.repeated:
+        with pytest.raises(convert.ConversionError, match=f"{repeated}='other': contradicts "):
+            entry.config({repeated: "other"}, "float32")
 
 
 # fields in config.json of `transformers` 3 and 4 that today's config.json lacks
@@ -54,6 +69,10 @@ OLD = {
                    "layernorm_variant": "prelayernorm", "length_penalty": 0.65, "max_length": 60, "min_length": 20,
                    "normalize_before": True, "normalize_embedding": False, "static_position_embeddings": False,
                    "unk_token_id": 3},
+    "t5": {"n_positions": 512, "output_past": True, "tie_word_embeddings": True, "initializer_factor": 1.0,
+           "task_specific_params": {"x": {"prefix": "x"}}},
+    "mt5": {"tokenizer_class": "T5Tokenizer", "architectures": ["MT5ForConditionalGeneration"], "n_positions": 512},
+    "umt5": {"tokenizer_class": "T5Tokenizer", "scalable_attention": True, "num_hidden_layers": 8},
 }  # fmt: skip
 
 
@@ -65,21 +84,29 @@ def test_settings_of_old_versions_are_known(layout):
 
 
 def test_every_value_of_ours_can_be_written():
-    for field, names in VALUES.values():
-        assert set(names.values()) == set(get_args(get_type_hints(TransformerConfig)[field]))
+    hints = get_type_hints(TransformerConfig)
+    written = {
+        "activation": [*ACTIVATIONS.values()],
+        "embedding_scale": [fields["embedding_scale"] for fields in BART_LIKE.values["scale_embedding"].values()],
+        "logit_scale": [f["logit_scale"] for f in family("t5").tables.values["scale_decoder_outputs"].values()],
+    }
+    for field, values in written.items():
+        assert set(values) == set(get_args(hints[field]))
 
 
 @given(data=st.data())
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_settings_and_config_are_inverse(layout, data):
     """Settings -> config -> settings -> config: the same config, whatever the family's settings."""
+    tables = family(layout).tables
+    sizes = ("layers", "ffn", "d_ff", "d_kv", "positions")
     small = st.integers(1, 8)
-    settings = {name: data.draw(small, name) for name in SETTINGS if "layers" in name or "ffn" in name}
-    settings |= {name: data.draw(st.sampled_from([1, 2, 4]), name) for name in SETTINGS if "heads" in name}
-    settings |= {name: data.draw(st.floats(0, 0.9), name) for name in SETTINGS if "drop" in name}
-    settings |= {name: data.draw(st.integers(0, 8), name) for name in SETTINGS if name.endswith("_token_id")}
-    settings |= {name: data.draw(st.sampled_from(list(values)), name) for name, (_, values) in VALUES.items()}
-    settings |= {"d_model": 8, "vocab_size": 9, "dropout": 0.25, "max_position_embeddings": data.draw(small)}
+    settings = {name: data.draw(small, name) for name in tables.names if any(size in name for size in sizes)}
+    settings |= {name: data.draw(st.sampled_from([1, 2, 4]), name) for name in tables.names if "heads" in name}
+    settings |= {name: data.draw(st.floats(0, 0.9), name) for name in tables.names if "drop" in name}
+    settings |= {name: data.draw(st.integers(0, 8), name) for name in tables.names if name.endswith("_token_id")}
+    settings |= {name: data.draw(st.sampled_from(list(table)), name) for name, table in tables.values.items()}
+    settings |= {"d_model": 8, "vocab_size": 9, tables.dropout[0]: 0.25}
     settings["tie_word_embeddings"] = data.draw(st.booleans())
     if layout == "marian":
         settings["share_encoder_decoder_embeddings"] = shared = data.draw(st.booleans())

@@ -59,7 +59,8 @@ SETTINGS = [
     {"tied_output": True, "positions": "learned", "activation": "gelu_tanh", "output_bias": "stored"},
     {"norm_placement": "pre", "final_norm": True, "ffn_bias": False, "norm_bias": False, "output_bias": "none"}
     | dict.fromkeys(("q_proj_bias", "k_proj_bias", "v_proj_bias", "out_proj_bias"), False),
-    {"norm": "rms_norm", "head_dim": 7, "v_head_dim": 5, "decoder_d_ff": 11},
+    {"norm": "rms_norm", "head_dim": 7, "v_head_dim": 5, "decoder_d_ff": 11, "ffn_gate": True}
+    | {"relative_positions": "per_layer", "relative_position_buckets": 5},
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from flax import nnx
 from scipy import stats
+from transformers import T5Config, T5ForConditionalGeneration
 
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 
@@ -44,6 +45,7 @@ LINEAR = {
     "xavier_uniform_per_head": lambda inputs, outputs: uniform(math.sqrt(6 / (inputs + outputs))),
     "lecun_normal": lambda inputs, outputs: truncated(inputs**-0.5),
     "normal_rsqrt_d_model": lambda inputs, outputs: stats.norm(0, D**-0.5),
+    "mesh_tensorflow": lambda inputs, outputs: stats.norm(0, inputs**-0.5),
     "torch_default": lambda inputs, outputs: uniform(inputs**-0.5),
 }
 EMBEDDING = {
@@ -65,7 +67,7 @@ def test_linear(name, draw):
     assert follows(arrays[INNER], LINEAR[name](D, F))
     assert follows(arrays[OUTER], LINEAR[name](F, D))
     wrong_way_round = LINEAR[name](F, D)
-    if name in ("lecun_normal", "torch_default"):
+    if name in ("lecun_normal", "mesh_tensorflow", "torch_default"):
         assert not follows(arrays[INNER], wrong_way_round)
     biases = np.concatenate([np.ravel(a) for n, a in arrays.items() if n.endswith("inner_proj.bias")])
     if name in ("torch_default", "xavier_uniform_torch_bias", "xavier_uniform_per_head"):
@@ -120,3 +122,48 @@ def test_torch_default_is_what_torch_itself_draws():
     linear = torch.nn.Linear(D, F)
     assert follows(linear.weight.detach(), LINEAR["torch_default"](D, F))
     assert follows(torch.nn.Embedding(V, D).weight.detach(), EMBEDDING["torch_default"])
+
+
+# a parameter's name in twinax -> in transformers
+T5_NAMES = {
+    "src_embedding.embedding": "shared",
+    "encoder.relative_positions.embedding": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "encoder.layers.0.self_attention.q_proj.kernel": "encoder.block.0.layer.0.SelfAttention.q",
+    "decoder.layers.0.cross_attention.q_proj.kernel": "decoder.block.0.layer.1.EncDecAttention.q",
+    "decoder.layers.0.cross_attention.k_proj.kernel": "decoder.block.0.layer.1.EncDecAttention.k",
+    "decoder.layers.0.self_attention.v_proj.kernel": "decoder.block.0.layer.0.SelfAttention.v",
+    "decoder.layers.0.self_attention.out_proj.kernel": "decoder.block.0.layer.0.SelfAttention.o",
+    "encoder.layers.0.feed_forward.gate_proj.kernel": "encoder.block.0.layer.1.DenseReluDense.wi_0",
+    "encoder.layers.0.feed_forward.inner_proj.kernel": "encoder.block.0.layer.1.DenseReluDense.wi_1",
+    "encoder.layers.0.feed_forward.outer_proj.kernel": "encoder.block.0.layer.1.DenseReluDense.wo",
+    "output.proj.kernel": "lm_head",
+}
+
+
+@pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
+def test_a_new_t5_is_transformers_s(draw):
+    """Two-sample Kolmogorov-Smirnov tests; of 4,096 values, a standard deviation off by 25% has p < 1e-3."""
+    sizes = {"d_model": 64, "num_heads": 4, "d_ff": 160}
+    settings = T5Config(
+        vocab_size=V, d_kv=20, num_layers=1, relative_attention_num_buckets=999, feed_forward_proj="gated-gelu", **sizes
+    )
+    settings.tie_word_embeddings = False  # its constructor always ties
+    torch.manual_seed(0)
+    oracle = T5ForConditionalGeneration(settings).state_dict()
+    config = CONFIG.replace(
+        **sizes,
+        head_dim=20,
+        shared_embeddings=True,
+        ffn_gate=True,
+        relative_positions="shared",
+        relative_position_buckets=999,
+        relative_position_max_distance=2000,
+        linear_init="mesh_tensorflow",
+        embedding_init="torch_default",
+    )
+    arrays = draw(config)
+    for name, oracle_name in T5_NAMES.items():
+        expected = oracle[f"{oracle_name}.weight"].numpy().ravel()
+        assert stats.ks_2samp(np.asarray(arrays[name]).ravel(), expected).pvalue > 1e-3, name
+    queries, keys = (arrays[f"decoder.layers.0.self_attention.{name}_proj.kernel"] for name in ("q", "k"))
+    assert stats.ks_2samp(np.ravel(queries), np.ravel(keys)).pvalue < 1e-9

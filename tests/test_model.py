@@ -231,11 +231,13 @@ def test_a_gated_feed_forward():
     from transformers.models.t5.modeling_t5 import T5DenseGatedActDense
 
     oracle = T5DenseGatedActDense(T5Config(d_model=32, d_ff=20, feed_forward_proj="gated-gelu")).double().eval()
-    config = TransformerConfig.preset("tiny", activation="gelu_tanh", ffn_bias=False, param_dtype="float64")
+    config = TransformerConfig.preset(
+        "tiny", activation="gelu_tanh", ffn_bias=False, ffn_gate=True, param_dtype="float64"
+    )
     config = config.replace(compute_dtype="float64")
     x = torch.randn(2, 3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    module = torch_reference.layers.FeedForward(config, 20, gated=True)
-    flax = flax_transformer.layers.FeedForward(config, 20, rngs=nnx.Rngs(0), gated=True)
+    module = torch_reference.layers.FeedForward(config, 20)
+    flax = flax_transformer.layers.FeedForward(config, 20, rngs=nnx.Rngs(0))
     for name, linear in (("gate_proj", oracle.wi_0), ("inner_proj", oracle.wi_1), ("outer_proj", oracle.wo)):
         getattr(module, name).weight.data.copy_(linear.weight)
         getattr(flax, name).kernel.set_value(jnp.asarray(linear.weight.detach().T))

@@ -105,7 +105,7 @@ FLAX_ONLY = {
     "dropout": {"threefry_mask"},
     "initializers": {"init"},
     "inputs": {"check_dtypes", "float64_is_on"},
-    "layers": {"Embedding.embedding", "Norm.scale", "linear"},
+    "layers": {"Embedding.embedding", "Norm.scale", "RelativePositions.embedding", "linear"},
     "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
     | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits"},
     "module": {"Buffer", "join_path", "named_arrays"},
@@ -116,7 +116,7 @@ FLAX_ONLY = {
 TORCH_ONLY = {
     "beam": {"Search.margins", "Search.penalties"},
     "initializers": {"BIAS_INITS"},
-    "layers": {"Embedding.weight", "Norm.weight", "Linear"}
+    "layers": {"Embedding.weight", "Norm.weight", "RelativePositions.weight", "Linear"}
     | {f"Linear.{name}" for name in ("__init__", "bias", "compute_dtype", "forward", "weight")},
     "model": {"Transformer.from_state_dict", "Transformer.train"},
     "module": {"dtype_of"},

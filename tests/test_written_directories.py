@@ -12,7 +12,7 @@ from twinax import convert, torch_reference
 from twinax.convert import atomic_io as new_files
 from twinax.convert.checkpoint import Checkpoint
 from twinax.convert.hugging_face import family
-from twinax.convert.layouts.hugging_face_settings import DEFAULTS
+from twinax.convert.layouts.hugging_face_settings import BART_LIKE
 from twinax.parity.conversion import changes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
@@ -34,7 +34,7 @@ def test_a_model_of_our_own_becomes_a_directory(tmp_path):
     """A PyTorch twin with Marian's settings that did not come from `transformers`."""
     settings = {"d_model": 12, "vocab_size": 31, "pad_token_id": 0, "bos_token_id": 3, "decoder_start_token_id": 0}
     settings |= {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 3}
-    config = family("marian").config(DEFAULTS | settings, "float32")
+    config = family("marian").config({**BART_LIKE.defaults, **settings}, "float32")
     checkpoint = Checkpoint.of(torch_reference.Transformer(config))
     convert.save(checkpoint, tmp_path / "ours", layout="marian")
     model, info = transformers.MarianMTModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
@@ -166,6 +166,6 @@ def test_the_current_directory_is_not_replaced(bart, tmp_path, monkeypatch):
 
 def test_unknown_layout(bart, tmp_path):
     with pytest.raises(
-        convert.ConversionError, match=r"layout='t5': there is no such layout; choose one of twinax, .*, marian"
+        convert.ConversionError, match=r"layout='led': there is no such layout; choose one of twinax, .*, marian"
     ):
-        convert.save(convert.load(bart), tmp_path / "x", layout="t5")
+        convert.save(convert.load(bart), tmp_path / "x", layout="led")

@@ -27,7 +27,7 @@ class MultiHeadAttention(nn.Module):
         self.config, self.num_heads = config, num_heads
         query_key = num_heads * config.query_key_width(num_heads)
         value = num_heads * config.value_width(num_heads)
-        self.q_proj = Linear(config, config.d_model, query_key, config.q_proj_bias, generator, num_heads)
+        self.q_proj = Linear(config, config.d_model, query_key, config.q_proj_bias, generator, num_heads, "query")
         self.k_proj = Linear(config, config.d_model, query_key, config.k_proj_bias, generator, num_heads)
         self.v_proj = Linear(config, config.d_model, value, config.v_proj_bias, generator, num_heads)
         self.out_proj = Linear(config, value, config.d_model, config.out_proj_bias, generator)
@@ -74,7 +74,16 @@ def scale_query(q: Float[Tensor, "B T N H"], k: Float[Tensor, "B S N H"]) -> Flo
     return at_least_float32(torch.einsum("BTNH,BSNH->BNTS", scaled, k))
 
 
-SCORE_SCALINGS: dict[str, Callable[..., Tensor]] = {"product": scale_product, "query": scale_query}  # float32 or wider
+def scale_none(q: Float[Tensor, "B T N H"], k: Float[Tensor, "B S N H"]) -> Float[Tensor, "B N T S"]:
+    """q · k. Source: T5, whose initial query weights are 1/sqrt(H) of the others instead."""
+    return at_least_float32(torch.einsum("BTNH,BSNH->BNTS", q, k))
+
+
+SCORE_SCALINGS: dict[str, Callable[..., Tensor]] = {  # float32 or wider
+    "product": scale_product,
+    "query": scale_query,
+    "none": scale_none,
+}
 
 
 def exact_softmax(scores: Float[Tensor, "B N T S"], mask: Bool[Tensor, "B 1 T S"]) -> Float[Tensor, "B N T S"]:

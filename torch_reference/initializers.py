@@ -28,20 +28,29 @@ def _xavier_per_head_(weight: Tensor, heads: int, generator: Generator | None) -
         init.xavier_uniform_(part, generator=generator)
 
 
-# fills weight (O, I), given I, D, N for queries, keys and values, and a generator
-LINEAR_INITS: dict[str, Callable[[Tensor, int, int, int, Generator | None], object]] = {
+def _mesh_tensorflow_(weight: Tensor, features: int, heads: int, role: str, generator: Generator | None) -> None:
+    inputs = {"query": features * len(weight) // heads, "logits": 1}.get(role, features)
+    _normal_(weight, inputs**-0.5, generator)
+
+
+# fills weight (O, I), given I, D, N for queries, keys and values, its role ("query", "logits" or "hidden") and a
+# generator
+LINEAR_INITS: dict[str, Callable[[Tensor, int, int, int, str, Generator | None], object]] = {
     # U(±sqrt(6 / (I + O))). Source: Glorot and Bengio 2010, eq. 16.
-    "xavier_uniform": lambda w, features, d_model, heads, g: init.xavier_uniform_(w, generator=g),
+    "xavier_uniform": lambda w, features, d_model, heads, role, g: init.xavier_uniform_(w, generator=g),
     # the same; bias U(±1/sqrt(I)), torch.nn.Linear's default, as in code that reinitializes weights only
-    "xavier_uniform_torch_bias": lambda w, features, d_model, heads, g: init.xavier_uniform_(w, generator=g),
+    "xavier_uniform_torch_bias": lambda w, features, d_model, heads, role, g: init.xavier_uniform_(w, generator=g),
     # the same, with U(±sqrt(6 / (I + O/N))), as if each head had its own matrix
-    "xavier_uniform_per_head": lambda w, features, d_model, heads, g: _xavier_per_head_(w, heads, g),
+    "xavier_uniform_per_head": lambda w, features, d_model, heads, role, g: _xavier_per_head_(w, heads, g),
     # N(0, 1/I), truncated at two deviations. Source: LeCun et al. 1998, section 4.6; flax's default.
-    "lecun_normal": lambda w, features, d_model, heads, g: _lecun_normal_(w, features, g),
+    "lecun_normal": lambda w, features, d_model, heads, role, g: _lecun_normal_(w, features, g),
     # N(0, 1/D)
-    "normal_rsqrt_d_model": lambda w, features, d_model, heads, g: _normal_(w, d_model**-0.5, g),
+    "normal_rsqrt_d_model": lambda w, features, d_model, heads, role, g: _normal_(w, d_model**-0.5, g),
+    # N(0, 1/I); for queries N(0, 1/(I·H)), for logits N(0, 1). Source: Mesh TensorFlow and T5, whose scores are not
+    # divided by sqrt(H)
+    "mesh_tensorflow": lambda w, features, d_model, heads, role, g: _mesh_tensorflow_(w, features, heads, role, g),
     # U(±1/sqrt(I)), weight and bias: torch.nn.Linear's default
-    "torch_default": lambda w, features, d_model, heads, g: init.uniform_(
+    "torch_default": lambda w, features, d_model, heads, role, g: init.uniform_(
         w, -(features**-0.5), features**-0.5, generator=g
     ),
 }

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from ..configs.schema import TransformerConfig
 from ..formulas.position_tables import POSITION_TABLES
+from ..formulas.relative_positions import relative_position_buckets
 from .dropout import Dropout, DropoutKey
 from .initializers import BIAS_INITS, EMBEDDING_INITS, LINEAR_INITS
 from .module import at_least_float32, dtype_of, record
@@ -29,13 +30,14 @@ class Linear(nn.Module):
         use_bias: bool,
         generator: Generator | None = None,
         heads: int = 1,  # number of heads of queries, keys or values
+        role: str = "hidden",  # or "query" or "logits"
     ):
         super().__init__()
         dtype = dtype_of(config.param_dtype)
         self.compute_dtype = dtype_of(config.compute_dtype)
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(outputs, dtype=dtype)) if use_bias else None
-        LINEAR_INITS[config.linear_init](self.weight, inputs, config.d_model, heads, generator)
+        LINEAR_INITS[config.linear_init](self.weight, inputs, config.d_model, heads, role, generator)
         if self.bias is not None and config.linear_init in BIAS_INITS:
             BIAS_INITS[config.linear_init](self.bias, inputs, generator)
 
@@ -178,6 +180,33 @@ class Positions(nn.Module):
         return torch.where((positions >= 0)[..., None], rows, 0).to(dtype_of(config.compute_dtype))
 
 
+class RelativePositions(nn.Module):
+    """A bias per head and bucket of distances, which attention adds to its scores.
+
+    Source: Raffel et al. 2020, section 2.1; the buckets of `formulas.relative_positions`.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, num_heads: int, *, bidirectional: bool, generator: Generator | None = None
+    ):
+        super().__init__()
+        self.config, self.bidirectional = config, bidirectional
+        shape, dtype = (config.relative_position_buckets, num_heads), dtype_of(config.param_dtype)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype))
+        EMBEDDING_INITS["normal_rsqrt_d_model"](self.weight, config.d_model, None, generator)
+
+    def forward(self, distances: Int[Tensor, "T S"]) -> Float[Tensor, "1 N T S"]:
+        """The biases for `distances`, each a key's index minus its query's."""
+        config = self.config
+        longest = config.relative_position_max_distance
+        table = relative_position_buckets(config.relative_position_buckets, longest, self.bidirectional)
+        buckets = torch.tensor(table, device=distances.device)[distances.clamp(-longest, longest) + longest]
+        biases = functional.embedding(buckets, self.weight).permute(2, 0, 1)[None]
+        biases = at_least_float32(biases.to(dtype_of(config.compute_dtype)))
+        record(self, "output", biases)
+        return biases
+
+
 class InputStage(nn.Module):
     """The stage between an embedding and the first layer: positions, a norm, dropout."""
 
@@ -221,11 +250,11 @@ class FeedForward(nn.Module):
     Source: Vaswani et al. 2017, section 3.3; Shazeer 2020, "GLU Variants Improve Transformer", section 2.
     """
 
-    def __init__(self, config: TransformerConfig, d_ff: int, generator: Generator | None = None, gated: bool = False):
+    def __init__(self, config: TransformerConfig, d_ff: int, generator: Generator | None = None):
         super().__init__()
         self.config = config
         self.inner_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, generator)
-        self.gate_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, generator) if gated else None
+        self.gate_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, generator) if config.ffn_gate else None
         self.outer_proj = Linear(config, d_ff, config.d_model, config.ffn_bias, generator)
         self.dropout = Dropout(config.ffn_dropout, config.dropout_generator)
 

@@ -10,16 +10,27 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor, nn
 
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
-from .dropout import DropoutKey, LayerDrop, Site
+from .dropout import Dropout, DropoutKey, LayerDrop, Site
 from .initializers import BIAS_INITS
 from .inputs import check_inputs, check_memory
-from .layers import Embedding, FeedForward, InputStage, Linear, Norm, Residual, count_positions
+from .layers import Embedding, FeedForward, InputStage, Linear, Norm, RelativePositions, Residual, count_positions
 from .module import at_least_float32, dtype_of, record
+
+
+def encoder_relative_positions(config: TransformerConfig, generator: Generator | None) -> RelativePositions:
+    """The relative positions of the encoder's self-attention, in both directions."""
+    return RelativePositions(config, config.num_heads, bidirectional=True, generator=generator)
+
+
+def decoder_relative_positions(config: TransformerConfig, generator: Generator | None) -> RelativePositions:
+    """The relative positions of the decoder's self-attention, to earlier positions only."""
+    num_heads = config.decoder_num_heads or config.num_heads
+    return RelativePositions(config, num_heads, bidirectional=False, generator=generator)
 
 
 class EncoderLayer(nn.Module):
@@ -32,11 +43,19 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config, config.d_ff, generator)
         self.feed_forward_residual = Residual(config)
         self.layerdrop = LayerDrop(config.encoder_layerdrop, config.dropout_generator)
+        per_layer = config.relative_positions == "per_layer"
+        self.relative_positions = encoder_relative_positions(config, generator) if per_layer else None
 
     def forward(
-        self, x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S S"], dropout_key: DropoutKey | None = None
+        self,
+        x: Float[Tensor, "B S D"],
+        mask: Bool[Tensor, "B 1 S S"],
+        distances: Int[Tensor, "S S"],
+        bias: Float[Tensor, "1 N S S"] | None = None,
+        dropout_key: DropoutKey | None = None,
     ) -> Float[Tensor, "B S D"]:
-        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key), dropout_key)
+        bias = bias if self.relative_positions is None else self.relative_positions(distances)
+        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, mask, dropout_key, bias), dropout_key)
         y = self.feed_forward_residual(y, lambda y: self.feed_forward(y, dropout_key), dropout_key)
         return self.layerdrop(x, y, dropout_key)
 
@@ -54,6 +73,8 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config, config.decoder_d_ff or config.d_ff, generator)
         self.feed_forward_residual = Residual(config)
         self.layerdrop = LayerDrop(config.decoder_layerdrop, config.dropout_generator)
+        per_layer = config.relative_positions == "per_layer"
+        self.relative_positions = decoder_relative_positions(config, generator) if per_layer else None
 
     def forward(
         self,
@@ -61,9 +82,14 @@ class DecoderLayer(nn.Module):
         memory: Float[Tensor, "B S D"],
         self_mask: Bool[Tensor, "B 1 T T"],
         cross_mask: Bool[Tensor, "B 1 T S"],
+        distances: Int[Tensor, "T T"],
+        bias: Float[Tensor, "1 N T T"] | None = None,
         dropout_key: DropoutKey | None = None,
     ) -> Float[Tensor, "B T D"]:
-        y = self.self_attention_residual(x, lambda y: self.self_attention(y, y, self_mask, dropout_key), dropout_key)
+        bias = bias if self.relative_positions is None else self.relative_positions(distances)
+        y = self.self_attention_residual(
+            x, lambda y: self.self_attention(y, y, self_mask, dropout_key, bias), dropout_key
+        )
         y = self.cross_attention_residual(
             y, lambda y: self.cross_attention(y, memory, cross_mask, dropout_key), dropout_key
         )
@@ -71,32 +97,47 @@ class DecoderLayer(nn.Module):
         return self.layerdrop(x, y, dropout_key)
 
 
+def key_distances(x: Shaped[Tensor, "B L ..."]) -> Int[Tensor, "L L"]:
+    """The index of every key minus that of every query, in sentences of this length."""
+    indices = torch.arange(x.shape[1], device=x.device)
+    return indices[None] - indices[:, None]
+
+
 class Encoder(nn.Module):
-    """A stack of encoder layers, with an optional final norm."""
+    """A stack of encoder layers, with optional relative positions and an optional final norm."""
 
     def __init__(self, config: TransformerConfig, generator: Generator | None = None):
         super().__init__()
+        shared = config.relative_positions == "shared"
+        self.relative_positions = encoder_relative_positions(config, generator) if shared else None
         self.layers = nn.ModuleList([EncoderLayer(config, generator) for _ in range(config.num_encoder_layers)])
         self.final_norm = Norm(config) if config.final_norm else None
+        self.final_dropout = Dropout(config.final_dropout, config.dropout_generator)
 
     def forward(
         self, x: Float[Tensor, "B S D"], mask: Bool[Tensor, "B 1 S S"], dropout_key: DropoutKey | None = None
     ) -> Float[Tensor, "B S D"]:
+        distances = key_distances(x)
+        bias = None if self.relative_positions is None else self.relative_positions(distances)
         for layer in self.layers:
-            x = layer(x, mask, dropout_key)
+            x = layer(x, mask, distances, bias, dropout_key)
         if self.final_norm is not None:
             x = self.final_norm(x)
+        x = self.final_dropout(x, dropout_key)
         record(self, "output", x)
         return x
 
 
 class Decoder(nn.Module):
-    """A stack of decoder layers, with an optional final norm."""
+    """A stack of decoder layers, with optional relative positions and an optional final norm."""
 
     def __init__(self, config: TransformerConfig, generator: Generator | None = None):
         super().__init__()
+        shared = config.relative_positions == "shared"
+        self.relative_positions = decoder_relative_positions(config, generator) if shared else None
         self.layers = nn.ModuleList([DecoderLayer(config, generator) for _ in range(config.num_decoder_layers)])
         self.final_norm = Norm(config) if config.final_norm else None
+        self.final_dropout = Dropout(config.final_dropout, config.dropout_generator)
 
     def forward(
         self,
@@ -106,10 +147,13 @@ class Decoder(nn.Module):
         cross_mask: Bool[Tensor, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
     ) -> Float[Tensor, "B T D"]:
+        distances = key_distances(x)
+        bias = None if self.relative_positions is None else self.relative_positions(distances)
         for layer in self.layers:
-            x = layer(x, memory, self_mask, cross_mask, dropout_key)
+            x = layer(x, memory, self_mask, cross_mask, distances, bias, dropout_key)
         if self.final_norm is not None:
             x = self.final_norm(x)
+        x = self.final_dropout(x, dropout_key)
         record(self, "output", x)
         return x
 
@@ -136,7 +180,9 @@ class Output(nn.Module):
         super().__init__()
         self.config = config
         vocab, dtype = config.tgt_vocab_size, dtype_of(config.param_dtype)
-        self.proj = None if config.tied_output else Linear(config, config.d_model, vocab, False, generator)
+        self.proj = (
+            None if config.tied_output else Linear(config, config.d_model, vocab, False, generator, role="logits")
+        )
         bias = None
         if config.output_bias == "learned":
             bias = nn.Parameter(torch.zeros(vocab, dtype=dtype))

@@ -17,16 +17,7 @@ from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import LEAVES, flax_specs
 from ..rules import Rule, Transform, target_specs, translate
-from .hugging_face_settings import (
-    ALIASES,
-    CONSTANTS,
-    DEFAULTS,
-    DERIVED,
-    IGNORED,
-    SEPARATE_EMBEDDINGS,
-    SETTINGS,
-    VALUES,
-)
+from .hugging_face_settings import BART_LIKE, CONSTANTS, DERIVED, IGNORED, SEPARATE_EMBEDDINGS, Tables
 
 # Flax module -> module of `transformers`. A star stands for a layer number; the names of parameters are the same.
 LAYERS = {
@@ -66,8 +57,8 @@ class Embeddings(NamedTuple):
 
 _BIAS = "final_logits_bias"  # (1, V)
 _AS_ROW = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][0]])
-# Fields that a directory does not store, or that only change rounding: a round trip may change them.
-NOT_WRITTEN = ("linear_init", "embedding_init", "score_scaling", "compute_dtype", "dropout_generator")
+# Fields that a directory does not store: a round trip may change them.
+NOT_WRITTEN = ("linear_init", "embedding_init", "compute_dtype", "dropout_generator")
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]
@@ -81,10 +72,10 @@ class Family:
     architecture: str
     modules: Mapping[str, str]
     fixed: Callable[[Settings], dict[str, Any]]  # settings -> config fields that are the same for the whole family
-    defaults: Settings  # values of settings missing from config.json, where they differ from DEFAULTS
+    defaults: Settings  # values of settings missing from config.json, where they differ from those of the tables
     prefix: str = "model."  # prefix of every name except those of the output layer
-    names: Mapping[str, str] = field(default_factory=lambda: SETTINGS)  # as SETTINGS
-    values: Mapping[str, tuple[str, dict[Any, str]]] = field(default_factory=lambda: VALUES)  # as VALUES
+    tables: Tables = BART_LIKE
+    gated_modules: Mapping[str, str] = field(default_factory=dict)  # further modules of gated feed-forward networks
     constants: Mapping[str, tuple[Any, str]] = field(default_factory=dict)  # as CONSTANTS
     multilingual: bool = False  # decoding starts with the token of the target language, which the user chooses
     separate_embeddings: bool = False  # a setting controls whether source and target share a table
@@ -92,6 +83,8 @@ class Family:
     ignored_settings: tuple[str, ...] = ()  # settings that its module does not read, in addition to IGNORED
     ignored_arrays: tuple[str, ...] = ()  # arrays in files of old versions that are not read
     position_table: Callable[[TransformerConfig], np.ndarray] | None = None  # None: the formula's, in float64
+    # (settings, whether the weights tie the output) -> settings, in families whose weights decide about tying
+    resolve: Callable[[Settings, bool], Settings] = lambda settings, tied: settings
 
     @property
     def embeddings(self) -> Embeddings:
@@ -108,9 +101,11 @@ class Family:
         complete = self._complete(settings)
         if problems := [*self._problems(settings, complete, dtype)]:
             raise ConversionError(f"{self.model_type} settings that twinax rejects:\n  " + "\n  ".join(problems))
-        values = {field: complete[name] for name, field in self.names.items()}
-        values |= {field: table[complete[name]] for name, (field, table) in self.values.items()}
-        values |= {"embedding_dropout": complete["dropout"], "residual_dropout": complete["dropout"]}
+        values = {field: complete[name] for name, field in self.tables.names.items()}
+        for name, table in self.tables.values.items():
+            values |= table[complete[name]]
+        dropout, sites = self.tables.dropout
+        values |= dict.fromkeys(sites, complete[dropout])
         tied, shared = complete["tie_word_embeddings"], complete["share_encoder_decoder_embeddings"]
         values |= {"tied_output": tied, "shared_embeddings": tied and shared, "embedding_padding": "frozen"}
         values |= {"src_vocab_size": complete["vocab_size"], "tgt_vocab_size": complete["decoder_vocab_size"]}
@@ -128,17 +123,21 @@ class Family:
         Raises:
             ConversionError: lists every field with a value that no model of this family has.
         """
-        settings = {name: getattr(config, field) for name, field in self.names.items()}
-        settings["decoder_attention_heads"] = config.decoder_num_heads or config.num_heads
-        settings["decoder_ffn_dim"] = config.decoder_d_ff or config.d_ff
-        for name, (attribute, table) in self.values.items():
-            settings[name] = next(key for key, value in table.items() if value == getattr(config, attribute))
-        settings |= {"dropout": config.residual_dropout, "vocab_size": config.src_vocab_size}
+        sizes = {
+            "decoder_num_heads": config.decoder_num_heads or config.num_heads,
+            "decoder_d_ff": config.decoder_d_ff or config.d_ff,
+            "head_dim": config.query_key_width(config.num_heads),
+        }
+        values = {f.name: sizes.get(f.name, getattr(config, f.name)) for f in fields(config)}
+        settings = {name: values[field] for name, field in self.tables.names.items()}
+        for name, table in self.tables.values.items():
+            settings[name] = max(table, key=lambda value: len(table[value].items() & values.items()))
+        settings |= {self.tables.dropout[0]: config.residual_dropout, "vocab_size": config.src_vocab_size}
         settings |= {"tie_word_embeddings": config.tied_output, "dtype": config.param_dtype}
         if self.separate_embeddings:
             settings["share_encoder_decoder_embeddings"] = config.shared_embeddings
             settings["decoder_vocab_size"] = config.tgt_vocab_size
-        restored, config = self.config(settings, config.param_dtype), canonical(config)
+        restored, config = self.config(settings, config.param_dtype), up_to_rounding(config)
         problems = [
             f"{f.name}={getattr(config, f.name)!r}: a {self.model_type} model has {getattr(restored, f.name)!r}"
             for f in fields(config)
@@ -155,11 +154,12 @@ class Family:
             ConversionError: lists the settings that are rejected, or the arrays that do not fit them.
         """
         arrays = {name: a for name, a in self._with_prefix(arrays).items() if name not in self.ignored_arrays}
+        settings = self.resolve(settings, self._are_tied(arrays))
         config = self.config(settings, _dtype(arrays))
         self._check_layers(arrays, config)
-        tables, rules = self.tables(config), self.rules(config)
+        tables, rules = self.position_tables(config), self.rules(config)
         _untie(arrays, self._ties(config))
-        unused = {name: arrays.pop(name) for name in self.unused(settings) if name in arrays}
+        unused = {name: arrays.pop(name) for name in self.unused(settings, config) if name in arrays}
         specs = target_specs(rules, flax_specs(config))
         for rule in rules:  # `transformers` recreates these arrays if a file lacks them
             (name,), (target,) = rule.source, rule.target
@@ -180,14 +180,14 @@ class Family:
         rules = self.rules(config)
         targets = translate(rules, arrays, flax_specs(config))
         target_of = {rule.source[0]: rule.target[0] for rule in rules}
-        for name, table in self.tables(config).items():
+        for name, table in self.position_tables(config).items():
             exact = POSITION_TABLES[config.positions](*table.shape).astype(table.dtype)
             same, as_formula = (_same(_used_rows(arrays[name], config), _used_rows(t, config)) for t in (table, exact))
             if name in target_of and same and not self.saves_tables:
                 del targets[target_of[name]]
             elif name not in target_of and not (same or as_formula):
                 raise ConversionError(f"{name}: {self.model_type} computes its table and cannot store another")
-        for name in self.unused(settings):  # `transformers` requires it with any values
+        for name in self.unused(settings, config):  # `transformers` requires it with any values
             targets[name] = unused.get(name, targets[self.embeddings.encoder])
         return targets
 
@@ -196,7 +196,8 @@ class Family:
         names = self.embeddings
         tables = {"src_embedding": names.shared if config.shared_embeddings else names.encoder}
         tables["tgt_embedding"] = names.decoder
-        modules = {**self.modules, **{module: name.removesuffix(".weight") for module, name in tables.items()}}
+        modules = {**self.modules, **(self.gated_modules if config.ffn_gate else {})}
+        modules |= {module: name.removesuffix(".weight") for module, name in tables.items()}
         rules = []
         for name in flax_specs(config):
             path, _, leaf = name.rpartition(".")
@@ -213,7 +214,7 @@ class Family:
                 rules.append(Rule((name,), (f"{target}.{torch_leaf}",), transform))
         return rules
 
-    def tables(self, config: TransformerConfig) -> Arrays:
+    def position_tables(self, config: TransformerConfig) -> Arrays:
         """The fixed position tables that `transformers` computes for this config, by Flax name.
 
         It computes them in float32 for every dtype of the model; a float64 table would differ.
@@ -228,19 +229,21 @@ class Family:
             size = f"max_position_embeddings={config.max_length}"
             raise ConversionError(f"{size}: a position table of that length does not fit into memory") from None
 
-    def unused(self, settings: Settings) -> tuple[str, ...]:
-        """The names of arrays that such a model has but does not use: the shared table of an untied model."""
-        complete = self._complete(settings)
-        untied = complete["share_encoder_decoder_embeddings"] and not complete["tie_word_embeddings"]
-        return (self.embeddings.shared,) if untied else ()
+    def unused(self, settings: Settings, config: TransformerConfig) -> tuple[str, ...]:
+        """The names of arrays that such a model has but does not use: the shared table of an untied BART."""
+        shares = self._complete(settings)["share_encoder_decoder_embeddings"]
+        return (self.embeddings.shared,) if shares and not config.shared_embeddings else ()
 
     def _check_layers(self, arrays: Arrays, config: TransformerConfig) -> None:
         """Raises: ConversionError if the weights have other numbers of layers; called before building a model."""
-        for side, expected in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
-            pattern = rf"{re.escape(self.prefix)}{side}\.layers\.(\d+)\."
+        for side in ("encoder", "decoder"):
+            expected = getattr(config, f"num_{side}_layers")
+            target = next(target for module, target in self.modules.items() if module.startswith(f"{side}.layers.*."))
+            pattern = re.escape(target.partition("*")[0]) + r"(\d+)\."
             numbers = {int(match[1]) for name in arrays if (match := re.match(pattern, name))}
             if len(numbers) != expected:
-                raise ConversionError(f"{side}_layers={expected}: contradicts the weights, which have {len(numbers)}")
+                setting = self._setting_of(f"num_{side}_layers")
+                raise ConversionError(f"{setting}={expected}: contradicts the weights, which have {len(numbers)}")
 
     def _with_prefix(self, arrays: Arrays) -> Arrays:
         """The arrays with the family's prefix, which files of the bare model, without output layer, lack."""
@@ -251,25 +254,33 @@ class Family:
 
     def _ties(self, config: TransformerConfig) -> tuple[str, ...]:
         """The names of the family's tied tensor; the first one is written."""
-        if config.shared_embeddings:
-            return self.embeddings
-        return (self.embeddings.decoder, self.embeddings.output) if config.tied_output else ()
+        *names, output = self.embeddings
+        inputs = names if config.shared_embeddings else names[2:]
+        return (*inputs, output) if config.tied_output else tuple(inputs) if config.shared_embeddings else ()
+
+    def _are_tied(self, arrays: Arrays) -> bool:
+        """Whether the output layer is missing or equals an embedding table, in which case `transformers` ties them."""
+        *names, output = self.embeddings
+        tables = [arrays[name] for name in names if name in arrays]
+        return output not in arrays or any(_same(table, arrays[output]) for table in tables)
 
     def _setting_of(self, field: str) -> str:
         """The setting that determines a config field."""
-        derived = {"embedding_dropout": "dropout", "param_dtype": "dtype"}
+        dropout, sites = self.tables.dropout
+        derived = {**dict.fromkeys(sites, dropout), "param_dtype": "dtype"}
         derived |= dict.fromkeys(("shared_embeddings", "tied_output"), "tie_word_embeddings")
         derived |= {"src_vocab_size": "vocab_size", "tgt_vocab_size": "decoder_vocab_size"}
-        return {value: name for name, value in self.names.items()}.get(field, derived.get(field, field))
+        return {value: name for name, value in self.tables.names.items()}.get(field, derived.get(field, field))
 
     def _default(self, name: str) -> Any:
-        return self.defaults.get(name, DEFAULTS.get(name))
+        return self.defaults.get(name, self.tables.defaults.get(name))
 
     def _complete(self, settings: Settings) -> dict[str, Any]:
         """The settings with defaults for missing ones, in canonical form."""
-        complete = {**DEFAULTS, **self.defaults, **settings}
+        complete = {**self.tables.defaults, **self.defaults, **settings}
         complete["dtype"] = str(complete["dtype"] or complete.get("torch_dtype") or "").removeprefix("torch.") or None
-        complete["decoder_vocab_size"] = complete["decoder_vocab_size"] or complete["vocab_size"]
+        for name, other in self.tables.fallbacks.items():
+            complete[name] = complete[other] if complete[name] is None else complete[name]
         for name in ("eos_token_id", "forced_eos_token_id"):
             if isinstance(complete[name], list) and len(complete[name]) == 1:
                 (complete[name],) = complete[name]
@@ -278,7 +289,9 @@ class Family:
     def _problems(self, settings: Settings, complete: Settings, dtype: str) -> Iterator[str]:
         """One line per setting of a file that is unknown or unsupported."""
         constants = {n: v for n, v in {**CONSTANTS, **self.constants}.items() if n not in self.ignored_settings}
-        names = {*self.names, *self.values, *DERIVED, *ALIASES, *constants, *IGNORED, *self.ignored_settings}
+        repeated, values = self.tables.repeated, self.tables.values
+        names = {*self.tables.names, *values, self.tables.dropout[0], *DERIVED, *repeated, *constants}
+        names |= {*IGNORED, *self.ignored_settings}
         names |= {*SEPARATE_EMBEDDINGS} if self.separate_embeddings else set()
         for name in sorted(set(settings) - names):
             yield f"{name}={settings[name]!r}: twinax does not know this setting of {self.model_type}"
@@ -286,12 +299,13 @@ class Family:
             allowed, reason = constants[name]
             if not _equal(settings[name], allowed) and settings[name] is not None:
                 yield f"{name}={settings[name]!r}: must be {allowed!r}, because {reason}"
-        for name in sorted(set(settings) & set(ALIASES)):
-            if not _equal(settings[name], complete[ALIASES[name]]):
-                yield f"{name}={settings[name]!r}: contradicts {ALIASES[name]}={complete[ALIASES[name]]!r}"
-        for name, (_, values) in self.values.items():
-            if not any(_equal(complete[name], value) for value in values):
-                yield f"{name}={complete[name]!r}: must be one of {', '.join(map(repr, values))}"
+        for name, table in values.items():
+            if not any(_equal(complete[name], value) for value in table):
+                yield f"{name}={complete[name]!r}: must be one of {', '.join(map(repr, table))}"
+        for name in sorted(set(settings) & set(repeated)):
+            other, function = repeated[name]
+            if not _equal(settings[name], function(complete[other])):
+                yield f"{name}={settings[name]!r}: contradicts {other}={complete[other]!r}"
         if complete["share_encoder_decoder_embeddings"] and complete["decoder_vocab_size"] != complete["vocab_size"]:
             sizes = f"decoder_vocab_size={complete['decoder_vocab_size']!r}, vocab_size={complete['vocab_size']!r}"
             yield f"{sizes}: must be equal if share_encoder_decoder_embeddings=True"
@@ -300,7 +314,7 @@ class Family:
 
 
 def canonical(config: TransformerConfig) -> TransformerConfig:
-    """The same model, with None for every size that equals the default of None."""
+    """The same model, with the default for every size that equals the default or that nothing uses."""
     heads = {config.num_heads, config.decoder_num_heads or config.num_heads}
     changes: dict[str, Any] = {}
     if config.decoder_num_heads == config.num_heads:
@@ -313,7 +327,15 @@ def canonical(config: TransformerConfig) -> TransformerConfig:
         changes["head_dim"] = None
     if config.table_length == config.max_length + config.position_offset:
         changes["position_table_length"] = None
+    if config.relative_positions == "none":
+        unused = ("relative_position_buckets", "relative_position_max_distance")
+        changes |= {f.name: f.default for f in fields(config) if f.name in unused}
     return config.replace(**changes)
+
+
+def up_to_rounding(config: TransformerConfig) -> TransformerConfig:
+    """The canonical config, with one value for the two of `score_scaling` that differ in rounding only."""
+    return canonical(config).replace(score_scaling="none" if config.score_scaling == "none" else "product")
 
 
 def _equal(a: Any, b: Any) -> bool:

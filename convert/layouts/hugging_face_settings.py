@@ -3,86 +3,107 @@
 A setting that is in none of these tables, nor in a family's own, is rejected.
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-# setting -> config field with the same value
-SETTINGS = {
-    "d_model": "d_model",
-    "encoder_layers": "num_encoder_layers",
-    "decoder_layers": "num_decoder_layers",
-    "encoder_attention_heads": "num_heads",
-    "decoder_attention_heads": "decoder_num_heads",
-    "encoder_ffn_dim": "d_ff",
-    "decoder_ffn_dim": "decoder_d_ff",
-    "max_position_embeddings": "max_length",
-    "attention_dropout": "attention_dropout",
-    "activation_dropout": "ffn_dropout",
-    "encoder_layerdrop": "encoder_layerdrop",
-    "decoder_layerdrop": "decoder_layerdrop",
-    "pad_token_id": "pad_id",
-    "bos_token_id": "bos_id",
-    "eos_token_id": "eos_id",
-    "decoder_start_token_id": "decoder_start_id",
-    "forced_bos_token_id": "forced_bos_id",
-    "forced_eos_token_id": "forced_eos_id",
+
+@dataclass(frozen=True)
+class Tables:
+    """The settings that several families share."""
+
+    names: Mapping[str, str]  # setting -> config field with the same value
+    # setting -> its value -> config fields; of several values with the same fields the first is written
+    values: Mapping[str, Mapping[Any, Mapping[str, Any]]]
+    dropout: tuple[str, tuple[str, ...]]  # (setting, config fields of the sites that have its rate)
+    defaults: Mapping[str, Any]  # values of settings missing from config.json; a family's own defaults override them
+    repeated: Mapping[str, tuple[str, Callable[[Any], Any]]]  # setting -> (setting that determines it, its function)
+    fallbacks: Mapping[str, str] = field(default_factory=dict)  # setting -> the setting that it equals if it is None
+
+
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+
+def same(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+BART_LIKE = Tables(
+    names={
+        "d_model": "d_model",
+        "encoder_layers": "num_encoder_layers",
+        "decoder_layers": "num_decoder_layers",
+        "encoder_attention_heads": "num_heads",
+        "decoder_attention_heads": "decoder_num_heads",
+        "encoder_ffn_dim": "d_ff",
+        "decoder_ffn_dim": "decoder_d_ff",
+        "max_position_embeddings": "max_length",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "ffn_dropout",
+        "encoder_layerdrop": "encoder_layerdrop",
+        "decoder_layerdrop": "decoder_layerdrop",
+        "pad_token_id": "pad_id",
+        "bos_token_id": "bos_id",
+        "eos_token_id": "eos_id",
+        "decoder_start_token_id": "decoder_start_id",
+        "forced_bos_token_id": "forced_bos_id",
+        "forced_eos_token_id": "forced_eos_id",
+    },
+    values={
+        "activation_function": {name: {"activation": value} for name, value in ACTIVATIONS.items()},
+        "scale_embedding": {True: {"embedding_scale": "sqrt_d_model"}, False: {"embedding_scale": "none"}},
+    },
+    dropout=("dropout", ("embedding_dropout", "residual_dropout")),
+    defaults={
+        "d_model": 1024,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096,
+        "max_position_embeddings": 1024,
+        "vocab_size": 50265,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "tie_word_embeddings": True,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_bos_token_id": None,
+        "forced_eos_token_id": 2,
+        "share_encoder_decoder_embeddings": True,
+        "decoder_vocab_size": None,  # None: vocab_size
+        "dtype": None,  # None: the dtype of the weights
+    },
+    repeated={
+        "hidden_size": ("d_model", same),
+        "num_hidden_layers": ("encoder_layers", same),
+        "num_attention_heads": ("encoder_attention_heads", same),
+    },
+    fallbacks={"decoder_vocab_size": "vocab_size"},
+)
+
 # generation_config.json, if present, overrides these, as in `generate`.
 DECODING = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
 
-# setting -> (config field, value of the setting -> value of the field); of two names for a value the first is written
-VALUES: dict[str, tuple[str, dict[Any, str]]] = {
-    "activation_function": (
-        "activation",
-        {
-            "relu": "relu",
-            "gelu": "gelu",
-            "silu": "silu",
-            "swish": "silu",
-            "gelu_new": "gelu_tanh",
-            "gelu_pytorch_tanh": "gelu_tanh",
-        },
-    ),
-    "scale_embedding": ("embedding_scale", {True: "sqrt_d_model", False: "none"}),
-}
 # Settings that determine config fields in other ways; the second group exists in some families only.
-DERIVED = ("dropout", "vocab_size", "tie_word_embeddings", "dtype", "torch_dtype")
+DERIVED = ("vocab_size", "tie_word_embeddings", "dtype", "torch_dtype")
 SEPARATE_EMBEDDINGS = ("share_encoder_decoder_embeddings", "decoder_vocab_size")
-# Values of settings missing from config.json; a family's own defaults override them.
-DEFAULTS: dict[str, Any] = {
-    "d_model": 1024,
-    "encoder_layers": 12,
-    "decoder_layers": 12,
-    "encoder_attention_heads": 16,
-    "decoder_attention_heads": 16,
-    "encoder_ffn_dim": 4096,
-    "decoder_ffn_dim": 4096,
-    "max_position_embeddings": 1024,
-    "vocab_size": 50265,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "encoder_layerdrop": 0.0,
-    "decoder_layerdrop": 0.0,
-    "activation_function": "gelu",
-    "scale_embedding": False,
-    "tie_word_embeddings": True,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": 2,
-    "share_encoder_decoder_embeddings": True,
-    "decoder_vocab_size": None,  # None: vocab_size
-    "dtype": None,  # None: the dtype of the weights
-}
-
-# alias -> the setting that it must equal
-ALIASES = {
-    "hidden_size": "d_model",
-    "num_hidden_layers": "encoder_layers",
-    "num_attention_heads": "encoder_attention_heads",
-}
 
 # Settings with a single supported value, and the reason.
 CONSTANTS: dict[str, tuple[Any, str]] = {

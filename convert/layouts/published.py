@@ -31,7 +31,14 @@ _FREE = (
 IDS = ("pad_id", "bos_id", "eos_id")
 # Config fields that only affect training.
 _TRAINING_ONLY = (
-    *("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout", "dropout_generator"),
+    *(
+        "embedding_dropout",
+        "attention_dropout",
+        "ffn_dropout",
+        "residual_dropout",
+        "final_dropout",
+        "dropout_generator",
+    ),
     *("linear_init", "embedding_init"),
 )
 

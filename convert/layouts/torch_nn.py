@@ -19,7 +19,7 @@ from ...configs.schema import TransformerConfig
 from ..arrays import from_torch, to_torch_tensor
 from ..port import flax_specs
 from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, Rule, Spec, Transform, target_specs, translate
-from .hugging_face import canonical
+from .hugging_face import up_to_rounding
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 # Fields of the parts outside encoder and decoder, and fields that do not affect evaluation.
@@ -27,10 +27,10 @@ _OUTSIDE = (
     *("max_length", "shared_embeddings", "embedding_norm", "embedding_scale", "embedding_padding", "decoder_start"),
     *("positions", "position_counting", "position_offset", "position_table_length"),
     *("tied_output", "output_bias", "logit_scale", "output_activation"),
-    *("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout"),
+    *("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_dropout", "final_dropout"),
     *("encoder_layerdrop", "decoder_layerdrop", "dropout_generator", "linear_init", "embedding_init"),
     *("pad_id", "bos_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id"),
-    *("score_scaling", "compute_dtype"),
+    "compute_dtype",
 )
 # sublayer -> (torch's name of the attention, torch's name of the norm), per layer
 _ENCODER = {"self_attention": ("self_attn", "norm1"), "feed_forward": ("", "norm2")}
@@ -87,7 +87,7 @@ def fields_of(config: TransformerConfig) -> dict[str, Any]:
     Raises:
         ConversionError: lists every field that no `torch.nn.Transformer` matches.
     """
-    config = canonical(config)
+    config = up_to_rounding(config)
     try:
         with warnings.catch_warnings(action="ignore"):  # about its fast path, which does not affect parameters
             module = nn.Transformer(

@@ -201,14 +201,18 @@ def write_model(name: str, folder: Path, seed: int = 0) -> None:
     ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("pad", "bos", "eos")}
     target = getattr(tokenizer, "target_encoder", {})
     size = max(len(tokenizer), load_tokenizer(str(folder), TokenizerConfig()).vocab_size)
-    sizes: dict[str, Any] = {"vocab_size": size, "d_model": 16, "max_position_embeddings": 64}
+    sizes: dict[str, Any] = {"vocab_size": size, "d_model": 16, "max_position_embeddings": 64, "init_std": 0.7}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 24}
+    if VARIANTS[name].model_type in ("t5", "mt5"):
+        sizes = {"vocab_size": size, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+        sizes["initializer_factor"] = 3.0
     if target:
         sizes |= {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": len(target)}
-    start = {"decoder_start_token_id": ids[_START.get(name, "pad")], "forced_eos_token_id": ids["eos"]}
+    start = {"decoder_start_token_id": ids[_START.get(name, "pad")]}
+    start |= {} if "T5" in name else {"forced_eos_token_id": ids["eos"]}
     special = {f"{role}_token_id": number for role, number in ids.items()} | start
-    config = AutoConfig.for_model(VARIANTS[name].model_type, **sizes, **special, init_std=0.7)
+    config = AutoConfig.for_model(VARIANTS[name].model_type, **sizes, **special)
     torch.manual_seed(seed)
     model: Any = AutoModelForSeq2SeqLM.from_config(config).eval()
     with torch.no_grad():

@@ -88,7 +88,10 @@ REFUSED = {  # changes of the options -> message
         "transformer-decoder-autoreg='rnn' (dec-cell='ssru'): must be 'self-attention'",
     ),
     "rnn": ({"type": "s2s"}, "type='s2s': must be 'transformer'"),
-    "gelu": ({"transformer-ffn-activation": "gelu"}, "'relu', because Marian's gelu is x · sigmoid(1.702 x)"),
+    "gelu": (
+        {"transformer-ffn-activation": "gelu"},
+        "'relu', because the formula of Marian's gelu depends on its version",
+    ),
     "highway": (
         {"transformer-postprocess": "dhn"},
         "transformer-postprocess='dhn': must be '' and 'dan' (post-norm), or",
@@ -298,3 +301,15 @@ def test_a_model_that_marian_lacks_is_refused(case, folder):
         convert.save(changed, "x.npz", layout="marian_npz")
     assert message in str(error.value)
     assert not Path("x.npz").exists()
+
+
+def test_a_token_with_the_bias_of_padding_is_refused(folder):
+    """Its row would be lost."""
+    checkpoint = convert.load("model.npz")
+    bias = checkpoint.arrays["output.bias"].copy()
+    bias[20:] = PAD_BIAS
+    changed = Checkpoint(checkpoint.config, {**checkpoint.arrays, "output.bias": bias})
+    with pytest.raises(
+        ConversionError, match=r"Wemb: has 31 rows that are not 0, but output\.bias makes ids from 20 pad"
+    ):
+        convert.save(changed, "x.npz", layout="marian_npz")

@@ -186,24 +186,26 @@ def convert(
 ) -> int:
     """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimizer.
 
-    The suffix of NEW selects the format: .pt (PyTorch), .safetensors, or else a directory. A directory has the layout
-    of a Hugging Face family if --layout names one, else that of a run's checkpoint. The result is read back and
-    compared.
+    The suffix of NEW selects the format: .pt (PyTorch), .safetensors, .npz (Marian), or else a directory. A directory
+    has the layout of a Hugging Face family or of fairseq if --layout names one, else that of a run's checkpoint. The
+    result is read back and compared.
 
     Example: twinax convert runs/de_en model.pt
 
     Args:
-        src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
+        src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
+            its directory, a Marian .npz.
         dst: file or directory to write; must not exist.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
-            d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot (directories).
+            d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot (directories);
+            fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz).
         weights_only: omit the optimizer and the run.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             used too; for a published system, the settings that its tensors do not determine, as in
             leftover:repaired,num_heads=4.
         tokenizer: for a checkpoint without one: a tokenizer for both sides, or for source and target: a directory,
-            a tokenizer.json, a SentencePiece model, or a vocabulary in order of ids (.txt, one token per line). The
-            vocabulary of a published system gets the pre-tokenization of that system.
+            a tokenizer.json, a SentencePiece model, a vocabulary in order of ids (.txt, one token per line) or one of
+            Marian (.yml, .json). The vocabulary of a published system gets the pre-tokenization of that system.
         languages: languages of source and target (de en), to pre-tokenize with spaCy; default: as the published
             system.
     """
@@ -226,7 +228,8 @@ def inspect(
     Example: twinax inspect runs/de_en
 
     Args:
-        path: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
+        path: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
+            its directory, a Marian .npz.
         tensors: list every array with its checksum.
         json_file: JSON file to write everything to.
     """

@@ -78,7 +78,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "factors-dim-emb": (0,),
     "input-types": ([], None),
 }
-_REASONS = {"transformer-ffn-activation": {"gelu": ", because Marian's gelu is x · sigmoid(1.702 x)"}}
+_REASONS = {"transformer-ffn-activation": {"gelu": ", because the formula of Marian's gelu depends on its version"}}
 # (preprocess, postprocess without dropout) -> norm placement
 _PLACEMENTS = {("", "an"): "post", ("n", "a"): "pre"}
 # Options of other decoders, of initialization and of alignments

@@ -172,7 +172,7 @@ class TransformerConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> "TransformerConfig":
-        """One of the ready-made sizes `tiny`, `small`, `base`, `big`, with fields changed.
+        """One of the ready-made models `tiny`, `small`, `base`, `big`, `t5_small`, with fields changed.
 
         Raises:
             ConfigError: there is no such preset, or a value is invalid.

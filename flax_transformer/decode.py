@@ -116,7 +116,9 @@ def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[
             layers, time = list(layers), search.length
             ancestors = ancestors.at[:, :, time].set(slots)
             self_mask = (ancestors[..., None] == slots).reshape(len(keep), 1, beam_size, capacity * beam_size)
-            distances = jnp.broadcast_to(jnp.repeat(jnp.arange(capacity), beam_size) - time, self_mask.shape[2:])
+            distances = jnp.broadcast_to(
+                jnp.repeat(jnp.arange(capacity, dtype=jnp.int32), beam_size) - time, self_mask.shape[2:]
+            )
 
             def update_cache(layer: int, new: KeysValues) -> KeysValues:
                 layers[layer] = jax.tree.map(lambda cache, a: cache.at[:, time].set(a), layers[layer], new)

@@ -196,7 +196,7 @@ class RelativePositions(nnx.Module):
         config = self.config
         longest = config.relative_position_max_distance
         table = relative_position_buckets(config.relative_position_buckets, longest, self.bidirectional)
-        buckets = jnp.asarray(table)[jnp.clip(distances, -longest, longest) + longest]
+        buckets = jnp.asarray(table, jnp.int32)[jnp.clip(distances, -longest, longest) + longest]
         biases = jnp.take(self.embedding[...], buckets, axis=0).transpose(2, 0, 1)[None]
         biases = at_least_float32(biases.astype(config.compute_dtype))
         record(self, "output", biases)

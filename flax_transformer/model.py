@@ -105,7 +105,7 @@ class DecoderLayer(nnx.Module):
 
 def key_distances(x: Shaped[Array, "B L ..."]) -> Int[Array, "L L"]:
     """The index of every key minus that of every query, in sentences of this length."""
-    indices = jnp.arange(x.shape[1])
+    indices = jnp.arange(x.shape[1], dtype=jnp.int32)
     return indices[None] - indices[:, None]
 
 

@@ -201,7 +201,7 @@ def write_model(name: str, folder: Path, seed: int = 0) -> None:
     ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("pad", "bos", "eos")}
     target = getattr(tokenizer, "target_encoder", {})
     size = max(len(tokenizer), load_tokenizer(str(folder), TokenizerConfig()).vocab_size)
-    sizes: dict[str, Any] = {"vocab_size": size, "d_model": 16, "max_position_embeddings": 64, "init_std": 0.7}
+    sizes: dict[str, Any] = {"vocab_size": size, "d_model": 16, "max_position_embeddings": 256, "init_std": 0.7}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 24}
     if VARIANTS[name].model_type in ("t5", "mt5"):

@@ -21,7 +21,10 @@ from twinax.parity.transformers_oracle import load_oracle, oracle_of
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.parametrize("name", conversion.VARIANTS)
+SLOW = ("mT5", "mT5, tied", "UMT5, tied")  # test_t5.py covers them in PyTorch
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in conversion.VARIANTS])
 def test_variant(name, tmp_path):
     row = conversion.measure(name, tmp_path)
     for report in row.reports:

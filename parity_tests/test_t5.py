@@ -19,10 +19,12 @@ from twinax.parity.transformers_oracle import load_model, load_oracle
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 VARIANTS = {"t5": ("T5", "T5 v1.1, Flan-T5"), "mt5": ("mT5, tied", "mT5"), "umt5": ("UMT5, tied", "UMT5")}
-STATED = [None, True, False]  # None: the setting is missing
+# (layout, whether the weights tie, tie_word_embeddings, scale_decoder_outputs); None: the setting is missing
 CASES = [
-    *(("t5", *case) for case in product([True, False], STATED, STATED)),
-    *((layout, *case, None) for layout in ("mt5", "umt5") for case in product([True, False], [None, False])),
+    *(("t5", *case) for case in product([True, False], [None, False], [None, False])),
+    ("t5", True, False, True),
+    ("t5", False, True, True),
+    *((layout, tied, False, None) for layout in ("mt5", "umt5") for tied in (True, False)),
 ]
 
 

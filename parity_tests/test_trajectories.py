@@ -31,7 +31,10 @@ def test_any_three_choices_meet():
 
 
 def small(case):
-    return replace(case, model=case.model.replace(num_encoder_layers=1, num_decoder_layers=1))
+    model = case.model.replace(num_encoder_layers=1, num_decoder_layers=1)
+    if model.norm_placement == "pre":  # as T5
+        model = model.replace(relative_positions="shared", ffn_gate=True, final_dropout=0.1)
+    return replace(case, model=model)
 
 
 @pytest.mark.parametrize("name", SHORT)

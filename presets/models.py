@@ -48,4 +48,28 @@ PRESETS: dict[str, TransformerConfig] = {
     # Vaswani et al. 2017, table 3, "base" and "big"; vocabulary of section 5.1.
     "base": _BASE,
     "big": _BASE.replace(d_model=1024, num_heads=16, d_ff=4096, embedding_dropout=0.3, residual_dropout=0.3),
+    # Raffel et al. 2020, section 3.7, "small", as `transformers` loads t5-small.
+    "t5_small": _BASE.replace(
+        src_vocab_size=32_128,
+        tgt_vocab_size=32_128,
+        norm_placement="pre",
+        norm="rms_norm",
+        norm_eps=1e-6,
+        norm_bias=False,
+        final_norm=True,
+        embedding_scale="none",
+        positions="none",
+        relative_positions="shared",
+        logit_scale="rsqrt_d_model",
+        score_scaling="none",
+        ffn_bias=False,
+        attention_dropout=0.1,
+        ffn_dropout=0.1,
+        final_dropout=0.1,
+        linear_init="mesh_tensorflow",
+        embedding_init="torch_default",
+        bos_id=None,
+        eos_id=1,
+        decoder_start_id=0,
+    ),
 }

@@ -115,6 +115,15 @@ def test_settings_and_config_are_inverse(layout, data):
     assert family(layout).config(family(layout).settings(config), "float32") == config == canonical(config)
 
 
+def test_the_preset_is_t5_small():
+    """The defaults of `transformers`' T5 are those of t5-small, whose files set the start of the decoder."""
+    settings = transformers.T5Config(decoder_start_token_id=0).to_dict()
+    config = canonical(TransformerConfig.preset("t5_small"))
+    expected = family("t5").config(settings, "float32")
+    assert expected == config.replace(linear_init=expected.linear_init, embedding_init=expected.embedding_init)
+    assert family("t5").config(family("t5").settings(config), "float32") == expected
+
+
 def test_marian_s_vocabularies_must_agree_where_shared():
     with pytest.raises(convert.ConversionError, match="decoder_vocab_size=9, vocab_size=8: must be equal"):
         family("marian").config({"vocab_size": 8, "decoder_vocab_size": 9}, "float32")

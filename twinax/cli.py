@@ -42,7 +42,7 @@ def parity(
     Example: twinax parity tiny
 
     Args:
-        model: a preset (tiny, small, base, big), whose weights are random, or any checkpoint: run, Hugging Face
+        model: a preset (tiny, small, base, big, t5_small) with random weights, or any checkpoint: run, Hugging Face
             directory, .pt, .safetensors. tiny takes half a minute; base and big take minutes and gigabytes.
         second: a second checkpoint.
         src: text file, one sentence per line (.gz too), as input of the comparison; default: random tokens.
@@ -92,8 +92,8 @@ def audit(
     Example: twinax audit runs/de_en
 
     Args:
-        model: a preset (tiny, small, base, big), a published system (lucky_glass, or lucky_glass:repaired), a config as
-            JSON, or any checkpoint: run, Hugging Face directory, .pt, .safetensors.
+        model: a preset (tiny, small, base, big, t5_small), a published system (lucky_glass, or lucky_glass:repaired), a
+            config as JSON, or any checkpoint: run, Hugging Face directory, .pt, .safetensors.
         seed: seed of the tokens, and of the weights if the model has none.
         json_file: JSON file to write the results to.
     """
@@ -197,8 +197,8 @@ def convert(
             its directory, a Marian .npz.
         dst: file or directory to write; must not exist.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
-            d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot (directories);
-            fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz).
+            d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
+            (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz).
         weights_only: omit the optimizer and the run.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             used too; for a published system, the settings that its tensors do not determine, as in

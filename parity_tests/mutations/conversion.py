@@ -12,6 +12,7 @@ _PORTABLE = ("tests/test_formats.py",)
 _RATE = ("tests/test_optimizers.py::test_the_rate_in_a_file_is_where_torch_s_scheduler_stands",)
 _STATE = ("parity_tests/test_trajectories.py",)
 _PUBLISHED = ("parity_tests/test_published.py::test_a_state_dict_comes_back_bit_for_bit",)
+_T5 = ("parity_tests/test_t5.py",)
 _ORACLE = ("parity_tests/test_published.py::test_both_twins_are_the_published_model",)
 
 CONVERSION = (
@@ -65,6 +66,34 @@ CONVERSION = (
         "rules.append(Rule((name,), (_BIAS,), _AS_ROW))",
         "rules.append(Rule((name,), (_BIAS,), Transform(lambda a: [0 * a[0][None]], lambda a: [0 * a[0][0]])))",
         _BART,
+    ),
+    Mutation(
+        "an output that differs from the embeddings is tied",
+        "convert.layouts.hugging_face.Family._are_tied",
+        "return output not in arrays or",
+        "return True or",
+        _T5,
+    ),
+    Mutation(
+        "tie_word_embeddings does not scale T5's logits",
+        "convert.layouts.t5._resolve",
+        'settings.get("tie_word_embeddings") is not False',
+        "True",
+        _T5,
+    ),
+    Mutation(
+        "a shared table of an untied model counts as unused",
+        "convert.layouts.hugging_face.Family.unused",
+        "if shares and not config.shared_embeddings",
+        "if shares and not config.tied_output",
+        _T5,
+    ),
+    Mutation(
+        "the gate of T5 v1.1 and its inner projection exchanged",
+        "convert.layouts.t5",
+        '{"gate_proj": "wi_0", "inner_proj": "wi_1"}',
+        '{"gate_proj": "wi_1", "inner_proj": "wi_0"}',
+        ("parity_tests/test_conversion.py::test_variant[T5 v1.1, Flan-T5]",),
     ),
     Mutation(
         "Marian has the paper's positions",

@@ -11,6 +11,13 @@ _PUBLISHED = ("parity_tests/test_published.py::test_decoding",)
 
 DECODING = (
     Mutation(
+        "distances from the start of the cache",
+        "flax_transformer.decode._compiled",
+        "beam_size) - time",
+        "beam_size)",
+        ("parity_tests/test_decoding.py::test_settings_mean_the_same_in_both[negative exponent, lengths, mask value]",),
+    ),
+    Mutation(
         "GNMT's penalty with another base",
         "formulas.decoding",
         '"gnmt": lambda n, a: ((5 + n) / 6) ** a,',

@@ -12,6 +12,8 @@ _DROPOUT = ("tests/test_dropout.py",)
 _POSITIONS = ("tests/test_positions.py",)
 _INITIAL = ("tests/test_initializers.py",)
 _CONFIG = ("tests/test_config.py",)
+_RELATIVE = ("tests/test_relative_positions.py",)
+_T5 = ("parity_tests/test_conversion.py::test_variant[T5]",)
 
 MODEL = (
     # Flax
@@ -193,7 +195,56 @@ MODEL = (
         '"rsqrt_d_model": lambda d_model: d_model**0.5,',
         _AROUND,
     ),
+    Mutation(
+        "distances are the query's index minus the key's",
+        "flax_transformer.model.key_distances",
+        "indices[None] - indices[:, None]",
+        "indices[:, None] - indices[None]",
+        _T5,
+    ),
+    Mutation(
+        "layers without the biases of their stack",
+        "flax_transformer.model.Encoder.__call__",
+        "x = layer(x, mask, distances, bias, dropout_key)",
+        "x = layer(x, mask, distances, None, dropout_key)",
+        _T5,
+    ),
+    Mutation(
+        "biases per layer left out",
+        "flax_transformer.model.DecoderLayer.__call__",
+        "else self.relative_positions(distances)",
+        "else None",
+        ("parity_tests/test_conversion.py::test_variant[UMT5]",),
+    ),
+    Mutation(
+        "the activation on the wrong side of the gate",
+        "flax_transformer.layers.FeedForward.__call__",
+        "activation(self.gate_proj(x)) * inner",
+        "self.gate_proj(x) * activation(inner)",
+        ("tests/test_model.py::test_a_gated_feed_forward",),
+    ),
+    Mutation(
+        "no dropout after the decoder",
+        "flax_transformer.model.Decoder.__call__",
+        "x = self.final_dropout(x, dropout_key)",
+        "x = x",
+        ("parity_tests/test_settings.py::test_pairwise[3]",),
+    ),
     # both twins, or a shared formula
+    Mutation(
+        "later keys have the buckets of earlier ones",
+        "formulas.relative_positions.relative_position_buckets",
+        "n + sides[1:] if bidirectional",
+        "sides[1:] if bidirectional",
+        _RELATIVE,
+    ),
+    Mutation(
+        "a distance on a border has the bucket before",
+        "formulas.relative_positions.relative_position_buckets",
+        "distance**steps >= exact",
+        "distance**steps > exact",
+        _RELATIVE,
+    ),
     Mutation(
         "positions: frequencies grow",
         "formulas.position_tables.sinusoidal_interleaved",
@@ -300,6 +351,13 @@ MODEL = (
         "flax_transformer.initializers._zero_at",
         "table if row is None else table.at[row].set(0)",
         "table",
+        _INITIAL,
+    ),
+    Mutation(
+        "queries of Mesh TensorFlow are drawn as keys",
+        "flax_transformer.initializers._mesh_tensorflow",
+        '"query": features * shape[1] // heads, ',
+        "",
         _INITIAL,
     ),
     Mutation(

@@ -261,7 +261,10 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "B L D"], dropout_key: DropoutKey | None = None) -> Float[Array, "B L D"]:
         activation, inner = ACTIVATIONS[self.config.activation], self.inner_proj(x)
-        inner = activation(inner) if self.gate_proj is None else activation(self.gate_proj(x)) * inner
+        if self.gate_proj is None:
+            inner = activation(inner)
+        else:
+            inner = (at_least_float32(activation(self.gate_proj(x))) * at_least_float32(inner)).astype(inner.dtype)
         record(self, "inner", inner)
         output = self.outer_proj(self.dropout(inner, dropout_key))
         record(self, "output", output)

@@ -260,7 +260,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "B L D"], dropout_key: DropoutKey | None = None) -> Float[Tensor, "B L D"]:
         activation, inner = ACTIVATIONS[self.config.activation], self.inner_proj(x)
-        inner = activation(inner) if self.gate_proj is None else activation(self.gate_proj(x)) * inner
+        if self.gate_proj is None:
+            inner = activation(inner)
+        else:
+            inner = (at_least_float32(activation(self.gate_proj(x))) * at_least_float32(inner)).to(inner.dtype)
         record(self, "inner", inner)
         output = self.outer_proj(self.dropout(inner, dropout_key))
         record(self, "output", output)

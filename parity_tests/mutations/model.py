@@ -219,8 +219,8 @@ MODEL = (
     Mutation(
         "the activation on the wrong side of the gate",
         "flax_transformer.layers.FeedForward.__call__",
-        "activation(self.gate_proj(x)) * inner",
-        "self.gate_proj(x) * activation(inner)",
+        "activation(self.gate_proj(x))) * at_least_float32(inner)",
+        "self.gate_proj(x)) * at_least_float32(activation(inner))",
         ("tests/test_model.py::test_a_gated_feed_forward",),
     ),
     Mutation(

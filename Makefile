@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax marian-scores comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix text-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax marian-scores comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -24,6 +24,11 @@ test-slow: install
 # The six families of transformers, fairseq and Marian against the twins; writes the table. About two minutes.
 conversion-matrix: install
 	$(BIN)/python -m benchmarks.conversion_matrix docs/conversion.md
+
+# Text of the families against transformers; writes the table. TEXT: Multi30k. About eight minutes.
+TEXT ?= ../shared/data/multi30k
+text-matrix: install
+	$(BIN)/python -m benchmarks.text_matrix docs/pretrained.md $(TEXT)
 
 # Trainings in both frameworks, update by update; writes the table and the picture. About seven minutes.
 trajectories: install

@@ -1,6 +1,6 @@
 """N-grams that a continuation would repeat.
 
-Letters: B sentences, K beam size, V vocabulary, L length of a sequence.
+Letters: B sentences, K beam size, V vocabulary, L length of a sequence, W n-grams in it.
 """
 
 import jax
@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Int
 
 def repeats(
     tokens: Int[Array, "B K M"], count: Int[Array, ""], sequence: Int[Array, "B K L"], valid: int | Array, size: int
-) -> Int[Array, "B K L"]:
-    """The tokens that would complete an n-gram of a sequence, at the position of its last token; -1 elsewhere.
+) -> Int[Array, "B K W"]:
+    """The tokens that would complete an n-gram of a sequence, one per n-gram; -1 for others.
 
     The hypotheses are the first `count` columns of `tokens`, and the sequences the first `valid` of `sequence`.
 
@@ -27,7 +27,7 @@ def repeats(
     return jnp.where(matches, last, -1)
 
 
-def forbid(completions: Int[Array, "B K L"], vocab_size: int) -> Bool[Array, "B K V"]:
+def forbid(completions: Int[Array, "B K W"], vocab_size: int) -> Bool[Array, "B K V"]:
     """Whether each token is among the completions."""
     batch, beam_size, _ = completions.shape
     forbidden = jnp.zeros((batch, beam_size, vocab_size + 1), bool)

@@ -131,7 +131,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "plain sums, forbidden, start is the end": (
         {"decoder_start_id": 2, "position_offset": 2},
-        {"length_exponent": 0.0, "forbidden_ids": (3, 4, 5, 6, 7)},
+        {"length_exponent": 0.0, "forbidden_ids": (3, 4, 5, 6, 7), "no_repeat_ngram_size": 2, "renormalize": True},
     ),
     "few tokens, start is zero, odd heads": (
         {"decoder_start": "zero_embedding", "positions": "learned", "head_dim": 3, "v_head_dim": 5}
@@ -139,8 +139,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"forbidden_ids": tuple(range(4, 17))},
     ),
     "one token": ({"norm_placement": "post"}, {"max_length": 1}),
-    "cut at the longest, padding said": ({}, {"force_end": False, "allow_padding": True, "max_length": 3}),
+    "cut at the longest, padding said": (
+        {},
+        {"force_end": False, "allow_padding": True, "max_length": 3, "encoder_no_repeat_ngram_size": 1},
+    ),
     "ended stay": ({}, {"ended": "stay", "length_penalty": "power_with_start", "length_exponent": 0.7}),
+    "n-grams of one, early": (
+        {},
+        {"no_repeat_ngram_size": 1, "encoder_no_repeat_ngram_size": 2, "early_stopping": True},
+    ),
     "ended stay, start is the end, lengths": (
         {"decoder_start_id": 2, "forced_bos_id": 9},
         {"ended": "stay", "force_end": False, "min_length": 3, "forbidden_ids": (3, 4)},

@@ -82,6 +82,56 @@ def test_the_first_token_can_be_forced(bart: Any, beam_size: int) -> None:
     assert (unforced_output.tokens[:, 0, 0] != 11).mean() > 0.8
 
 
+RULES: dict[str, dict[str, Any]] = {
+    "n-grams": {"no_repeat_ngram_size": 2},
+    "tokens": {"no_repeat_ngram_size": 1},
+    "n-grams of the source": {"encoder_no_repeat_ngram_size": 2},
+    "tokens of the source": {"encoder_no_repeat_ngram_size": 1},
+    "early": {"early_stopping": True},
+    "renormalized": {"renormalize": True, "forbidden_ids": (11, 12, 13)},
+    "all": {"no_repeat_ngram_size": 3, "encoder_no_repeat_ngram_size": 3, "early_stopping": True, "renormalize": True},
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_other_rules_are_those_of_transformers(bart: Any, name: str) -> None:
+    """Sources and models repeat few tokens, so that every rule changes a translation."""
+    oracle_model, checkpoint = bart
+    src = np.where(sources() == PAD, PAD, 10 + sources() % 4)
+    differences = 0
+    for beam_size in (1, 4):
+        config = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=LONGEST, **RULES[name])
+        oracle = transformers_generate(oracle_model, checkpoint.config, src, config)
+        output = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
+        agreement = compare_decoded(output, oracle._replace(margins=output.margins), config, ROUNDING["float32"])
+        assert not agreement.different, str(agreement)
+        plain = replace(config, **{field: type(value)() for field, value in RULES[name].items()})
+        without = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), plain)
+        differences += without.sentences() != output.sentences() or not np.allclose(without.scores, output.scores)
+    assert differences
+
+
+def test_forbidden_n_grams_are_counted_by_hand() -> None:
+    """The hypothesis 5 7 8 7 ends with 7, which 8 followed; the source 7 9 7 has 7 before 9."""
+    from twinax.flax_transformer import ngrams
+    from twinax.torch_reference import ngrams as torch_ngrams
+
+    tokens, src = np.array([[[5, 7, 8, 7, 0, 0]]]), np.array([[[7, 9, 7]]])
+    for sequence, valid, size, expected in (
+        (tokens, 4, 2, {8}),
+        (tokens, 4, 1, {5, 7, 8}),
+        (src, 3, 2, {9}),
+        (src, 3, 4, set()),
+    ):
+        flax_output = ngrams.forbid(
+            ngrams.repeats(jnp.asarray(tokens), jnp.int32(4), jnp.asarray(sequence), valid, size), 10
+        )
+        arrays = torch.from_numpy(tokens), 4, torch.from_numpy(sequence), valid, size
+        torch_output = torch_ngrams.forbid(torch_ngrams.repeats(*arrays), 10)
+        for output in (np.asarray(flax_output), torch_output.numpy()):
+            assert {*np.flatnonzero(output[0, 0]).tolist()} == expected
+
+
 def test_the_commonest_token_can_be_forbidden(bart: Any) -> None:
     oracle_model, checkpoint = bart
     src, model = sources(), checkpoint.to_torch()

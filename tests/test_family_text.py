@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 import torch
+import transformers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import twinax
 from twinax import torch_reference
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about 
 def folders(tmp_path_factory):
     """Name -> directory with a family's tokenizer files and a random model, written on first use."""
     made = {}
+    transformers.logging.disable_progress_bar()  # which writes to standard error
 
     def folder_of(name):
         if name not in made:
@@ -126,3 +129,46 @@ def test_a_forced_first_token_is_in_the_target_and_not_in_its_score(folders):
     (score,) = translator.score([GERMAN[0]], [ENGLISH[0]], "torch")
     assert score == pytest.approx(float(tokens[0, 1:].sum()), rel=1e-5)
     assert score != pytest.approx(float(tokens[0].sum()), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["Marian", "NLLB"])
+def test_fine_tuning_goes_back_into_a_directory(name, folders, tmp_path, command):
+    """With the tokenizer's files and the generation settings of the first directory."""
+    layout, languages = {"Marian": ("marian", ()), "NLLB": ("m2m100", ("deu_Latn", "fra_Latn"))}[name]
+    for side, texts in (("src", GERMAN), ("tgt", (ENGLISH * 2)[: len(GERMAN)])):
+        (tmp_path / side).write_text("\n".join(texts) + "\n")
+    flags = ["--tokenizer.src-lang", languages[0], "--tokenizer.tgt-lang", languages[1]] if languages else []
+    corpus = ("--src", tmp_path / "src", "--tgt", tmp_path / "tgt", "--corpus.held-out", "2")
+    small = (
+        "--loop.updates",
+        "1",
+        "--batches.shapes",
+        "1",
+        "--training.warmup-updates",
+        "1",
+        "--loop.validate-every",
+        "9",
+    )
+    code, _, err = command("train", "--init-from", folders(name), "--out", tmp_path / "run", *corpus, *small, *flags)
+    assert code == 0, err
+    assert command("convert", tmp_path / "run", tmp_path / "back", "--layout", layout)[0] == 0
+    first, run, back = (twinax.load(path) for path in (folders(name), tmp_path / "run", tmp_path / "back"))
+    assert run.source_ids(GERMAN) == back.source_ids(GERMAN)
+    assert back.generation == first.generation
+    assert run.config.forced_bos_id == (back.tokenizers.tgt.id_of("fra_Latn") if languages else None)
+    for file in folders(name).iterdir():
+        if file.suffix in (".spm", ".model") or file.name == "vocab.json":
+            assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()
+    reference = AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert [reference(text)["input_ids"] for text in GERMAN] == back.source_ids(GERMAN)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "back")
+    output = model.generate(**reference(GERMAN[0], return_tensors="pt"))
+    assert reference.decode(output[0], skip_special_tokens=True) == back.translate([GERMAN[0]], framework="torch")[0]
+
+
+def test_fine_tuning_needs_a_language(folders, tmp_path, command):
+    (tmp_path / "text").write_text("\n".join(GERMAN) + "\n")
+    corpus = ("--src", tmp_path / "text", "--tgt", tmp_path / "text", "--corpus.held-out", "2")
+    code, _, err = command("train", "--init-from", folders("NLLB"), "--out", tmp_path / "run", *corpus)
+    assert code == 2
+    assert err.endswith("twinax: tgt_lang=None: the model is multilingual; set --tokenizer.tgt-lang, as in ace_Latn\n")

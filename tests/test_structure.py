@@ -92,7 +92,7 @@ MIRROR = {
         f"flax_transformer/{name}.py": f"torch_reference/{name}.py"
         for name in (
             *("attention", "beam", "decode", "dropout", "initializers"),
-            *("inputs", "layers", "model", "module", "scoring"),
+            *("inputs", "layers", "model", "module", "ngrams", "scoring"),
         )
     },
     **{f"train/{name}.py": f"torch_reference/{name}.py" for name in ("losses", "optimizers", "step")},

@@ -1,6 +1,6 @@
 """N-grams that a continuation would repeat.
 
-Letters: B sentences, K beam size, V vocabulary, L length of a sequence.
+Letters: B sentences, K beam size, V vocabulary, L length of a sequence, W n-grams in it.
 """
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor
 
 def repeats(
     tokens: Int[Tensor, "B K M"], count: int, sequence: Int[Tensor, "B K L"], valid: int, size: int
-) -> Int[Tensor, "B K L"]:
-    """The tokens that would complete an n-gram of a sequence, at the position of its last token; -1 elsewhere.
+) -> Int[Tensor, "B K W"]:
+    """The tokens that would complete an n-gram of a sequence, one per n-gram; -1 for others.
 
     The hypotheses are the first `count` columns of `tokens`, and the sequences the first `valid` of `sequence`.
 
@@ -27,7 +27,7 @@ def repeats(
     return torch.where(matches, last, -1)
 
 
-def forbid(completions: Int[Tensor, "B K L"], vocab_size: int) -> Bool[Tensor, "B K V"]:
+def forbid(completions: Int[Tensor, "B K W"], vocab_size: int) -> Bool[Tensor, "B K V"]:
     """Whether each token is among the completions."""
     forbidden = torch.zeros(*completions.shape[:2], vocab_size + 1, dtype=torch.bool, device=completions.device)
     columns = torch.where(completions < 0, vocab_size, completions)

@@ -15,7 +15,7 @@ from ..convert.file_layouts import describe_assumed
 from ..convert.formats import load, load_config
 from ..convert.port import flax_specs
 from ..flax_transformer.model import Transformer
-from .checkpointing.checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run
+from .checkpointing.checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run, source_of
 from .data.prepare import FROM_TOKENIZERS, Tokenizers
 from .data.tokenization import FILE
 
@@ -27,6 +27,7 @@ class InitialWeights:
     config: TransformerConfig
     arrays: Mapping[str, Any]
     tokenizers: Tokenizers | None
+    source: str | None = None  # layout and documents of their directory, which the run's checkpoints keep
     assumed: str | None = None  # one line on what was assumed about a published system's file
 
     def check(self, model: TransformerConfig) -> None:
@@ -70,7 +71,8 @@ def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     if tokenizers is None and not run.tokenizer.load:
         raise CheckpointError(f"{path}: has no {FILE}; pass its tokenizer by --tokenizer.load")
     assumed = describe_assumed(str(path), checkpoint) if checkpoint.assumed else None
-    return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, assumed)
+    source = source_of(checkpoint) if checkpoint.documents else None
+    return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, source, assumed)
 
 
 def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:

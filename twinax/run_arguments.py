@@ -167,9 +167,13 @@ def _command(base: RunConfig | None, plot: bool) -> Any:
 
 def _check_initial(run: RunConfig, base: RunConfig | None) -> None:
     """Raises: UsageError if a flag changes the tokenizer that the initial weights come with."""
-    if run.init_from is None or run.tokenizer.load or base is None or run.tokenizer == base.tokenizer:
+    if run.init_from is None or run.tokenizer.load or base is None:
         return
-    difference = differences(run.tokenizer, base.tokenizer, "tokenizer.")[0]
+    languages = {"src_lang": run.tokenizer.src_lang, "tgt_lang": run.tokenizer.tgt_lang}  # a flag may choose them
+    expected = replace(base.tokenizer, **languages)
+    if run.tokenizer == expected:
+        return
+    difference = differences(run.tokenizer, expected, "tokenizer.")[0]
     raise UsageError(
         f"{difference}: the weights of {run.init_from} come with their tokenizer; omit the flag, or pass another "
         "tokenizer with the same ids by --tokenizer.load"

@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 
 from ...configs.errors import CheckpointError, ConfigError, DataError
 from ...configs.run import RunConfig
+from ...convert.checkpoint import Checkpoint
 from ...flax_transformer.model import Transformer
 from ...flax_transformer.module import named_arrays
 from ..data.prepare import Tokenizers
@@ -28,6 +29,7 @@ from ..step import TrainState, init_state
 from ..tracking.metrics import best_update, read_metrics, validations
 
 CONFIG = "config.json"
+SOURCE = "source.json"  # layout and documents of the directory that weights came from
 CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
 WEIGHTS = "weights"  # replaces `state` in a checkpoint of weights alone, which `convert` writes
 _DELETED = "deleted"  # a checkpoint is moved here before deletion, so that none is listed in part
@@ -65,6 +67,8 @@ class Checkpoints:
 
     def __init__(self, directory: Path, keep: Callable[[Sequence[int]], set[int]] = lambda updates: {updates[-1]}):
         self.directory = directory.absolute()
+        source = self.directory.parent / SOURCE  # of the run
+        self.source = source.read_text(encoding="utf-8") if source.is_file() else None
         self._remove_deleted()
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -89,6 +93,8 @@ class Checkpoints:
 
         def write(folder: Path) -> None:
             write_run(folder, run, tokenizers)
+            if self.source is not None:
+                (folder / SOURCE).write_text(self.source, encoding="utf-8")
 
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=_Files(write))
         self.wait()
@@ -126,6 +132,13 @@ class Checkpoints:
 
     def _remove_deleted(self) -> None:
         shutil.rmtree(self.directory / _DELETED, ignore_errors=True)
+
+
+def source_of(checkpoint: Checkpoint) -> str:
+    """The content of `SOURCE` for a checkpoint: what writing it back into its layout needs."""
+    source: dict[str, Any] = {"layout": checkpoint.layout, "system": checkpoint.system, "assumed": checkpoint.assumed}
+    source["documents"] = {name: dict(document) for name, document in checkpoint.documents.items()}
+    return json.dumps(source, indent=2) + "\n"
 
 
 def write_run(folder: Path, run: RunConfig, tokenizers: Tokenizers) -> None:

@@ -1,6 +1,5 @@
 """Runs and their checkpoints, which orbax writes, as a format of `convert`."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,20 @@ from ...convert.rules import translate
 from ...flax_transformer.unused_parameters import without_gradient
 from ..optimizers import make_optimizer
 from ..step import TrainState
-from .checkpoints import AVERAGED, CONFIG, WEIGHTS, folder_of, is_run_or_checkpoint, read_run, read_state
+from .checkpoints import (
+    AVERAGED,
+    CONFIG,
+    SOURCE,
+    WEIGHTS,
+    folder_of,
+    is_run_or_checkpoint,
+    read_run,
+    read_state,
+    source_of,
+)
 
 _MODEL = "model.json"  # replaces the run's config in a checkpoint of weights alone
-_SOURCE, _UNUSED = "source.json", "unused.safetensors"  # of a converted Hugging Face directory
+_UNUSED = "unused.safetensors"  # of a converted Hugging Face directory
 
 
 def read(path: Path) -> Checkpoint:
@@ -54,12 +63,9 @@ def _describe(path: Path) -> str:
 
 def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     with new_directory(path) as folder, jax.enable_x64(True):  # without it, JAX would convert float64 to float32
-        source: dict[str, Any] = {"layout": checkpoint.layout}
-        source |= {"system": checkpoint.system, "assumed": checkpoint.assumed}
-        source["documents"] = {n: dict(d) for n, d in checkpoint.documents.items()}
         (folder / "run").mkdir()
         write_files(folder / "run", checkpoint.files)
-        (folder / "run" / _SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+        (folder / "run" / SOURCE).write_text(source_of(checkpoint), encoding="utf-8")
         if checkpoint.unused:
             save_file({n: np.ascontiguousarray(a) for n, a in checkpoint.unused.items()}, folder / "run" / _UNUSED)
         if checkpoint.training is not None:
@@ -101,15 +107,15 @@ def _read_weights(folder: Path) -> Checkpoint:
 
 
 def _other_contents(folder: Path) -> dict[str, Any]:
-    """The other contents of a checkpoint; in one that a run wrote, only tokenizers."""
+    """The other contents of a checkpoint: in one of a run, tokenizers and the source of its initial weights."""
     run = folder / "run"
-    source = read_json(run / _SOURCE) if (run / _SOURCE).is_file() else {}
+    source = read_json(run / SOURCE) if (run / SOURCE).is_file() else {}
     paths = sorted(path for name in FOLDERS for path in (run / name).glob("*") if path.name in TOKENIZER_FILES)
     return {
         "layout": source.get("layout"),
         "documents": source.get("documents", {}),
         "system": source.get("system"),
-        "assumed": _texts(source.get("assumed", []), run / _SOURCE),
+        "assumed": _texts(source.get("assumed", []), run / SOURCE),
         "unused": read_safetensors(run / _UNUSED)[0] if (run / _UNUSED).is_file() else {},
         "files": {str(path.relative_to(run)): path.read_bytes() for path in paths if path.is_file()},
     }

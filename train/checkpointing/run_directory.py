@@ -19,7 +19,7 @@ from ...convert.atomic_io import replace_file
 from ..data.buckets import Bucket
 from ..data.prepare import PreparedRun, Tokenizers, prepare
 from ..warm_start import InitialWeights
-from .checkpoints import CONFIG, read_run
+from .checkpoints import CONFIG, SOURCE, read_run
 
 _DATA, _LOCK = "data.json", "lock"
 
@@ -80,6 +80,8 @@ def prepare_in(
         tokenizers = initial_weights.tokenizers if initial_weights is not None and not run.tokenizer.load else None
         prepared = prepare(run, tokenizers, sizes=initial_weights and initial_weights.config, say=say)
         prepared.tokenizers.save(directory)
+        if initial_weights is not None and initial_weights.source is not None:
+            replace_file(directory / SOURCE, initial_weights.source)
         replace_file(directory / _DATA, _describe(prepared))
     replace_file(directory / CONFIG, prepared.run.to_json())  # last: it marks the directory as complete
     return prepared
@@ -147,7 +149,7 @@ def _read_config(directory: Path) -> RunConfig:
 
 def _is_leftover(path: Path) -> bool:
     """Whether an interrupted start left this file or folder."""
-    return path.name in (_DATA, "tokenizer", "source_tokenizer", "target_tokenizer") or path.suffix == ".tmp"
+    return path.name in (_DATA, SOURCE, "tokenizer", "source_tokenizer", "target_tokenizer") or path.suffix == ".tmp"
 
 
 def _fingerprint(prepared: PreparedRun) -> str:

@@ -54,7 +54,8 @@ class Tokenizers(NamedTuple):
     def with_languages(self, source: str | None, target: str | None) -> "Tokenizers":
         """The same tokenizers for other languages, by code. Raises: DataError if a tokenizer has no such language."""
         src = self.src.with_languages(source, target)
-        return Tokenizers(src, self.tgt if self.src.target is self.tgt else self.tgt.with_languages(source, target))
+        joint = self.src.target is self.tgt
+        return Tokenizers(src, src.target if joint else self.tgt.with_languages(source, target))
 
     @property
     def target_language(self) -> tuple[str, int] | None:

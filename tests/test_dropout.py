@@ -131,6 +131,7 @@ CONFIG = TransformerConfig.preset(
     ffn_dropout=0.3,
     embedding_dropout=0.3,
     residual_dropout=0.3,
+    final_dropout=0.3,
     param_dtype="float64",
     compute_dtype="float64",
 )
@@ -149,7 +150,7 @@ def test_sites_have_distinct_numbers_that_both_models_share(twins):
         ".".join(map(str, path)): m.site for path, m in nnx.iter_modules(flax_model) if isinstance(m, flax_dropout.Site)
     }
     assert numbers == {path: m.site for path, m in torch_model.named_modules() if isinstance(m, torch_dropout.Site)}
-    assert len(set(numbers.values())) == len(numbers) == 2 + 5 + 7
+    assert len(set(numbers.values())) == len(numbers) == 2 + 5 + 7 + 2
 
 
 @nnx.jit
@@ -217,6 +218,7 @@ SITES = {
     "attention_dropout": "encoder.layers.0.self_attention.heads",
     "ffn_dropout": "encoder.layers.0.feed_forward.output",
     "residual_dropout": "encoder.layers.0.self_attention_residual.output",
+    "final_dropout": "encoder.output",
 }
 
 
@@ -283,6 +285,6 @@ def test_train_without_a_key_warns_once():
     model.train()(tokens, tokens, dropout_key=key)
     model(tokens, tokens)
     model.eval()(tokens, tokens)
-    rates = [f"{name}_dropout" for name in ("embedding", "attention", "ffn", "residual")]
+    rates = [f"{name}_dropout" for name in ("embedding", "attention", "ffn", "residual", "final")]
     rates += ["encoder_layerdrop", "decoder_layerdrop"]
     torch_reference.Transformer(CONFIG.replace(**dict.fromkeys(rates, 0.0))).train()(tokens, tokens)

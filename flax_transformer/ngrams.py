@@ -18,13 +18,14 @@ def repeats(
     Source: `transformers`, `NoRepeatNGramLogitsProcessor`.
     """
     before = size - 1
-    windows = max(sequence.shape[2] - before, 0)
+    windows = sequence.shape[2] - before
+    if windows <= 0 or before > tokens.shape[2]:  # n-grams longer than a sequence or any hypothesis
+        return jnp.full((*tokens.shape[:2], 0), -1)
     matches = (jnp.arange(windows) + before < valid) & (count >= before)
     end = jax.lax.dynamic_slice_in_dim(tokens, jnp.maximum(count - before, 0), before, axis=2)
     for i in range(before):
         matches = matches & (sequence[:, :, i : i + windows] == end[:, :, i : i + 1])
-    last = sequence[:, :, sequence.shape[2] - windows :]
-    return jnp.where(matches, last, -1)
+    return jnp.where(matches, sequence[:, :, before:], -1)
 
 
 def forbid(completions: Int[Array, "B K W"], vocab_size: int) -> Bool[Array, "B K V"]:

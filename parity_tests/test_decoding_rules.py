@@ -122,6 +122,7 @@ def test_forbidden_n_grams_are_counted_by_hand() -> None:
         (tokens, 4, 1, {5, 7, 8}),
         (src, 3, 2, {9}),
         (src, 3, 4, set()),
+        (src, 3, 9, set()),
     ):
         flax_output = ngrams.forbid(
             ngrams.repeats(jnp.asarray(tokens), jnp.int32(4), jnp.asarray(sequence), valid, size), 10

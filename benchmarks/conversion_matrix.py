@@ -1,17 +1,21 @@
-"""A table that compares the families of `transformers`, and the checkpoints of other toolkits, with the twins.
+"""Two tables that compare the families of `transformers`, and the checkpoints of other toolkits, with the twins.
 
-`python -m benchmarks.conversion_matrix PAGE` prints it and writes it into the page.
+`python -m benchmarks.conversion_matrix PAGE` prints them and writes them into the page.
 """
 
 import logging
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.family_table import HEADER as FAMILY_HEADER
+from benchmarks.family_table import family_rows
 from benchmarks.pages import marks, write_table
 from parity_tests.fairseq_files import FAIRSEQ, measure_fairseq
 from parity_tests.marian_files import MARIAN, measure_marian
@@ -29,7 +33,10 @@ def as_cells(row: Row) -> tuple[str, ...]:
 def main(page: Path) -> int:
     """Measures every variant, prints the table, writes it into the page. Returns 0 if all hold."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    marks(page, "conversion-matrix")
+    warnings.simplefilter("ignore")  # `transformers` warns about how it writes
+    torch.set_num_threads(1)  # the models are small
+    for name in ("conversion-matrix", "families"):
+        marks(page, name)
     measures: dict[str, Callable[[str, Path], Row]] = dict.fromkeys(VARIANTS, measure)
     measures |= dict.fromkeys(FAIRSEQ, measure_fairseq) | dict.fromkeys(MARIAN, measure_marian)
     rows = []
@@ -37,9 +44,11 @@ def main(page: Path) -> int:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measures[name](name, Path(folder)))
     write_table(page, "conversion-matrix", HEADER, [as_cells(row) for row in rows])
+    cells, equal = family_rows({row.name: row for row in rows})
+    write_table(page, "families", FAMILY_HEADER, cells)
     for report in (report for row in rows for report in row.reports if not report.ok):
         print(report)
-    return 0 if all(row.ok for row in rows) else 1
+    return 0 if equal and all(row.ok for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ and vocabularies, trained on any sentences.
 
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import sentencepiece
@@ -31,6 +32,8 @@ class Variant(NamedTuple):
     model_type: str
     settings: dict[str, Any]
     added: tuple[str, ...] = ()  # tokens with ids after those of SentencePiece, as version 4 writes them
+    model: Mapping[str, Any] = MappingProxyType({})  # settings of its model
+    reference: str = "AutoTokenizer"  # class of `transformers` that reads the files
 
 
 def _train(sentences: Iterable[str], size: int, **settings: Any) -> bytes:
@@ -103,6 +106,14 @@ VARIANTS: dict[str, Variant] = {
     "BART": Variant(_byte_level, "bart", {}),
     "Blenderbot": Variant(_byte_level, "blenderbot", {}),
     "T5": Variant(_sentencepiece(_T5_MODEL, _T5_IDS), "t5", {"clean_up_tokenization_spaces": True}),
+    "T5 v1.1": Variant(
+        _sentencepiece(_T5_MODEL, _T5_IDS),
+        "t5",
+        {},
+        model={"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    # version 5 has no tokenizer for umt5 without tokenizer.json; version 4 has T5's
+    "UMT5": Variant(_sentencepiece(_T5_MODEL, _T5_IDS), "umt5", {}, reference="T5Tokenizer"),
     "mT5": Variant(
         _sentencepiece(_T5_MODEL, _T5_IDS | {"byte_fallback": True}),
         "mt5",
@@ -152,12 +163,17 @@ class Row(NamedTuple):
         return not (self.sources or self.targets or self.decoded)
 
 
-def compare_text(name: str, folder: Path, texts: Sequence[str]) -> Row:
-    """Ids and decoded texts of a family's files, against `AutoTokenizer` of `transformers` 5."""
-    from transformers import AutoTokenizer
+def reference_tokenizer(name: str, folder: Path, **languages: str) -> Any:
+    """The tokenizer of `transformers` for a family's files."""
+    import transformers
 
+    return getattr(transformers, VARIANTS[name].reference).from_pretrained(folder, **languages)
+
+
+def compare_text(name: str, folder: Path, texts: Sequence[str]) -> Row:
+    """Ids and decoded texts of a family's files, against the tokenizer of `transformers` 5."""
     languages = dict(zip(("src_lang", "tgt_lang"), LANGUAGES.get(name, ()), strict=False))
-    reference: Any = AutoTokenizer.from_pretrained(folder, **languages)
+    reference = reference_tokenizer(name, folder, **languages)
     tokenizer = load_tokenizer(str(folder), TokenizerConfig())
     if languages:
         tokenizer = tokenizer.with_languages(languages["src_lang"], languages["tgt_lang"])
@@ -195,16 +211,16 @@ def write_model(name: str, folder: Path, seed: int = 0) -> None:
     Its generation_config.json is as the hub's: beam search, forbidden padding, and what the family's models set.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer = reference_tokenizer(name, folder)
     ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("pad", "bos", "eos")}
     target = getattr(tokenizer, "target_encoder", {})
     size = max(len(tokenizer), load_tokenizer(str(folder), TokenizerConfig()).vocab_size)
     sizes: dict[str, Any] = {"vocab_size": size, "d_model": 16, "max_position_embeddings": 256, "init_std": 0.7}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 24}
-    if VARIANTS[name].model_type in ("t5", "mt5"):
+    if "T5" in name:
         sizes = {"vocab_size": size, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
         sizes["initializer_factor"] = 3.0
     if target:
@@ -212,7 +228,7 @@ def write_model(name: str, folder: Path, seed: int = 0) -> None:
     start = {"decoder_start_token_id": ids[_START.get(name, "pad")]}
     start |= {} if "T5" in name else {"forced_eos_token_id": ids["eos"]}
     special = {f"{role}_token_id": number for role, number in ids.items()} | start
-    config = AutoConfig.for_model(VARIANTS[name].model_type, **sizes, **special)
+    config = AutoConfig.for_model(VARIANTS[name].model_type, **sizes, **special, **VARIANTS[name].model)
     torch.manual_seed(seed)
     model: Any = AutoModelForSeq2SeqLM.from_config(config).eval()
     with torch.no_grad():
@@ -227,10 +243,10 @@ def write_model(name: str, folder: Path, seed: int = 0) -> None:
 def compare_translations(name: str, folder: Path, texts: Sequence[str], beam_size: int | None) -> list[tuple[str, str]]:
     """(translation by twinax, by `transformers`) of each text where they differ; None: the directory's beam size."""
     import torch
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoModelForSeq2SeqLM
 
     languages = dict(zip(("src_lang", "tgt_lang"), LANGUAGES.get(name, ()), strict=False))
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, **languages)
+    tokenizer = reference_tokenizer(name, folder, **languages)
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
     options: dict[str, Any] = {} if beam_size is None else {"num_beams": beam_size}
     if languages:

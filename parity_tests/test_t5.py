@@ -129,3 +129,22 @@ def test_other_layouts_refuse_t5(tmp_path):
     tiny = TransformerConfig.preset("tiny", activation="gelu", ffn_gate=True)
     with pytest.raises(convert.ConversionError, match="activation='gelu': a t5 model has 'gelu_tanh'"):
         convert.family("t5").settings(tiny)
+
+
+@pytest.mark.filterwarnings("ignore")  # `transformers` warns about saving
+@pytest.mark.parametrize("name", ["T5", "mT5", "UMT5"])
+def test_half_precision_directories_have_some_arrays_in_float32(name, tmp_path):
+    """`transformers` keeps `wo` in float32 when it loads a T5 in float16, and saves it so; no value changes."""
+    model = conversion.random_model(name).half()
+    for path, parameter in model.named_parameters():
+        if path.endswith(".wo.weight"):
+            parameter.data = parameter.data.float()
+    model.save_pretrained(tmp_path / "mixed")
+    checkpoint = convert.load(tmp_path / "mixed")
+    assert checkpoint.config.param_dtype == "float32"
+    assert checkpoint.layout is not None
+    convert.save(checkpoint, tmp_path / "wide", layout=checkpoint.layout)
+    narrow, wide = (load_file(tmp_path / folder / "model.safetensors") for folder in ("mixed", "wide"))
+    assert {tensor.dtype for tensor in narrow.values()} == {torch.float16, torch.float32}
+    assert all(torch.equal(narrow[key].float(), tensor) for key, tensor in wide.items())
+    assert json.loads((tmp_path / "wide" / "config.json").read_text())["dtype"] == "float32"

@@ -82,6 +82,7 @@ class Family:
     saves_tables: bool = True  # its files store fixed position tables
     ignored_settings: tuple[str, ...] = ()  # settings that its module does not read, in addition to IGNORED
     ignored_arrays: tuple[str, ...] = ()  # arrays in files of old versions that are not read
+    kept_in_float32: str | None = None  # pattern of arrays that `transformers` keeps in float32 in float16 models
     position_table: Callable[[TransformerConfig], np.ndarray] | None = None  # None: the formula's, in float64
     # (settings, whether the weights tie the output) -> settings, in families whose weights decide about tying
     resolve: Callable[[Settings, bool], Settings] = lambda settings, tied: settings
@@ -154,7 +155,7 @@ class Family:
             ConversionError: lists the settings that are rejected, or the arrays that do not fit them.
         """
         arrays = {name: a for name, a in self._with_prefix(arrays).items() if name not in self.ignored_arrays}
-        settings = self.resolve(settings, self._are_tied(arrays))
+        settings, arrays = self._widen(self.resolve(settings, self._are_tied(arrays)), arrays)
         config = self.config(settings, _dtype(arrays))
         self._check_layers(arrays, config)
         tables, rules = self.position_tables(config), self.rules(config)
@@ -168,6 +169,14 @@ class Family:
             elif target not in arrays and target == _BIAS:
                 arrays[target] = np.zeros(specs[target].shape, specs[target].dtype)
         return config, tables | translate([rule.inverse for rule in rules], arrays, specs), unused
+
+    def _widen(self, settings: Settings, arrays: Arrays) -> tuple[Settings, Arrays]:
+        """Everything in float32 if some arrays are kept in float32 in a float16 model; no value changes."""
+        wide = [a for name, a in arrays.items() if re.search(self.kept_in_float32 or r"$^", name)]
+        if _dtype(arrays) != "float16" or not any(a.dtype == np.float32 for a in wide):
+            return settings, arrays
+        settings = {name: value for name, value in settings.items() if name not in ("dtype", "torch_dtype")}
+        return settings, {name: a.astype(np.float32) for name, a in arrays.items()}
 
     def write(self, settings: Settings, config: TransformerConfig, arrays: Arrays, unused: Arrays) -> Arrays:
         """The family's arrays by name, from arrays by Flax name and the unused arrays of `read`.

@@ -5,7 +5,7 @@ Source: Xue et al. 2021, "mT5: A Massively Multilingual Pre-trained Text-to-Text
 
 from .hugging_face import Family
 from .t5 import FAMILY as T5
-from .t5 import FIXED, GATED, IGNORED_ARRAYS, IGNORED_SETTINGS, T5_LIKE, tied_by_weights
+from .t5 import FIXED, GATED, IGNORED_ARRAYS, IGNORED_SETTINGS, KEPT_IN_FLOAT32, T5_LIKE, tied_by_weights
 
 FAMILY = Family(
     model_type="mt5",
@@ -18,5 +18,6 @@ FAMILY = Family(
     gated_modules=GATED,
     ignored_settings=IGNORED_SETTINGS,
     ignored_arrays=IGNORED_ARRAYS,
+    kept_in_float32=KEPT_IN_FLOAT32,
     resolve=tied_by_weights,
 )

@@ -132,6 +132,7 @@ T5_LIKE = Tables(
 
 
 IGNORED_SETTINGS = ("initializer_factor",)
+KEPT_IN_FLOAT32 = r"\.wo\.weight$"
 IGNORED_ARRAYS = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
 
@@ -171,6 +172,7 @@ FAMILY = Family(
     ),
     ignored_settings=IGNORED_SETTINGS,
     ignored_arrays=IGNORED_ARRAYS,
+    kept_in_float32=KEPT_IN_FLOAT32,
     gated_modules=GATED,
     resolve=_resolve,
 )

@@ -4,7 +4,17 @@ Source: Chung et al. 2023, "UniMax: Fairer and More Effective Language Sampling"
 """
 
 from .hugging_face import Family
-from .t5 import BIASES, FIXED, GATED, IGNORED_ARRAYS, IGNORED_SETTINGS, LAYERS, T5_LIKE, tied_by_weights
+from .t5 import (
+    BIASES,
+    FIXED,
+    GATED,
+    IGNORED_ARRAYS,
+    IGNORED_SETTINGS,
+    KEPT_IN_FLOAT32,
+    LAYERS,
+    T5_LIKE,
+    tied_by_weights,
+)
 
 FAMILY = Family(
     model_type="umt5",
@@ -18,5 +28,6 @@ FAMILY = Family(
     gated_modules=GATED,
     ignored_settings=(*IGNORED_SETTINGS, "scalable_attention"),
     ignored_arrays=IGNORED_ARRAYS,
+    kept_in_float32=KEPT_IN_FLOAT32,
     resolve=tied_by_weights,
 )

@@ -7,6 +7,7 @@ _DATASET = ("tests/test_dataset.py",)
 _CORPUS = ("tests/test_corpus.py",)
 _BUCKETS = ("tests/test_buckets.py",)
 _TOKENS = ("tests/test_tokenization.py",)
+_FAMILIES, _FAMILY_TEXT = ("tests/test_family_tokenizers.py",), ("tests/test_family_text.py",)
 
 DATA = (
     Mutation(
@@ -53,15 +54,15 @@ DATA = (
     ),
     Mutation(
         "sources lose their end",
-        "train.data.tokenization.Tokenizer.frame_sources",
-        'eos if config.source_eos else ""',
-        '""',
+        "train.data.tokenization.FastTokenizer.frame_sources",
+        'for role in ("bos", "eos") if getattr',
+        'for role in ("bos",) if getattr',
         _DATASET,
     ),
     Mutation(
         "targets begin with BOS, not with the decoder's start",
         "train.data.dataset.encode_pairs",
-        "[sides.start_id, *b, sides.tgt.eos_id]",
+        "[*sides.first_ids, *b, sides.tgt.eos_id]",
         "[sides.tgt.bos_id, *b, sides.tgt.eos_id]",
         _DATASET,
     ),
@@ -120,5 +121,61 @@ DATA = (
         "[normalizers.Lowercase()] if config.lowercase else []",
         "[]",
         _TOKENS,
+    ),
+    Mutation(
+        "Marian's sources are segmented by the target's model",
+        "train.data.sentencepiece_tokenizer.marian",
+        'for name in ("source.spm", "target.spm")',
+        'for name in ("target.spm", "source.spm")',
+        _FAMILIES,
+    ),
+    Mutation(
+        "pieces that Marian's vocabulary lacks are dropped",
+        "train.data.sentencepiece_tokenizer.SentencePieceTokenizer.encode",
+        "[self._ids.get(token, self.unk_id) for token in self._segment(text)]",
+        "[self._ids[token] for token in self._segment(text) if token in self._ids]",
+        _FAMILIES,
+    ),
+    Mutation(
+        "fairseq's ids without their offset",
+        "train.data.family_tokenizers._fairseq_scores",
+        "*_scores(proto)[3:]",
+        "*_scores(proto)[4:]",
+        _FAMILIES,
+    ),
+    Mutation(
+        "T5's sentinels in ascending order",
+        "train.data.family_tokenizers._t5",
+        "for token in reversed(_sentinels(files))",
+        "for token in _sentinels(files)",
+        _FAMILIES,
+    ),
+    Mutation(
+        "mBART-50's sources end with their language",
+        "train.data.family_tokenizers",
+        '_mbart50, ("language", "$A", "eos")',
+        '_mbart50, ("$A", "eos", "language")',
+        _FAMILIES,
+    ),
+    Mutation(
+        "NLLB's mask before its languages",
+        "train.data.family_tokenizers.family_tokenizer",
+        "(*codes, *named.values(), *extra)",
+        "(*named.values(), *codes, *extra)",
+        _FAMILIES,
+    ),
+    Mutation(
+        "a sentence is truncated with its end",
+        "train.data.tokenizer.Tokenizer.encode_sources",
+        "[[*before, *ids[:room], *after] for ids in self.encode(texts)]",
+        "[[*before, *ids, *after][:longest] for ids in self.encode(texts)]",
+        _FAMILIES,
+    ),
+    Mutation(
+        "targets without the language that is forced",
+        "train.translator.Translator.target_ids",
+        "[*self._forced_ids, *ids, self.config.eos_id]",
+        "[*ids, self.config.eos_id]",
+        _FAMILY_TEXT,
     ),
 )

@@ -213,4 +213,35 @@ DECODING = (
         "for i, tokens, scores in zip(rows[::-1],",
         _TRANSLATOR,
     ),
+    Mutation(
+        "n-grams repeat across the start token",
+        "torch_reference.beam._repeats",
+        "repeats(search.tokens, count, search.tokens, count, steps.ngram)",
+        "repeats(search.tokens[:, :, 1:], count - 1, search.tokens[:, :, 1:], count - 1, steps.ngram)",
+        _RULES,
+    ),
+    Mutation(
+        "log-probabilities are renormalized before tokens are forbidden",
+        "torch_reference.beam.advance",
+        "log_probs = log_probs.log_softmax(-1) if steps.renormalize else log_probs",
+        "log_probs = log_probs",
+        _RULES,
+    ),
+    Mutation(
+        "early stopping waits for a better hypothesis",
+        "torch_reference.beam._leave",
+        "done = done | (scores[:, -1] > -torch.inf) if steps.early_stopping else done",
+        "done = done",
+        _RULES,
+    ),
+    Mutation(
+        "a directory's maximum length does not count the start token",
+        "convert.generation._lengths",
+        'settings.get("max_length", 1) - 1)',
+        'settings.get("max_length", 1))',
+        (
+            "tests/test_family_text.py::test_translations_are_those_of_transformers[Blenderbot]",
+            "tests/test_family_text.py",
+        ),
+    ),
 )

@@ -271,7 +271,11 @@ class Translator:
         tokenizer = self.tokenizers.src
         sentences = tokenizer.encode_sources(texts, self.config.max_length)
         self._check_ids("src", tokenizer, texts, sentences)
-        return [ids if len(ids) > tokenizer.added else [] for ids in sentences]
+        # some tokenizers encode spaces
+        return [
+            ids if len(ids) > tokenizer.added and text.strip() else []
+            for text, ids in zip(texts, sentences, strict=True)
+        ]
 
     def target_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, a forced first token first and EOS last.

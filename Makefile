@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix text-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax marian-scores comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix text-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -65,6 +65,10 @@ comparison-cost: install
 OLD := .venv-strangers
 strangers-flax: $(OLD)/.installed
 	$(OLD)/bin/python -m benchmarks.strangers_flax docs/compare.md
+
+# Small models as the same Flax classes save them, and their logits, into parity_tests/legacy_flax, which tests read.
+legacy-flax: $(OLD)/.installed
+	$(OLD)/bin/python benchmarks/legacy_flax.py parity_tests/legacy_flax
 
 $(OLD)/.installed: constraints.txt
 	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from parity_tests.legacy_flax_files import FOLDER, Outputs, twin_logits
+from twinax import convert
 from twinax.demo_language import make_corpus
 from twinax.parity.conversion import Row
 from twinax.parity.fine_tuning import training_difference
@@ -28,23 +31,25 @@ class Family(NamedTuple):
     weights: tuple[str, ...]
     text: tuple[str, ...] = ()
     longest: str = _TABLE
+    flax: tuple[str, ...] = ()  # directories that its Flax class saved
 
 
 FAMILIES = {
     "Marian": Family(
         ("Marian", "Marian, two vocabularies", "Marian, untied"),
         ("Marian", "Marian, multilingual", "Marian, two vocabularies"),
+        flax=("marian",),
     ),
-    "mBART": Family(("mBART",), ("mBART",)),
-    "mBART-50": Family(("mBART",), ("mBART-50",)),
+    "mBART": Family(("mBART",), ("mBART",), flax=("mbart_float16",)),
+    "mBART-50": Family(("mBART",), ("mBART-50",), flax=("mbart_float16",)),
     "M2M100": Family(("M2M100", "M2M100, odd width"), ("M2M100",)),
     "NLLB": Family(("M2M100",), ("NLLB",)),
-    "Pegasus": Family(("Pegasus",), ("Pegasus",)),
-    "BART": Family(("BART", "BART, untied, scaled"), ("BART",)),
-    "Blenderbot": Family(("Blenderbot",), ("Blenderbot",)),
-    "T5": Family(("T5",), ("T5",), _NO_LIMIT),
-    "T5 v1.1, Flan-T5": Family(("T5 v1.1, Flan-T5",), ("T5 v1.1",), _NO_LIMIT),
-    "mT5": Family(("mT5", "mT5, tied"), ("mT5",), _NO_LIMIT),
+    "Pegasus": Family(("Pegasus",), ("Pegasus",), flax=("pegasus",)),
+    "BART": Family(("BART", "BART, untied, scaled"), ("BART",), flax=("bart", "bart_untied_bfloat16")),
+    "Blenderbot": Family(("Blenderbot",), ("Blenderbot",), flax=("blenderbot_safetensors",)),
+    "T5": Family(("T5",), ("T5",), _NO_LIMIT, ("t5",)),
+    "T5 v1.1, Flan-T5": Family(("T5 v1.1, Flan-T5",), ("T5 v1.1",), _NO_LIMIT, ("t5_gated_sharded",)),
+    "mT5": Family(("mT5", "mT5, tied"), ("mT5",), _NO_LIMIT, ("mt5",)),
     "UMT5": Family(("UMT5", "UMT5, tied"), ("UMT5",), _NO_LIMIT),
 }
 # Other toolkits: their text is segmented before, and `generate` and training are those of the families above.
@@ -66,8 +71,9 @@ def family_rows(measured: Mapping[str, Row]) -> tuple[list[tuple[str, ...]], boo
     for name, family in track([*FAMILIES.items()], "text and training", console=Console(stderr=True), transient=True):
         text, translations = _text(family)
         training = max(_training(variant) for variant in family.weights)
+        flax = f"{max(map(_flax_difference, family.flax)):.0e}" if family.flax else "no Flax class"
         equal &= text[0] == text[1] and translations[0] == translations[1] and training <= TRAINING_BOUND
-        cells = (_count(text), _count(translations), _gradients(family, measured), f"{training:.0e}", "—")
+        cells = (_count(text), _count(translations), _gradients(family, measured), f"{training:.0e}", flax)
         rows.append((name, _weights(family, measured), *cells, family.longest))
     for name, family in OTHERS.items():
         cells = ("segmented before", "—", _gradients(family, measured), "—", "—")
@@ -86,6 +92,13 @@ def _gradients(family: Family, measured: Mapping[str, Row]) -> str:
 
 def _count(numbers: tuple[int, int]) -> str:
     return f"{numbers[0]:,} of {numbers[1]:,}"
+
+
+def _flax_difference(name: str) -> float:
+    """The largest difference of a twin's logits from those of the Flax class, in float64."""
+    outputs = Outputs.of(name)
+    logits = twin_logits(convert.load(FOLDER / name), outputs.src, outputs.tgt, "float64")
+    return max(float(np.abs(values - outputs.float64).max()) for values in logits.values())
 
 
 def _training(variant: str) -> float:

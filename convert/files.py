@@ -1,4 +1,4 @@
-"""Reading of foreign weight files: safetensors and PyTorch, single or sharded, without executing their code."""
+"""Reading of foreign weight files: safetensors, PyTorch, Flax; single or sharded, without executing their code."""
 
 import json
 import re
@@ -13,11 +13,14 @@ import safetensors
 import safetensors.numpy
 
 from ..configs.errors import ConversionError
+from . import legacy_flax
 from .arrays import from_torch
 
 WEIGHTS = "model.safetensors"
 _INDEX = ".index.json"
-_FORMS = (WEIGHTS, "pytorch_model.bin")  # in the order in which `transformers` looks for them
+# in the order in which `transformers` looks for them
+_FORMS = (WEIGHTS, "pytorch_model.bin", legacy_flax.WEIGHTS)
+_SAFETENSORS_ERRORS = (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -34,17 +37,34 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weights(directory: Path) -> dict[str, np.ndarray]:
-    """All arrays of a directory, by name.
+    """All arrays of a directory, by their name in the PyTorch class.
 
     Raises:
         ConversionError: there are no weights, a shard is missing, or a file is damaged or holds more than tensors.
     """
-    for form in _FORMS:
-        if isfile(directory / form):
-            return _read_file(directory / form)
-        if isfile(directory / f"{form}{_INDEX}"):
-            return _read_shards(directory / f"{form}{_INDEX}")
-    raise ConversionError(f"{directory}: has no weights; looked for {', '.join(_FORMS)} and shards of either")
+    path = _weights_of(directory)
+    arrays = _read_shards(path) if path.name.endswith(_INDEX) else _read_file(path)
+    return legacy_flax.to_torch_names(arrays) if _is_flax(path) else arrays
+
+
+def has_flax_weights(directory: Path) -> bool:
+    """Whether the weights of a directory were saved by a Flax class. Raises: ConversionError, as `read_weights`."""
+    return _is_flax(_weights_of(directory))
+
+
+def _weights_of(directory: Path) -> Path:
+    """The file of a directory's weights, or the index of its shards."""
+    paths = [directory / f"{form}{suffix}" for form in _FORMS for suffix in ("", _INDEX)]
+    path = next(filter(isfile, paths), None)
+    if path is None:
+        raise ConversionError(f"{directory}: has no weights; looked for {', '.join(_FORMS)} and shards of them")
+    return path
+
+
+def _is_flax(path: Path) -> bool:
+    if path.name == WEIGHTS:
+        return read_safetensors_metadata(path).get("format") == "flax"
+    return path.name.startswith(legacy_flax.WEIGHTS)
 
 
 def _read_shards(index: Path) -> dict[str, np.ndarray]:
@@ -71,7 +91,12 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
 
 
 def _read_file(path: Path) -> dict[str, np.ndarray]:
-    arrays = read_safetensors(path)[0] if path.suffix == ".safetensors" else to_arrays(read_torch(path), path)
+    if path.suffix == ".safetensors":
+        arrays = read_safetensors(path)[0]
+    elif path.suffix == ".msgpack":
+        arrays = legacy_flax.read_msgpack(path)
+    else:
+        arrays = to_arrays(read_torch(path), path)
     if not arrays:
         raise ConversionError(f"{path}: holds no tensors")
     return arrays
@@ -83,13 +108,21 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
     Raises:
         ConversionError: the file is damaged, or has a dtype that numpy lacks.
     """
+    metadata = read_safetensors_metadata(path)
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
         return safetensors.numpy.load_file(path), metadata
     except AttributeError:  # numpy.float8_…, which numpy lacks
         raise ConversionError(f"{path}: holds tensors of a dtype that numpy lacks") from None
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except _SAFETENSORS_ERRORS as error:
+        raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
+
+
+def read_safetensors_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file. Raises: ConversionError if it is damaged."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}
+    except _SAFETENSORS_ERRORS as error:
         raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
 
 

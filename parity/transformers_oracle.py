@@ -5,6 +5,8 @@ Needs the package `transformers`, which the twins do not.
 
 from collections.abc import Callable, Sequence
 from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ import torch
 from ..configs.schema import TransformerConfig
 from ..convert.arrays import from_torch
 from ..convert.checkpoint import Checkpoint
-from ..convert.hugging_face import family
+from ..convert.files import has_flax_weights
+from ..convert.hugging_face import family, write_hugging_face
 from ..convert.port import flax_specs
 from ..convert.rules import Rule, target_specs, translate
 from .functions import GRADIENTS, Batch, Outputs
@@ -29,14 +32,21 @@ def load_oracle(directory: str | PathLike[str], checkpoint: Checkpoint) -> Oracl
 
 
 def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
-    """The directory's model, loaded by `transformers` in its own dtype, in evaluation mode."""
+    """The directory's model, loaded by `transformers` in its own dtype, in evaluation mode.
+
+    `transformers` 5 cannot read the weights of a Flax class: it gets those of the checkpoint in a new directory.
+    """
     import transformers
 
     assert checkpoint.layout is not None
     transformers.utils.logging.disable_progress_bar()
     architecture = getattr(transformers, family(checkpoint.layout).architecture)
     own_type = getattr(torch, checkpoint.config.param_dtype)
-    return architecture.from_pretrained(directory, dtype=own_type).eval()
+    if not has_flax_weights(Path(directory)):
+        return architecture.from_pretrained(directory, dtype=own_type).eval()
+    with TemporaryDirectory() as folder:
+        write_hugging_face(checkpoint, Path(folder, "model"), checkpoint.layout)
+        return architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval()
 
 
 def with_float64_norms(model: Any) -> Any:

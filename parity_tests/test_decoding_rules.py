@@ -1,5 +1,6 @@
 """Decoding rules shared by both twins, against the papers' formulas and a `transformers` model with distinct ids."""
 
+import copy
 import itertools
 import math
 from dataclasses import replace
@@ -109,6 +110,23 @@ def test_other_rules_are_those_of_transformers(bart: Any, name: str) -> None:
         without = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), plain)
         differences += without.sentences() != output.sentences() or not np.allclose(without.scores, output.scores)
     assert differences
+
+
+def test_the_start_token_counts_as_a_token_of_the_hypothesis(bart: Any) -> None:
+    oracle_model, checkpoint = copy.deepcopy(bart)
+    oracle_model.final_logits_bias[0, START] = 30.0
+    bias = checkpoint.arrays["output.bias"].copy()
+    bias[START] = 30.0
+    model = replace(checkpoint, arrays={**checkpoint.arrays, "output.bias": bias}).to_torch()
+    first_tokens = {}
+    for size in (0, 1):
+        config = DecodingConfig(max_length=LONGEST, no_repeat_ngram_size=size)
+        output = torch_reference.generate(model, torch.from_numpy(sources()), config)
+        oracle = transformers_generate(oracle_model, checkpoint.config, sources(), config)
+        assert output.sentences() == oracle.sentences()
+        first_tokens[size] = {*output.tokens[:, 0, 0].tolist()}
+    assert first_tokens[0] == {START}
+    assert START not in first_tokens[1]
 
 
 def test_forbidden_n_grams_are_counted_by_hand() -> None:

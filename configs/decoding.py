@@ -43,9 +43,7 @@ class DecodingConfig:
     force_end: bool = True  # whether EOS is forced at max_length; False: unfinished hypotheses are truncated there
     forbidden_ids: tuple[int, ...] = ()  # tokens that are never generated
     allow_padding: bool = False  # whether padding may be generated
-    no_repeat_ngram_size: int = (
-        0  # n-grams of this size occur once per hypothesis, the start token included; 0: no rule
-    )
+    no_repeat_ngram_size: int = 0  # n-grams of this size occur once per hypothesis, with the start token; 0: no rule
     encoder_no_repeat_ngram_size: int = 0  # n-grams of this size in the source are not generated; 0: no rule
     renormalize: bool = False  # whether the log-probabilities of the allowed tokens are normalized again
     early_stopping: bool = False  # whether a sentence is finished as soon as it has K finished hypotheses

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix text-matrix trajectories decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix text-matrix fine-tuning trajectories decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -29,6 +29,10 @@ conversion-matrix: install
 TEXT ?= ../shared/data/multi30k
 text-matrix: install
 	$(BIN)/python -m benchmarks.text_matrix docs/pretrained.md $(TEXT)
+
+# Fine-tuning of a Marian directory of OPUS-MT's size, and back. About five minutes.
+fine-tuning: install
+	$(BIN)/python -m benchmarks.fine_tuning runs/fine-tuning
 
 # Trainings in both frameworks, update by update; writes the table and the picture. About seven minutes.
 trajectories: install

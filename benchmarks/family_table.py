@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from parity_tests.legacy_flax_files import FOLDER, Outputs, twin_logits
-from twinax import convert
+from parity_tests.legacy_flax_files import Row as FlaxRow
 from twinax.demo_language import make_corpus
 from twinax.parity.conversion import Row
 from twinax.parity.fine_tuning import training_difference
@@ -65,13 +63,14 @@ OTHERS = {
 }
 
 
-def family_rows(measured: Mapping[str, Row]) -> tuple[list[tuple[str, ...]], bool]:
-    """(the cells of each family, whether all is equal), from the measured rows of the weights."""
+def family_rows(measured: Mapping[str, Row], flax_rows: Mapping[str, FlaxRow]) -> tuple[list[tuple[str, ...]], bool]:
+    """(the cells of each family, whether all is equal), from the measured rows of the weights and of Flax classes."""
     rows, equal = [], True
     for name, family in track([*FAMILIES.items()], "text and training", console=Console(stderr=True), transient=True):
         text, translations = _text(family)
         training = max(_training(variant) for variant in family.weights)
-        flax = f"{max(map(_flax_difference, family.flax)):.0e}" if family.flax else "no Flax class"
+        flax_errors = [flax_rows[name].errors[framework] for name in family.flax for framework in ("Flax", "PyTorch")]
+        flax = f"{max(flax_errors):.0e}" if flax_errors else "no Flax class"
         equal &= text[0] == text[1] and translations[0] == translations[1] and training <= TRAINING_BOUND
         cells = (_count(text), _count(translations), _gradients(family, measured), f"{training:.0e}", flax)
         rows.append((name, _weights(family, measured), *cells, family.longest))
@@ -92,13 +91,6 @@ def _gradients(family: Family, measured: Mapping[str, Row]) -> str:
 
 def _count(numbers: tuple[int, int]) -> str:
     return f"{numbers[0]:,} of {numbers[1]:,}"
-
-
-def _flax_difference(name: str) -> float:
-    """The largest difference of a twin's logits from those of the Flax class, in float64."""
-    outputs = Outputs.of(name)
-    logits = twin_logits(convert.load(FOLDER / name), outputs.src, outputs.tgt, "float64")
-    return max(float(np.abs(values - outputs.float64).max()) for values in logits.values())
 
 
 def _training(variant: str) -> float:

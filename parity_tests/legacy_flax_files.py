@@ -35,6 +35,30 @@ class Outputs(NamedTuple):
         return cls(**np.load(FOLDER / name / "outputs.npz"))
 
 
+class Row(NamedTuple):
+    """Largest float64 differences from the Flax class, their tolerance, and the tensors that differ after writing."""
+
+    name: str
+    errors: dict[str, float]
+    tolerance: float
+    changes: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every difference is within the tolerance and no tensor differs."""
+        return not self.changes and all(error <= self.tolerance for error in self.errors.values())
+
+
+def measure(name: str, folder: Path) -> Row:
+    """The row of a model: both twins and the model of the installed `transformers`; it is written into a folder."""
+    outputs, checkpoint = Outputs.of(name), convert.load(FOLDER / name)
+    logits = twin_logits(checkpoint, outputs.src, outputs.tgt, "float64")
+    logits["transformers"] = transformers_logits(FOLDER / name, checkpoint, outputs.src, outputs.tgt)
+    errors = {framework: float(np.abs(values - outputs.float64).max()) for framework, values in logits.items()}
+    tolerance = 1e-12 * max(1, np.abs(outputs.float64).max())
+    return Row(name, errors, tolerance, different_tensors(checkpoint, outputs, folder / name))
+
+
 def twin_logits(checkpoint: Checkpoint, src: np.ndarray, tgt: np.ndarray, dtype: str) -> dict[str, np.ndarray]:
     """The logits of both twins in a dtype, by framework."""
     config = checkpoint.config.replace(param_dtype=dtype, compute_dtype=dtype)

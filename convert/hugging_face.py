@@ -9,7 +9,7 @@ from ..configs.errors import ConversionError
 from ..configs.schema import TransformerConfig
 from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
-from .files import read_json, read_weights
+from .files import has_flax_weights, read_json, read_weights
 from .layouts.hugging_face import NOT_WRITTEN, Family, up_to_rounding
 from .layouts.hugging_face_settings import DECODING
 from .obstacles import obstacle
@@ -19,7 +19,7 @@ LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "
 
 
 def read_directory(path: Path) -> Checkpoint:
-    """The checkpoint in a local Hugging Face directory: config.json with safetensors or PyTorch files.
+    """The checkpoint in a local Hugging Face directory: config.json with safetensors, PyTorch or Flax files.
 
     Raises:
         ConversionError: twinax does not support the family or a setting, or the weights are missing, damaged, or not
@@ -29,8 +29,11 @@ def read_directory(path: Path) -> Checkpoint:
     if (path / GENERATION).is_file():
         documents[GENERATION] = read_json(path / GENERATION)
     layout = _layout_of(documents[CONFIG], path)
+    settings = _settings(documents)
     try:
-        config, arrays, unused = family(layout).read(_settings(documents), read_weights(path))
+        if has_flax_weights(path):  # Flax classes ignore these settings, which may be those of other weights
+            settings |= {"dtype": None, "torch_dtype": None}
+        config, arrays, unused = family(layout).read(settings, read_weights(path))
     except ConversionError as error:
         raise ConversionError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     return Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))

@@ -51,6 +51,19 @@ def test_the_bare_model(bart):
     assert np.array_equal(checkpoint.arrays[kernel], convert.load(FOLDER / "bart").arrays[kernel])
 
 
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_a_dtype_in_the_settings_is_ignored(name, bart, tmp_path):
+    """Flax classes keep that of the PyTorch weights that they started from. What is written states the right one."""
+    values = json.loads((bart / "config.json").read_text())
+    (bart / "config.json").write_text(json.dumps(values | {name: "float16"}))
+    checkpoint = convert.load(bart)
+    assert same(checkpoint, convert.load(FOLDER / "bart"))
+    convert.save(checkpoint, tmp_path / "new", layout="bart")
+    settings = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (settings["dtype"], settings.get("torch_dtype")) == ("float32", None)
+    assert same(convert.load(tmp_path / "new"), checkpoint)
+
+
 def test_arrays_are_copies(bart):
     assert all(array.flags.writeable for array in files.read_weights(bart).values())
 

@@ -11,6 +11,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 
@@ -20,8 +21,11 @@ from ..configs.schema import TransformerConfig
 from . import fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
 from .file_layouts import file_layouts, is_file_layout
+from .foreign_directories import directory_obstacle, unidentified_directory
+from .foreign_files import file_obstacle, unidentified_file
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
-from .single_file import SUFFIXES, has_suffix, is_safetensors, read_file, write_file
+from .single_file import SUFFIXES, has_suffix, is_safetensors, is_torch, read_file, write_file
+from .unreadable import READABLE, Obstacle, UnreadableError, one_line, printable
 
 Config = TransformerConfig | str | None
 
@@ -53,7 +57,7 @@ def _file(suffixes: tuple[str, ...], recognises: Callable[[Path], bool], descrip
 
 
 _SAFETENSORS = _file((".safetensors",), is_safetensors, "safetensors file")
-_TORCH = _file((".pt", ".pth"), lambda path: not is_safetensors(path), "PyTorch file")
+_TORCH = _file((".pt", ".pth"), is_torch, "PyTorch file")
 _HUGGING_FACE = Format(
     recognises=lambda path: (path / CONFIG).is_file(),
     describe=lambda path: "Hugging Face directory",
@@ -78,6 +82,8 @@ _MARIAN = Format(
     accepts=lambda path, layout: layout == "marian_npz" and path.suffix.lower() == marian_format.SUFFIX,
     write=marian_format.write,
 )
+_CHILDREN = ("*", "snapshots/*")  # where a directory around a checkpoint has it
+_MOST_CHILDREN = 1000
 # Layouts of other toolkits and the names that they are written to; of a tokenizer they store the vocabulary at most.
 TOOLKITS = {"fairseq": ".pt, .pth, or no suffix", "marian_npz": ".npz"}
 
@@ -159,12 +165,30 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
 
 def _format_of(path: Path) -> Format:
     """The format of a path. Raises: ConversionError if `load` cannot read the path."""
+    if path.is_file() and not _is_toolkit(path) and (obstacle := file_obstacle(path)):
+        raise UnreadableError(path, obstacle)
     selected = next((form for form in formats() if form.recognises(path)), None)
     if selected is not None:
         return selected
-    if not path.is_dir():
+    if path.is_dir():
+        raise UnreadableError(path, directory_obstacle(path) or _child_obstacle(path) or unidentified_directory(path))
+    if not path.exists():
         raise ConversionError(f"{path}: there is no such file or directory")
-    runs = registry.CHECKPOINT_FORMATS.values()
-    child = next((p for p in sorted(path.iterdir()) if any(form.recognises(p) for form in runs)), None)
-    hint = f"there is a run in {child}" if child else f"it has no {CONFIG}"
-    raise ConversionError(f"{path}: is neither a run, nor a checkpoint, nor a Hugging Face directory; {hint}")
+    special = Obstacle("a device, a pipe or a socket", "it is not a file", READABLE)
+    raise UnreadableError(path, unidentified_file(path) if path.is_file() else special)
+
+
+def _is_toolkit(path: Path) -> bool:
+    """Whether a file is of a toolkit, whose reader describes its obstacles."""
+    return fairseq_format.recognises(path) or marian_format.recognises(path)
+
+
+def _child_obstacle(path: Path) -> Obstacle | None:
+    """The obstacle of a directory around a checkpoint, as in the cache of the Hugging Face Hub."""
+    directories = (*registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
+    candidates = islice((child for depth in _CHILDREN for child in path.glob(depth) if child.is_dir()), _MOST_CHILDREN)
+    child = next((child for child in sorted(candidates) if any(form.recognises(child) for form in directories)), None)
+    if child is None:
+        return None
+    kind = "neither a run, nor a checkpoint, nor a Hugging Face directory"
+    return Obstacle(kind, f"the checkpoint is in {printable(child.name)}", f"pass {one_line(str(child))}")

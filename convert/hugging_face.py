@@ -10,9 +10,11 @@ from ..configs.schema import TransformerConfig
 from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import has_flax_weights, read_json, read_weights
+from .foreign_directories import hugging_face_obstacle, project_obstacle
 from .layouts.hugging_face import NOT_WRITTEN, Family, up_to_rounding
 from .layouts.hugging_face_settings import DECODING
-from .obstacles import obstacle
+from .obstacles import settings_obstacle
+from .unreadable import UnreadableError
 
 # Each is a module of `convert.layouts` that defines FAMILY.
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
@@ -71,12 +73,13 @@ def _tokenizer_files(path: Path) -> dict[str, bytes]:
 
 
 def _layout_of(settings: Mapping[str, Any], path: Path) -> str:
+    """The layout of a directory. Raises: UnreadableError if twinax does not support its family or weights."""
     by_type = {family(layout).model_type: layout for layout in LAYOUTS}
-    model_type = settings.get("model_type")
-    if model_type not in list(by_type):
-        types = ", ".join(by_type)
-        raise ConversionError(f"{path / CONFIG}: model_type={model_type!r} {obstacle(settings)}; supported: {types}")
-    return by_type[model_type]
+    obstacle = project_obstacle(path) if settings.get("model_type") is None else None
+    obstacle = obstacle or settings_obstacle(settings, tuple(by_type)) or hugging_face_obstacle(path)
+    if obstacle is not None:
+        raise UnreadableError(path, obstacle)
+    return by_type[settings["model_type"]]
 
 
 def _settings(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

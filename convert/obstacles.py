@@ -1,47 +1,128 @@
-"""The reasons why directories of other families cannot be read, by the model_type of their config.json."""
+"""The reasons why models of other families cannot be read, by their config.json."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-_EXPERTS = "feed-forward layers that are mixtures of experts"
+from .unreadable import COMPARE, NOT_READABLE, Obstacle, printable
+
+_ADD = "docs/conversion.md says how to add a family"
+
+
+class _Family(NamedTuple):
+    reason: str  # what twinax does not support
+    settings: tuple[str, ...] = ()  # the settings that say so; a dot leads into a nested one
+    advice: str = COMPARE
+
+
+_EXPERTS = _Family("feed-forward layers that are mixtures of experts", ("num_experts",))
+_SPEECH = _Family("a source of speech", ("num_mel_bins", "speech_encoder_layers", "conv_kernel_sizes"))
+_IMAGES = _Family("a source of images", ("vision_config.model_type", "encoder.model_type", "backbone", "patch_size"))
+_SERIES = _Family("a source of numbers over time", ("prediction_length",))
+_SOUND = _Family("a target of sound", ("num_mel_bins", "num_codebooks", "decoder.num_codebooks"))
 _LOCAL = "attention that is restricted to blocks or windows"
-_ROTARY = "rotary positions"
-_SPEECH = "a source of speech"
-_UNWRITTEN = "(the layout is not written; docs/conversion.md says how to add one)"
 
-# Encoder-decoders of `transformers` -> what twinax does not support
+_SPEECH_MODELS = """
+audioflamingo3 canary canary_decoder cohere_asr glmasr granite_speech granite_speech_plus moonshine
+moonshine_streaming moss_transcribe_diarize musicflamingo nemo_speechlm nemotron3_5_asr nemotron_asr_streaming
+parakeet_rnnt parakeet_tdt pop2piano qwen2_audio qwen3_asr seamless_m4t seamless_m4t_v2 speech-encoder-decoder
+speech_to_text vibevoice_asr voxtral voxtral_realtime whisper
+"""
+_IMAGES_MODELS = """
+conditional_detr d_fine dab-detr deformable_detr deimv2 detr florence2 grounding-dino mm-grounding-dino omdet-turbo
+pix2struct pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_formulanet pp_formulanet_text rt_detr rt_detr_v2
+table-transformer udop vision-encoder-decoder
+"""
+_SERIES_MODELS = """
+autoformer informer time_series_transformer
+"""
+_SOUND_MODELS = """
+dia dia_decoder fastspeech2_conformer musicgen musicgen_melody speecht5
+"""
+
+# Model types of `transformers` -> what twinax does not support
 OBSTACLES = {
-    "longt5": _LOCAL,
+    "longt5": _Family(_LOCAL, ("encoder_attention_type", "local_radius")),
+    "led": _Family(_LOCAL, ("attention_window",)),
+    "bigbird_pegasus": _Family(_LOCAL, ("attention_type", "block_size")),
+    "pegasus_x": _Family(_LOCAL, ("block_size",)),
     "switch_transformers": _EXPERTS,
-    "t5gemma": _ROTARY,
-    "t5gemma2": _ROTARY,
-    "led": _LOCAL,
-    "bigbird_pegasus": _LOCAL,
-    "pegasus_x": _LOCAL,
-    "prophetnet": "relative positions and the prediction of several tokens at once",
     "nllb-moe": _EXPERTS,
-    "blenderbot-small": "a decoder that adds positions after the norm of its embeddings",
-    "seamless_m4t": _SPEECH,
-    "seamless_m4t_v2": _SPEECH,
-    "speech_to_text": _SPEECH,
-    "whisper": _SPEECH,
-    "encoder-decoder": "an encoder and a decoder of two families",
-    "speech-encoder-decoder": _SPEECH,
-    "vision-encoder-decoder": "a source of images",
-    "mvp": f"the prompts of MVP {_UNWRITTEN}",
-    "fsmt": f"the names of FSMT {_UNWRITTEN}",
-    "plbart": f"the names of PLBart {_UNWRITTEN}",
+    "t5gemma": _Family("rotary positions", ("encoder.rope_parameters", "encoder.sliding_window")),
+    "t5gemma2": _Family("rotary positions", ("encoder.text_config.rope_parameters",)),
+    "prophetnet": _Family("relative positions and the prediction of several tokens at once", ("ngram",)),
+    "blenderbot-small": _Family("a decoder that adds positions after the norm of its embeddings"),
+    "encoder-decoder": _Family(
+        "an encoder and a decoder of two families", ("encoder.model_type", "decoder.model_type")
+    ),
+    "rag": _Family("a retriever between source and generator", ("generator.model_type", "n_docs")),
+    "mvp": _Family("the prompts of MVP, whose layout is not written", ("use_prompt", "prompt_length"), _ADD),
+    "fsmt": _Family("the names of FSMT, whose layout is not written", ("langs",), f"pass the fairseq .pt, or {_ADD}"),
+    "plbart": _Family("the names of PLBart, whose layout is not written", advice=_ADD),
+    **dict.fromkeys(_SPEECH_MODELS.split(), _SPEECH),
+    **dict.fromkeys(_IMAGES_MODELS.split(), _IMAGES),
+    **dict.fromkeys(_SERIES_MODELS.split(), _SERIES),
+    **dict.fromkeys(_SOUND_MODELS.split(), _SOUND),
 }
 
 
-def obstacle(settings: Mapping[str, Any]) -> str:
-    """The reason why a model of these settings cannot be read, as the end of a sentence that starts with model_type."""
-    model_type, architectures = settings.get("model_type"), settings.get("architectures")
+def settings_obstacle(settings: Mapping[str, Any], supported: tuple[str, ...]) -> Obstacle | None:
+    """The obstacle in a config.json, None if it is a family of `supported` model types."""
+    model_type = settings.get("model_type")
+    if not isinstance(model_type, str) or model_type not in supported:
+        return _family_obstacle(settings, supported)
+    quantization = settings.get("quantization_config")
+    if quantization:
+        return _quantized(model_type, quantization)
+    return None
+
+
+def _family_obstacle(settings: Mapping[str, Any], supported: tuple[str, ...]) -> Obstacle:
+    model_type = settings.get("model_type")
+    name, families = f"model_type={printable(repr(model_type))}", f"supported: {', '.join(supported)}"
     if isinstance(model_type, str) and model_type in OBSTACLES:
-        return f"cannot be read, because twinax does not support {OBSTACLES[model_type]}"
-    if settings.get("is_encoder_decoder") is True or model_type is None:
-        return "is not a family that twinax supports"
-    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
-    decodes = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
-    kind = "a decoder-only model" if decodes else "not an encoder-decoder"
-    return f"is {kind}{f' ({names[0]})' if names else ''}; twinax supports encoder-decoders only"
+        family = OBSTACLES[model_type]
+        reason = ", ".join([f"twinax does not support {family.reason}", *_values(settings, family.settings)])
+        return Obstacle(f"a Hugging Face model of {name}", reason, family.advice)
+    if model_type is None:
+        kind = "a directory whose config.json is not of a Hugging Face model"
+        return Obstacle(kind, f"config.json has no model_type; {families}", "copy the config.json of the model")
+    if settings.get("is_encoder_decoder") is True:
+        return Obstacle(f"a Hugging Face model of {name}", f"not a family that twinax supports; {families}", _ADD)
+    kind, architecture = _architecture(settings)
+    reason = f"{name}{f', architectures={architecture!r}' if architecture else ''}, and twinax reads encoder-decoders"
+    return Obstacle(kind, f"{reason} only; {families}", NOT_READABLE)
+
+
+def _architecture(settings: Mapping[str, Any]) -> tuple[str, str | None]:
+    """(what a model is that is no encoder-decoder, the name of its class)."""
+    names = settings.get("architectures")
+    name = next((printable(name) for name in names if isinstance(name, str)), None) if isinstance(names, list) else None
+    if name and name.endswith(("ForCausalLM", "LMHeadModel")):
+        return "a decoder-only model", name
+    if name and name.endswith(("ForMaskedLM", "ForPreTraining")):
+        return "an encoder-only model", name
+    return "not an encoder-decoder", name
+
+
+def _quantized(model_type: str, quantization: Any) -> Obstacle:
+    names = ("quant_method", "load_in_4bit", "load_in_8bit", "bits")
+    values = {n: quantization[n] for n in names if quantization.get(n)} if isinstance(quantization, Mapping) else {}
+    reason = ", ".join(f"quantization_config.{name}={printable(repr(value))}" for name, value in values.items())
+    return Obstacle(
+        f"a quantized Hugging Face model of model_type={model_type!r}",
+        reason or f"quantization_config={printable(quantization)}",
+        "pass the original checkpoint, or write one with transformers: "
+        "AutoModelForSeq2SeqLM.from_pretrained(DIR).dequantize().save_pretrained(NEW)",
+    )
+
+
+def _values(settings: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
+    """`name=value` of the settings that a config.json has."""
+    values = []
+    for name in names:
+        value: Any = settings
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            values.append(f"{name}={printable(repr(value))}")
+    return values

@@ -81,18 +81,18 @@ def read_parts(path: Path) -> "Parts":
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether a file is a safetensors file, not a PyTorch file: by its content, or by its name if it is damaged.
-
-    Raises:
-        ConversionError: it is neither.
-    """
+    """Whether a file is a safetensors file, not a PyTorch file: by its content, or by its name if it is damaged."""
     with open(path, "rb") as file:
         head = file.read(9)
     if head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
         return True
-    if not head.startswith(_TORCH_HEADS) and not has_suffix(path):
-        raise ConversionError(f"{path}: is not a checkpoint: its content is neither PyTorch nor safetensors")
     return not head.startswith(_TORCH_HEADS) and path.suffix.lower() == ".safetensors"
+
+
+def is_torch(path: Path) -> bool:
+    """Whether a file is a PyTorch file: by its content, or by its name if it is damaged."""
+    with open(path, "rb") as file:
+        return file.read(4).startswith(_TORCH_HEADS) or (has_suffix(path) and not is_safetensors(path))
 
 
 class Parts(NamedTuple):

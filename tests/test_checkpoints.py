@@ -246,14 +246,16 @@ def half(arrays):
 
 WRONG = {
     "no directory": (lambda d: [p.unlink() for p in d.iterdir()] and d.rmdir(), "there is no such file or directory"),
-    "no config": (lambda d: (d / "config.json").unlink(), "nor a Hugging Face directory; it has no config.json"),
+    "no config": (
+        lambda d: (d / "config.json").unlink(),
+        "is weights without a config.json: it has model.safetensors and no config.json",
+    ),
     "config is no JSON": (lambda d: truncate(d / "config.json"), "config.json: cannot be read as JSON"),
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: is a JSON list, not an object"),
     "unknown family": (
         lambda d: edit(d, model_type="led"),
-        "model_type='led' cannot be read, because twinax does not support attention that is restricted to blocks or "
-        "windows; "
-        "supported: marian, bart, mbart, m2m_100, pegasus, blenderbot",
+        "is a Hugging Face model of model_type='led': twinax does not support attention that is restricted to blocks "
+        "or windows; nothing here can read it",
     ),
     "unknown setting": (
         lambda d: edit(d, rope_theta=1e4),
@@ -286,13 +288,13 @@ WRONG = {
     "layers": (lambda d: edit(d, decoder_layers=2), "decoder_layers=2: contradicts the weights, which have 1"),
     "untied": (lambda d: edit(d, tie_word_embeddings=False), "missing: lm_head.weight, float32[31, 12]"),
     "no weights": (lambda d: (d / WEIGHTS).unlink(), "has no weights; looked for model.safetensors, pytorch_model.bin"),
-    "truncated": (lambda d: truncate(d / WEIGHTS), "model.safetensors: not a complete safetensors file"),
-    "empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), "model.safetensors: not a complete safetensors file"),
+    "truncated": (lambda d: truncate(d / WEIGHTS), "model.safetensors is not a complete safetensors file: it has"),
+    "empty file": (lambda d: (d / WEIGHTS).write_bytes(b""), "model.safetensors is an empty file: it has 0 bytes"),
     "no tensors": (lambda d: save_file({}, d / WEIGHTS), "model.safetensors: holds no tensors"),
     "truncated torch file": (truncated_torch_file, "pytorch_model.bin: not a complete PyTorch file"),
     "code in a torch file": (code, "pytorch_model.bin: holds more than tensors, a "),
     "nested torch file": (no_state_dict, "pytorch_model.bin: is not a state dict"),
-    "empty torch file": (empty_torch_file, "pytorch_model.bin: not a complete PyTorch file: EOFError"),
+    "empty torch file": (empty_torch_file, "pytorch_model.bin is an empty file: it has 0 bytes"),
     "float8": (float8, "model.safetensors: holds tensors of a dtype that numpy lacks"),
     "float8 in a torch file": (
         float8_in_torch,

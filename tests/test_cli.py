@@ -153,7 +153,11 @@ def test_a_directory_that_transformers_refuses(directory, tmp_path, twinax):
     [
         ("nowhere/model", "nowhere/model: is neither a preset (tiny, small, base, big, t5_small) nor a checkpoint"),
         ("smal", "smal: is neither a preset (tiny, small, base, big, t5_small) nor a checkpoint; did you mean small?"),
-        (".", ".: is neither a run, nor a checkpoint, nor a Hugging Face directory; it has no config.json"),
+        (
+            ".",
+            ".: is an empty directory: it has no config.json; pass a run, a Hugging Face directory "
+            "(config.json and weights), a .safetensors or .pt file, a fairseq checkpoint or a Marian .npz",
+        ),
         ("x" * 300, f"{'x' * 300}: is neither a preset (tiny, small, base, big, t5_small) nor a checkpoint"),
     ],
 )

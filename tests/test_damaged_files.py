@@ -1,5 +1,6 @@
 """Damaged checkpoints and other files: each error is one line, and nothing is written."""
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -40,21 +41,12 @@ def edit_torch(path, **changes):
 
 WRONG = {  # case -> (arguments after the command's name, message)
     "no checkpoint": (("inspect", "nowhere"), "nowhere: there is no such file or directory"),
-    "a file of another kind": (
-        ("inspect", "text.txt"),
-        "text.txt: is not a checkpoint: its content is neither",
-    ),
     "an empty directory": (
         ("convert", "empty", "y.pt"),
-        "empty: is neither a run, nor a checkpoint",
+        "empty: is an empty directory: it has no config.json; pass a run",
     ),
     "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a complete PyTorch file"),
-    "truncated safetensors": (("inspect", "half.safetensors"), "half.safetensors: not a complete safetensors file"),
-    "code": (("convert", "code.pt", "y.pt"), "code.pt: holds more than tensors, a "),
-    "names of nobody": (("inspect", "names.pt"), "names.pt: its 1 tensors (a) match no layout that twinax supports"),
-    "another version": (("inspect", "later.pt"), "later.pt: twinax_file_version=9: this twinax reads version 1"),
-    "a part missing": (("inspect", "part.pt"), "part.pt: 1 arrays do not fit the model"),
-    "another optimizer": (("inspect", "adam.pt"), "adam.pt: its optimizer is not that of the run"),
+    "code": (("convert", "code.pt", "y.pt"), "code.pt: is a file of pickled objects: holds more than tensors, a posix"),
     "a destination that exists": (("convert", "x.pt", "text.txt"), "text.txt: exists; give another name"),
     "an existing directory": (("convert", "x.pt", "full"), "full: exists and is not empty; give another name"),
     "no such layout": (("convert", "x.pt", "y", "--layout", "led"), "led: is not a layout; the layouts are twinax"),
@@ -74,16 +66,8 @@ WRONG = {  # case -> (arguments after the command's name, message)
     ),
     "no bytes of UTF-8": (("convert", "bare.pt", "y.pt", "--config", "latin.json"), "latin.json: cannot be read as"),
     "no tensors": (("convert", "none.pt", "y.pt", "--config", "config.json"), "none.pt: holds no tensors"),
-    "no layout": (("inspect", "layout.pt"), "layout.pt: is not in twinax's format: 'layout'"),
-    "a source of nothing": (("inspect", "source.pt"), "source.pt: is not in twinax's format"),
-    "a run of nothing": (("inspect", "run.pt"), "run.pt: is not in twinax's format"),
-    "half a position": (("inspect", "position.pt"), "position.pt: is not in twinax's format"),
-    "an update that is text": (("inspect", "update.pt"), "update.pt: update='abc': must be an integer of at least 0"),
-    "files that are none": (("inspect", "files.pt"), "files.pt: its files are None, not a mapping from names to bytes"),
     "a file elsewhere": (("translate", "evil.pt", "text.txt"), "evil.pt: holds the file '../evil', which no"),
     "a document elsewhere": (("convert", "page.pt", "y.pt"), "page.pt: holds the document '../evil', which no"),
-    "metadata of depth": (("inspect", "deep.safetensors"), "deep.safetensors: its metadata are not in twinax's format"),
-    "another model's config": (("inspect", "weights"), "weights: 6 arrays do not fit the model"),
     "a loop of links": (("convert", "x.pt", "loop"), "loop: cannot be written"),
     "a picture's place": (("inspect", "x.pt", "--json", "full"), "full: is a directory; pass a file name"),
     "sentences of a preset": (("parity", "tiny", "--src", "text.txt"), "tiny: is a preset with random weights"),
@@ -92,6 +76,23 @@ WRONG = {  # case -> (arguments after the command's name, message)
     "other shapes": (("parity", "x.pt", "small.pt"), "the shapes of the models differ: d_ff=16 and 8"),
     "no sentences": (("parity", "x.pt", "--src", "blank.txt"), "blank.txt: has no sentence"),
     "unequal files": (("parity", "x.pt", "--src", "text.txt", "--tgt", "blank.txt"), "has 1 lines and blank.txt has 2"),
+}
+
+UNREADABLE = {  # case -> (file, its obstacle)
+    "a file of another kind": ("text.txt", "a text file that starts with 'a b'"),
+    "truncated safetensors": ("half.safetensors", "it has "),
+    "names of nobody": ("names.pt", "its 1 tensors (a) match no layout that twinax supports"),
+    "another version": ("later.pt", "twinax_file_version=9: this twinax reads version 1"),
+    "a part missing": ("part.pt", "1 arrays do not fit the model"),
+    "another optimizer": ("adam.pt", "its optimizer is not that of the run"),
+    "no layout": ("layout.pt", "is not in twinax's format: 'layout'"),
+    "a source of nothing": ("source.pt", "is not in twinax's format"),
+    "a run of nothing": ("run.pt", "is not in twinax's format"),
+    "half a position": ("position.pt", "is not in twinax's format"),
+    "an update that is text": ("update.pt", "update='abc': must be an integer of at least 0"),
+    "files that are none": ("files.pt", "its files are None, not a mapping from names to bytes"),
+    "metadata of depth": ("deep.safetensors", "its metadata are not in twinax's format"),
+    "another model's config": ("weights", "6 arrays do not fit the model"),
 }
 
 
@@ -160,3 +161,12 @@ def test_what_is_wrong_is_said_before_anything_is_written(case, command, damaged
     assert "Traceback" not in err
     assert not Path("../evil").exists()
     assert files == {p: p.read_bytes() for p in Path().rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_inspect_prints_the_obstacle(case, command, damaged_files):
+    file, obstacle = UNREADABLE[case]
+    code, out, err = command("inspect", file, "--json", "report.json")
+    assert (code, err) == (1, "")
+    assert json.loads(Path("report.json").read_text())["obstacle"].startswith(obstacle)
+    assert {"is", "obstacle"} <= {*out.split()}

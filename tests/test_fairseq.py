@@ -225,7 +225,7 @@ def several(folder):
 def test_a_damaged_directory_is_one_line(case, folder, command):
     damage, message = BROKEN[case]
     damage(folder)
-    code, out, err = command("inspect", folder)
+    code, out, err = command("convert", folder, folder / "new.safetensors")
     assert (code, out) == (2, "")
     assert message in err
     assert (err.count("\n"), "Traceback" in err) == (1, False)

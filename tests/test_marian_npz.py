@@ -161,7 +161,7 @@ BROKEN = {
 def test_a_damaged_file_is_one_message(case, folder, command):
     damage, message = BROKEN[case]
     damage(folder / "model.npz")
-    code, out, err = command("inspect", "model.npz")
+    code, out, err = command("convert", "model.npz", "new.pt")
     assert (code, out, err.startswith("twinax: model.npz: ")) == (2, "", True)
     assert message in err
     assert "Traceback" not in err

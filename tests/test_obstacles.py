@@ -1,57 +1,129 @@
-"""Unsupported directories: each error gives the reason; the oracle is the installed `transformers`."""
+"""Directories of other families: each error states the setting that is the obstacle; the oracle is `transformers`."""
 
 import json
 
 import pytest
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
 )
 
 from twinax import convert
 from twinax.convert.hugging_face import LAYOUTS, family
-from twinax.convert.obstacles import OBSTACLES, obstacle
+from twinax.convert.obstacles import OBSTACLES, settings_obstacle
+from twinax.convert.unreadable import UnreadableError
 
-COMPOSED = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder")  # have no default config
+COMPOSED = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "rag")  # have no default config
+SUPPORTED = tuple(family(layout).model_type for layout in LAYOUTS)
 
 
-def config_json(name, architectures):
+def config_json(name, architectures="X", **settings):
     """config.json of a new model of a family."""
-    return json.loads(CONFIG_MAPPING[name](architectures=[architectures]).to_json_string())
+    return json.loads(CONFIG_MAPPING[name](architectures=[architectures], **settings).to_json_string())
+
+
+def obstacle_of(settings, folder):
+    """The obstacle in a directory with these settings."""
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UnreadableError) as error:
+        convert.load(folder)
+    assert "\n" not in str(error.value)
+    return error.value.obstacle
 
 
 def test_every_encoder_decoder_is_read_or_has_its_obstacle():
-    names = [name for name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if name not in COMPOSED]
-    encoder_decoders = {name for name in names if config_json(name, "X").get("is_encoder_decoder")}
-    model_types = {family(layout).model_type for layout in LAYOUTS}
-    assert model_types < encoder_decoders
-    assert encoder_decoders - model_types <= {*OBSTACLES}
-    assert not model_types & {*OBSTACLES}
+    names = {*MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES} - {*COMPOSED}
+    encoder_decoders = {name for name in names if config_json(name).get("is_encoder_decoder")}
+    assert {*SUPPORTED} < encoder_decoders
+    assert encoder_decoders - {*SUPPORTED} <= {*OBSTACLES}
+    assert {*COMPOSED} <= {*OBSTACLES}
+    assert not {*SUPPORTED} & {*OBSTACLES}
     assert {*OBSTACLES} <= {*CONFIG_MAPPING.keys()}
 
 
 @pytest.mark.parametrize(
-    ("name", "names", "message"),
+    ("name", "settings"),
     [
-        ("gpt2", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "is a decoder-only model (GPT2LMHeadModel)"),
-        ("llama", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "is a decoder-only model (LlamaForCausalLM)"),
-        ("distilbert", MODEL_FOR_MASKED_LM_MAPPING_NAMES, "is not an encoder-decoder (DistilBertForMaskedLM)"),
+        ("led", "attention_window=[512, 256]"),
+        ("longt5", "encoder_attention_type='local', local_radius=127"),
+        ("bigbird_pegasus", "attention_type='block_sparse', block_size=64"),
+        ("pegasus_x", "block_size=512"),
+        ("switch_transformers", "num_experts=8"),
+        ("nllb-moe", "num_experts=128"),
+        ("prophetnet", "ngram=2"),
+        ("whisper", "num_mel_bins=80"),
+        ("seamless_m4t", "speech_encoder_layers=24"),
+        ("seamless_m4t_v2", "speech_encoder_layers=24"),
+        ("speech_to_text", "conv_kernel_sizes=[5, 5]"),
+        ("t5gemma", "encoder.rope_parameters={"),
+        ("t5gemma2", "encoder.text_config.rope_parameters={"),
+        ("mvp", "use_prompt=False, prompt_length=100"),
+        ("fsmt", "langs=['en', 'de']"),
+        ("florence2", "vision_config.model_type='florence_vision'"),
+        ("autoformer", "prediction_length=24"),
+        ("musicgen", "decoder.num_codebooks=4"),
     ],
 )
-def test_what_is_no_encoder_decoder(name, names, message, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config_json(name, names[name])))
-    with pytest.raises(convert.ConversionError) as error:
-        convert.load(tmp_path)
-    message = f"model_type={name!r} {message}; twinax supports encoder-decoders only; supported: marian"
-    assert message in str(error.value)
+def test_the_obstacle_names_the_setting(name, settings, tmp_path):
+    changes = {"attention_window": [512, 256]} if name == "led" else {}
+    changes |= {"prediction_length": 24} if name == "autoformer" else {}
+    if name == "musicgen":
+        parts = {part: CONFIG_MAPPING[kind]() for part, kind in (("text_encoder", "t5"), ("audio_encoder", "encodec"))}
+        changes |= parts | {"decoder": CONFIG_MAPPING["musicgen_decoder"]()}
+    obstacle = obstacle_of(config_json(name, **changes), tmp_path)
+    assert obstacle.kind == f"a Hugging Face model of model_type={name!r}"
+    assert obstacle.reason.startswith("twinax does not support ")
+    assert f", {settings}" in obstacle.reason
 
 
-def test_the_reason_of_a_known_obstacle():
-    assert obstacle({"model_type": "led"}) == (
-        "cannot be read, because twinax does not support attention that is restricted to blocks or windows"
-    )
-    for settings in ({}, {"model_type": "new", "is_encoder_decoder": True}):
-        assert obstacle(settings) == "is not a family that twinax supports"
-    assert obstacle({"model_type": ["t5"], "architectures": 3}).startswith("is not an encoder-decoder; twinax supports")
+def test_two_families_in_one_model(tmp_path):
+    encoder, decoder = AutoConfig.for_model("bert"), AutoConfig.for_model("gpt2")
+    both = CONFIG_MAPPING["encoder-decoder"](encoder=encoder.to_dict(), decoder=decoder.to_dict())
+    obstacle = obstacle_of(json.loads(both.to_json_string()), tmp_path)
+    assert "encoder.model_type='bert', decoder.model_type='gpt2'" in obstacle.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "kind"),
+    [
+        ("gpt2", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "a decoder-only model"),
+        ("llama", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "a decoder-only model"),
+        ("qwen3", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "a decoder-only model"),
+        ("bert", MODEL_FOR_MASKED_LM_MAPPING_NAMES, "an encoder-only model"),
+        ("distilbert", MODEL_FOR_MASKED_LM_MAPPING_NAMES, "an encoder-only model"),
+    ],
+)
+def test_what_is_no_encoder_decoder(name, names, kind, tmp_path):
+    obstacle = obstacle_of(config_json(name, names[name]), tmp_path)
+    assert obstacle.kind == kind
+    assert obstacle.reason.startswith(f"model_type={name!r}, architectures={names[name]!r}, and twinax reads")
+
+
+def test_a_quantized_model_is_refused_before_its_weights_are_read(bart):
+    settings = json.loads((bart / "config.json").read_text())
+    quantization = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
+    (bart / "model.safetensors").write_bytes(b"")
+    obstacle = obstacle_of(settings | {"quantization_config": quantization}, bart)
+    assert obstacle.kind == "a quantized Hugging Face model of model_type='bart'"
+    values = "quantization_config.quant_method='bitsandbytes', quantization_config.load_in_8bit=True"
+    assert obstacle.reason == values
+    assert "dequantize()" in obstacle.advice
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, "a directory whose config.json is not of a Hugging Face model"),
+        ({"model_type": "new", "is_encoder_decoder": True}, "a Hugging Face model of model_type='new'"),
+        ({"model_type": ["t5"], "architectures": 3}, "not an encoder-decoder"),
+        ({"model_type": "x\ny" * 99, "architectures": [3, "a\nb"]}, "not an encoder-decoder"),
+        ({"model_type": "t5", "quantization_config": [1]}, "a quantized Hugging Face model of model_type='t5'"),
+        ({"model_type": "musicgen", "decoder": 3}, "a Hugging Face model of model_type='musicgen'"),
+    ],
+)
+def test_settings_of_any_type(settings, kind, tmp_path):
+    assert obstacle_of(settings, tmp_path).kind == kind
+    assert settings_obstacle({"model_type": "t5"}, SUPPORTED) is None

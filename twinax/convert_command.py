@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +26,7 @@ from twinax.convert.formats import TOOLKITS, describe, is_layout, is_single_file
 from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.port import flax_specs
 from twinax.convert.single_file import Parts, read_parts
+from twinax.convert.unreadable import UnreadableError, printable
 from twinax.published.registry import RECIPES
 from twinax.train.checkpointing.checkpoints import is_run_or_checkpoint
 from twinax.train.data.prepare import Tokenizers, check_fits
@@ -113,8 +114,44 @@ def convert_checkpoint(
 
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
-    """Prints the contents of a checkpoint. Exit status: 0."""
+    """Prints the contents of a checkpoint, or why twinax cannot read it. Exit status: 1 if it cannot."""
     check_folder(json_file)
+    rows: dict[str, Any] = {}
+    status, arrays = 1, {}
+    try:
+        rows, arrays = _contents(path)
+        status = 0
+    except UnreadableError as error:
+        rows = dict(zip(("is", "obstacle", "what to do"), astuple(error.obstacle), strict=True))
+    except (CheckpointError, ConversionError) as error:
+        rows = {"is": describe(path), "obstacle": str(error).removeprefix(f"{path}: ")}
+    shown_arrays = arrays if tensors or json_file else {}
+    details = {
+        n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in shown_arrays.items()
+    }
+    if json_file is not None:
+        document = {"path": str(path), **rows, "tensors": details}
+        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    title = escape(printable(str(path)))
+    table = Table("", Column("", overflow="fold"), show_header=False, title=title, title_justify="left")
+    for name, value in rows.items():
+        if name != "config":
+            table.add_row(name, escape(_text(value)))
+        else:
+            table.add_row("sizes", ", ".join(f"{field} {value[field]}" for field in _SIZES))
+            table.add_row("settings", "; ".join(_settings(value)) or "the defaults")
+    console = Console()
+    console.print(table)
+    if tensors and arrays:
+        listing = Table(Column("array", overflow="fold"), "shape", "dtype", "sha256")
+        for name, detail in details.items():
+            listing.add_row(escape(name), "×".join(map(str, detail["shape"])), detail["dtype"], detail["sha256"][:16])
+        console.print(listing)
+    return status
+
+
+def _contents(path: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
+    """(description of a checkpoint, its arrays). Raises: CheckpointError, ConversionError, as `convert.load`."""
     if path.is_file() and is_single_file(path):
         parts = read_parts(path)
         layout = parts.layout
@@ -129,28 +166,7 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     rows: dict[str, Any] = {"form": describe(path), "layout": layout}
     rows |= ({"holds": contents} if contents else {}) | (_describe(checkpoint) if checkpoint else {})
     rows["arrays"] = dict(Counter(str(array.dtype) for array in arrays.values()))
-    shown_arrays = arrays if tensors or json_file else {}
-    details = {
-        n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in shown_arrays.items()
-    }
-    if json_file is not None:
-        document = {"path": str(path), **rows, "tensors": details}
-        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    table = Table("", Column("", overflow="fold"), show_header=False, title=escape(str(path)), title_justify="left")
-    for name, value in rows.items():
-        if name != "config":
-            table.add_row(name, escape(_text(value)))
-        else:
-            table.add_row("sizes", ", ".join(f"{field} {value[field]}" for field in _SIZES))
-            table.add_row("settings", "; ".join(_settings(value)) or "the defaults")
-    console = Console()
-    console.print(table)
-    if tensors:
-        listing = Table(Column("array", overflow="fold"), "shape", "dtype", "sha256")
-        for name, detail in details.items():
-            listing.add_row(escape(name), "×".join(map(str, detail["shape"])), detail["dtype"], detail["sha256"][:16])
-        console.print(listing)
-    return 0
+    return rows, arrays
 
 
 def _checkpoint_or_contents(parts: Parts) -> tuple[Checkpoint | None, str | None]:

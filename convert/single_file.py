@@ -88,11 +88,13 @@ def is_safetensors(path: Path) -> bool:
     """
     with open(path, "rb") as file:
         head = file.read(9)
-    if head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+    named = path.suffix.lower() == ".safetensors"
+    # Of a truncated file, the header can be longer than the file, and its length can begin like a pickle.
+    if head[8:] == b"{" and (named or int.from_bytes(head[:8], "little") < path.stat().st_size):
         return True
     if not head.startswith(_TORCH_HEADS) and not has_suffix(path):
         raise ConversionError(f"{path}: is not a checkpoint: its content is neither PyTorch nor safetensors")
-    return not head.startswith(_TORCH_HEADS) and path.suffix.lower() == ".safetensors"
+    return not head.startswith(_TORCH_HEADS) and named
 
 
 class Parts(NamedTuple):

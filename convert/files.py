@@ -19,7 +19,7 @@ from .arrays import from_torch
 WEIGHTS = "model.safetensors"
 _INDEX = ".index.json"
 # in the order in which `transformers` looks for them
-_FORMS = (WEIGHTS, "pytorch_model.bin", legacy_flax.WEIGHTS)
+FORMS = (WEIGHTS, "pytorch_model.bin", legacy_flax.WEIGHTS)
 _SAFETENSORS_ERRORS = (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError)
 
 
@@ -54,10 +54,10 @@ def has_flax_weights(directory: Path) -> bool:
 
 def _weights_of(directory: Path) -> Path:
     """The file of a directory's weights, or the index of its shards."""
-    paths = [directory / f"{form}{suffix}" for form in _FORMS for suffix in ("", _INDEX)]
+    paths = [directory / f"{form}{suffix}" for form in FORMS for suffix in ("", _INDEX)]
     path = next(filter(isfile, paths), None)
     if path is None:
-        raise ConversionError(f"{directory}: has no weights; looked for {', '.join(_FORMS)} and shards of them")
+        raise ConversionError(f"{directory}: has no weights; looked for {', '.join(FORMS)} and shards of them")
     return path
 
 

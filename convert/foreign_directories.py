@@ -7,14 +7,13 @@ from typing import Any
 
 from ..configs.errors import ConversionError
 from .checkpoint import CONFIG
-from .files import WEIGHTS, read_json
+from .files import FORMS, read_json
 from .foreign_files import file_obstacle, weights_obstacle
 from .unreadable import COMPARE, NOT_READABLE, READABLE, Obstacle, one_line, printable
 
 # Weights that a Hugging Face directory can have, one of which twinax reads
-_PYTORCH = "pytorch_model.bin"
-_WEIGHTS = (WEIGHTS, f"{WEIGHTS}.index.json", _PYTORCH, f"{_PYTORCH}.index.json", "flax_model.msgpack")
-_SHARD = r"^(model|pytorch_model)-\d{5}-of-\d{5}\.(safetensors|bin)$"
+_WEIGHTS = (*FORMS, *(f"{form}.index.json" for form in FORMS))
+_SHARD = r"^(model|pytorch_model|flax_model)-\d{5}-of-\d{5}\.(safetensors|bin|msgpack)$"
 _ENTRIES = 1000  # of a directory that are read
 _SHOWN = 5
 _PROMPTS = ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")  # not part of the weights
@@ -115,12 +114,10 @@ def hugging_face_obstacle(path: Path) -> Obstacle | None:
     names = _names(path)
     if not {*_WEIGHTS} & {*names}:
         obstacle = project_obstacle(path)
-        reason = (
-            f"{printable(path.name)} has no weights; looked for {', '.join((WEIGHTS, _PYTORCH))} and shards of either"
-        )
+        reason = f"{printable(path.name)} has no weights; looked for {', '.join(FORMS)} and shards of them"
         download = "download them too: `hf download NAME --local-dir DIR`"
         return obstacle or Obstacle("a config.json without weights", reason, download)
-    files = [name for name in names if name in _WEIGHTS[::2] or re.search(_SHARD, name)]
+    files = [name for name in names if name in FORMS or re.search(_SHARD, name)]
     obstacles = ((name, weights_obstacle(path / name)) for name in files if (path / name).is_file())
     name, obstacle = next((pair for pair in obstacles if pair[1]), ("", None))
     kind = f"a directory whose {name} is {obstacle.kind if obstacle else ''}"

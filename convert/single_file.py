@@ -84,9 +84,11 @@ def is_safetensors(path: Path) -> bool:
     """Whether a file is a safetensors file, not a PyTorch file: by its content, or by its name if it is damaged."""
     with open(path, "rb") as file:
         head = file.read(9)
-    if head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+    named = path.suffix.lower() == ".safetensors"
+    # Of a truncated file, the header can be longer than the file, and its length can begin like a pickle.
+    if head[8:] == b"{" and (named or int.from_bytes(head[:8], "little") < path.stat().st_size):
         return True
-    return not head.startswith(_TORCH_HEADS) and path.suffix.lower() == ".safetensors"
+    return not head.startswith(_TORCH_HEADS) and named
 
 
 def is_torch(path: Path) -> bool:

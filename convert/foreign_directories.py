@@ -20,7 +20,7 @@ _PROMPTS = ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNI
 _TOKENIZERS = ("tokenizer.json", "spiece.model", "sentencepiece.bpe.model", "source.spm", "tokenizer_config.json")
 _SHARDED = "its weights are sharded by process"
 
-# patterns of names, all of which a directory has -> obstacle, for layouts of which twinax reads nothing else
+# (patterns of names, all of which a directory has; obstacle); the name of a subdirectory ends in a slash
 _LAYOUTS = (
     (
         (r"^model_index\.json$",),
@@ -39,7 +39,7 @@ _LAYOUTS = (
         ),
     ),
     (
-        (r"^(zero_to_fp32\.py|(mp_rank|zero_pp_rank)_.*_(model|optim)_states\.pt|global_step\d+)$",),
+        (r"^(zero_to_fp32\.py|(mp_rank|zero_pp_rank)_.*_(model|optim)_states\.pt|global_step\d+/)$",),
         Obstacle(
             "a DeepSpeed checkpoint",
             _SHARDED,
@@ -47,7 +47,7 @@ _LAYOUTS = (
         ),
     ),
     (
-        (r"^(latest_checkpointed_iteration\.txt|mp_rank_\d+(_\d+)?)$",),
+        (r"^(latest_checkpointed_iteration\.txt|mp_rank_\d+(_\d+)?/)$",),
         Obstacle(
             "a Megatron-LM checkpoint",
             _SHARDED,
@@ -55,7 +55,7 @@ _LAYOUTS = (
         ),
     ),
     (
-        (r"^(model_config\.yaml)$", r"^model_weights(\.ckpt)?$"),
+        (r"^(model_config\.yaml)$", r"^model_weights(\.ckpt|/)$"),
         Obstacle("an unpacked NeMo model", "its layout is not written", COMPARE),
     ),
     (
@@ -83,7 +83,7 @@ _LAYOUTS = (
         Obstacle("checkpoints of flax.training", "they have no config", COMPARE),
     ),
     (
-        (r"^(dataset_dict|dataset_info|state)\.json$", r"^(dataset_info\.json|train|.*\.arrow)$"),
+        (r"^(dataset_dict|dataset_info|state)\.json$", r"^(dataset_info\.json|train/|.*\.arrow)$"),
         Obstacle("a dataset", "it has no weights", "pass it to `twinax train --dataset`, and a checkpoint here"),
     ),
     (
@@ -163,6 +163,7 @@ def _adapter(path: Path, names: list[str]) -> Obstacle | None:
 
 
 def _layout(path: Path, names: list[str]) -> Obstacle | None:
+    names = [f"{name}/" if (path / name).is_dir() else name for name in names]
     matches = (all(any(re.search(p, name) for name in names) for p in patterns) for patterns, _ in _LAYOUTS)
     return next((obstacle for match, (_, obstacle) in zip(matches, _LAYOUTS, strict=True) if match), None)
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from . import headers
 from .unreadable import NOT_READABLE, READABLE, Obstacle, printable
 
-# Values of general.file_type without quantization, of the many in llama.cpp
-_GGUF_UNQUANTIZED = {0: "float32", 1: "float16", 32: "bfloat16"}
+_GGUF_UNQUANTIZED = {0: "float32", 1: "float16", 32: "bfloat16"}  # values of general.file_type
+_GGUF_QUANTIZED = {
+    **{2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L"},
+    **{14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+}
 _MARIAN_FLOAT32 = 0x0404
 _QUANTIZED = ("U8", "I8", "F8_E4M3", "F8_E5M2", "F4")  # dtypes of safetensors
 _ORIGINAL = "pass the checkpoint from which it was made"
@@ -148,8 +151,10 @@ def _gguf(path: Path, head: bytes) -> Obstacle | None:
     kind = f"a GGUF file of llama.cpp (version {version}, architecture {architecture})"
     if file_type in _GGUF_UNQUANTIZED:
         reason = f"general.file_type={file_type} ({_GGUF_UNQUANTIZED[file_type]}), in llama.cpp's names and layouts"
+    elif file_type is None:
+        reason = "its header has no general.file_type"
     else:
-        reason = f"general.file_type={file_type}, quantized"
+        reason = f"general.file_type={file_type} ({_GGUF_QUANTIZED.get(file_type, 'unknown')}), quantized"
     return Obstacle(kind, reason, "pass the original checkpoint, a Hugging Face directory, from which it was made")
 
 

@@ -81,7 +81,8 @@ def _family_obstacle(settings: Mapping[str, Any], supported: tuple[str, ...]) ->
     name, families = f"model_type={printable(repr(model_type))}", f"supported: {', '.join(supported)}"
     if isinstance(model_type, str) and model_type in OBSTACLES:
         family = OBSTACLES[model_type]
-        reason = ", ".join([f"twinax does not support {family.reason}", *_values(settings, family.settings)])
+        values = ", ".join(_values(settings, family.settings))
+        reason = f"twinax does not support {family.reason}{f' ({values})' if values else ''}"
         return Obstacle(f"a Hugging Face model of {name}", reason, family.advice)
     if model_type is None:
         kind = "a directory whose config.json is not of a Hugging Face model"

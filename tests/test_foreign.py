@@ -84,9 +84,15 @@ CT2 = struct.pack("<IH", 6, 16) + b"TransformerSpec\0" + bytes(40)
 ONNX = b"\x08\x08\x12\x07pytorch\x1a\x052.1.0" + bytes(20)
 
 FILES = {  # case -> (name, content or function that writes it, what it is, obstacle, what to do)
-    "GGUF": ("a.gguf", Q4, "GGUF file of llama.cpp (version 3, architecture t5)", "file_type=15, quant", "original"),
+    "GGUF": (
+        "a.gguf",
+        Q4,
+        "GGUF file of llama.cpp (version 3, architecture t5)",
+        "general.file_type=15 (Q4_K_M), quant",
+        "original",
+    ),
     "GGUF in float16": ("a.gguf", F16, "architecture llama", "general.file_type=1 (float16)", "original checkpoint"),
-    "GGUF cut off": ("a.gguf", Q4[:30], "(version 3, architecture unknown)", "general.file_type=None", "original"),
+    "GGUF cut off": ("a.gguf", Q4[:30], "(version 3, architecture unknown)", "no general.file_type", "original"),
     "git-lfs": ("model.safetensors", LFS, "a git-lfs pointer", "242,043,056 bytes, is not", "`git lfs pull`"),
     "git-lfs .pt": ("model.pt", LFS, "a git-lfs pointer", "is not downloaded", "`git lfs pull`"),
     "incomplete": ("model.safetensors.incomplete", b"abc", "a partial download", "it ended early", "download it again"),
@@ -233,7 +239,7 @@ DIRECTORIES = {  # case -> (entries and their text, what it is, obstacle, what t
     "OpenVINO": ({"openvino_encoder_model.xml": "", "config.json": T5}, "an OpenVINO model", "graph", "was made"),
     "GGUF": (
         {"config.json": T5, "model-Q4_K_M.gguf": "GGUF"},
-        *("a directory with a GGUF file of llama.cpp", "model-Q4_K_M.gguf: general.file_type", "original checkpoint"),
+        *("a directory with a GGUF file of llama.cpp", "model-Q4_K_M.gguf: its header has no", "original checkpoint"),
     ),
     "TensorFlow in a Hugging Face directory": (
         {"config.json": T5, "tf_model.h5": "\x89HDF\r\n\x1a\n"},
@@ -266,6 +272,13 @@ DIRECTORIES = {  # case -> (entries and their text, what it is, obstacle, what t
     "files": ({"a.pt": "x", "b.pt": "x"}, "a directory with files of weights", "it has 2", "a.pt`"),
     "tokenizer": ({"tokenizer.json": TOKENIZER}, "a tokenizer", "it has tokenizer.json and no weights", "--tokenizer"),
     "around": ({"a/x": "", "b/config.json": T5}, "neither a run", "the checkpoint is in b", "/b"),
+    "runs of a Trainer": ({"checkpoint_9/config.json": T5}, "neither a run", "is in checkpoint_9", "/checkpoint_9"),
+    "dataset with splits": (
+        {"dataset_dict.json": "{}", "train/state.json": "{}"},
+        "a dataset",
+        "no weights",
+        "--dataset",
+    ),
     "hub cache": (
         {"refs/main": "", "blobs/1": "", "snapshots/abc/config.json": T5},
         *("neither a run", "the checkpoint is in abc", "/snapshots/abc"),
@@ -374,7 +387,7 @@ def test_inspect_prints_a_table_and_the_other_commands_one_line(command, tmp_pat
     assert (code, err) == (1, "")
     rows = json.loads(report.read_text())
     assert [*rows] == ["path", "is", "obstacle", "what to do", "tensors"]
-    assert all(word in out for word in ("obstacle", "what to do", "general.file_type=15,"))
+    assert all(word in out for word in ("obstacle", "what to do", "general.file_type=15 (Q4_K_M)"))
     for arguments in (["translate", path], ["convert", path, tmp_path / "b.pt"], ["parity", path], ["audit", path]):
         code, out, err = command(*arguments)
         assert (code, out) == (2, "")

@@ -76,7 +76,7 @@ def test_the_obstacle_names_the_setting(name, settings, tmp_path):
     obstacle = obstacle_of(config_json(name, **changes), tmp_path)
     assert obstacle.kind == f"a Hugging Face model of model_type={name!r}"
     assert obstacle.reason.startswith("twinax does not support ")
-    assert f", {settings}" in obstacle.reason
+    assert f" ({settings}" in obstacle.reason
 
 
 def test_two_families_in_one_model(tmp_path):

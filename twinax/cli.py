@@ -223,7 +223,8 @@ def inspect(
 ) -> int:
     """Print the contents of a checkpoint: format, layout, config, counts, dtypes, ties, training, checksum.
 
-    The checksum covers the weights by Flax name, so that it is the same in every format and layout.
+    The checksum covers the weights by Flax name, so that it is the same in every format and layout. For anything that
+    twinax cannot read, prints what it is, which setting is the obstacle, and what to do, and exits with 1.
 
     Example: twinax inspect runs/de_en
 

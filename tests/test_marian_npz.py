@@ -206,7 +206,7 @@ def test_text_is_segmented_by_the_user_or_by_sentencepiece(folder, command, arra
         assert command("convert", "model.npz", name, "--tokenizer", *files)[0] == 0
         src, tgt = twinax.load(name).tokenizers
         assert src.encode_sources(["w4 w6@@ nie : w7"]) == [[4, 6, 1, 2, 7, 0]]
-        assert (src.pad_id, src.bos_id, src.eos_id, src.unk_id) == (SIZE, 0, 0, 1)
+        assert (src.pad_id, src.bos_id, src.eos_id, src.unk_id) == (SIZE, None, 0, 1)
         assert tgt.decode([[4, 6, 7, 0, SIZE]]) == ["w4 w6w7"]
     texts = [f"ein {word} und {word}" for word in ("Haus", "Hund", "Baum")]
     options = {"vocab_size": SIZE, "pad_id": -1, "bos_id": -1, "eos_id": 0, "unk_id": 1, "hard_vocab_limit": False}

@@ -80,7 +80,8 @@ def _is_same(options: dict[str, Any], checkpoint: Checkpoint) -> bool:
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # opened here, because numpy leaves a damaged file open
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split())[:200]

@@ -158,11 +158,11 @@ def narrow_operations(
     def cached(arrays: Mapping[str, Any]) -> Any:
         begin, continue_search = decode._compiled(config, decoding)
         memory, search, past = begin(arrays, src, keep)
-        return continue_search(arrays, memory, keep, search, decode._grow(past, 4))
+        return continue_search(arrays, memory, src, keep, search, decode._grow(past, 4))
 
     def uncached(arrays: Mapping[str, Any]) -> Any:
         encode, step = decode._compiled_without_cache(config, decoding)
-        return step(arrays, encode(arrays, src, keep), keep, decode._start(config, decoding, len(src)), 1)
+        return step(arrays, encode(arrays, src, keep), src, keep, decode._start(config, decoding, len(src)), 1)
 
     size = config.tgt_vocab_size
     decoding = DecodingConfig(beam_size=2, max_length=4)

@@ -21,7 +21,7 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
-# The six families of transformers, fairseq and Marian against the twins; writes the table. About two minutes.
+# The families of transformers, fairseq and Marian against the twins; writes the tables. About four minutes.
 conversion-matrix: install
 	$(BIN)/python -m benchmarks.conversion_matrix docs/conversion.md
 

@@ -9,8 +9,9 @@ compute in float64, not in float32.
 
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -96,10 +97,13 @@ def _float64() -> Iterator[None]:
         stack.enter_context(jax.enable_x64(True))
         stack.enter_context(mock.patch.object(modeling_flax_t5, "FlaxT5LayerNorm", _Norm))
         for module in (modeling_flax_marian, modeling_flax_pegasus):
-            table = module.create_sinusoidal_positions
-            rounded = lambda *sizes, table=table: table(*sizes).astype(jnp.float32)  # noqa: E731
-            stack.enter_context(mock.patch.object(module, "create_sinusoidal_positions", rounded))
+            table = partial(_rounded, module.create_sinusoidal_positions)
+            stack.enter_context(mock.patch.object(module, "create_sinusoidal_positions", table))
         yield
+
+
+def _rounded(table: Callable[..., Any], *sizes: int) -> Any:
+    return table(*sizes).astype(jnp.float32)
 
 
 def write(name: str, folder: Path) -> None:

@@ -75,7 +75,7 @@ def fairseq_args(name: str) -> Namespace:
     """The `args` of a variant, with the settings of training and task that real ones have."""
     family, settings, further = FAIRSEQ[name]
     config = getattr(transformers, f"{family}Config")(**_SIZES, **settings)
-    args = {theirs: getattr(config, ours) for ours, theirs in _FAIRSEQ.items()}
+    args = {setting: getattr(config, name) for name, setting in _FAIRSEQ.items()}
     args |= {"max_source_positions": 13, "max_target_positions": 13, "encoder_embed_path": None, "no_cuda": False}
     args |= {"no_scale_embedding": not config.scale_embedding, "adaptive_softmax_cutoff": None, "lr": [0.0005]}
     args |= {"arch": "transformer_wmt_en_de", "task": "translation", "source_lang": "de", "target_lang": "en"}

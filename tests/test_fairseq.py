@@ -248,8 +248,8 @@ def test_code_is_refused_with_the_command_that_removes_it(folder, state, tmp_pat
         convert.load(path)
     message = str(error.value)
     assert "holds more than tensors, a omegaconf.dictconfig.Config; none of its code was run" in message
-    _, found, command = message.partition("where fairseq is installed, run: ")
-    assert found
+    _, separator, command = message.partition("where fairseq is installed, run: ")
+    assert separator
     command = command.removesuffix("; then convert PLAIN.pt").removesuffix(f"{path} PLAIN.pt").strip()
     code = command.removeprefix('python -c "').removesuffix('"')
     stub = tmp_path / "stub" / "omegaconf"

@@ -1,32 +1,38 @@
 """Atomic writing of files and directories: complete and synced to disk, or absent; existing ones stay."""
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 
 from ..configs.errors import ConversionError
-from .files import WEIGHTS
+from .safetensors_files import write_shards
+
+_MARK = ".twinax-"  # in the names of temporary files and directories
 
 
 def write_directory(
-    directory: Path, arrays: Mapping[str, np.ndarray], documents: Mapping[str, Any], files: Mapping[str, bytes]
+    directory: Path,
+    arrays: Mapping[str, np.ndarray],
+    documents: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    max_shard_size: int,
 ) -> None:
-    """Atomically write a new directory of `model.safetensors`, JSON documents and other files by name.
+    """Atomically write a new directory of `model.safetensors` or its shards, JSON documents and other files by name.
 
     Raises:
         ConversionError: the path exists, or writing fails.
     """
     with new_directory(directory) as folder:
-        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        safetensors.numpy.save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
+        write_shards(folder, "model", arrays, {"format": "pt"}, max_shard_size)
         for name, document in documents.items():
             (folder / name).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         write_files(folder, files)
@@ -124,22 +130,63 @@ def _one_line(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
-    """A temporary path beside `path`; removed at the end if it still exists."""
+    """A temporary path beside `path`; removed at the end if it still exists.
+
+    It is locked while its process lives, so that the next one to write there removes what a killed one left.
+    """
     check_new(path)
     path = path.resolve()
     new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(make(prefix=f".{path.name}.", dir=path.parent))
+    prefix = f".{path.name}{_MARK}"
+    with _locked(path.parent, wait=True):
+        for leftover in path.parent.glob(f"{escape(prefix)}*"):
+            with _locked(leftover, wait=False) as free:
+                if free:
+                    _remove(leftover)
+        temporary = Path(make(prefix=prefix, dir=path.parent))
+        lock = _lock(temporary, wait=False)
     try:
         yield temporary
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        _remove(temporary)
+        if lock is not None:
+            os.close(lock)
         for parent in new_parents:  # deepest first; after a failure they are empty and are removed too
             if not any(parent.iterdir()):
                 parent.rmdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Holds the lock on a file or directory; yields False if another process has it, or there are no locks here."""
+    descriptor = _lock(path, wait)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(path: Path, wait: bool) -> int | None:
+    """A descriptor that holds the lock on a path until it is closed, None if that is not possible."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:  # held by another, or a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _sync(path: Path) -> None:

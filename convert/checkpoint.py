@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from .arrays import to_jax_arrays
+from .lazy_arrays import LazyArrays, contiguous_bytes, lazy
 from .port import to_params, to_state_dict
 
 if TYPE_CHECKING:
@@ -96,13 +97,19 @@ class Checkpoint:
         return TorchTransformer.from_state_dict(self.config, to_state_dict(self.arrays, self.config))
 
     @property
-    def tensors(self) -> dict[str, np.ndarray]:
+    def tensors(self) -> LazyArrays:
         """All arrays by name: weights, unused arrays and the optimizer's moments."""
-        tensors = {**self.arrays, **{f"unused.{name}": a for name, a in self.unused.items()}}
-        if self.training is not None:
-            for key in MOMENTS:
-                tensors |= {f"optimizer.{key}.{name}": a for name, a in getattr(self.training, key).items()}
+        tensors = lazy(self.arrays) | lazy(self.unused).with_prefix("unused.")
+        for key in MOMENTS if self.training is not None else ():
+            tensors |= lazy(getattr(self.training, key)).with_prefix(f"optimizer.{key}.")
         return tensors
+
+    def copy(self) -> "Checkpoint":
+        """The same with arrays of its own, where these are views of a file or not computed yet."""
+        training = self.training
+        if training is not None:
+            training = replace(training, **{key: _copies(getattr(training, key)) for key in MOMENTS})
+        return replace(self, arrays=_copies(self.arrays), unused=_copies(self.unused), training=training)
 
 
 def _check(item: str, entries: Any, names: Collection[str], kind: type) -> None:
@@ -115,10 +122,19 @@ def _check(item: str, entries: Any, names: Collection[str], kind: type) -> None:
             raise ConversionError(f"its {item} {name} is not a {kind.__name__}")
 
 
+def _copies(arrays: Arrays) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in arrays.items()}
+
+
 def checksum(arrays: Arrays) -> str:
     """SHA-256 of arrays by name: of names, dtypes, shapes and values, independent of order and memory layout."""
     digest = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+    for name in sorted(arrays):
+        add_to_checksum(digest, name, arrays[name])
     return digest.hexdigest()
+
+
+def add_to_checksum(digest: "hashlib._Hash", name: str, array: np.ndarray) -> None:
+    """Add an array to the digest of `checksum`, in the order of names."""
+    digest.update(f"{name} {array.dtype} {list(array.shape)}\n".encode())
+    digest.update(contiguous_bytes(array))

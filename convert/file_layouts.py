@@ -17,8 +17,9 @@ from ..configs.schema import TransformerConfig
 from .checkpoint import Checkpoint
 from .layouts.published import PublishedLayout
 from .port import flax_specs, port_of, port_rules
-from .rules import Rule, Translation, translate
+from .rules import Rule, Translation, translate_lazily
 
+Named = Mapping[str, np.ndarray]
 Arrays = dict[str, np.ndarray]
 _OWN = ("twinax", "torch_nn")
 TORCH_NN = "transformer."  # the usual attribute name of a `torch.nn.Transformer`
@@ -67,7 +68,7 @@ def to_named(
     *,
     trained_only: bool = False,
     unused: Mapping[str, np.ndarray] | None = None,
-) -> Arrays:
+) -> Named:
     """Convert arrays by Flax name to the names of a file layout.
 
     `trained_only`: the arrays are an optimizer's, without fixed tables. `unused` arrays that the layout stores are
@@ -79,20 +80,20 @@ def to_named(
     name, prefixes = _parse(layout)
     if name in _OWN:
         translation = _translation(name, config, trained_only)
-        return translate(translation.rules, arrays, translation.specs)
+        return translate_lazily(translation.rules, arrays, translation.specs)
     tensors = PUBLISHED[name].write(name, arrays, config) | PUBLISHED[name].split(unused or {})[1]
     return _rename(tensors, prefixes)
 
 
 def from_named(
     tensors: Mapping[str, np.ndarray], config: TransformerConfig, layout: str, *, trained_only: bool = False
-) -> tuple[Arrays, Arrays]:
+) -> tuple[Named, Arrays]:
     """The inverse of `to_named`: (arrays by Flax name, unused arrays). Raises: ConversionError, as `to_named`."""
     name, prefixes = _parse(layout)
     if name in PUBLISHED:
         return PUBLISHED[name].read(_rename(tensors, {prefix: part for part, prefix in prefixes.items()}), config)
     translation = _translation(name, config, trained_only)
-    return translate(translation.inverses, tensors, translation.target_specs), {}
+    return translate_lazily(translation.inverses, tensors, translation.target_specs), {}
 
 
 def system_of(config: TransformerConfig) -> str | None:

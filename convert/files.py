@@ -3,24 +3,24 @@
 import json
 import re
 import warnings
+import zipfile
 from argparse import Namespace
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from ..configs.errors import ConversionError
 from . import legacy_flax
-from .arrays import from_torch
+from .arrays import view_of_torch
+from .safetensors_files import read_safetensors, read_safetensors_metadata
 
 WEIGHTS = "model.safetensors"
 _INDEX = ".index.json"
+_MAPPED = (".pt", ".pth", ".bin")  # by other suffixes, torch.load would choose another reader
 # in the order in which `transformers` looks for them
 FORMS = (WEIGHTS, "pytorch_model.bin", legacy_flax.WEIGHTS)
-_SAFETENSORS_ERRORS = (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weights(directory: Path) -> dict[str, np.ndarray]:
-    """All arrays of a directory, by their name in the PyTorch class.
+    """All arrays of a directory, by their name in the PyTorch class; views of its files if these can be mapped.
 
     Raises:
         ConversionError: there are no weights, a shard is missing, or a file is damaged or holds more than tensors.
@@ -102,30 +102,6 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """(arrays by name, metadata) of a file.
-
-    Raises:
-        ConversionError: the file is damaged, or has a dtype that numpy lacks.
-    """
-    metadata = read_safetensors_metadata(path)
-    try:
-        return safetensors.numpy.load_file(path), metadata
-    except AttributeError:  # numpy.float8_…, which numpy lacks
-        raise ConversionError(f"{path}: holds tensors of a dtype that numpy lacks") from None
-    except _SAFETENSORS_ERRORS as error:
-        raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
-
-
-def read_safetensors_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file. Raises: ConversionError if it is damaged."""
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return file.metadata() or {}
-    except _SAFETENSORS_ERRORS as error:
-        raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
-
-
 def read_torch(path: Path, advice: str = "save only the state dict") -> Any:
     """The content of a PyTorch file, on the CPU; executes none of its code. `advice`: what to do if it holds code.
 
@@ -143,6 +119,8 @@ def read_torch(path: Path, advice: str = "save only the state dict") -> Any:
         # An open file, because for a path torch depends on its suffix.
         safe_globals = torch.serialization.safe_globals([Namespace])
         with warnings.catch_warnings(action="ignore"), safe_globals, open(path, "rb") as file:
+            if zipfile.is_zipfile(path) and path.suffix.lower() in _MAPPED:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its message recommends executing the code
         name = re.search(r"GLOBAL (\S+)", str(error))
@@ -159,16 +137,15 @@ def read_torch(path: Path, advice: str = "save only the state dict") -> Any:
 
 
 def to_arrays(tensors: Any, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a state dict, which is emptied. Raises: ConversionError if it is none, or numpy lacks a dtype."""
+    """Views of the tensors of a state dict. Raises: ConversionError if it is none, or numpy lacks a dtype."""
     import torch
 
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ConversionError(f"{path}: is not a state dict, a mapping from names to tensors")
     arrays = {}
-    for name in list(tensors):
-        tensor = tensors.pop(name)
+    for name, tensor in tensors.items():
         try:
-            arrays[str(name)] = from_torch(tensor)
+            arrays[str(name)] = view_of_torch(tensor)
         except (TypeError, NotImplementedError, RuntimeError):
             kind = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
             raise ConversionError(f"{path}: {name} is {kind}, which numpy does not support") from None

@@ -108,7 +108,7 @@ def is_single_file(path: Path) -> bool:
     return _format_of(path) in (_SAFETENSORS, _TORCH)
 
 
-def load(path: str | PathLike[str], config: Config = None) -> Checkpoint:
+def load(path: str | PathLike[str], config: Config = None, *, memory_map: bool = False) -> Checkpoint:
     """The checkpoint at a path, in any of the formats.
 
     `config` is required for a file without one: bare tensors with the names of `torch_reference` or
@@ -116,16 +116,18 @@ def load(path: str | PathLike[str], config: Config = None) -> Checkpoint:
     repaired variant with 4 heads. The checkpoint's `assumed` lists settings that neither the tensors nor `config`
     determine.
 
+    `memory_map`: arrays may be read-only views of the files, which must then stay as they are, or computed when they
+    are read; a model larger than the memory can be converted so.
+
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, it is damaged, it has a family or setting that twinax
             does not support, or it has no config.
     """
     path = Path(path)
-    if config is None:
-        return _format_of(path).read(path)
-    if path.is_dir() or not is_single_file(path):
+    if config is not None and (path.is_dir() or not is_single_file(path)):
         raise ConversionError(f"{path}: has its own config; omit `config`")
-    return read_file(path, config)
+    checkpoint = _format_of(path).read(path) if config is None else read_file(path, config)
+    return checkpoint if memory_map else checkpoint.copy()
 
 
 def load_config(path: str | PathLike[str]) -> TransformerConfig:
@@ -138,12 +140,15 @@ def describe(path: str | PathLike[str]) -> str:
     return _format_of(Path(path)).describe(Path(path))
 
 
-def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "twinax") -> None:
+def save(
+    checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "twinax", max_shard_size: int | None = None
+) -> None:
     """Atomically write a checkpoint that `load` reads.
 
     A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
     `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz. Any
     other name becomes an orbax checkpoint, as in a run. Only layout twinax stores the state to resume a training from.
+    `max_shard_size`: the most bytes per file of a family's directory; a larger array has a file of its own.
 
     Raises:
         ConversionError: the layout has no such model or format, the path exists, or writing fails.
@@ -152,7 +157,11 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
     if not is_layout(layout):
         raise ConversionError(f"layout={layout!r}: there is no such layout; choose one of {', '.join(layouts())}")
     selected = next((form for form in formats() if form.accepts(path, layout)), None)
-    if selected is not None:
+    if max_shard_size is not None and selected is not _HUGGING_FACE:
+        raise ConversionError(f"max_shard_size={max_shard_size}: only a family's directory has shards; omit it")
+    if selected is not None and max_shard_size is not None:
+        write_hugging_face(checkpoint, path, layout, max_shard_size)
+    elif selected is not None:
         selected.write(checkpoint, path, layout)
     elif layout in LAYOUTS:
         raise ConversionError(f"{path}: {layout} is the layout of a directory; give a name without {path.suffix}")

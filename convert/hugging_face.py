@@ -17,6 +17,7 @@ from .obstacles import settings_obstacle
 from .unreadable import UnreadableError
 
 # Each is a module of `convert.layouts` that defines FAMILY.
+_ONE_FILE = 1 << 62  # bytes; no model is larger
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
 
 
@@ -41,8 +42,10 @@ def read_directory(path: Path) -> Checkpoint:
     return Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
 
 
-def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str) -> None:
+def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max_shard_size: int = _ONE_FILE) -> None:
     """Write a directory that `from_pretrained` of the layout's class loads; unchanged settings are written back.
+
+    `max_shard_size`: the most bytes per file of weights; a larger array has a file of its own.
 
     Raises:
         ConversionError: the layout has no such model, or the directory exists. Nothing is written then.
@@ -52,10 +55,10 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str) -> 
     if checkpoint.layout != layout or not _same(target, documents, checkpoint.config):
         documents = _rewrite(target, documents if checkpoint.layout == layout else {}, checkpoint.config)
     documents[CONFIG]["architectures"] = [target.architecture]
-    arrays = target.write(documents[CONFIG], checkpoint.config, dict(checkpoint.arrays), dict(checkpoint.unused))
+    arrays = target.write(documents[CONFIG], checkpoint.config, checkpoint.arrays, checkpoint.unused)
     # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.
     files = {name.removeprefix(f"{FOLDERS[0]}/"): content for name, content in checkpoint.files.items()}
-    write_directory(directory, arrays, documents, files)
+    write_directory(directory, arrays, documents, files, max_shard_size)
 
 
 def family(layout: str) -> Family:

@@ -47,7 +47,7 @@ def read_msgpack(path: Path) -> dict[str, np.ndarray]:
 
 
 def to_torch_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Copies of the arrays under the names and in the shapes of the PyTorch class; paths have slashes or dots.
+    """The arrays under the names and in the shapes of the PyTorch class; paths have slashes or dots.
 
     Raises:
         ConversionError: two arrays get the same name.
@@ -59,7 +59,7 @@ def to_torch_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         name = ".".join((*modules, torch_leaf))
         if name in tensors:
             raise ConversionError(f"{path}: is a second array for {name}")
-        tensors[name] = np.array(transform.forward([array])[0], order="C")
+        (tensors[name],) = transform.forward([array])
     for name in [name for name in tensors if name.endswith(_SHARED)]:
         for copy in _COPIES:
             tensors.setdefault(name.removesuffix(_SHARED) + copy, tensors[name])

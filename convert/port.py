@@ -16,7 +16,8 @@ from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import Buffer, join_path, named_arrays
 from .arrays import from_torch, to_jax_arrays, to_torch_tensor
-from .rules import IDENTITY, TRANSPOSE, Rule, Spec, Transform, Translation, translate
+from .lazy_arrays import Spec
+from .rules import IDENTITY, TRANSPOSE, Rule, Transform, Translation, translate
 
 if TYPE_CHECKING:
     import torch

@@ -11,16 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..configs.errors import ConversionError
+from .lazy_arrays import LazyArrays, Spec, specs_of
 
 Arrays = Sequence[np.ndarray]
 _MAX_PROBLEMS = 30  # maximum number of problems in a message
-
-
-class Spec(NamedTuple):
-    """The required shape and dtype of an array."""
-
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -59,23 +53,42 @@ def translate(rules: Iterable[Rule], arrays: Mapping[str, np.ndarray], specs: Ma
     Raises:
         ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
-    problems = [f"missing: {name}, {_text(spec)}" for name, spec in specs.items() if name not in arrays]
-    problems += [f"not in the model: {name}, {_text(_spec(a))}" for name, a in arrays.items() if name not in specs]
+    _check(arrays, specs)
+    targets = {}
+    for rule in rules:
+        results = rule.transform.forward([arrays[name] for name in rule.source])
+        targets.update(zip(rule.target, results, strict=True))
+    return targets
+
+
+def translate_lazily(rules: Iterable[Rule], arrays: Mapping[str, np.ndarray], specs: Mapping[str, Spec]) -> LazyArrays:
+    """As `translate`, but a rule is applied whenever one of its target arrays is read. Raises: ConversionError."""
+    _check(arrays, specs)
+    rules = list(rules)
+    places = {name: (rule, i) for rule in rules for i, name in enumerate(rule.target)}
+
+    def compute(name: str) -> np.ndarray:
+        rule, i = places[name]
+        return rule.transform.forward([arrays[source] for source in rule.source])[i]
+
+    return LazyArrays(target_specs(rules, specs), compute)
+
+
+def _check(arrays: Mapping[str, np.ndarray], specs: Mapping[str, Spec]) -> None:
+    """Raises: ConversionError, lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype."""
+    given = specs_of(arrays)
+    problems = [f"missing: {name}, {_text(spec)}" for name, spec in specs.items() if name not in given]
+    problems += [f"not in the model: {name}, {_text(spec)}" for name, spec in given.items() if name not in specs]
     problems += [
-        f"wrong: {name} is {_text(_spec(arrays[name]))}, must be {_text(spec)}"
+        f"wrong: {name} is {_text(given[name])}, must be {_text(spec)}"
         for name, spec in specs.items()
-        if name in arrays and _spec(arrays[name]) != spec
+        if name in given and given[name] != spec
     ]
     if problems:
         lines = problems[:_MAX_PROBLEMS]
         if len(problems) > _MAX_PROBLEMS:
             lines.append(f"… and {len(problems) - _MAX_PROBLEMS} more")
         raise ConversionError(f"{len(problems)} arrays do not fit the model:\n  " + "\n  ".join(lines))
-    targets = {}
-    for rule in rules:
-        results = rule.transform.forward([arrays[name] for name in rule.source])
-        targets.update(zip(rule.target, results, strict=True))
-    return targets
 
 
 def target_specs(rules: Iterable[Rule], specs: Mapping[str, Spec]) -> dict[str, Spec]:
@@ -100,10 +113,6 @@ class Translation(NamedTuple):
     def of(cls, rules: Sequence[Rule], specs: Mapping[str, Spec]) -> "Translation":
         """The translation of these rules and the specs of their source arrays."""
         return cls(rules, specs, [rule.inverse for rule in rules], target_specs(rules, specs))
-
-
-def _spec(array: np.ndarray) -> Spec:
-    return Spec(tuple(array.shape), str(array.dtype))
 
 
 def _text(spec: Spec) -> str:

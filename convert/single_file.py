@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import safetensors.numpy
 
 from ..configs.errors import ConversionError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
-from .arrays import to_torch_tensor
+from .arrays import torch_view
 from .atomic_io import new_file
 from .checkpoint import MOMENTS, Checkpoint, Training
 from .file_layouts import (
@@ -31,8 +30,10 @@ from .file_layouts import (
     stated_settings,
     to_named,
 )
-from .files import read_safetensors, read_torch, to_arrays
+from .files import read_torch, to_arrays
+from .lazy_arrays import lazy
 from .optimizer import from_torch_optimizer, to_torch_optimizer
+from .safetensors_files import read_safetensors, write_safetensors
 
 SUFFIXES = (".pt", ".pth", ".safetensors")  # case-insensitive
 _VERSION = 1
@@ -173,7 +174,7 @@ def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndar
     import torch
 
     tensors = {"model": model, "unused": checkpoint.unused}
-    content = metadata | {part: {n: to_torch_tensor(a) for n, a in arrays.items()} for part, arrays in tensors.items()}
+    content = metadata | {part: {n: torch_view(a) for n, a in arrays.items()} for part, arrays in tensors.items()}
     content["files"] = dict(checkpoint.files)
     if checkpoint.training is not None:
         content["optimizer"] = to_torch_optimizer(checkpoint.training, checkpoint.to_torch())
@@ -184,15 +185,14 @@ def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndar
 def _write_safetensors(
     checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], metadata: dict[str, Any]
 ) -> None:
-    arrays = {**model, **{f"unused.{name}": a for name, a in checkpoint.unused.items()}}
+    arrays = lazy(model) | lazy(checkpoint.unused).with_prefix("unused.")
     for key in MOMENTS if checkpoint.training is not None else ():
         moments = to_named(getattr(checkpoint.training, key), checkpoint.config, metadata["layout"], trained_only=True)
-        arrays |= {f"optimizer.{key}.{name}": a for name, a in moments.items()}
+        arrays |= lazy(moments).with_prefix(f"optimizer.{key}.")
     files = {name: base64.b64encode(content).decode() for name, content in checkpoint.files.items()}
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     with new_file(path) as temporary:
         texts = {"format": "pt", _METADATA: json.dumps(metadata | {"files": files})}
-        safetensors.numpy.save_file(contiguous, temporary, metadata=texts)
+        write_safetensors(temporary, arrays, texts)
 
 
 def _read_torch(path: Path) -> dict[str, Any]:

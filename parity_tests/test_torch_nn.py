@@ -10,7 +10,8 @@ from torch.nn import functional
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.convert.arrays import from_torch
 from twinax.convert.layouts import torch_nn
-from twinax.convert.rules import Spec, target_specs, translate
+from twinax.convert.lazy_arrays import Spec
+from twinax.convert.rules import target_specs, translate
 from twinax.parity import Criterion, compare_arrays
 from twinax.parity.functions import random_arrays
 

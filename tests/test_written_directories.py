@@ -1,15 +1,14 @@
 """Written Hugging Face directories: their contents, and what is never overwritten."""
 
 import json
+import resource
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import transformers
 
 from twinax import convert, torch_reference
-from twinax.convert import atomic_io as new_files
 from twinax.convert.checkpoint import Checkpoint
 from twinax.convert.hugging_face import family
 from twinax.convert.layouts.hugging_face_settings import BART_LIKE
@@ -118,16 +117,14 @@ def test_an_existing_directory_is_left_alone(bart):
     assert contents == {path.name: path.read_bytes() for path in bart.iterdir()}
 
 
-def test_a_full_disk_leaves_nothing(bart, tmp_path, monkeypatch):
-    checkpoint = convert.load(bart)
-
-    def full(*args, **kwargs):
-        (Path(args[1])).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(new_files.safetensors.numpy, "save_file", full)
-    with pytest.raises(convert.ConversionError, match=r"cannot be written: .*No space left on device"):
-        convert.save(checkpoint, tmp_path / "new", layout="bart")
+def test_a_full_disk_leaves_nothing(bart, tmp_path):
+    checkpoint, limits = convert.load(bart), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # bytes per file
+    try:
+        with pytest.raises(convert.ConversionError, match=r"new: cannot be written: .*File too large"):
+            convert.save(checkpoint, tmp_path / "new", layout="bart")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bart"]
 
 

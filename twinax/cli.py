@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 from os.path import exists
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -180,6 +180,8 @@ def convert(
     *,
     layout: str = "twinax",
     weights_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None,
+    max_shard_size: str | None = None,
     config: str | None = None,
     tokenizer: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
@@ -200,6 +202,8 @@ def convert(
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
             (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz).
         weights_only: omit the optimizer and the run.
+        dtype: round the weights to this dtype, without the optimizer, and report how far the logits moved.
+        max_shard_size: most bytes per file of weights in a family's directory, as in 5GB; default: one file.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             used too; for a published system, the settings that its tensors do not determine, as in
             leftover:repaired,num_heads=4.
@@ -212,7 +216,17 @@ def convert(
     check_exists(src)
     with one_line_errors():
         command = import_module("twinax.convert_command").convert_checkpoint
-        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer, languages)
+        return command(
+            Path(src),
+            Path(dst),
+            layout=layout,
+            weights_only=weights_only,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            config=config,
+            tokenizer=tokenizer,
+            languages=languages,
+        )
 
 
 def inspect(
@@ -236,7 +250,7 @@ def inspect(
     """
     check_exists(path)
     with one_line_errors():
-        return import_module("twinax.convert_command").inspect_checkpoint(Path(path), tensors, json_file)
+        return import_module("twinax.inspect_command").inspect_checkpoint(Path(path), tensors, json_file)
 
 
 def train() -> int:

@@ -1,57 +1,54 @@
-"""`twinax convert` and `twinax inspect`: convert checkpoints between formats and layouts, and print their contents."""
+"""`twinax convert`: convert checkpoints between formats and layouts."""
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields, replace
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
+from rich.text import Text
 
 from twinax import convert
 from twinax.configs import TransformerConfig
 from twinax.configs.data import TokenizerConfig
-from twinax.configs.errors import CheckpointError, ConfigError, ConversionError, DataError
+from twinax.configs.errors import CheckpointError, ConfigError, DataError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.atomic_io import check_new
 from twinax.convert.checkpoint import MOMENTS
-from twinax.convert.file_layouts import PUBLISHED, is_published, system_of
+from twinax.convert.dtypes import logit_movement, to_dtype
+from twinax.convert.file_layouts import PUBLISHED, system_of
 from twinax.convert.files import read_json
-from twinax.convert.formats import TOOLKITS, describe, is_layout, is_single_file, layouts
+from twinax.convert.formats import TOOLKITS, describe, is_layout, layouts
 from twinax.convert.hugging_face import LAYOUTS
-from twinax.convert.port import flax_specs
-from twinax.convert.single_file import Parts, read_parts
-from twinax.convert.unreadable import UnreadableError, printable
+from twinax.convert.progress import listening
+from twinax.convert.safetensors_files import size_of
+from twinax.convert.verification import Comparison, compare_checkpoints, number_of
 from twinax.published.registry import RECIPES
-from twinax.train.checkpointing.checkpoints import is_run_or_checkpoint
 from twinax.train.data.prepare import Tokenizers, check_fits
 from twinax.train.data.pretrained import load_for_model
 from twinax.train.data.tokenization import FILE
+from twinax.train.tracking.progress import progress_bar
 from twinax.train.translator import Translator
 
-from .usage import UsageError, check_folder, report_assumed
+from .usage import UsageError, report_assumed
 
-_SIZES = (
-    "d_model",
-    "num_heads",
-    "d_ff",
-    "num_encoder_layers",
-    "num_decoder_layers",
-    "src_vocab_size",
-    "tgt_vocab_size",
-)
+_UNITS = {"": 1, **{f"{prefix}B": 1000**i for i, prefix in enumerate("KMG", 1)}}
+_UNITS |= {f"{prefix}iB": 1024**i for i, prefix in enumerate("KMG", 1)}
 
 
 def convert_checkpoint(
     src: Path,
     dst: Path,
+    *,
     layout: str,
     weights_only: bool,
+    dtype: str | None,
+    max_shard_size: str | None,
     config: str | None,
     tokenizer: Sequence[str],
     languages: Sequence[str],
@@ -60,160 +57,115 @@ def convert_checkpoint(
     if not is_layout(layout):
         raise UsageError(f"--layout {layout}: is not a layout; the layouts are {', '.join(layouts())}")
     check_new(dst)
+    shard_bytes = None if max_shard_size is None else _bytes_of(max_shard_size)
     model, config_checkpoint = (None, None) if config is None else _config(config)
-    checkpoint = convert.load(src, model)
+    original = convert.load(src, model, memory_map=True)
     if config_checkpoint is not None:  # the assumptions belong to the config
-        checkpoint = replace(checkpoint, assumed=config_checkpoint.assumed)
-        checkpoint = replace(checkpoint, files=checkpoint.files or config_checkpoint.files)
-    source_files, new_files, pretokenization = checkpoint.files, {}, ""
+        original = replace(original, assumed=config_checkpoint.assumed)
+        original = replace(original, files=original.files or config_checkpoint.files)
+    checkpoint, new_files, pretokenization = original, {}, ""
     if tokenizer:
         new_files, pretokenization = _tokenizer_files(checkpoint, tokenizer, languages)
-        checkpoint = replace(checkpoint, files=_with_tokenizer(source_files, new_files))
+        checkpoint = replace(checkpoint, files=_with_tokenizer(original.files, new_files))
     elif languages:
         raise UsageError(f"--languages {' '.join(languages)}: needs --tokenizer, the vocabularies of both sides")
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
-    convert.save(checkpoint, dst, layout=layout)
-    result = convert.load(dst)
+    if dtype is not None:
+        checkpoint = to_dtype(checkpoint, dtype, layout)
+    written, verified = _Timer(), _Timer()
+    with written, _byte_progress(f"writing {dst}", checkpoint):
+        convert.save(checkpoint, dst, layout=layout, max_shard_size=shard_bytes)
+    with verified, _byte_progress(f"comparing {dst}", checkpoint):
+        result = convert.load(dst, memory_map=True)
+        comparison = compare_checkpoints(checkpoint, result)
+    rows = {"read": describe(src), "written": f"{describe(dst)}, layout {layout}"}
+    rows["time"] = f"written in {written.rate(dst)}; read back and compared in {verified.seconds:.1f} s"
+    rows["weights"], same = _weights(checkpoint, comparison, layout)
+    if dtype is not None:
+        rows["dtype"] = f"{original.config.param_dtype} → {dtype}: {logit_movement(original, result)}"
+    if checkpoint.unused:
+        rows["unused, kept"] = ", ".join(checkpoint.unused)
+    rows["optimizer"], same_optimizer = _compare_optimizers(replace(checkpoint, training=original.training), result)
+    if checkpoint.skipped:
+        rows["ignored"] = ", ".join(checkpoint.skipped)
+    rows["tokenizer"], same_files = _tokenizers(checkpoint, result, layout)
+    if new_files and same_files:
+        rows["tokenizer"] = _changes(original.files, new_files, checkpoint.files)
+    if pretokenization:
+        rows["pre-tokenization"] = pretokenization
     table = Table("", "", show_header=False, title=escape(f"{src} → {dst}"), title_justify="left")
-    table.add_row("read", escape(describe(src)))
-    table.add_row("written", f"{describe(dst)}, layout {layout}")
-    arrays, result_arrays = (replace(side, training=None).tensors for side in (checkpoint, result))
-    names = {*arrays, *result_arrays}
-    different = sorted(name for name in names if _bytes(arrays.get(name)) != _bytes(result_arrays.get(name)))
+    for name, text in rows.items():
+        table.add_row(name, Text(text, "bold red" if "DIFFERENT" in text else ""))
+    Console().print(table)
+    report_assumed(str(src), checkpoint)
+    return int(not (same and same_optimizer and same_files))
+
+
+def _weights(checkpoint: Checkpoint, comparison: Comparison, layout: str) -> tuple[str, bool]:
+    """(one line on the weights after reading back, whether they are those of the checkpoint)."""
     has_own_tables = layout in (*LAYOUTS, *TOOLKITS) or (
         layout in PUBLISHED and PUBLISHED[layout].tables(checkpoint.config)
     )
+    different = comparison.different
     recomputed = [name for name in different if name.endswith(".table") and has_own_tables]
-    weights = f"{len(arrays)} arrays, {_numbers(arrays):,} numbers: "
+    arrays = replace(checkpoint, training=None).tensors
+    line = f"{len(arrays)} arrays, {number_of(arrays):,} numbers: "
     if len(different) > len(recomputed):
-        weights += f"[bold red]{len(different)} DIFFERENT after reading back, first {different[0]}[/]"
-    else:
-        weights += f"bit-identical after reading back, sha256 {checksum(checkpoint.arrays)[:16]}"
-        weights += f", except {', '.join(recomputed)}, which {layout} recomputes" if recomputed else ""
-    table.add_row("weights", weights)
-    if checkpoint.unused:
-        table.add_row("unused, kept", escape(_text(list(checkpoint.unused))))
-    optimizer, same_optimizer = _compare_optimizers(checkpoint, result)
-    table.add_row("optimizer", optimizer)
-    if checkpoint.skipped:
-        table.add_row("ignored", escape(", ".join(checkpoint.skipped)))
-    files = ", ".join(checkpoint.files) or "none"
-    if new_files:
-        files = _changes(source_files, new_files, checkpoint.files)
-    same_files = checkpoint.files == result.files
-    if not same_files and layout in TOOLKITS:
+        return f"{line}{len(different)} DIFFERENT after reading back, first {different[0]}", False
+    line += f"bit-identical after reading back, sha256 {comparison.checksum[:16]}"
+    return line + (f", except {', '.join(recomputed)}, which {layout} recomputes" if recomputed else ""), True
+
+
+def _tokenizers(checkpoint: Checkpoint, result: Checkpoint, layout: str) -> tuple[str, bool]:
+    """(one line on the tokenizer, whether it is what the layout can store of the checkpoint's)."""
+    if checkpoint.files == result.files:
+        return ", ".join(checkpoint.files) or "none", True
+    if layout in TOOLKITS:
         stored = "vocabulary only: this format does not store the segmentation"
-        files, same_files = stored if result.files else "omitted: this format does not store tokenizers", True
-    table.add_row("tokenizer", escape(files) if same_files else "[bold red]DIFFERENT after reading back[/]")
-    if pretokenization:
-        table.add_row("pre-tokenization", escape(pretokenization))
-    Console().print(table)
-    report_assumed(str(src), checkpoint)
-    return int(len(different) > len(recomputed) or not same_optimizer or not same_files)
+        return stored if result.files else "omitted: this format does not store tokenizers", True
+    return "DIFFERENT after reading back", False
 
 
-def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
-    """Prints the contents of a checkpoint, or why twinax cannot read it. Exit status: 1 if it cannot."""
-    check_folder(json_file)
-    rows: dict[str, Any] = {}
-    status, arrays = 1, {}
-    try:
-        rows, arrays = _contents(path)
-        status = 0
-    except UnreadableError as error:
-        rows = dict(zip(("is", "obstacle", "what to do"), astuple(error.obstacle), strict=True))
-    except (CheckpointError, ConversionError) as error:
-        rows = {"is": describe(path), "obstacle": str(error).removeprefix(f"{path}: ")}
-    shown_arrays = arrays if tensors or json_file else {}
-    details = {
-        n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in shown_arrays.items()
-    }
-    if json_file is not None:
-        document = {"path": str(path), **rows, "tensors": details}
-        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    title = escape(printable(str(path)))
-    table = Table("", Column("", overflow="fold"), show_header=False, title=title, title_justify="left")
-    for name, value in rows.items():
-        if name != "config":
-            table.add_row(name, escape(_text(value)))
-        else:
-            table.add_row("sizes", ", ".join(f"{field} {value[field]}" for field in _SIZES))
-            table.add_row("settings", "; ".join(_settings(value)) or "the defaults")
-    console = Console()
-    console.print(table)
-    if tensors and arrays:
-        listing = Table(Column("array", overflow="fold"), "shape", "dtype", "sha256")
-        for name, detail in details.items():
-            listing.add_row(escape(name), "×".join(map(str, detail["shape"])), detail["dtype"], detail["sha256"][:16])
-        console.print(listing)
-    return status
+class _Timer:
+    """Seconds within a context."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds = time.monotonic() - self._start
+
+    def rate(self, path: Path) -> str:
+        """The seconds, and the rate for a file or directory."""
+        files = [path] if path.is_file() else path.rglob("*")
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        return f"{self.seconds:.1f} s ({size / 1e6:,.1f} MB, {size / 1e6 / self.seconds:,.0f} MB/s)"
 
 
-def _contents(path: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
-    """(description of a checkpoint, its arrays). Raises: CheckpointError, ConversionError, as `convert.load`."""
-    if path.is_file() and is_single_file(path):
-        parts = read_parts(path)
-        layout = parts.layout
-        checkpoint, contents = _checkpoint_or_contents(parts)
-        arrays = parts.content["model"] if checkpoint is None else checkpoint.tensors
-    else:
-        checkpoint, contents = convert.load(path), None
-        layout = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout
-        arrays = checkpoint.tensors
-    if checkpoint is not None:
-        report_assumed(str(path), checkpoint)
-    rows: dict[str, Any] = {"form": describe(path), "layout": layout}
-    rows |= ({"holds": contents} if contents else {}) | (_describe(checkpoint) if checkpoint else {})
-    rows["arrays"] = dict(Counter(str(array.dtype) for array in arrays.values()))
-    return rows, arrays
+@contextmanager
+def _byte_progress(label: str, checkpoint: Checkpoint) -> Iterator[None]:
+    """A progress bar with bytes and rate, where the format writes or reads one array at a time."""
+    completed, total = 0, sum(map(size_of, checkpoint.tensors.specs.values()))
+
+    def add(size: int) -> None:
+        nonlocal completed
+        completed += size
+        show(label, completed, total)
+
+    with progress_bar(in_bytes=True) as show, listening(add):
+        show(label, 0, total)
+        yield
 
 
-def _checkpoint_or_contents(parts: Parts) -> tuple[Checkpoint | None, str | None]:
-    """(the checkpoint in a file, None without a config; a description of bare tensors, else None)."""
-    if not parts.bare:
-        return parts.checkpoint(), None
-    if not is_published(parts.layout):
-        return None, "bare tensors, no config"
-    try:
-        return parts.checkpoint(), None
-    except ConversionError as error:
-        return None, f"bare tensors, no config: {error}"
-
-
-def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    config, arrays = checkpoint.config, checkpoint.arrays
-    trained = {name: arrays[name] for name in flax_specs(config, trained_only=True)}
-    rows: dict[str, Any] = {"originally of": checkpoint.layout} if checkpoint.layout else {}
-    rows |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
-    rows["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
-    rows |= {"assumed": list(checkpoint.assumed)} if checkpoint.assumed else {}
-    rows |= {"ignored": list(checkpoint.skipped)} if checkpoint.skipped else {}
-    rows["unused numbers"] = _numbers(checkpoint.unused)
-    rows |= {"unused, kept": list(checkpoint.unused)} if checkpoint.unused else {}
-    ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
-    rows["ties"] = [text for field, text in ties.items() if getattr(config, field)]
-    rows["tokenizer"] = list(checkpoint.files)
-    if (training := checkpoint.training) is not None:
-        epoch, batch = training.position
-        rows["training"] = {"update": training.update, "epoch": epoch, "batch": batch, "seed": training.seed}
-        rows["optimizer"] = {"name": training.run.training.optimizer, "updates": training.count}
-    rows["sha256 of weights"] = checksum(arrays)
-    return rows
-
-
-def _settings(config: Mapping[str, Any]) -> list[str]:
-    """Config fields that differ from their defaults."""
-    defaults = [(f.name, f.default) for f in fields(TransformerConfig) if f.name not in _SIZES]
-    return [f"{name}={config[name]!r}" for name, default in defaults if config[name] != default]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(v)}" for name, v in value.items())
-    if isinstance(value, list):
-        return ", ".join(value) or "none"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def _bytes_of(size: str) -> int:
+    """The number of bytes of a size such as 5GB or 500MiB."""
+    match = re.fullmatch(r"(\d+)([KMG]i?B)?", size.strip())
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f"--max-shard-size {size}: must be a number of bytes, KB, MB, GB, KiB, MiB or GiB, as in 5GB")
+    return int(match[1]) * _UNITS[match[2] or ""]
 
 
 def _config(path: str) -> tuple[TransformerConfig | str, Checkpoint | None]:
@@ -313,11 +265,3 @@ def _compare_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str
     same &= replace(after, exp_avg={}, exp_avg_sq={}) == replace(before, exp_avg={}, exp_avg_sq={})
     verdict = "bit-identical after reading back" if same else "[bold red]DIFFERENT after reading back[/]"
     return f"{before.run.training.optimizer} after {before.count:,} updates: {verdict}", same
-
-
-def _bytes(array: np.ndarray | None) -> Any:
-    return None if array is None else (array.dtype, array.shape, np.ascontiguousarray(array).tobytes())
-
-
-def _numbers(arrays: Mapping[str, np.ndarray]) -> int:
-    return sum(array.size for array in arrays.values())

@@ -15,8 +15,10 @@ import numpy as np
 from ...configs.errors import ConfigError, ConversionError
 from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
+from ..arrays import cast
+from ..lazy_arrays import LazyArrays, lazy, same_bits, specs_of
 from ..port import LEAVES, flax_specs
-from ..rules import Rule, Transform, target_specs, translate
+from ..rules import Rule, Transform, target_specs, translate_lazily
 from .hugging_face_settings import BART_LIKE, CONSTANTS, DERIVED, IGNORED, SEPARATE_EMBEDDINGS, Tables
 
 # Flax module -> module of `transformers`. A star stands for a layer number; the names of parameters are the same.
@@ -60,6 +62,7 @@ _AS_ROW = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][
 # Fields that a directory does not store: a round trip may change them.
 NOT_WRITTEN = ("linear_init", "embedding_init", "compute_dtype", "dropout_generator")
 
+Named = Mapping[str, np.ndarray]
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]
 
@@ -148,18 +151,22 @@ class Family:
             raise ConversionError(f"{self.model_type} has no such model:\n  " + "\n  ".join(problems))
         return {name: value for name, value in settings.items() if value is not None or self._default(name) is not None}
 
-    def read(self, settings: Settings, arrays: Arrays) -> tuple[TransformerConfig, Arrays, Arrays]:
+    def read(self, settings: Settings, arrays: Named) -> tuple[TransformerConfig, LazyArrays, Named]:
         """(config, arrays by Flax name, unused arrays) of settings and weights.
 
         Raises:
             ConversionError: lists the settings that are rejected, or the arrays that do not fit them.
         """
         arrays = {name: a for name, a in self._with_prefix(arrays).items() if name not in self.ignored_arrays}
-        settings, arrays = self._widen(self.resolve(settings, self._are_tied(arrays)), arrays)
-        config = self.config(settings, _dtype(arrays))
+        settings, dtype = self.resolve(settings, self._are_tied(arrays)), _dtype(arrays)
+        mixed = dtype == "float16" and any(a.dtype == np.float32 for name, a in arrays.items() if self.is_kept(name))
+        if mixed:  # all become float32, which changes no value
+            settings, dtype = {n: v for n, v in settings.items() if n not in ("dtype", "torch_dtype")}, "float32"
+        config = self.config(settings, dtype)
         self._check_layers(arrays, config)
         tables, rules = self.position_tables(config), self.rules(config)
         _untie(arrays, self._ties(config))
+        unused: Mapping[str, np.ndarray]
         unused = {name: arrays.pop(name) for name in self.unused(settings, config) if name in arrays}
         specs = target_specs(rules, flax_specs(config))
         for rule in rules:  # `transformers` recreates these arrays if a file lacks them
@@ -168,37 +175,46 @@ class Family:
                 arrays[target] = tables[name]
             elif target not in arrays and target == _BIAS:
                 arrays[target] = np.zeros(specs[target].shape, specs[target].dtype)
-        return config, tables | translate([rule.inverse for rule in rules], arrays, specs), unused
+        weights, unused = (cast(part, dtype) if mixed else part for part in (arrays, unused))
+        return config, lazy(tables) | translate_lazily([rule.inverse for rule in rules], weights, specs), unused
 
-    def _widen(self, settings: Settings, arrays: Arrays) -> tuple[Settings, Arrays]:
-        """Everything in float32 if some arrays are kept in float32 in a float16 model; no value changes."""
-        wide = [a for name, a in arrays.items() if re.search(self.kept_in_float32 or r"$^", name)]
-        if _dtype(arrays) != "float16" or not any(a.dtype == np.float32 for a in wide):
-            return settings, arrays
-        settings = {name: value for name, value in settings.items() if name not in ("dtype", "torch_dtype")}
-        return settings, {name: a.astype(np.float32) for name, a in arrays.items()}
+    def is_kept(self, name: str) -> bool:
+        """Whether `transformers` keeps this array of the family in float32 in a float16 model."""
+        return re.search(self.kept_in_float32 or r"$^", name) is not None
 
-    def write(self, settings: Settings, config: TransformerConfig, arrays: Arrays, unused: Arrays) -> Arrays:
+    def kept_arrays(self, config: TransformerConfig) -> tuple[str, ...]:
+        """The Flax names of these arrays."""
+        return tuple(rule.source[0] for rule in self.rules(config) if self.is_kept(rule.target[0]))
+
+    def write(self, settings: Settings, config: TransformerConfig, arrays: Named, unused: Named) -> LazyArrays:
         """The family's arrays by name, from arrays by Flax name and the unused arrays of `read`.
 
-        `settings` are the settings written beside them.
+        `settings` are the settings written beside them. In float16, arrays that are kept in float32 may be float32.
 
         Raises:
             ConversionError: lists all arrays that do not fit the config, or that the family cannot store.
         """
-        rules = self.rules(config)
-        targets = translate(rules, arrays, flax_specs(config))
+        rules, given = self.rules(config), specs_of(arrays)
         target_of = {rule.source[0]: rule.target[0] for rule in rules}
+        specs = {
+            name: given[name] if config.param_dtype == "float16" and self.is_kept(target_of.get(name, "")) else spec
+            for name, spec in flax_specs(config).items()
+        }
+        targets = translate_lazily(rules, arrays, specs)
+        omitted = set()
         for name, table in self.position_tables(config).items():
             exact = POSITION_TABLES[config.positions](*table.shape).astype(table.dtype)
-            same, as_formula = (_same(_used_rows(arrays[name], config), _used_rows(t, config)) for t in (table, exact))
+            rows = _used_rows(arrays[name], config)
+            same, as_formula = (same_bits(rows, _used_rows(t, config)) for t in (table, exact))
             if name in target_of and same and not self.saves_tables:
-                del targets[target_of[name]]
+                omitted.add(target_of[name])
             elif name not in target_of and not (same or as_formula):
                 raise ConversionError(f"{name}: {self.model_type} computes its table and cannot store another")
-        for name in self.unused(settings, config):  # `transformers` requires it with any values
-            targets[name] = unused.get(name, targets[self.embeddings.encoder])
-        return targets
+        others = {  # `transformers` requires them with any values
+            name: unused[name] if name in unused else targets[self.embeddings.encoder]
+            for name in self.unused(settings, config)
+        }
+        return targets.select([name for name in targets if name not in omitted]) | others
 
     def rules(self, config: TransformerConfig) -> list[Rule]:
         """The rules of all arrays that a file of this family may store."""
@@ -254,7 +270,7 @@ class Family:
                 setting = self._setting_of(f"num_{side}_layers")
                 raise ConversionError(f"{setting}={expected}: contradicts the weights, which have {len(numbers)}")
 
-    def _with_prefix(self, arrays: Arrays) -> Arrays:
+    def _with_prefix(self, arrays: Named) -> Named:
         """The arrays with the family's prefix, which files of the bare model, without output layer, lack."""
         if any(name.startswith(self.prefix) for name in arrays):
             return arrays
@@ -271,7 +287,7 @@ class Family:
         """Whether the output layer is missing or equals an embedding table, in which case `transformers` ties them."""
         *names, output = self.embeddings
         tables = [arrays[name] for name in names if name in arrays]
-        return output not in arrays or any(_same(table, arrays[output]) for table in tables)
+        return output not in arrays or any(same_bits(table, arrays[output]) for table in tables)
 
     def _setting_of(self, field: str) -> str:
         """The setting that determines a config field."""
@@ -360,17 +376,10 @@ def _untie(arrays: Arrays, names: tuple[str, ...]) -> None:
     """Remove all but one copy of a tied tensor. Raises: ConversionError if the copies differ."""
     copies = {name: arrays.pop(name) for name in names if name in arrays}
     for first, name in pairwise(copies):
-        if not _same(copies[first], copies[name]):
+        if not same_bits(copies[first], copies[name]):
             raise ConversionError(f"tie_word_embeddings=True: contradicts the weights, {name} differs from {first}")
     if copies:
         arrays[names[0]] = next(iter(copies.values()))
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are bit-identical, NaN included."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return np.array_equal(np.ascontiguousarray(a).view(np.uint8), np.ascontiguousarray(b).view(np.uint8))
 
 
 def _used_rows(table: np.ndarray, config: TransformerConfig) -> np.ndarray:

@@ -17,8 +17,9 @@ from torch.nn import functional
 from ...configs.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ..arrays import from_torch, to_torch_tensor
+from ..lazy_arrays import Spec
 from ..port import flax_specs
-from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, Rule, Spec, Transform, target_specs, translate
+from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, Rule, Transform, target_specs, translate
 from .hugging_face import up_to_rounding
 
 _QKV = ("q_proj", "k_proj", "v_proj")

@@ -13,6 +13,7 @@ _RATE = ("tests/test_optimizers.py::test_the_rate_in_a_file_is_where_torch_s_sch
 _STATE = ("parity_tests/test_trajectories.py",)
 _PUBLISHED = ("parity_tests/test_published.py::test_a_state_dict_comes_back_bit_for_bit",)
 _T5 = ("parity_tests/test_t5.py",)
+_STREAMING = ("tests/test_streaming.py",)
 _ORACLE = ("parity_tests/test_published.py::test_both_twins_are_the_published_model",)
 
 CONVERSION = (
@@ -48,17 +49,38 @@ CONVERSION = (
     ),
     Mutation(
         "arrays of a wrong shape are taken",
-        "convert.rules.translate",
-        "if name in arrays and _spec(arrays[name]) != spec",
-        "if name in arrays and _spec(arrays[name]).dtype != spec.dtype",
+        "convert.rules._check",
+        "if name in given and given[name] != spec",
+        "if name in given and given[name].dtype != spec.dtype",
         _PORT,
     ),
     Mutation(
         "arrays that the model lacks are dropped",
-        "convert.rules.translate",
-        "for name, a in arrays.items() if name not in specs]",
-        "for name, a in arrays.items() if name not in specs and False]",
+        "convert.rules._check",
+        "for name, spec in given.items() if name not in specs]",
+        "for name, spec in given.items() if name not in specs and False]",
         _PORT,
+    ),
+    Mutation(
+        "another dtype by way of float32",
+        "convert.arrays._cast",
+        "array = _to_odd(array)",
+        "array = array.astype(np.float32)",
+        _STREAMING,
+    ),
+    Mutation(
+        "all arrays of a file in memory",
+        "convert.safetensors_files.write_safetensors",
+        "    header: dict[str, object]",
+        "    arrays = {name: np.array(arrays[name]) for name in specs}\n    header: dict[str, object]",
+        _STREAMING,
+    ),
+    Mutation(
+        "what a killed process left stays",
+        "convert.atomic_io._temporary",
+        "                if free:",
+        "                if not free:",
+        _STREAMING,
     ),
     Mutation(
         "the output's bias is lost",

@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from safetensors.numpy import save_file
 
 from ...configs.errors import CheckpointError, ConfigError, ConversionError
 from ...configs.schema import TransformerConfig
 from ...convert.arrays import to_jax_arrays
 from ...convert.atomic_io import new_directory, write_files
 from ...convert.checkpoint import FOLDERS, TOKENIZER_FILES, Checkpoint, Training
-from ...convert.files import read_json, read_safetensors
+from ...convert.files import read_json
 from ...convert.formats import Format
 from ...convert.optimizer import find_adam, put_adam
 from ...convert.port import flax_specs
 from ...convert.rules import translate
+from ...convert.safetensors_files import read_safetensors, write_safetensors
 from ...flax_transformer.unused_parameters import without_gradient
 from ..optimizers import make_optimizer
 from ..step import TrainState
@@ -67,7 +67,7 @@ def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
         write_files(folder / "run", checkpoint.files)
         (folder / "run" / SOURCE).write_text(source_of(checkpoint), encoding="utf-8")
         if checkpoint.unused:
-            save_file({n: np.ascontiguousarray(a) for n, a in checkpoint.unused.items()}, folder / "run" / _UNUSED)
+            write_safetensors(folder / "run" / _UNUSED, checkpoint.unused, {})
         if checkpoint.training is not None:
             (folder / "run" / CONFIG).write_text(checkpoint.training.run.to_json(), encoding="utf-8")
             _save(folder / "state", _train_state(checkpoint, checkpoint.training))

@@ -9,7 +9,15 @@ from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
 
 _RECENT = 20  # updates over which speed is measured
 _WIDTH = 120  # characters per line of a sample
@@ -18,12 +26,16 @@ _POLL = 1.0  # seconds between checks whether a line is due, so that a long step
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields `show(label, completed, total)`: a transient bar on standard error, or a line there every half minute."""
+def progress_bar(*, in_bytes: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Yields `show(label, completed, total)`: a transient bar on standard error, or a line there every half minute.
+
+    `in_bytes`: the numbers are bytes, shown in larger units and with their rate.
+    """
     console = Console(stderr=True)
     line, last_time = "", time.monotonic()
     finished = Event()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    numbers = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
+    columns = TextColumn("{task.description}"), BarColumn(), *numbers, TimeElapsedColumn()
     bar = Progress(
         *columns,
         console=console,
@@ -35,7 +47,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     def show(label: str, completed: int, total: int) -> None:
         nonlocal line
         bar.update(task, description=label, completed=completed, total=total)
-        line = f"{label}: {completed:,} of {total:,}"
+        counts = (f"{n / 1e6:,.0f} MB" if in_bytes else f"{n:,}" for n in (completed, total))
+        line = f"{label}: {' of '.join(counts)}"
         print_if_due()
 
     def print_if_due() -> None:

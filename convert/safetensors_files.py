@@ -1,0 +1,120 @@
+"""Safetensors files: memory-mapped when read, written one array at a time.
+
+A file is the length of its header in 8 bytes, the header as JSON, and the arrays in C order, one after another.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from ..configs.errors import ConversionError
+from .headers import safetensors_header
+from .lazy_arrays import Spec, contiguous_bytes, lazy, specs_of
+from .progress import advance
+
+_ERRORS = (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError)
+_DTYPES = {  # by the names of the format
+    **{"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16"},
+    **{"I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool"},
+}
+_NUMPY = {**{name: np.dtype(dtype) for name, dtype in _DTYPES.items()}, "BF16": np.dtype(ml_dtypes.bfloat16)}
+_NAMES = {str(dtype): name for name, dtype in _NUMPY.items()}
+_ALIGNMENT = 8  # of the first array, so that a reader can map it
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """(arrays by name, metadata) of a file. The arrays are read-only views of it, which must stay as it is.
+
+    Raises:
+        ConversionError: the file is damaged, or has a dtype that numpy lacks.
+    """
+    metadata = read_safetensors_metadata(path)
+    try:
+        header = safetensors_header(path) or {}
+        content = np.asarray(np.memmap(path, np.uint8, "r"))
+        start = 8 + int.from_bytes(content[:8].tobytes(), "little")
+        arrays = {}
+        for name in header.keys() - {"__metadata__"}:
+            entry = header[name]
+            if entry["dtype"] not in _NUMPY:
+                raise ConversionError(f"{path}: {name} has dtype {entry['dtype']}, which numpy lacks")
+            first, last = (start + offset for offset in entry["data_offsets"])
+            arrays[name] = content[first:last].view(_NUMPY[entry["dtype"]]).reshape(entry["shape"])
+    except _ERRORS as error:
+        if isinstance(error, ConversionError):
+            raise
+        raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
+    return dict(sorted(arrays.items())), metadata
+
+
+def read_safetensors_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file. Raises: ConversionError if it is damaged."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}
+    except _ERRORS as error:
+        raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write arrays to a file, in the order of their names; each is computed and written before the next."""
+    specs = dict(sorted(specs_of(arrays).items()))
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    position = 0
+    for name, spec in specs.items():
+        first, position = position, position + size_of(spec)
+        header[name] = {"dtype": _NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [first, position]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in specs:
+            content = contiguous_bytes(arrays[name])
+            file.write(content)
+            advance(len(content))
+
+
+def write_shards(
+    folder: Path, stem: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], max_size: int
+) -> None:
+    """Write `stem-00001-of-00002.safetensors`, … of at most `max_size` bytes, and the index of their arrays.
+
+    An array that is larger has a shard of its own. If everything fits into one file, that is `stem.safetensors`.
+    """
+    specs = dict(sorted(specs_of(arrays).items()))
+    shards = list(_shards(specs, max_size))
+    if len(shards) == 1:
+        write_safetensors(folder / f"{stem}.safetensors", arrays, metadata)
+        return
+    shard_of = {}
+    for number, names in enumerate(shards, 1):
+        shard = f"{stem}-{number:05}-of-{len(shards):05}.safetensors"
+        write_safetensors(folder / shard, lazy(arrays).select(names), metadata)
+        shard_of |= dict.fromkeys(names, shard)
+    sizes = {
+        "total_parameters": sum(spec.size for spec in specs.values()),
+        "total_size": sum(map(size_of, specs.values())),
+    }
+    index = json.dumps({"metadata": sizes, "weight_map": shard_of}, indent=2) + "\n"
+    (folder / f"{stem}.safetensors.index.json").write_text(index, encoding="utf-8")
+
+
+def size_of(spec: Spec) -> int:
+    """The bytes of an array."""
+    return spec.size * _NUMPY[_NAMES[spec.dtype]].itemsize
+
+
+def _shards(specs: Mapping[str, Spec], max_size: int) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, spec in specs.items():
+        if names and size + size_of(spec) > max_size:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += size_of(spec)
+    yield names

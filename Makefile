@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix text-matrix fine-tuning trajectories decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix text-matrix fine-tuning trajectories decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -89,6 +89,11 @@ marian-scores: install
 	$(BIN)/python -m parity_tests.marian_files parity_tests/marian
 	$(CT2)/bin/python benchmarks/marian_scores.py parity_tests/marian
 
+# Time and memory of conversions, form by form and of 6 GB; writes the tables. Needs 20 GB in TMP. About 20 minutes.
+TMP ?= /tmp
+benchmark-conversion: install
+	$(BIN)/python -m benchmarks.conversion_speed docs/conversion.md $(TMP)
+
 # What search costs beside transformers. About two minutes.
 benchmark-decoding: install
 	$(BIN)/python -m benchmarks.decoding
@@ -124,6 +129,6 @@ demo: install
 settings: install
 	$(BIN)/python -m benchmarks.settings_page docs/settings.md
 
-# Twenty kills of a training at random moments; prints its counts. About four minutes.
+# Twenty kills of a training at random moments, and fifty of each form of conversion; prints their counts. Ten minutes.
 kill-test: install
-	$(BIN)/python -m pytest -m slow tests/test_kills.py
+	$(BIN)/python -m pytest -m slow tests/test_kills.py tests/test_killed_conversions.py

@@ -2,16 +2,22 @@
 
 import json
 import resource
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import transformers
+from huggingface_hub import ModelCard
 
-from twinax import convert, torch_reference
+from twinax import TransformerConfig, convert, torch_reference
+from twinax.configs.data import CorpusConfig
+from twinax.configs.run import RunConfig
 from twinax.convert.checkpoint import Checkpoint
 from twinax.convert.hugging_face import family
 from twinax.convert.layouts.hugging_face_settings import BART_LIKE
+from twinax.model_card import model_card
 from twinax.parity.conversion import changes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
@@ -166,3 +172,54 @@ def test_unknown_layout(bart, tmp_path):
         convert.ConversionError, match=r"layout='led': there is no such layout; choose one of twinax, .*, marian"
     ):
         convert.save(convert.load(bart), tmp_path / "x", layout="led")
+
+
+SCORES = [
+    {"name": "BLEU", "value": 37.964, "signature": "nrefs:1|case:mixed|eff:no|tok:13a"},
+    {"name": "chrF", "value": 61.0, "signature": "nrefs:1|case:mixed|nc:6|nw:0"},
+]
+
+
+def test_a_directory_has_a_model_card(bart, command, tmp_path, monkeypatch):
+    """The oracle is the hub's own reader of cards."""
+    monkeypatch.chdir(tmp_path)
+    document = {"dataset": "bentrevett/multi30k", "split": "test", "pairs": 1000, "scores": SCORES}
+    Path("scores.json").write_text(json.dumps(document))
+    monkeypatch.setattr(sys, "argv", ["twinax", "convert", "bart", "new"])
+    code, _, err = command("convert", bart, "new", "--layout", "bart", "--scores", "scores.json")
+    assert code == 0, err
+    card = ModelCard.load(tmp_path / "new" / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag, card.data.language) == ("transformers", "translation", None)
+    assert [(r.metric_type, r.metric_value, r.metric_args, r.dataset_type) for r in card.data.eval_results] == [
+        (score["name"].lower(), round(score["value"], 2), {"signature": score["signature"]}, "bentrevett/multi30k")
+        for score in SCORES
+    ]
+    assert command("inspect", bart, "--json", "inspected.json")[0] == 0
+    assert f"`{json.loads(Path('inspected.json').read_text())['sha256 of weights']}`" in card.text
+    assert f"`twinax convert {bart} new --layout bart --scores scores.json`" in card.text
+    assert "| multi30k test | 1000 | BLEU | 37.96 | nrefs:1|case:mixed" in card.text.replace("\\", "")
+
+
+def test_a_card_names_languages_and_data_of_the_run():
+    checkpoint = Checkpoint(TransformerConfig.preset("tiny"), {})
+    corpora = {
+        "hub/books": (CorpusConfig(dataset="hub/books", src_column="de", tgt_column="no"), ["de", "no"], ["hub/books"]),
+        "a.de and a.en": (CorpusConfig(src="/home/me/a.de", tgt="/home/me/a.en"), None, None),
+    }
+    for data, (corpus, languages, datasets) in corpora.items():
+        run = RunConfig(corpus=corpus)
+        card = ModelCard(model_card("x", checkpoint, "0" * 64, run=run, scores=[], arguments=["convert"]))
+        assert (card.data.language, card.data.datasets) == (languages, datasets)
+        assert f"Training data: {data}\n" in card.text
+        assert "/home" not in card.content
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"scores": [{"name": "BLEU"}]}', '{"scores": 1}'])
+def test_what_is_no_file_of_scores(content, bart, command, tmp_path):
+    (tmp_path / "x.json").write_text(content)
+    code, _, err = command("convert", bart, tmp_path / "n", "--layout", "bart", "--scores", tmp_path / "x.json")
+    assert (code, err) == (
+        2,
+        f"twinax: --scores {tmp_path / 'x.json'}: is not a file that `twinax evaluate --json` wrote\n",
+    )
+    assert not (tmp_path / "n").exists()

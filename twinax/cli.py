@@ -185,6 +185,7 @@ def convert(
     config: str | None = None,
     tokenizer: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
+    scores: tuple[str, ...] = (),
 ) -> int:
     """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimizer.
 
@@ -212,6 +213,7 @@ def convert(
             Marian (.yml, .json). The vocabulary of a published system gets the pre-tokenization of that system.
         languages: languages of source and target (de en), to pre-tokenize with spaCy; default: as the published
             system.
+        scores: files of `twinax evaluate --json`, for the model card of a family's directory.
     """
     check_exists(src)
     with one_line_errors():
@@ -226,6 +228,7 @@ def convert(
             config=config,
             tokenizer=tokenizer,
             languages=languages,
+            scores=scores,
         )
 
 

@@ -1,10 +1,12 @@
 """`twinax convert`: convert checkpoints between formats and layouts."""
 
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +20,7 @@ from twinax.configs import TransformerConfig
 from twinax.configs.data import TokenizerConfig
 from twinax.configs.errors import CheckpointError, ConfigError, DataError
 from twinax.convert import Checkpoint, checksum
-from twinax.convert.atomic_io import check_new
+from twinax.convert.atomic_io import check_new, replace_file
 from twinax.convert.checkpoint import MOMENTS
 from twinax.convert.dtypes import logit_movement, to_dtype
 from twinax.convert.file_layouts import PUBLISHED, system_of
@@ -27,6 +29,7 @@ from twinax.convert.formats import TOOLKITS, describe, is_layout, layouts
 from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.progress import listening
 from twinax.convert.safetensors_files import size_of
+from twinax.convert.single_file import has_suffix
 from twinax.convert.verification import Comparison, compare_checkpoints, number_of
 from twinax.published.registry import RECIPES
 from twinax.train.data.prepare import Tokenizers, check_fits
@@ -35,6 +38,7 @@ from twinax.train.data.tokenization import FILE
 from twinax.train.tracking.progress import progress_bar
 from twinax.train.translator import Translator
 
+from .model_card import CARD, model_card, read_scores, run_of
 from .usage import UsageError, report_assumed
 
 _UNITS = {"": 1, **{f"{prefix}B": 1000**i for i, prefix in enumerate("KMG", 1)}}
@@ -52,12 +56,16 @@ def convert_checkpoint(
     config: str | None,
     tokenizer: Sequence[str],
     languages: Sequence[str],
+    scores: Sequence[str],
 ) -> int:
     """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if a weight differs."""
     if not is_layout(layout):
         raise UsageError(f"--layout {layout}: is not a layout; the layouts are {', '.join(layouts())}")
     check_new(dst)
     shard_bytes = None if max_shard_size is None else _bytes_of(max_shard_size)
+    score_documents = read_scores(scores)
+    if scores and layout not in LAYOUTS:
+        raise UsageError(f"--scores {scores[0]}: only a family's directory has a model card; omit it")
     model, config_checkpoint = (None, None) if config is None else _config(config)
     original = convert.load(src, model, memory_map=True)
     if config_checkpoint is not None:  # the assumptions belong to the config
@@ -73,12 +81,22 @@ def convert_checkpoint(
         checkpoint = replace(checkpoint, training=None)
     if dtype is not None:
         checkpoint = to_dtype(checkpoint, dtype, layout)
+    if has_suffix(dst):
+        import_module("torch")  # which takes seconds that are not the conversion's
     written, verified = _Timer(), _Timer()
     with written, _byte_progress(f"writing {dst}", checkpoint):
         convert.save(checkpoint, dst, layout=layout, max_shard_size=shard_bytes)
     with verified, _byte_progress(f"comparing {dst}", checkpoint):
         result = convert.load(dst, memory_map=True)
         comparison = compare_checkpoints(checkpoint, result)
+    if layout in LAYOUTS:
+        card = model_card(
+            *(dst.name, result, comparison.checksum),
+            run=run_of(src),
+            scores=score_documents,
+            arguments=sys.argv[1:],
+        )
+        replace_file(dst / CARD, card)
     rows = {"read": describe(src), "written": f"{describe(dst)}, layout {layout}"}
     rows["time"] = f"written in {written.rate(dst)}; read back and compared in {verified.seconds:.1f} s"
     rows["weights"], same = _weights(checkpoint, comparison, layout)

@@ -61,6 +61,17 @@ def _weights_of(directory: Path) -> Path:
     return path
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """The files that `read_weights` reads: one, or the shards of an index; empty if there are none."""
+    try:
+        path = _weights_of(directory)
+        shard_of = read_json(path).get("weight_map") if path.name.endswith(_INDEX) else {"": path.name}
+    except ConversionError:  # `read_weights` describes it
+        return []
+    names = {*shard_of.values()} if isinstance(shard_of, dict) else ()
+    return sorted(path.parent / name for name in names if isinstance(name, str) and Path(name).name == name)
+
+
 def _is_flax(path: Path) -> bool:
     if path.name == WEIGHTS:
         return read_safetensors_metadata(path).get("format") == "flax"

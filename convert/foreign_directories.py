@@ -7,7 +7,7 @@ from typing import Any
 
 from ..configs.errors import ConversionError
 from .checkpoint import CONFIG
-from .files import FORMS, read_json
+from .files import FORMS, read_json, weight_files
 from .foreign_files import file_obstacle, weights_obstacle
 from .unreadable import COMPARE, NOT_READABLE, READABLE, Obstacle, one_line, printable
 
@@ -117,8 +117,8 @@ def hugging_face_obstacle(path: Path) -> Obstacle | None:
         reason = f"{printable(path.name)} has no weights; looked for {', '.join(FORMS)} and shards of them"
         download = "download them too: `hf download NAME --local-dir DIR`"
         return obstacle or Obstacle("a config.json without weights", reason, download)
-    files = [name for name in names if name in FORMS or re.search(_SHARD, name)]
-    obstacles = ((name, weights_obstacle(path / name)) for name in files if (path / name).is_file())
+    # as in `transformers`, weights in other forms, and shards of an earlier save, are not read
+    obstacles = ((file.name, weights_obstacle(file)) for file in weight_files(path) if file.is_file())
     name, obstacle = next((pair for pair in obstacles if pair[1]), ("", None))
     kind = f"a directory whose {name} is {obstacle.kind if obstacle else ''}"
     return obstacle and Obstacle(kind, obstacle.reason, obstacle.advice)

@@ -141,7 +141,7 @@ def test_weights_that_exist_keep_their_sizes(files):
     larger_model = model.replace(src_vocab_size=30, tgt_vocab_size=30)
     assert prepare(run, sizes=larger_model).run.model == larger_model
     smaller_model = model.replace(src_vocab_size=10, tgt_vocab_size=10)
-    with pytest.raises(DataError, match="the src tokenizer has 11 tokens but the model has 10: use the model's own"):
+    with pytest.raises(DataError, match=r"the src tokenizer has 1 tokens beyond the model's 10 \(the first: "):
         prepare(run, sizes=smaller_model)
     with pytest.raises(DataError, match="the src tokenizer has pad_id=0 but the model has 3"):
         prepare(run, sizes=model.replace(pad_id=3))

@@ -102,6 +102,61 @@ def test_a_tokenizer_is_saved_as_it_was_read(name, folders, tmp_path):
     assert [reference(text)["input_ids"] for text in TEXTS] == tokenizers.src.encode_sources(TEXTS)
 
 
+# Marian's and M2M100's classes have no tokenizer.json
+JSON = [name for name in VARIANTS if not name.startswith(("Marian", "M2M100"))]
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_tokenizer_json_has_the_text_of_transformers(name, folders, tmp_path):
+    """As `transformers` 5 saves it, and again after twinax saved it: fine-tuning changes neither text nor settings."""
+    first, again = tmp_path / "first", tmp_path / "again"
+    reference_tokenizer(name, folders[name]).save_pretrained(first)
+    (first / "config.json").write_bytes((folders[name] / "config.json").read_bytes())
+    assert (first / "tokenizer.json").is_file()
+    load_tokenizer(str(first), TokenizerConfig()).save(again)
+    (again / "config.json").write_bytes((first / "config.json").read_bytes())
+    for folder in (first, again):
+        row = compare_text(name, folder, TEXTS)
+        assert (row.sources, row.targets, row.decoded) == ([], [], [])
+    old, new = (json.loads((folder / "tokenizer_config.json").read_text()) for folder in (first, again))
+    for settings in (old, new):
+        for name_of_language in ("src_lang", "tgt_lang"):  # which may state the default
+            settings.pop(name_of_language, None)
+    assert new == old
+    texts = [AutoTokenizer.from_pretrained(folder).decode([5, 6, 7, 8]) for folder in (first, again)]
+    assert texts[0] == texts[1]
+
+
+def copy_with_settings(folder, target, **settings):
+    shutil.copytree(folder, target)
+    path = target / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return target
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_the_frame_of_nllb_depends_on_legacy_behaviour(legacy, folders, tmp_path):
+    folder = copy_with_settings(folders["NLLB"], tmp_path / "files", legacy_behaviour=legacy)
+    reference = AutoTokenizer.from_pretrained(folder, src_lang="deu_Latn")
+    reference.save_pretrained(tmp_path / "json")
+    (tmp_path / "json" / "config.json").write_bytes((folder / "config.json").read_bytes())
+    expected = [reference(text)["input_ids"] for text in TEXTS]
+    for path in (folder, tmp_path / "json"):
+        tokenizer = load_tokenizer(str(path), TokenizerConfig()).with_languages("deu_Latn", None)
+        assert tokenizer.encode_sources(TEXTS) == expected
+        assert tokenizer.encode_sources(["Hund"])[0][-1 if legacy else 0] == tokenizer.id_of("deu_Latn")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"cls_token": "<pad>", "sep_token": "<unk>"}, {"bos_token": "<pad>", "eos_token": "<unk>"}]
+)
+def test_bart_s_frame_is_cls_and_sep(settings, folders, tmp_path):
+    folder = copy_with_settings(folders["BART"], tmp_path / "files", **settings)
+    reference = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(str(folder), TokenizerConfig())
+    assert tokenizer.encode_sources(TEXTS) == [reference(text)["input_ids"] for text in TEXTS]
+
+
 def test_a_source_is_truncated_between_its_special_tokens(folders):
     for name in ("mBART", "NLLB", "Marian", "T5"):
         tokenizer = load_tokenizer(str(folders[name]), TokenizerConfig())

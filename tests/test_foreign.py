@@ -188,6 +188,7 @@ def adapter(kind):
 
 
 T5 = json.dumps({"model_type": "t5", "is_encoder_decoder": True})
+INDEX = '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
 DIRECTORIES = {  # case -> (entries and their text, what it is, obstacle, what to do)
     "LoRA": (
         adapter("LORA"),
@@ -265,7 +266,7 @@ DIRECTORIES = {  # case -> (entries and their text, what it is, obstacle, what t
         *("a directory whose model.safetensors is a git-lfs pointer", "242,043,056 bytes", "`git lfs pull`"),
     ),
     "git-lfs shards": (
-        {"config.json": T5, "model.safetensors.index.json": "{}", "model-00001-of-00002.safetensors": LFS.decode()},
+        {"config.json": T5, "model.safetensors.index.json": INDEX, "model-00001-of-00002.safetensors": LFS.decode()},
         *("whose model-00001-of-00002.safetensors is a git-lfs pointer", "242,043,056 bytes", "`git lfs pull`"),
     ),
     "no config": ({"model.safetensors": "x"}, "weights without a config.json", "it has model.safetensors", "copy the"),

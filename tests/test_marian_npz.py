@@ -185,8 +185,14 @@ def test_vocabularies_are_marian_s(tmp_path):
         ("a\n", "the line 'a' is not a token, a colon and an id"),
         ("a: 1\nb: 1\n", "gives two tokens the same id"),
         ("", "is not a vocabulary, a mapping from tokens to ids"),
-        ("a: 0\nb: 1\n", "must have EOS \\(id 0\\), <unk> and no token at the id of padding, 31"),
-        ("".join(f"w{i}: {i + 2}\n" for i in range(40)) + "</s>: 0\n<unk>: 1\n", "no token at the id of padding, 31"),
+        ("a: 0\n<unk>: 1\n", "has no token </s>, which a vocabulary of Marian must have"),
+        ("eos: 0\nb: 1\nUNK: 2\n", "has no token <unk>, which a vocabulary of Marian must have"),
+        ("the: 0\n<unk>: 1\n</s>: 2\n", "EOS, </s>, has id 2, but the model's eos_id is 0: use the model's own"),
+        ("the: 0\n<unk>: 1\neos: 2\n</s>: 3\n", "EOS, </s>, has id 3, but the model's eos_id is 0"),
+        (
+            "".join(f"w{i}: {i + 2}\n" for i in range(40)) + "</s>: 0\n<unk>: 1\n",
+            "has 42 tokens, one of them at the id of padding, 31",
+        ),
     ],
 )
 def test_what_is_no_vocabulary(content, message, folder, command):
@@ -200,9 +206,12 @@ def test_what_is_no_vocabulary(content, message, folder, command):
 
 
 def test_text_is_segmented_by_the_user_or_by_sentencepiece(folder, command, arrays):
-    for files in (["vocab.yml"], ["vocab.json", "vocab.yml"]):
-        Path("vocab.json").write_text(json.dumps(read_vocabulary(Path("vocab.yml"))))
-        name = f"{len(files)}.pt"
+    ids = read_vocabulary(Path("vocab.yml"))
+    Path("vocab.json").write_text(json.dumps(ids))
+    nematus = {{"</s>": "eos", "<unk>": "UNK"}.get(token, token): number for token, number in ids.items()}
+    Path("nematus.json").write_text(json.dumps(nematus))
+    for files in (["vocab.yml"], ["vocab.json", "vocab.yml"], ["nematus.json"]):
+        name = f"{'-'.join(files)}.pt"
         assert command("convert", "model.npz", name, "--tokenizer", *files)[0] == 0
         src, tgt = twinax.load(name).tokenizers
         assert src.encode_sources(["w4 w6@@ nie : w7"]) == [[4, 6, 1, 2, 7, 0]]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -127,3 +127,30 @@ def test_a_quantized_model_is_refused_before_its_weights_are_read(bart):
 def test_settings_of_any_type(settings, kind, tmp_path):
     assert obstacle_of(settings, tmp_path).kind == kind
     assert settings_obstacle({"model_type": "t5"}, SUPPORTED) is None
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 242043056\n"
+UNREAD = {"pytorch_model.bin": POINTER, "flax_model.msgpack": b"", "model-00001-of-00002.safetensors": POINTER}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_weights_that_are_not_read_are_no_obstacle(name, bart):
+    """`transformers` reads model.safetensors, whatever is beside it."""
+    expected = convert.checksum(convert.load(bart).arrays)
+    (bart / name).write_bytes(UNREAD[name])
+    assert convert.checksum(convert.load(bart).arrays) == expected
+    AutoModelForSeq2SeqLM.from_pretrained(bart)
+
+
+def test_a_damaged_shard_of_the_index_is_an_obstacle(bart):
+    """A shard that the index does not list is not read."""
+    model, stale = AutoModelForSeq2SeqLM.from_pretrained(bart), bart / "model-00001-of-00009.safetensors"
+    (bart / "model.safetensors").unlink()
+    model.save_pretrained(bart, max_shard_size="5KB")
+    stale.write_bytes(POINTER)
+    assert convert.load(bart).layout == "bart"
+    shard = sorted(path for path in bart.glob("model-*") if path != stale)[1]
+    shard.write_bytes(POINTER)
+    with pytest.raises(UnreadableError) as error:
+        convert.load(bart)
+    assert error.value.obstacle.kind == f"a directory whose {shard.name} is a git-lfs pointer"

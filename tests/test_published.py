@@ -359,7 +359,7 @@ WRONG_WORDS = {
     "[UNK]\n[PAD]\n": r"words.txt: has 2 tokens, so none with the model's bos_id=2",
     "a\nb\nc\nd\n": r"words.txt: has no unknown token '\[UNK\]'",
     "[UNK]\na\na\nb\n": r"words.txt: must have each token once, but 'a' occurs again",
-    "\n".join([*WORDS, "more"]): r"the src tokenizer has 14 tokens but the model has 13",
+    "\n".join([*WORDS, "more"]): r"the src tokenizer has 1 tokens beyond the model's 13 \(the first: 'more', id 13\)",
 }
 
 

@@ -8,9 +8,10 @@ import pytest
 
 import twinax
 from twinax import convert, torch_reference
-from twinax.configs.data import TokenizerConfig
+from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.errors import DataError
-from twinax.train.data.prepare import Tokenizers
+from twinax.configs.run import RunConfig
+from twinax.train.data.prepare import Tokenizers, prepare
 from twinax.train.data.pretrained import load_for_model
 
 # The ids of BART's special tokens, and words, up to the 31 tokens of the small random BART.
@@ -74,6 +75,22 @@ def test_a_special_token_beyond_the_model_is_an_error_where_a_text_has_it(bart):
         translator.translate(["w1", "w1 <mask>"])
     with pytest.raises(DataError, match=r"has no token '<mask>' \(id 31, 31 tokens\), as in '<mask>'"):
         translator.score(["w1"], ["<mask>"])
+
+
+def test_such_a_model_can_be_fine_tuned_on_texts_without_the_token(bart):
+    path = with_words(bart, WORDS, WORDS, special=["<mask>"])
+    tokenizers, config = twinax.load(path).tokenizers, convert.load(path).config
+    (bart / "a.txt").write_text("w1 w2\nw3\n")
+    (bart / "b.txt").write_text("w1 w2\nw3 <mask>\n")
+
+    def prepare_run(src, tgt):
+        corpus = CorpusConfig(src=str(bart / src), tgt=str(bart / tgt), held_out=1)
+        return prepare(RunConfig(model=config, corpus=corpus), tokenizers, sizes=config)
+
+    assert prepare_run("a.txt", "a.txt").run.model.src_vocab_size == 31
+    for sides in (("a.txt", "b.txt"), ("b.txt", "a.txt")):
+        with pytest.raises(DataError, match=r"has the token '<mask>' \(id 31\), but the model has 31 tokens$"):
+            prepare_run(*sides)
 
 
 def test_files_that_cannot_be_read_are_named_and_a_tokenizer_is_added(command, unreadable_bart, monkeypatch):

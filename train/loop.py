@@ -73,8 +73,9 @@ def train(run: RunConfig, directory: Path, console: Console | None = None, track
         # On resume the initial weights are not read: their file may no longer exist.
         is_new = not any((directory / CHECKPOINTS).glob("[0-9]*"))
         initial_weights = read_initial_weights(run) if is_new else None
-        if initial_weights is not None and initial_weights.assumed is not None:
-            say(initial_weights.assumed)
+        if initial_weights is not None:
+            for line in filter(None, (initial_weights.assumed, initial_weights.limit)):
+                say(line)
         prepared = prepare_in(directory, run, initial_weights, say)
         say(describe_devices([device.device_kind for device in jax.devices()]))
         say(describe_shapes(prepared.buckets))

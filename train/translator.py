@@ -93,15 +93,10 @@ class Translator:
         return tokenizers
 
     def _check_vocabulary(self, side: str, tokenizer: Tokenizer) -> None:
-        """Raises: DataError if text could be encoded to ids beyond the model's vocabulary.
-
-        Special tokens may lie beyond it, as <mask> does in some BART models, because text rarely contains them.
-        """
-        size, special = getattr(self.config, f"{side}_vocab_size"), tokenizer.special
-        vocabulary = tokenizer.vocabulary().items()
-        excess_tokens = [(i, token) for token, i in vocabulary if i >= size and token not in special]
-        if excess_tokens:
-            number, token = min(excess_tokens)
+        """Raises: DataError if text could be encoded to ids beyond the model's vocabulary."""
+        size = getattr(self.config, f"{side}_vocab_size")
+        if excess_tokens := tokenizer.tokens_beyond(size):
+            number, token = excess_tokens[0]
             raise DataError(
                 f"{self.name}: the {side} tokenizer has {len(excess_tokens):,} tokens beyond the model's {size:,} (the "
                 f"first: {token!r}, id {number}): it belongs to another model; `twinax convert` with --tokenizer "

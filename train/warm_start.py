@@ -13,6 +13,7 @@ from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..convert.file_layouts import describe_assumed
 from ..convert.formats import load, load_config
+from ..convert.marian_format import LAYOUT as MARIAN
 from ..convert.port import flax_specs
 from ..flax_transformer.model import Transformer
 from .checkpointing.checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run, source_of
@@ -29,6 +30,7 @@ class InitialWeights:
     tokenizers: Tokenizers | None
     source: str | None = None  # layout and documents of their directory, which the run's checkpoints keep
     assumed: str | None = None  # one line on what was assumed about a published system's file
+    limit: str | None = None  # one line on why the trained model cannot be written in the format of its source
 
     def check(self, model: TransformerConfig) -> None:
         """Raises: CheckpointError if the arrays do not fit the model, vocabulary sizes aside."""
@@ -67,12 +69,34 @@ def read_initial_weights(run: RunConfig) -> InitialWeights | None:
 
 def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     checkpoint = load(_existing(path))
+    limit = _marian_limit(checkpoint.config, run, path) if checkpoint.layout == MARIAN else None
     tokenizers = Tokenizers.of_checkpoint(checkpoint, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:
         raise CheckpointError(f"{path}: has no {FILE}; pass its tokenizer by --tokenizer.load")
     assumed = describe_assumed(str(path), checkpoint) if checkpoint.assumed else None
     source = source_of(checkpoint) if checkpoint.documents else None
-    return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, source, assumed)
+    return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, source, assumed, limit)
+
+
+def _marian_limit(model: TransformerConfig, run: RunConfig, path: Path) -> str | None:
+    """Why the trained model has no `.npz`. Raises: CheckpointError if the run's settings are the reason."""
+    smoothing, decay = run.training.label_smoothing, run.training.weight_decay
+    smooths_padding = smoothing and run.training.smoothing != "others_but_padding"
+    causes = (
+        (smooths_padding, f"label_smoothing={smoothing}", "smoothing others_but_padding"),
+        (decay and run.training.decayed == "all", f"weight_decay={decay}", "decayed matrices"),
+    )
+    for trains_padding, setting, remedy in causes:
+        if trains_padding:
+            raise CheckpointError(
+                f"{path}: {setting} would train padding, which a Marian model does not have; set --training.{remedy}"
+            )
+    if model.positions == "learned":
+        return (
+            f"{path}: source and target will have their own trained positions, but a Marian .npz has one table (Wpos): "
+            "the trained model cannot be written as .npz"
+        )
+    return None
 
 
 def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:

@@ -43,7 +43,11 @@ def check_picture(flag: str, path: str | None) -> None:
 
 
 def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
-    """Prints one line with the values assumed for settings that a published system's file does not state."""
+    """Prints one line each: what was assumed about a published system's file, and `doubt_of` another project's."""
+    from twinax.convert.doubts import doubt_of
+
+    if (doubt := doubt_of(checkpoint)) is not None:
+        print(f"twinax: {name}: {doubt}", file=sys.stderr)
     if checkpoint.assumed:
         from twinax.convert.file_layouts import describe_assumed
 

@@ -34,6 +34,11 @@ class TokenizerFamily:
     languages: tuple[str, ...] = ()
     source_language: str = ""  # if the files do not set it
     role: TargetRole = "first_output"
+    legacy_frame: tuple[str, ...] = ()  # with the setting `legacy_behaviour`
+
+    def frame_of(self, files: TokenizerFiles) -> tuple[str, ...]:
+        """The frame of a source: with NLLB's `legacy_behaviour`, that of mBART."""
+        return self.legacy_frame if files.settings.get("legacy_behaviour") and self.legacy_frame else self.frame
 
     def languages_of(self, files: TokenizerFiles) -> Languages | None:
         """The languages of a multilingual family's tokenizer. Raises: DataError if the files set an unknown one."""
@@ -52,7 +57,7 @@ def family_tokenizer(files: TokenizerFiles, family: TokenizerFamily) -> FastToke
         added.setdefault(token.content, token)
     fast.add_tokens([*added.values()])
     tokens = {role: token.content for role, token in named.items()}
-    return FastTokenizer(fast, tokens, frame=family.frame, languages=family.languages_of(files), files=files)
+    return FastTokenizer(fast, tokens, frame=family.frame_of(files), languages=family.languages_of(files), files=files)
 
 
 def _sentencepiece(files: TokenizerFiles, name: str) -> Any:
@@ -220,7 +225,12 @@ FAMILIES: dict[str, TokenizerFamily] = {
         _mbart50, ("language", "$A", "eos"), _DEFAULTS | _MASK, languages=MBART50, source_language="en_XX"
     ),
     "NllbTokenizer": TokenizerFamily(
-        _nllb, ("language", "$A", "eos"), _DEFAULTS | _MASK, languages=NLLB, source_language="eng_Latn"
+        _nllb,
+        ("language", "$A", "eos"),
+        _DEFAULTS | _MASK,
+        languages=NLLB,
+        source_language="eng_Latn",
+        legacy_frame=("$A", "eos", "language"),
     ),
     "PegasusTokenizer": TokenizerFamily(_pegasus, ("$A", "eos"), _T5_DEFAULTS | {"mask": "<mask_2>"}, _pegasus_extra),
     "T5Tokenizer": TokenizerFamily(_t5, ("$A", "eos"), _T5_DEFAULTS, _t5_extra),

@@ -131,7 +131,7 @@ def prepare(
     `sizes`: the config of existing weights, whose vocabulary sizes and special ids the model takes over.
 
     Raises:
-        DataError: the corpus or a tokenizer cannot be used, or a tokenizer has more tokens than `sizes`.
+        DataError: the corpus or a tokenizer cannot be used, or a tokenizer has tokens beyond `sizes`.
         ConfigError: the config is inconsistent with the corpus.
     """
     pairs, held_out = _split(run)
@@ -159,8 +159,10 @@ def prepare(
     sides = Sides(*tokenizers, first_ids, longest)
     name = run.corpus.dataset or f"{run.corpus.src}, {run.corpus.tgt}"
     train, train_indices, train_counts = encode_pairs(pairs, sides, name)
+    _check_ids(train, fitted, tokenizers, name)
     say(describe_tokens(run.tokenizer, train_counts, [pairs[i] for i in train_indices]))
     valid, valid_indices, valid_counts = encode_pairs(held_out, sides, "validation")
+    _check_ids(valid, fitted, tokenizers, "validation")
     counts = {"train": train_counts, "valid": valid_counts}
     for part, part_counts in counts.items():
         say(describe_counts(part, part_counts, longest))
@@ -256,6 +258,15 @@ def lacks_language(model: TransformerConfig, tokenizers: Tokenizers) -> bool:
     return multilingual and model.forced_bos_id is None and model.decoder_start_id in (None, model.eos_id)
 
 
+def _check_ids(pairs: EncodedPairs, model: TransformerConfig, tokenizers: Tokenizers, name: str) -> None:
+    """Raises: DataError if a text has a special token that the model lacks."""
+    sides = (pairs.src, model.src_vocab_size), (pairs.tgt, model.tgt_vocab_size)
+    for (ids, size), tokenizer in zip(sides, tokenizers, strict=True):
+        if (number := int(ids.max())) >= size:
+            token = tokenizer.token_of(number)
+            raise DataError(f"{name}: has the token {token!r} (id {number}), but the model has {size:,} tokens")
+
+
 def _check_language(model: TransformerConfig, tokenizers: Tokenizers) -> None:
     if lacks_language(model, tokenizers):
         assert tokenizers.src.languages is not None
@@ -266,10 +277,11 @@ def _check_language(model: TransformerConfig, tokenizers: Tokenizers) -> None:
 def check_fits(model: TransformerConfig, tokenizer: Tokenizer, side: str) -> None:
     """Raises: DataError if the tokenizer does not match existing weights."""
     size = getattr(model, f"{side}_vocab_size")
-    if tokenizer.vocab_size > size:
+    if excess_tokens := tokenizer.tokens_beyond(size):
+        number, token = excess_tokens[0]
         raise DataError(
-            f"the {side} tokenizer has {tokenizer.vocab_size} tokens but the model has {size}: use the model's own "
-            "tokenizer"
+            f"the {side} tokenizer has {len(excess_tokens):,} tokens beyond the model's {size:,} (the first: "
+            f"{token!r}, id {number}): use the model's own tokenizer"
         )
     ids = {"pad_id": model.pad_id, "eos_id": model.eos_id}
     for name, expected in ids.items():

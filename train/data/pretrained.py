@@ -79,11 +79,10 @@ def tokenizer_of_directory(
     files = TokenizerFiles.of(content, str(location), model)
     kind = str(files.settings[CLASS])
     if FILE in content:
-        tokenizer = FastTokenizer.load(location)
-        tokenizer.cleans_up = files.settings.get("clean_up_tokenization_spaces") is True
+        tokenizer = FastTokenizer.load(location, files)
         languages = FAMILIES[kind].languages_of(files) if kind in FAMILIES else None
         if languages is not None:
-            tokenizer.frame, tokenizer.languages = FAMILIES[kind].frame, languages
+            tokenizer.frame, tokenizer.languages = FAMILIES[kind].frame_of(files), languages
         return tokenizer
     if kind in FAMILIES:
         return family_tokenizer(files, FAMILIES[kind])
@@ -108,7 +107,7 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig,
     if not location.is_file():
         raise DataError(f"{location}: there is no such file")
     if location.suffix in (".yml", ".yaml") or _is_mapping(location):
-        return _from_marian(location, model)
+        return _from_marian_vocabulary(location, model)
     _check_alone(location)
     fast = _from_vocabulary(location, config) if location.suffix == ".txt" else read_fast(location)
     language = config.languages[side] if config.languages and location.suffix == ".txt" else None
@@ -170,17 +169,29 @@ def _is_mapping(path: Path) -> bool:
     return isinstance(content, dict) and all(isinstance(number, int) for number in content.values())
 
 
-def _from_marian(path: Path, model: TransformerConfig) -> Tokenizer:
-    """A vocabulary of Marian, whose text is segmented already; padding and EOS are those of the model."""
+def _from_marian_vocabulary(path: Path, model: TransformerConfig) -> Tokenizer:
+    """A vocabulary of Marian, whose text is segmented already; padding is that of the model.
+
+    Source: marian-dev `data/default_vocab.cpp`, where EOS and the unknown token are `</s>` and `<unk>`, or Nematus'
+    `eos` at id 0 and `UNK` at id 1.
+    """
     try:
         ids = read_vocabulary(path)
     except ConversionError as error:
         raise DataError(str(error)) from None
-    by_id = {number: token for token, number in ids.items()}
-    roles = {"eos": by_id.get(model.eos_id, "</s>"), "unk": "<unk>" if "<unk>" in ids else "UNK"}
-    if roles["eos"] not in ids or roles["unk"] not in ids or model.pad_id in by_id:
+    names = {"eos": ("eos", 0, "</s>"), "unk": ("UNK", 1, "<unk>")}
+    roles = {role: old if ids.get(old) == number else new for role, (old, number, new) in names.items()}
+    if missing := [token for token in roles.values() if token not in ids]:
+        raise DataError(f"{path}: has no token {missing[0]}, which a vocabulary of Marian must have")
+    if (number := ids[roles["eos"]]) != model.eos_id:
         raise DataError(
-            f"{path}: must have EOS (id {model.eos_id}), <unk> and no token at the id of padding, {model.pad_id}"
+            f"{path}: EOS, {roles['eos']}, has id {number}, but the model's eos_id is {model.eos_id}: use the model's "
+            "own vocabulary"
+        )
+    if model.pad_id in ids.values():
+        raise DataError(
+            f"{path}: has {len(ids):,} tokens, one of them at the id of padding, {model.pad_id}: use the model's own "
+            "vocabulary"
         )
     roles["pad"] = "<pad>" if "<pad>" not in ids else f"<pad{model.pad_id}>"
     files = word_tokenizer({**ids, roles["pad"]: model.pad_id}, roles)

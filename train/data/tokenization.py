@@ -140,7 +140,7 @@ class FastTokenizer(Tokenizer):
         return [token if not text or "\ufffd" in text else text for token, text in zip(tokens, readable, strict=True)]
 
     def save(self, directory: str | PathLike[str]) -> None:
-        """Writes the two files that `PreTrainedTokenizerFast.from_pretrained` reads.
+        """Writes the files that were read, or the two that `PreTrainedTokenizerFast.from_pretrained` reads.
 
         With spaCy pre-tokenization, that class needs the words as input, with `is_split_into_words=True`.
         """
@@ -155,8 +155,10 @@ class FastTokenizer(Tokenizer):
         self._write_settings(directory, settings)
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> "FastTokenizer":
+    def load(cls, path: str | PathLike[str], files: TokenizerFiles | None = None) -> "FastTokenizer":
         """A tokenizer from a directory with tokenizer.json that `save` or `transformers` wrote.
+
+        `files`: those of the directory, whose settings `save` writes again.
 
         Raises:
             DataError: a file is missing or damaged, or a special token is missing.
@@ -167,7 +169,8 @@ class FastTokenizer(Tokenizer):
                 raise DataError(f"{folder}: has no {name}")
         fast = read_fast(folder / FILE)
         try:
-            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            text = (folder / SETTINGS).read_text(encoding="utf-8")
+            settings = json.loads(text) if files is None else files.settings
         except ValueError as error:
             raise DataError(f"{folder / SETTINGS}: is not JSON: {error}") from None
         tokens, language = {role: settings.get(f"{role}_token") for role in ROLES}, settings.get(LANGUAGE)
@@ -175,7 +178,7 @@ class FastTokenizer(Tokenizer):
             raise DataError(f"{folder / SETTINGS}: {LANGUAGE} is {language!r}, not a language's code")
         texts = {role: t["content"] if isinstance(t, dict) else t for role, t in tokens.items() if t is not None}
         try:
-            return cls(fast, texts, language)
+            return cls(fast, texts, language, files=files)
         except DataError as error:
             raise DataError(f"{folder}: {error}") from None
 

@@ -127,6 +127,14 @@ class Tokenizer(ABC):
         """Number of ids."""
         return len(self.vocabulary())
 
+    def tokens_beyond(self, size: int) -> list[tuple[int, str]]:
+        """(id, token) of the tokens that a model with `size` ids lacks, in the order of ids.
+
+        Special tokens may lie beyond it, as <mask> does in some BART models, because text rarely contains them.
+        """
+        special = self.special
+        return sorted((i, token) for token, i in self.vocabulary().items() if i >= size and token not in special)
+
     @property
     def target(self) -> "Tokenizer":
         """The tokenizer of targets, if this one is that of sources."""
@@ -146,8 +154,7 @@ class Tokenizer(ABC):
     @property
     def _around(self) -> tuple[list[int], list[int]]:
         """Ids before and after the text of a source."""
-        tokens = {role: self.special_tokens.get(role) for role in ROLES}
-        tokens |= {"cls": tokens["bos"], "sep": tokens["eos"]}
+        tokens: dict[str, str | None] = {**self.special_tokens}
         if self.languages is not None:
             tokens["language"] = self.languages.frame
         frame = self.frame or ("$A", "eos")
@@ -175,7 +182,8 @@ class Tokenizer(ABC):
         for name, content in self.files.content.items():
             (Path(directory) / name).write_bytes(content)
         settings = self.files.json(SETTINGS) if SETTINGS in self.files.content else {}
-        self._write_settings(directory, settings | {CLASS: self.files.settings[CLASS]})
+        kind = settings.get(CLASS) or self.files.settings[CLASS] or "PreTrainedTokenizerFast"
+        self._write_settings(directory, {**settings, CLASS: kind})
 
     def _write_settings(self, directory: str | PathLike[str], settings: dict[str, object]) -> None:
         if self.languages is not None:

@@ -1,0 +1,29 @@
+"""What a checkpoint of another project does not settle: the program that wrote it may have computed something else."""
+
+import re
+
+from .checkpoint import CONFIG, MARIAN_OPTIONS, Checkpoint
+
+_PRE_NORM_VERSION = (1, 10)  # the first release of marian-dev whose pre-norm normalizes keys and values
+
+
+def doubt_of(checkpoint: Checkpoint) -> str | None:
+    """One line on what the checkpoint's own program may compute differently; None if there is no doubt.
+
+    Source: marian-dev issue 699; `transformers` 4 `modeling_umt5.py`.
+    """
+    documents, config = checkpoint.documents, checkpoint.config
+    if MARIAN_OPTIONS in documents and config.norm_placement == "pre":
+        version = str(documents[MARIAN_OPTIONS].get("version") or "")
+        numbers = re.match(r"v?(\d+)\.(\d+)", version)
+        if numbers is None or (int(numbers[1]), int(numbers[2])) < _PRE_NORM_VERSION:
+            return (
+                f"version={version or None!r}: before v1.10, marian-dev did not normalize the keys and values of "
+                "pre-norm self-attention; twinax does, so this model may compute something else"
+            )
+    if checkpoint.layout == "umt5" and documents.get(CONFIG, {}).get("tie_word_embeddings") is False:
+        return (
+            "tie_word_embeddings=False: transformers 5 scales the logits of UMT5 nevertheless, as twinax does; "
+            "transformers 4 did not (docs/conversion.md)"
+        )
+    return None

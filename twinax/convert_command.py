@@ -19,7 +19,7 @@ from twinax.configs.data import TokenizerConfig
 from twinax.configs.errors import CheckpointError, ConfigError, ConversionError, DataError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.atomic_io import check_new
-from twinax.convert.checkpoint import MOMENTS
+from twinax.convert.checkpoint import FOLDERS, MOMENTS
 from twinax.convert.file_layouts import PUBLISHED, is_published, system_of
 from twinax.convert.files import read_json
 from twinax.convert.formats import TOOLKITS, describe, is_layout, is_single_file, layouts
@@ -98,7 +98,8 @@ def convert_checkpoint(
     table.add_row("optimizer", optimizer)
     if checkpoint.skipped:
         table.add_row("ignored", escape(", ".join(checkpoint.skipped)))
-    files = ", ".join(checkpoint.files) or "none"
+    prefix = f"{FOLDERS[0]}/" if layout in LAYOUTS else ""  # a family's directory has them at its top
+    files = ", ".join(name.removeprefix(prefix) for name in checkpoint.files) or "none"
     if new_files:
         files = _changes(source_files, new_files, checkpoint.files)
     same_files = checkpoint.files == result.files
@@ -122,9 +123,9 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
         rows, arrays = _contents(path)
         status = 0
     except UnreadableError as error:
-        rows = dict(zip(("is", "obstacle", "what to do"), astuple(error.obstacle), strict=True))
+        rows = dict(zip(("type", "obstacle", "what to do"), astuple(error.obstacle), strict=True))
     except (CheckpointError, ConversionError) as error:
-        rows = {"is": describe(path), "obstacle": str(error).removeprefix(f"{path}: ")}
+        rows = {"type": describe(path), "obstacle": str(error).removeprefix(f"{path}: ")}
     shown_arrays = arrays if tensors or json_file else {}
     details = {
         n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in shown_arrays.items()
@@ -163,7 +164,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
         arrays = checkpoint.tensors
     if checkpoint is not None:
         report_assumed(str(path), checkpoint)
-    rows: dict[str, Any] = {"form": describe(path), "layout": layout}
+    rows: dict[str, Any] = {"format": describe(path), "layout": layout}
     rows |= ({"holds": contents} if contents else {}) | (_describe(checkpoint) if checkpoint else {})
     rows["arrays"] = dict(Counter(str(array.dtype) for array in arrays.values()))
     return rows, arrays
@@ -184,9 +185,9 @@ def _checkpoint_or_contents(parts: Parts) -> tuple[Checkpoint | None, str | None
 def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     config, arrays = checkpoint.config, checkpoint.arrays
     trained = {name: arrays[name] for name in flax_specs(config, trained_only=True)}
-    rows: dict[str, Any] = {"originally of": checkpoint.layout} if checkpoint.layout else {}
+    rows: dict[str, Any] = {"source layout": checkpoint.layout} if checkpoint.layout else {}
     rows |= {"config": config.to_dict(), "trained parameters": _numbers(trained)}
-    rows["fixed numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
+    rows["non-trainable numbers"] = _numbers({name: a for name, a in arrays.items() if name not in trained})
     rows |= {"assumed": list(checkpoint.assumed)} if checkpoint.assumed else {}
     rows |= {"ignored": list(checkpoint.skipped)} if checkpoint.skipped else {}
     rows["unused numbers"] = _numbers(checkpoint.unused)
@@ -194,12 +195,22 @@ def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
     rows["ties"] = [text for field, text in ties.items() if getattr(config, field)]
     rows["tokenizer"] = list(checkpoint.files)
+    rows |= _tokenizer_obstacle(checkpoint)
     if (training := checkpoint.training) is not None:
         epoch, batch = training.position
         rows["training"] = {"update": training.update, "epoch": epoch, "batch": batch, "seed": training.seed}
         rows["optimizer"] = {"name": training.run.training.optimizer, "updates": training.count}
     rows["sha256 of weights"] = checksum(arrays)
     return rows
+
+
+def _tokenizer_obstacle(checkpoint: Checkpoint) -> dict[str, str]:
+    """A row on the reason why the tokenizer files cannot be used; none if they can."""
+    try:
+        _ = Translator(checkpoint, "tokenizer").tokenizers if checkpoint.files else None
+    except (CheckpointError, DataError) as error:
+        return {"tokenizer obstacle": str(error)}
+    return {}
 
 
 def _settings(config: Mapping[str, Any]) -> list[str]:

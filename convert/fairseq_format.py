@@ -41,9 +41,10 @@ _PLAIN = (
 
 
 def recognises(path: Path) -> bool:
-    """Whether a path is a fairseq checkpoint, or a directory of one with its dictionaries."""
+    """Whether a path is a fairseq checkpoint, or a directory of one, with or without its dictionaries."""
     if path.is_dir():
-        return any(path.glob("dict.*.txt")) and any(path.glob("*.pt")) and not (path / CONFIG).exists()
+        files = [] if (path / CONFIG).exists() else sorted(path.glob("*.pt"))
+        return bool(files) and (any(path.glob("dict.*.txt")) or any(map(recognises, files)))
     return path.is_file() and all(re.search(pattern, _pickled_names(path)) for pattern in _MARKS)
 
 

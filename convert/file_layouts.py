@@ -165,7 +165,10 @@ def layout_of(names: Collection[str]) -> str:
     if any(name.startswith("encoder.layers.") for name in names):
         return "twinax"
     examples = ", ".join(sorted(names)[:3]) + ", …" * (len(names) > 3)
-    raise ConversionError(f"its {len(names)} tensors ({examples}) match no layout that twinax supports")
+    raise ConversionError(
+        f"its {len(names)} tensors ({examples}) match no layout that twinax supports; if the file is of "
+        "a Hugging Face directory, pass the directory"
+    )
 
 
 def _parse(layout: str) -> tuple[str, dict[str, str]]:

@@ -143,8 +143,8 @@ def read_torch(path: Path, advice: str = "save only the state dict") -> Any:
     except Exception as error:  # a damaged file can raise anything
         if "weights_only" in str(error):  # TorchScript, with the same recommendation
             raise ConversionError(f"{path}: holds more than tensors; none of its code was run") from None
-        reason = f"{type(error).__name__} {error}".splitlines()[0][:200]
-        raise ConversionError(f"{path}: not a complete PyTorch file: {reason}") from None
+        reason = f"{type(error).__name__} {error}".splitlines()[0].partition(". ")[0][:200]
+        raise ConversionError(f"{path}: not a complete PyTorch file; download or copy it again ({reason})") from None
 
 
 def to_arrays(tensors: Any, path: Path) -> dict[str, np.ndarray]:

@@ -167,6 +167,8 @@ def save(
         raise ConversionError(f"{path}: {layout} is the layout of a directory; give a name without {path.suffix}")
     elif layout in TOOLKITS:
         raise ConversionError(f"{path}: layout {layout} needs a name that ends in {TOOLKITS[layout]}")
+    elif path.suffix.lower() == marian_format.SUFFIX:
+        raise ConversionError(f"{path}: an .npz file needs --layout marian_npz, the layout of marian-dev")
     else:
         target = f"a file of layout {layout}" if layout != "twinax" else "a directory's name has no suffix, and a file"
         raise ConversionError(f"{path}: {target} needs a name that ends in {', '.join(SUFFIXES)}")

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..configs.errors import ConversionError
+from ..configs.decoding import DecodingConfig
+from ..configs.errors import ConfigError, ConversionError
 from ..configs.schema import TransformerConfig
 from .checkpoint import CONFIG, GENERATION
 
@@ -39,6 +40,8 @@ _SAME = {
     "early_stopping": "early_stopping",
 }
 _LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
+# what `generate` does if neither the beam size nor the longest translation is set
+_BEAM_SIZE, _NEW_TOKENS = 1, 20
 
 
 class Generation(NamedTuple):
@@ -47,20 +50,23 @@ class Generation(NamedTuple):
     file: str  # config.json or generation_config.json
     fields: dict[str, Any]
     settings: dict[str, Any]
+    defaults: dict[str, Any]  # of `transformers`, for what the file does not set
 
     def __str__(self) -> str:
-        return f"{', '.join(f'{name}={value}' for name, value in self.settings.items())} ({self.file})"
+        groups = {self.file: self.settings, f"not in {self.file}, the defaults of transformers": self.defaults}
+        texts = {origin: ", ".join(f"{name}={value}" for name, value in own.items()) for origin, own in groups.items()}
+        return "; ".join(f"{text} ({origin})" for origin, text in texts.items() if text)
 
 
 def generation_of(documents: Mapping[str, Settings], model: TransformerConfig, name: str) -> Generation | None:
-    """The decoding settings of a directory's documents; None if there is no directory, or it sets none.
+    """The decoding settings of a directory's documents, with the defaults of `generate`; None without a directory.
 
     Raises:
         ConversionError: lists every setting that beam search cannot apply.
     """
     if CONFIG not in documents:
         return None
-    file = GENERATION if GENERATION in documents else CONFIG
+    file = _file_of(documents)
     settings = {name: value for name, value in documents[file].items() if value is not None}
     if problems := [*_problems(settings)]:
         raise ConversionError(
@@ -69,21 +75,41 @@ def generation_of(documents: Mapping[str, Settings], model: TransformerConfig, n
         )
     names = (*_SAME, *_LENGTHS, "bad_words_ids", "suppress_tokens")
     stated = {name: settings[name] for name in names if name in settings}
-    if not stated:
-        return None
+    defaults = {} if "num_beams" in settings else {"num_beams": _BEAM_SIZE}
+    defaults |= {"max_new_tokens": _NEW_TOKENS} if _lacks_length(settings) else {}
+    settings |= defaults
     fields = {field: settings[name] for name, field in _SAME.items() if name in settings}
     ids = [*(ids[0] for ids in settings.get("bad_words_ids", [])), *settings.get("suppress_tokens", [])]
     fields |= _lengths(settings, model)
     fields["forbidden_ids"] = tuple(i for i in ids if i != model.eos_id)
     # `generate` forbids padding only if it is listed, and ends a sentence at the maximum only if a token is forced
     fields |= {"allow_padding": model.pad_id not in ids, "force_end": model.forced_eos_id is not None}
-    return Generation(file, fields, stated)
+    return Generation(file, fields, stated, defaults)
+
+
+def longest_translation(documents: Mapping[str, Settings], model: TransformerConfig) -> int | None:
+    """The largest length of a translation that a directory sets, else that of `generate`; None without a directory."""
+    if CONFIG not in documents:
+        return None
+    settings = {name: value for name, value in documents[_file_of(documents)].items() if type(value) is int}
+    return _lengths({"max_new_tokens": _NEW_TOKENS} if _lacks_length(settings) else settings, model)["max_length"]
+
+
+def _file_of(documents: Mapping[str, Settings]) -> str:
+    return GENERATION if GENERATION in documents else CONFIG
+
+
+def _lacks_length(settings: Settings) -> bool:
+    return not {"max_length", "max_new_tokens"} & {*settings}
 
 
 def _problems(settings: Settings) -> Iterator[str]:
     """Each setting that beam search cannot apply, with its value."""
     for name, values in _NEUTRAL.items():
         if name in settings and settings[name] not in values:
+            yield f"{name}={settings[name]!r}"
+    for name, field in _SAME.items():
+        if name in settings and name != "early_stopping" and not _is_valid(field, settings[name]):
             yield f"{name}={settings[name]!r}"
     for name in _LENGTHS:
         if name in settings and type(settings[name]) is not int:
@@ -97,6 +123,14 @@ def _problems(settings: Settings) -> Iterator[str]:
     for name, values in lists.items():
         if not all(isinstance(ids, list) and len(ids) == 1 and type(ids[0]) is int for ids in values):
             yield f"{name}={settings[name]!r} (only single tokens can be forbidden)"
+
+
+def _is_valid(field: str, value: Any) -> bool:
+    try:
+        DecodingConfig(**{field: value})
+    except ConfigError:
+        return False
+    return True
 
 
 def _lengths(settings: Settings, model: TransformerConfig) -> dict[str, int]:

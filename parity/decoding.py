@@ -75,7 +75,8 @@ def as_generate(settings: TransformerConfig, **fields: Any) -> DecodingConfig:
 def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarray, config: DecodingConfig) -> Decoded:
     """Decodes a batch with `model.generate`. Its greedy search (beam size 1) returns no scores; they are 0 here.
 
-    Its `min_new_tokens` does not count EOS, and it forbids padding only through `bad_words_ids`.
+    Its lengths count the start token, and it forbids padding only through `bad_words_ids`. `max_new_tokens` and
+    `min_new_tokens` are cleared, because it warns if a directory sets one way of counting and the call another.
     """
     assert config.length_penalty == "power"
     tokens = torch.from_numpy(src)
@@ -90,8 +91,10 @@ def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarr
         num_beams=config.beam_size,
         num_return_sequences=config.n_best,
         length_penalty=config.length_exponent,
-        min_new_tokens=config.min_length - 1,
-        max_new_tokens=config.max_length,
+        min_length=config.min_length,
+        max_length=config.max_length and config.max_length + 1,
+        min_new_tokens=None,
+        max_new_tokens=None,
         bad_words_ids=[[token] for token in (settings.pad_id, *config.forbidden_ids)],
         forced_bos_token_id=settings.forced_bos_id,
         return_dict_in_generate=True,

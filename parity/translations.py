@@ -13,7 +13,7 @@ from .. import flax_transformer, torch_reference
 from ..configs.decoding import DecodingConfig
 from ..formulas.padding import pad
 from ..train.tracking.progress import progress_bar
-from .decoding import ROUNDING, compare_decoded, transformers_generate
+from .decoding import ROUNDING, as_generate, compare_decoded, transformers_generate
 
 BEAM_SIZES = (1, 5)
 _BLOCK = 32  # sentences per decoding batch
@@ -37,21 +37,26 @@ def compare_translations(
     beam_size: int,
     transformers_model: Any = None,
     progress: Callable[[int], None] = lambda count: None,
+    longest: int | None = None,
 ) -> dict[str, TextAgreement]:
     """Compares the translations of Flax, and of a `transformers` model, with those of the PyTorch model.
 
     `sources`: ids of each line of a text, by line number. `progress` receives the number of lines translated.
+    `longest`: of a translation, in tokens; None: the model's maximum.
     """
     config = pytorch.config
-    decoding = DecodingConfig(beam_size=beam_size, max_length=config.max_length)
+    fields: dict[str, Any] = {"beam_size": beam_size, "max_length": longest or config.max_length}
+    # `generate` truncates at the maximum unless the model forces EOS
+    decoding = DecodingConfig(**fields) if transformers_model is None else as_generate(config, **fields)
     totals = {"Flax": TextAgreement()}
     if transformers_model is not None:
         totals["transformers"] = TextAgreement()
     order = sorted(sources, key=lambda line: len(sources[line]))
     progress(0)
-    for start in range(0, len(order), _BLOCK):
-        lines = order[start : start + _BLOCK]
-        full_block = [*lines, *[lines[-1]] * (_BLOCK - len(lines))]  # one size, because each size is compiled
+    size = min(_BLOCK, len(order))
+    for start in range(0, len(order), size):
+        lines = order[start : start + size]
+        full_block = [*lines, *[lines[-1]] * (size - len(lines))]  # one size, because each size is compiled
         src = pad([sources[line] for line in full_block], config.pad_id, dtype=np.int64)
         expected = torch_reference.generate(pytorch, torch.from_numpy(src), decoding)
         searches = {"Flax": flax_transformer.generate(flax, src, decoding)}
@@ -76,8 +81,12 @@ def show_translations(
     pytorch: torch_reference.Transformer,
     sources: Mapping[int, Sequence[int]],
     transformers_model: Any = None,
+    longest: int | None = None,
 ) -> tuple[bool, list[dict[str, Any]]]:
-    """Compares translations for each of BEAM_SIZES and prints a table; returns (all equal, the table for JSON)."""
+    """Compares translations for each of BEAM_SIZES and prints a table; returns (all equal, the table for JSON).
+
+    `longest`: as in `compare_translations`.
+    """
     console = Console()
     table = Table("beam", title="translations", title_justify="left")
     documents, lines = [], []
@@ -95,6 +104,7 @@ def show_translations(
                 beam_size,
                 transformers_model,
                 lambda count, beam_size=beam_size: progress(f"translations, beam {beam_size}", count, len(sources)),
+                longest,
             )
             cells = [f"{totals[name].equal:,} of {len(sources):,}" for name in names]
             flax_total = totals["Flax"]

@@ -17,9 +17,11 @@ from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
 from twinax import convert
+from twinax.configs.errors import CheckpointError
 from twinax.convert import files
 from twinax.convert.checkpoint import Checkpoint
 from twinax.parity.conversion import changes, random_model
+from twinax.train.checkpointing.checkpoints import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
@@ -372,3 +374,8 @@ def test_a_table_that_memory_cannot_hold(directories, tmp_path):
 def test_a_file_for_a_directory(bart):
     with pytest.raises(convert.ConversionError, match=r"bare tensors and no config; .* give the directory"):
         convert.load(bart / WEIGHTS)
+
+
+def test_a_hugging_face_directory_is_no_run(bart):
+    with pytest.raises(CheckpointError, match="is of a Hugging Face directory, not of a run; choose another directory"):
+        read_run(bart)

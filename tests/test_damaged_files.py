@@ -45,7 +45,7 @@ WRONG = {  # case -> (arguments after the command's name, message)
         ("convert", "empty", "y.pt"),
         "empty: is an empty directory: it has no config.json; pass a run",
     ),
-    "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a complete PyTorch file"),
+    "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a complete PyTorch file; download or copy it again ("),
     "code": (("convert", "code.pt", "y.pt"), "code.pt: is a file of pickled objects: holds more than tensors, a posix"),
     "a destination that exists": (("convert", "x.pt", "text.txt"), "text.txt: exists; give another name"),
     "an existing directory": (("convert", "x.pt", "full"), "full: exists and is not empty; give another name"),
@@ -81,7 +81,10 @@ WRONG = {  # case -> (arguments after the command's name, message)
 UNREADABLE = {  # case -> (file, its obstacle)
     "a file of another kind": ("text.txt", "a text file that starts with 'a b'"),
     "truncated safetensors": ("half.safetensors", "it has "),
-    "names of nobody": ("names.pt", "its 1 tensors (a) match no layout that twinax supports"),
+    "names of nobody": (
+        "names.pt",
+        "its 1 tensors (a) match no layout that twinax supports; if the file is of a Hugging Face directory",
+    ),
     "another version": ("later.pt", "twinax_file_version=9: this twinax reads version 1"),
     "a part missing": ("part.pt", "1 arrays do not fit the model"),
     "another optimizer": ("adam.pt", "its optimizer is not that of the run"),
@@ -169,4 +172,4 @@ def test_inspect_prints_the_obstacle(case, command, damaged_files):
     code, out, err = command("inspect", file, "--json", "report.json")
     assert (code, err) == (1, "")
     assert json.loads(Path("report.json").read_text())["obstacle"].startswith(obstacle)
-    assert {"is", "obstacle"} <= {*out.split()}
+    assert {"type", "obstacle"} <= {*out.split()}

@@ -21,9 +21,12 @@ from parity_tests.fairseq_files import (
     write_dictionaries,
 )
 from twinax import convert
+from twinax.configs.data import CorpusConfig
+from twinax.configs.run import RunConfig
 from twinax.convert import Checkpoint, ConversionError, fairseq_format
 from twinax.convert.fairseq_dictionary import read_dictionary
 from twinax.convert.layouts import fairseq
+from twinax.train.data.prepare import Tokenizers, prepare
 
 NAME = "fairseq, post-norm"
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about changes in later versions
@@ -88,6 +91,31 @@ def test_a_file_alone_is_read_without_tokenizers(folder, tmp_path):
     checkpoint = convert.load(tmp_path / "alone" / "checkpoint_best.pt")
     assert same(checkpoint, expected)
     assert not checkpoint.files
+    of_directory = convert.load(tmp_path / "alone")
+    assert same(of_directory, expected)
+    assert not of_directory.files
+    assert convert.formats.describe(tmp_path / "alone") == "fairseq directory"
+    (tmp_path / "other").mkdir()
+    torch.save({"a": torch.ones(2)}, tmp_path / "other" / "model.pt")
+    assert not fairseq_format.recognises(tmp_path / "other")
+
+
+def test_text_without_the_bpe_of_the_training_is_a_warning(folder, tmp_path, command):
+    (tmp_path / "plain").write_text("der w1 Hund w2 Haus\n" * 30)
+    (tmp_path / "segmented").write_text("w1 w2 w3@@ w4\n" * 30)
+    warning = (
+        "60% of the source tokens are unknown (<unk>); the tokenizer looks up tokens between spaces; segment the text "
+        "first as the training data was, with its BPE codes: subword-nmt apply-bpe -c bpecodes"
+    )
+    options = ("--framework", "torch", "--beam-size", "1", "--max-length", "1")
+    for name, expected in (("plain", f"twinax: {warning}\n"), ("segmented", "")):
+        assert command("translate", folder, tmp_path / name, *options)[2] == expected
+    checkpoint = convert.load(folder)
+    corpus = CorpusConfig(src=str(tmp_path / "plain"), tgt=str(tmp_path / "segmented"))
+    run, lines = RunConfig(corpus=corpus, init_from=str(folder), model=checkpoint.config), []
+    tokenizers = Tokenizers.of_checkpoint(checkpoint, run.tokenizer, "fairseq")
+    prepare(run, tokenizers, sizes=checkpoint.config, say=lines.append)
+    assert f"warning: {warning}" in lines
 
 
 def test_every_version_is_the_same_model(folder, state):
@@ -192,7 +220,10 @@ BROKEN = {
         lambda f: edit(f, model={"encoder.embed_tokens.weight": torch.ones(3)}),
         "has no matrix encoder.embed",
     ),
-    "truncated": (lambda f: truncate(f / "model.pt"), "model.pt: not a complete PyTorch file"),
+    "truncated": (
+        lambda f: truncate(f / "model.pt"),
+        "model.pt: not a complete PyTorch file; download or copy it again (",
+    ),
     "several": (lambda f: several(f), "holds several checkpoints (a.pt, b.pt); name one of them"),
 }
 

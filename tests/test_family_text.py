@@ -10,6 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import twinax
 from twinax import torch_reference
+from twinax.convert.generation import longest_translation
 from twinax.parity.text import VARIANTS, compare_translations, write_files, write_model
 
 GERMAN = [f"Ein {a} {b}, {i} mal." for i, a in enumerate(("Haus", "Hund", "Mädchen")) for b in ("schläft", "läuft")]
@@ -49,6 +50,73 @@ def change_settings(folder, target, **settings):
     return target
 
 
+@pytest.mark.parametrize("name", ["T5", "Marian"])
+def test_without_settings_a_directory_decodes_as_generate_does_by_default(name, folders, tmp_path, command):
+    """Greedily, and 20 tokens at most, which these models reach."""
+    folder = change_settings(folders(name), tmp_path / "model", num_beams=None, max_length=None)
+    assert compare_translations(name, folder, TEXTS, None) == []
+    translator = twinax.load(folder)
+    assert translator.translate(TEXTS, framework="torch") != translator.translate(
+        TEXTS, framework="torch", max_length=24
+    )
+    (tmp_path / "text").write_text("Hund\n")
+    err = command("translate", folder, tmp_path / "text", "--framework", "torch")[2]
+    assert "; num_beams=1, max_new_tokens=20 (not in generation_config.json, the defaults of transformers)\n" in err
+    assert longest_translation(translator.checkpoint.documents, translator.config) == 20
+    assert longest_translation(twinax.load(folders(name)).checkpoint.documents, translator.config) == 23
+
+
+def test_the_table_names_the_tokenizer_files_where_they_are(folders, tmp_path, command):
+    code, out, _ = command("convert", folders("Marian"), tmp_path / "again", "--layout", "marian")
+    assert (code, "source.spm" in out, "tokenizer/" in out) == (0, True, False)
+
+
+def test_inspect_says_that_a_tokenizer_cannot_be_used(folders, tmp_path, command):
+    folder, report = shutil.copytree(folders("Marian"), tmp_path / "model"), tmp_path / "report.json"
+    assert command("inspect", folder, "--json", report)[0] == 0
+    assert "tokenizer obstacle" not in json.loads(report.read_text())
+    (folder / "target.spm").write_bytes(b"")
+    assert command("inspect", folder, "--json", report)[0] == 0
+    obstacle = json.loads(report.read_text())["tokenizer obstacle"]
+    assert obstacle.endswith("target.spm: is not a SentencePiece model: it is empty; download or copy it again")
+
+
+# (directory, text, flags) -> what is printed about the text
+SIGNS = {
+    (
+        "Marian, multilingual",
+        "Hund\n\nHaus\n",
+        (),
+    ): "line 1 and 1 more: no target language; set it by --tgt-lang, as in "
+    "--tgt-lang fra, or begin the source with it, as in >>fra<<; the model has >>fra<<, >>deu<<",
+    ("Marian, multilingual", ">>fra<< Hund\n>>x<< Haus\n", ()): "line 2: the vocabulary has no >>x<<; the model has "
+    ">>fra<<, >>deu<<",
+    ("Marian, multilingual", "Hund\n", ("--tgt-lang", "fra")): "",
+    ("Marian", ">>x<< Hund\n", ()): "line 1: the vocabulary has no >>x<<; the model has no languages",
+    ("Marian", "Hund\n", ()): "",
+    ("Marian", "日本\n", ()): "50% of the source tokens are unknown (<unk>); is the text in the language of the model?",
+    ("mBART", "Hund\n", ()): ": a translation's first token selects the language, and the checkpoint sets none",
+    ("mBART", "Hund\n", ("--tgt-lang", "de_DE")): "",
+    ("T5", "Hund\n", ()): "config.json states prefixes of tasks ('translate:'), and no source begins with one; put the",
+    ("T5", "Hund\ntranslate: Hund\n", ()): "",
+}
+
+
+@pytest.mark.parametrize(("name", "text", "flags"), SIGNS)
+def test_what_a_text_lacks_is_said(name, text, flags, folders, tmp_path, command):
+    folder = shutil.copytree(folders(name), tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    tasks = {"a": {"prefix": "translate: "}, "b": {"num_beams": 2}} if name == "T5" else None
+    (folder / "config.json").write_text(json.dumps({**settings, "task_specific_params": tasks}))
+    (tmp_path / "text").write_text(text)
+    options = ("--framework", "torch", "--max-length", "1", "--beam-size", "1")
+    code, _, err = command("translate", folder, tmp_path / "text", *options, *flags)
+    lines = [line for line in err.splitlines() if "generation_config.json" not in line]
+    expected = SIGNS[name, text, flags]
+    assert (code, len(lines)) == (0, int(bool(expected)))
+    assert expected in err
+
+
 def test_the_comparison_sees_a_setting_that_is_not_applied(folders, tmp_path, monkeypatch):
     """Each setting changes a translation of these models."""
     ignored = {"Marian": "num_beams", "BART": "no_repeat_ngram_size", "Blenderbot": "min_length"}
@@ -80,6 +148,8 @@ UNUSABLE = {
     "bad_words_ids=[[3, 4]] (only single tokens can be forbidden)": {"bad_words_ids": [[3, 4]]},
     "eos_token_id=[0, 1]": {"eos_token_id": [0, 1]},
     "max_length='24'": {"max_length": "24"},
+    "num_beams='four'": {"num_beams": "four"},
+    "length_penalty='1'": {"length_penalty": "1"},
 }
 
 

@@ -387,10 +387,10 @@ def test_inspect_prints_a_table_and_the_other_commands_one_line(command, tmp_pat
     code, out, err = command("inspect", path, "--json", report)
     assert (code, err) == (1, "")
     rows = json.loads(report.read_text())
-    assert [*rows] == ["path", "is", "obstacle", "what to do", "tensors"]
+    assert [*rows] == ["path", "type", "obstacle", "what to do", "tensors"]
     assert all(word in out for word in ("obstacle", "what to do", "general.file_type=15 (Q4_K_M)"))
     for arguments in (["translate", path], ["convert", path, tmp_path / "b.pt"], ["parity", path], ["audit", path]):
         code, out, err = command(*arguments)
         assert (code, out) == (2, "")
-        assert err == f"twinax: {path}: is {rows['is']}: {rows['obstacle']}; {rows['what to do']}\n"
+        assert err == f"twinax: {path}: is {rows['type']}: {rows['obstacle']}; {rows['what to do']}\n"
     assert not (tmp_path / "b.pt").exists()

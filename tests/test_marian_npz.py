@@ -67,6 +67,8 @@ def test_the_commands_read_and_write_it(folder, command):
     )
     code, _, err = command("convert", "a.pt", "c.bin", "--layout", "marian_npz")
     assert (code, "c.bin: layout marian_npz needs a name that ends in .npz" in err) == (2, True)
+    code, _, err = command("convert", "a.pt", "c.npz")
+    assert (code, "c.npz: an .npz file needs --layout marian_npz" in err) == (2, True)
 
 
 def test_padding_is_never_emitted_and_masked(folder):

@@ -54,3 +54,21 @@ def test_the_main_thread_goes_on_after_one_signal():
     output, _ = process.communicate(timeout=60)
     assert output == f"{STOPPING}caught {signal.SIGTERM.value}\n"
     assert process.returncode == 0
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_line(forks):
+    """The import is interrupted at its first module, as a signal would."""
+    code = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "twinax.cli":
+            raise KeyboardInterrupt
+
+from twinax.entry import main
+sys.meta_path.insert(0, Interrupt())
+main()
+"""
+    finished = forks(code)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (130, "", "twinax: interrupted\n")

@@ -88,7 +88,7 @@ def test_a_directory_without_a_tokenizer_translates_no_text(tmp_path):
     random_model("BART").save_pretrained(tmp_path / "bart")
     bare_translator = twinax.load(tmp_path / "bart")
     assert bare_translator.config.d_model > 0
-    with pytest.raises(CheckpointError, match="bart: has no readable tokenizer"):
+    with pytest.raises(CheckpointError, match=r"it needs tokenizer\.json, or vocab\.json and merges\.txt"):
         bare_translator.translate(["a"])
 
 
@@ -242,12 +242,15 @@ def test_score(command, files):
         (("evaluate", MODEL, "--dataset", "no.txt"), "no.txt: there is no such file"),
         (("evaluate", MODEL, "--dataset", "a.tsv", "--split", "test"), "a.tsv': a single file has no split (test)"),
         (("evaluate", MODEL, "--src", "src", "--tgt", "tgt", "--output", "no/x"), "no/x: there is no directory no"),
-        (("score", MODEL, "--src", "src", "--tgt", "tgt"), "pair 2: the source '' has no token"),
+        (("score", MODEL, "--src", "src", "--tgt", "tgt"), "src and tgt, line 2: the source '' has no token"),
+        (("translate", MODEL, "folder"), "folder: is a directory; pass a text file"),
+        (("translate", "google-t5/t5-small"), "hf download google-t5/t5-small --local-dir t5-small"),
     ],
 )
 def test_what_is_wrong_is_one_line(command, files, arguments, message):
     Path("utf16").write_bytes("a\n".encode("utf-16"))
     Path("short").write_text("A\n")
+    Path("folder").mkdir()
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("twinax: ")

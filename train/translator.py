@@ -14,7 +14,7 @@ from ..configs.data import TokenizerConfig
 from ..configs.decoding import DecodingConfig
 from ..configs.errors import CheckpointError, DataError
 from ..configs.schema import TransformerConfig
-from ..convert.checkpoint import Checkpoint
+from ..convert.checkpoint import CONFIG, Checkpoint
 from ..convert.formats import load as load_checkpoint
 from ..convert.generation import Generation, generation_of
 from ..convert.hugging_face import LAYOUTS, family
@@ -24,8 +24,8 @@ from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
 from ..formulas.padding import pad, round_up
 from .data.prepare import Tokenizers, lacks_language, with_target_language
-from .data.tokenization import FILE
 from .data.tokenizer import Tokenizer
+from .data.tokenizer_files import needed_files
 
 if TYPE_CHECKING:
     from .. import torch_reference
@@ -84,7 +84,8 @@ class Translator:
         tokenizers = Tokenizers.of_checkpoint(self.checkpoint, TokenizerConfig(), self.name)
         if tokenizers is None:
             names = ", ".join(sorted({Path(name).name for name in self.checkpoint.files}))
-            reason = f"no {FILE}; {names} cannot be used" if names else f"no {FILE}"
+            needed = f"it needs {needed_files(self.checkpoint.documents.get(CONFIG, {}))}"
+            reason = f"{needed}; {names} cannot be used" if names else needed
             raise CheckpointError(
                 f"{self.name}: has no readable tokenizer ({reason}); `twinax convert` with --tokenizer adds one"
             )
@@ -229,8 +230,12 @@ class Translator:
         ids = self.tokenizers.src.encode_sources(texts)
         return [i for i, sentence in enumerate(ids) if len(sentence) > self.config.max_length]
 
-    def score(self, sources: Sequence[str], targets: Sequence[str], framework: Framework = "flax") -> list[float]:
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], framework: Framework = "flax", place: str = "pair"
+    ) -> list[float]:
         """log p(target | source) in nats of each pair, without a forced first token, as beam search counts.
+
+        `place`: what the pairs are, for messages; a number follows.
 
         Raises:
             DataError: a source is empty, or a side is longer than the model's `max_length`.
@@ -239,9 +244,9 @@ class Translator:
         long_pairs = {*self.too_long(sources), *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
         for i, ids in enumerate(src):
             if not ids:
-                raise DataError(f"pair {i + 1}: the source {sources[i]!r} has no token")
+                raise DataError(f"{place} {i + 1}: the source {sources[i]!r} has no token; remove the pair")
             if i in long_pairs:
-                raise DataError(f"pair {i + 1}: a side has more than {self.config.max_length} tokens")
+                raise DataError(f"{place} {i + 1}: a side has more than {self.config.max_length} tokens")
         scores = [0.0] * len(src)
         order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
         for rows, padded_sources in self._blocks(src, order):

@@ -18,7 +18,7 @@ from ..convert.port import flax_specs
 from ..flax_transformer.model import Transformer
 from .checkpointing.checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run, source_of
 from .data.prepare import FROM_TOKENIZERS, Tokenizers
-from .data.tokenization import FILE
+from .data.tokenizer_files import needed_files
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     limit = _marian_limit(checkpoint.config, run, path) if checkpoint.layout == MARIAN else None
     tokenizers = Tokenizers.of_checkpoint(checkpoint, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:
-        raise CheckpointError(f"{path}: has no {FILE}; pass its tokenizer by --tokenizer.load")
+        needed = needed_files(checkpoint.documents.get(CONFIG, {}))
+        raise CheckpointError(f"{path}: has no {needed}; pass its tokenizer by --tokenizer.load")
     assumed = describe_assumed(str(path), checkpoint) if checkpoint.assumed else None
     source = source_of(checkpoint) if checkpoint.documents else None
     return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, source, assumed, limit)

@@ -15,7 +15,7 @@ import tyro
 
 from .foreign_flags import check_flags
 from .text_commands import evaluate, score, translate
-from .usage import CheckpointPath, UsageError, check_exists, enable_compilation_cache, one_line_errors
+from .usage import CheckpointPath, UsageError, check_exists, download_hint, enable_compilation_cache, one_line_errors
 
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
 
@@ -30,6 +30,7 @@ def parity(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     forced_bos: str | None = None,
+    max_length: int | None = None,
     seed: int = 0,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
@@ -52,6 +53,8 @@ def parity(
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
         tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
         forced_bos: first token of every translation, or its id.
+        max_length: maximum length of a translation in tokens, including EOS; default: the Hugging Face directory's,
+            else the model's maximum.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: JSON file to write the results to.
     """
@@ -60,6 +63,7 @@ def parity(
     presets = import_module("twinax.presets.models").PRESETS
     if model not in presets and not exists(model):
         hint = "".join(f"; did you mean {suggestion}?" for suggestion in get_close_matches(model, presets, 1))
+        hint += download_hint(model)
         raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
     check_exists(*filter(None, (second, src, tgt)))
     with one_line_errors():
@@ -71,6 +75,7 @@ def parity(
             tgt=tgt,
             translations=translations,
             languages={"--src-lang": src_lang, "--tgt-lang": tgt_lang, "--forced-bos": forced_bos},
+            max_length=max_length,
             seed=seed,
             json_file=json_file,
         )

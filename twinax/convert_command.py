@@ -21,7 +21,7 @@ from twinax.configs.data import TokenizerConfig
 from twinax.configs.errors import CheckpointError, ConfigError, DataError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.atomic_io import check_new, replace_file
-from twinax.convert.checkpoint import MOMENTS
+from twinax.convert.checkpoint import FOLDERS, MOMENTS
 from twinax.convert.dtypes import logit_movement, to_dtype
 from twinax.convert.file_layouts import PUBLISHED, system_of
 from twinax.convert.files import read_json
@@ -138,7 +138,8 @@ def _weights(checkpoint: Checkpoint, comparison: Comparison, layout: str) -> tup
 def _tokenizers(checkpoint: Checkpoint, result: Checkpoint, layout: str) -> tuple[str, bool]:
     """(one line on the tokenizer, whether it is what the layout can store of the checkpoint's)."""
     if checkpoint.files == result.files:
-        return ", ".join(checkpoint.files) or "none", True
+        prefix = f"{FOLDERS[0]}/" if layout in LAYOUTS else ""  # a family's directory has them at its top
+        return ", ".join(name.removeprefix(prefix) for name in checkpoint.files) or "none", True
     if layout in TOOLKITS:
         stored = "vocabulary only: this format does not store the segmentation"
         return stored if result.files else "omitted: this format does not store tokenizers", True

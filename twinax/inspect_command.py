@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from twinax import convert
 from twinax.configs import TransformerConfig
-from twinax.configs.errors import CheckpointError, ConversionError
+from twinax.configs.errors import CheckpointError, ConversionError, DataError
 from twinax.convert import Checkpoint, checksum
 from twinax.convert.file_layouts import is_published
 from twinax.convert.formats import describe, is_single_file
@@ -24,6 +24,7 @@ from twinax.convert.single_file import Parts, read_parts
 from twinax.convert.unreadable import UnreadableError, printable
 from twinax.convert.verification import number_of
 from twinax.train.checkpointing.checkpoints import is_run_or_checkpoint
+from twinax.train.translator import Translator
 
 from .usage import check_folder, report_assumed
 
@@ -47,9 +48,9 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
         rows, arrays = _contents(path)
         status = 0
     except UnreadableError as error:
-        rows = dict(zip(("is", "obstacle", "what to do"), astuple(error.obstacle), strict=True))
+        rows = dict(zip(("type", "obstacle", "what to do"), astuple(error.obstacle), strict=True))
     except (CheckpointError, ConversionError) as error:
-        rows = {"is": describe(path), "obstacle": str(error).removeprefix(f"{path}: ")}
+        rows = {"type": describe(path), "obstacle": str(error).removeprefix(f"{path}: ")}
     shown_arrays = arrays if tensors or json_file else {}
     details = {
         n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in shown_arrays.items()
@@ -88,7 +89,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
         arrays = checkpoint.tensors
     if checkpoint is not None:
         report_assumed(str(path), checkpoint)
-    rows: dict[str, Any] = {"form": describe(path), "layout": layout}
+    rows: dict[str, Any] = {"format": describe(path), "layout": layout}
     rows |= ({"holds": contents} if contents else {}) | (_describe(checkpoint) if checkpoint else {})
     rows["arrays"] = dict(Counter(spec.dtype for spec in specs_of(arrays).values()))
     return rows, arrays
@@ -109,9 +110,9 @@ def _checkpoint_or_contents(parts: Parts) -> tuple[Checkpoint | None, str | None
 def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     config, arrays = checkpoint.config, checkpoint.arrays
     trained = lazy(arrays).select(list(flax_specs(config, trained_only=True)))
-    rows: dict[str, Any] = {"originally of": checkpoint.layout} if checkpoint.layout else {}
+    rows: dict[str, Any] = {"source layout": checkpoint.layout} if checkpoint.layout else {}
     rows |= {"config": config.to_dict(), "trained parameters": number_of(trained)}
-    rows["fixed numbers"] = number_of(arrays) - number_of(trained)
+    rows["non-trainable numbers"] = number_of(arrays) - number_of(trained)
     rows |= {"assumed": list(checkpoint.assumed)} if checkpoint.assumed else {}
     rows |= {"ignored": list(checkpoint.skipped)} if checkpoint.skipped else {}
     rows["unused numbers"] = number_of(checkpoint.unused)
@@ -119,12 +120,22 @@ def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     ties = {"shared_embeddings": "source and target embedding", "tied_output": "target embedding and output layer"}
     rows["ties"] = [text for field, text in ties.items() if getattr(config, field)]
     rows["tokenizer"] = list(checkpoint.files)
+    rows |= _tokenizer_obstacle(checkpoint)
     if (training := checkpoint.training) is not None:
         epoch, batch = training.position
         rows["training"] = {"update": training.update, "epoch": epoch, "batch": batch, "seed": training.seed}
         rows["optimizer"] = {"name": training.run.training.optimizer, "updates": training.count}
     rows["sha256 of weights"] = checksum(arrays)
     return rows
+
+
+def _tokenizer_obstacle(checkpoint: Checkpoint) -> dict[str, str]:
+    """A row on the reason why the tokenizer files cannot be used; none if they can."""
+    try:
+        _ = Translator(checkpoint, "tokenizer").tokenizers if checkpoint.files else None
+    except (CheckpointError, DataError) as error:
+        return {"tokenizer obstacle": str(error)}
+    return {}
 
 
 def _settings(config: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from twinax.configs import TransformerConfig
 from twinax.configs.decoding import DecodingConfig
+from twinax.convert.generation import longest_translation
 from twinax.convert.port import flax_specs
 from twinax.parity.functions import Batch
 from twinax.parity.ladder import POOLED, TEXT_SENTENCES, sentences_per_input
@@ -26,7 +27,7 @@ from twinax.train.data.corpus import read_lines
 from twinax.train.tracking.progress import progress_bar
 from twinax.train.translator import Translator, load
 
-from .text_commands import decoding_in
+from .text_commands import decoding_in, warn_about_text
 from .usage import UsageError, check_folder, report_assumed
 
 _MAX_SENTENCES = 400  # of a file; the ladder needs fewer
@@ -40,6 +41,7 @@ def prove(
     tgt: str | None,
     translations: bool,
     languages: Mapping[str, str | None],
+    max_length: int | None,
     seed: int,
     json_file: str | None,
 ) -> bool:
@@ -48,10 +50,12 @@ def prove(
     if src is None and (tgt is not None or translations):
         flag = "--translations" if tgt is None else f"--tgt {tgt}"
         raise UsageError(f"{flag}: needs --src, the source sentences")
-    for flag, value in languages.items():
+    length = None if max_length is None else str(max_length)
+    for flag, value in {**languages, "--max-length": length}.items():
         if value is not None and src is None:
             raise UsageError(f"{flag} {value}: needs --src, the sentences to translate")
-    values = {"--src": src, "--tgt": tgt, **languages, "--seed": str(seed)}
+    DecodingConfig(max_length=max_length)  # checks the value
+    values = {"--src": src, "--tgt": tgt, **languages, "--max-length": length, "--seed": str(seed)}
     flags = [word for flag, value in values.items() if value is not None for word in (flag, value)]
     words = ["twinax", "parity", model, *filter(None, [second_model]), *flags, *["--translations"] * translations]
     arguments: dict[str, Any] = {"seed": seed}
@@ -71,9 +75,11 @@ def prove(
         arguments |= {"flax": _second_model(first, second)} if second else _oracle(model, first)
         if src is not None:
             first = decoding_in(first, *languages.values())
+            warn_about_text(first, list(read_lines(src)))
             if second is not None and any(languages.values()):
                 second = _in_same_languages(second, first, languages)
-            arguments["draw"] = _sentences(first, second, src, tgt, seed)
+            longest = _longest(first, max_length)
+            arguments["draw"] = _sentences(first, second, src, tgt, longest, seed)
     ladder = show_ladder(shlex.join(words), **arguments)
     document = {"command": shlex.join(words), **as_document(ladder)}
     equal = ladder.ok
@@ -83,7 +89,7 @@ def prove(
         )
         sources = {line: tokens for line, tokens in enumerate(first.source_ids(list(read_lines(src))), 1) if tokens}
         translations_equal, document["translations"] = show_translations(
-            (second or first).flax, first.torch, sources, transformers_model=transformers_model
+            (second or first).flax, first.torch, sources, transformers_model, _longest(first, max_length)
         )
         equal &= translations_equal
     print("equal" + (f", assuming {', '.join(assumed)}" if assumed else "") if equal else "DIFFERENT")
@@ -128,8 +134,15 @@ def _oracle(model: str, translator: Translator) -> dict[str, Any]:
     return {"oracle": oracle, "oracle_name": "transformers"}
 
 
+def _longest(translator: Translator, max_length: int | None) -> int | None:
+    """The largest length of a translation: of the flag, else of a Hugging Face directory, else None."""
+    if max_length is not None:
+        return max_length
+    return longest_translation(translator.checkpoint.documents, translator.config)
+
+
 def _sentences(
-    translator: Translator, second: Translator | None, src: str, tgt: str | None, seed: int
+    translator: Translator, second: Translator | None, src: str, tgt: str | None, longest: int | None, seed: int
 ) -> Callable[[int, int], Batch | None]:
     """Batches of sentences from a file, with translations from another file or by the model itself."""
     texts = list(read_lines(src))
@@ -148,7 +161,7 @@ def _sentences(
         with progress_bar() as progress:
             hypotheses = translator.hypotheses(
                 source_texts,
-                DecodingConfig(),
+                DecodingConfig(max_length=longest),
                 progress=lambda count: progress("translations of the text", count, len(source_texts)),
             )
         targets = [list(n_best[0].tokens) if n_best else [] for n_best in hypotheses]

@@ -17,7 +17,7 @@ from twinax.presets.runs import RUN_NAMES, RUNS, run_preset
 from twinax.train.data.spacy_pretokenizer import has_spacy
 
 from . import train_help
-from .usage import UsageError, one_line_errors
+from .usage import UsageError, download_hint, one_line_errors
 
 # Flags of the corpus, which every run needs, also work without their prefix.
 _SHORT = {f"--{f.name.replace('_', '-')}": f"--corpus.{f.name.replace('_', '-')}" for f in fields(CorpusConfig)}
@@ -139,6 +139,8 @@ def _settings_of(path: str) -> Any:
     """The model and tokenizer config of trained weights, which the flags then modify."""
     from twinax.train.warm_start import settings_of
 
+    if not exists(path):
+        raise UsageError(f"{path}: there is no such file or directory for the initial weights{download_hint(path)}")
     with one_line_errors():
         return settings_of(Path(path))
 

@@ -50,14 +50,15 @@ def translate(
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
-            file.
+            file, a fairseq checkpoint or its directory.
         source: text file, one sentence per line (.gz too); default: standard input.
-        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's, else 5.
+        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's (1 if
+            it sets none), else 5.
         n_best: translations per line; if more than 1, each output line begins with the source line number and a tab.
         length_exponent: scores are sums of log-probabilities divided by length to this power. Default: the
             directory's, else 1.
-        max_length: maximum length of a translation in tokens, including EOS; default: the directory's, else the
-            model's maximum. A poorly trained model repeats itself up to this length.
+        max_length: maximum length of a translation in tokens, including EOS; default: the directory's (20 if it sets
+            none), else the model's maximum. A poorly trained model repeats itself up to this length.
         no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
         ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
@@ -91,9 +92,11 @@ def translate(
         if source is None and sys.stdin.isatty():
             print("one sentence per line; Ctrl-D ends", file=sys.stderr)
             for number, line in enumerate(_terminal_lines(), 1):
+                warn_about_text(translator, [line])
                 show([line], number)
         else:
             lines = list(_source_lines(source))
+            warn_about_text(translator, lines)
             with import_module("twinax.train.tracking.progress").progress_bar() as progress:
                 for start in range(0, len(lines), _WINDOW):
                     window = lines[start : start + _WINDOW]
@@ -135,7 +138,7 @@ def evaluate(
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
-            file.
+            file, a fairseq checkpoint or its directory.
         src: text file, one sentence per line (.gz too).
         tgt: its reference translations.
         dataset: instead of --src and --tgt: file with two columns (.tsv .csv .json .jsonl .parquet, or .txt in SCAN's
@@ -144,11 +147,12 @@ def evaluate(
         split: split of a hub dataset or directory; default: test.
         src_column: source column, or the source language in a column "translation".
         tgt_column: the same for references; without both, a .tsv file has no header.
-        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's, else 5.
+        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's (1 if
+            it sets none), else 5.
         length_exponent: scores are sums of log-probabilities divided by length to this power. Default: the
             directory's, else 1.
-        max_length: maximum length of a translation in tokens, including EOS; default: the directory's, else the
-            model's maximum.
+        max_length: maximum length of a translation in tokens, including EOS; default: the directory's (20 if it sets
+            none), else the model's maximum.
         no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
         ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
@@ -175,6 +179,7 @@ def evaluate(
         decoding = _decoding(translator, flags, ignore_generation_config)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         truncated = translator.too_long(sources)
+        warn_about_text(translator, sources)
         with import_module("twinax.train.tracking.progress").progress_bar() as progress:
             hypotheses = translator.hypotheses(
                 sources, decoding, framework, lambda count: progress("sentences", count, len(pairs))
@@ -210,7 +215,7 @@ def score(
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
-            file.
+            file, a fairseq checkpoint or its directory.
         src: text file, one sentence per line (.gz too).
         tgt: its translations.
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
@@ -221,7 +226,9 @@ def score(
     with one_line_errors():
         pairs = list(_pairs(src=src, tgt=tgt))
         translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, None)
-        for value in translator.score([pair[0] for pair in pairs], [pair[1] for pair in pairs], framework):
+        sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        warn_about_text(translator, sources)
+        for value in translator.score(sources, targets, framework, f"{src} and {tgt}, line"):
             print(f"{value:.6f}")
     return 0
 
@@ -251,10 +258,16 @@ def decoding_in(translator: Any, src_lang: str | None, tgt_lang: str | None, for
     if translator.lacks_language:
         print(
             f"twinax: {translator.name}: a translation's first token selects the language, and the checkpoint sets "
-            "none; set it by --tgt-lang, as in --tgt-lang deu_Latn (NLLB), de (M2M100) or de_DE (mBART-50)",
+            "none; set it by --tgt-lang, as in --tgt-lang deu_Latn (NLLB), de (M2M100) or de_DE (mBART, mBART-50)",
             file=sys.stderr,
         )
     return translator
+
+
+def warn_about_text(translator: Any, sources: Sequence[str]) -> None:
+    """Prints what makes bad translations of these sources likely: unknown tokens, no language, no prefix of a task."""
+    for warning in import_module("twinax.train.text_warnings").text_warnings(translator, sources):
+        print(f"twinax: {warning}", file=sys.stderr)
 
 
 _DEFAULTS = {"beam_size": 5}  # where neither a flag nor a directory sets it
@@ -267,11 +280,18 @@ def _check_decoding(flags: Mapping[str, Any]) -> None:
 
 
 def _decoding(translator: Any, flags: Mapping[str, Any], ignore: bool) -> Any:
-    """The decoding settings: of the flags, then of the directory, which are printed, then the defaults."""
+    """The decoding settings: of the flags, then of the directory, which are printed, then the defaults.
+
+    `ignore`: the directory's are not applied; the defaults are printed in their place.
+    """
     generation = None if ignore else translator.generation
     stated = {} if generation is None else generation.fields
     if generation is not None:
         print(f"twinax: {translator.name}: {generation}", file=sys.stderr)
+    if ignore and translator.checkpoint.layout is not None:
+        defaults = {**_DEFAULTS, "max_length": translator.config.max_length}
+        text = ", ".join(f"{name}={value}" for name, value in defaults.items())
+        print(f"twinax: {translator.name}: {text} (the defaults of twinax)", file=sys.stderr)
     fields = {**_DEFAULTS, **stated, **{name: value for name, value in flags.items() if value is not None}}
     return import_module("twinax.configs.decoding").DecodingConfig(**fields)
 

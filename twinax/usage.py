@@ -1,5 +1,6 @@
 """Shared by the commands: the compilation cache, one-line errors and notes on assumed settings."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,15 @@ def check_exists(*paths: str) -> None:
     """Raises: UsageError if a path does not exist, before imports that take seconds."""
     for path in paths:
         if not exists(path):
-            raise UsageError(f"{path}: there is no such file or directory")
+            raise UsageError(f"{path}: there is no such file or directory{download_hint(path)}")
+
+
+def download_hint(path: str) -> str:
+    """How to download a model, for a path that may be a name of the Hugging Face Hub; else empty."""
+    owner, _, name = path.partition("/")
+    if not re.fullmatch(r"[A-Za-z0-9][\w-]*/[\w-][\w.-]*", path) or exists(owner) or owner == "runs":
+        return ""
+    return f"; for a model of the Hugging Face Hub, run: hf download {path} --local-dir {name}"
 
 
 def check_folder(path: str | None) -> None:

@@ -150,7 +150,13 @@ def write_run(folder: Path, run: RunConfig, tokenizers: Tokenizers) -> None:
 def read_run(folder: Path) -> RunConfig:
     """The config that `write_run` wrote. Raises: CheckpointError if it is missing or cannot be read."""
     try:
-        return RunConfig.from_dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if isinstance(values, dict) and "model_type" in values:
+            raise ValueError(
+                "is of a Hugging Face directory, not of a run; choose another directory for the run, and pass this one "
+                "by --init-from to start from its weights"
+            )
+        return RunConfig.from_dict(values)
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: has no {CONFIG}, so it is neither a run nor a checkpoint of one") from None
     except (ConfigError, ValueError, TypeError) as error:

@@ -21,6 +21,7 @@ from .dataset import Batches, Counts, EncodedPairs, Sides, encode_pairs
 from .pretrained import load_tokenizer, tokenizer_of_directory
 from .tokenization import train_tokenizers
 from .tokenizer import Tokenizer
+from .unknown_tokens import unknown_warning
 
 Pairs = list[tuple[str, str]]
 Say = Callable[[str], None]
@@ -161,6 +162,9 @@ def prepare(
     train, train_indices, train_counts = encode_pairs(pairs, sides, name)
     _check_ids(train, fitted, tokenizers, name)
     say(describe_tokens(run.tokenizer, train_counts, [pairs[i] for i in train_indices]))
+    warning = unknown_warning(tokenizers.src, train_counts.unknown[0], train_counts.tokens[0])
+    if warning is not None and (run.init_from is not None or run.tokenizer.load):
+        say(f"warning: {warning}")
     valid, valid_indices, valid_counts = encode_pairs(held_out, sides, "validation")
     _check_ids(valid, fitted, tokenizers, "validation")
     counts = {"train": train_counts, "valid": valid_counts}
@@ -254,8 +258,11 @@ def with_target_language(model: TransformerConfig, tokenizers: Tokenizers) -> Tr
 def lacks_language(model: TransformerConfig, tokenizers: Tokenizers) -> bool:
     """Whether a translation must begin with a language's token and the model sets none."""
     languages = tokenizers.src.languages
-    multilingual = languages is not None and languages.role != "source_prefix"
-    return multilingual and model.forced_bos_id is None and model.decoder_start_id in (None, model.eos_id)
+    if languages is None or languages.role == "source_prefix" or model.forced_bos_id is not None:
+        return False
+    if languages.role == "decoder_start":
+        return model.decoder_start_id not in {tokenizers.tgt.id_of(token) for token in languages.tokens.values()}
+    return model.decoder_start_id in (None, model.eos_id)
 
 
 def _check_ids(pairs: EncodedPairs, model: TransformerConfig, tokenizers: Tokenizers, name: str) -> None:

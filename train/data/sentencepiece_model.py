@@ -18,5 +18,6 @@ def read_sentencepiece(content: bytes, place: str) -> Any:
     except DecodeError:
         proto.Clear()
     if not proto.pieces:
-        raise DataError(f"{place}: is not a SentencePiece model")
+        hint = "" if content else ": it is empty; download or copy it again"
+        raise DataError(f"{place}: is not a SentencePiece model{hint}")
     return proto

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...configs.errors import DataError
 from .languages import M2M100
+from .sentencepiece_model import read_sentencepiece
 from .tokenizer import Languages, Tokenizer
 from .tokenizer_files import TokenizerFiles
 
@@ -82,9 +83,13 @@ class SentencePieceTokenizer(Tokenizer):
         return pieces
 
     def _pieces(self, text: str) -> list[str]:
+        prefix = self.language_prefix(text)
+        return [*([prefix] if prefix else []), *self._encoder.encode(text.removeprefix(prefix), out_type=str)]
+
+    def language_prefix(self, text: str) -> str:
+        """The token of a language with which one of Marian's sources begins, as >>fra<<; empty if there is none."""
         end = text.find("<<") if self._has_prefix and text.startswith(">>") else -1
-        language, text = ([text[: end + 2]], text[end + 2 :]) if end >= 0 else ([], text)
-        return language + self._encoder.encode(text, out_type=str)
+        return text[: end + 2] if end >= 0 else ""
 
 
 _DEFAULTS = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
@@ -124,7 +129,9 @@ def m2m100(files: TokenizerFiles) -> SentencePieceTokenizer:
 def _processor(files: TokenizerFiles, name: str) -> Any:
     from sentencepiece import SentencePieceProcessor
 
+    content = files.bytes(name)
+    read_sentencepiece(content, f"{files.name}/{name}")  # because the library accepts an empty model
     try:
-        return SentencePieceProcessor(model_proto=files.bytes(name))
+        return SentencePieceProcessor(model_proto=content)
     except RuntimeError:
         raise DataError(f"{files.name}/{name}: is not a SentencePiece model") from None

@@ -23,6 +23,7 @@ _CLEANED = (
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
+_LISTED = 5  # languages in a message
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Languages:
             if code is not None and code not in self.tokens:
                 related = [c for c in self.tokens if c.startswith(str(code)) or str(code).startswith(c)]
                 matches = related or get_close_matches(str(code), self.tokens, 1)
-                hint = f"did you mean {matches[0]!r}?" if matches else f"it has {', '.join([*self.tokens][:5])}, …"
+                known = ", ".join([*self.tokens][:_LISTED]) + ", …" * (len(self.tokens) > _LISTED)
+                hint = f"did you mean {matches[0]!r}?" if matches else f"it has {known}"
                 raise DataError(f"{name}={code!r}: the tokenizer has no such language; {hint}")
         return replace(self, source=source or self.source, target=target or self.target)
 

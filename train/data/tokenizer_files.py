@@ -25,6 +25,20 @@ CLASSES = {
     "mt5": "T5Tokenizer",
     "umt5": "T5Tokenizer",
 }
+# tokenizer class -> the files that it needs without tokenizer.json
+NEEDED = {
+    "MarianTokenizer": "source.spm, target.spm and vocab.json",
+    "M2M100Tokenizer": "sentencepiece.bpe.model and vocab.json",
+    **dict.fromkeys(("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"), "sentencepiece.bpe.model"),
+    **dict.fromkeys(("T5Tokenizer", "PegasusTokenizer"), "spiece.model"),
+    **dict.fromkeys(("BartTokenizer", "RobertaTokenizer", "BlenderbotTokenizer"), "vocab.json and merges.txt"),
+}
+
+
+def needed_files(model: Mapping[str, Any]) -> str:
+    """The tokenizer files that a model with this config.json needs, as text."""
+    kind = str(model.get(CLASS) or CLASSES.get(str(model.get("model_type")))).removesuffix("Fast")
+    return f"tokenizer.json, or {NEEDED[kind]}" if kind in NEEDED else "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -52,8 +66,9 @@ class TokenizerFiles:
 
     def json(self, name: str) -> dict[str, Any]:
         """The JSON object in a file. Raises: DataError if there is none."""
+        content = self.bytes(name)
         try:
-            values = json.loads(self.bytes(name))
+            values = json.loads(content)
         except ValueError as error:
             raise DataError(f"{self.name}/{name}: is not JSON: {error}") from None
         if not isinstance(values, dict):

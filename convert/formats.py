@@ -108,19 +108,24 @@ def is_single_file(path: Path) -> bool:
     return _format_of(path) in (_SAFETENSORS, _TORCH)
 
 
-def load(path: str | PathLike[str], config: Config = None) -> Checkpoint:
+def load(path: str | PathLike[str], config: Config = None, *, adapter: str | PathLike[str] | None = None) -> Checkpoint:
     """The checkpoint at a path, in any of the formats.
 
     `config` is required for a file without one: bare tensors with the names of `torch_reference` or
     `torch.nn.Transformer`. It is optional for a published system's tensors; `leftover:repaired,num_heads=4` selects the
     repaired variant with 4 heads. The checkpoint's `assumed` lists settings that neither the tensors nor `config`
-    determine.
+    determine. `adapter` is the directory of a LoRA adapter, which is merged into the weights of a Hugging Face
+    directory.
 
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, it is damaged, it has a family or setting that twinax
-            does not support, or it has no config.
+            does not support, or it has no config; or the adapter cannot be merged into it.
     """
     path = Path(path)
+    if adapter is not None:
+        if config is not None:
+            raise ConversionError(f"{path}: an adapter is merged into a Hugging Face directory; omit `config`")
+        return _load_adapted(path, Path(adapter))
     if config is None:
         return _format_of(path).read(path)
     if path.is_dir() or not is_single_file(path):
@@ -128,8 +133,21 @@ def load(path: str | PathLike[str], config: Config = None) -> Checkpoint:
     return read_file(path, config)
 
 
-def load_config(path: str | PathLike[str]) -> TransformerConfig:
+def _load_adapted(path: Path, adapter: Path) -> Checkpoint:
+    """The checkpoint in a Hugging Face directory with a LoRA adapter merged. Raises: ConversionError, as `load`."""
+    form = _format_of(path)
+    if form is not _HUGGING_FACE:
+        raise ConversionError(
+            f"{path}: is a {form.describe(path)}; the adapter {adapter} is merged into the Hugging Face directory of "
+            "its base model: pass that"
+        )
+    return read_directory(path, adapter)
+
+
+def load_config(path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None) -> TransformerConfig:
     """The config of the checkpoint at a path. Raises: CheckpointError, ConversionError, as `load`."""
+    if adapter is not None:
+        return _load_adapted(Path(path), Path(adapter)).config
     return _format_of(Path(path)).read_config(Path(path))
 
 

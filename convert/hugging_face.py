@@ -13,6 +13,7 @@ from .files import has_flax_weights, read_json, read_weights
 from .foreign_directories import hugging_face_obstacle, project_obstacle
 from .layouts.hugging_face import NOT_WRITTEN, Family, up_to_rounding
 from .layouts.hugging_face_settings import DECODING
+from .lora import merge_adapter, read_adapter
 from .obstacles import settings_obstacle
 from .unreadable import UnreadableError
 
@@ -20,13 +21,16 @@ from .unreadable import UnreadableError
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
 
 
-def read_directory(path: Path) -> Checkpoint:
+def read_directory(path: Path, adapter: Path | None = None) -> Checkpoint:
     """The checkpoint in a local Hugging Face directory: config.json with safetensors, PyTorch or Flax files.
+
+    `adapter`: the directory of a LoRA adapter, which is merged into the weights.
 
     Raises:
         ConversionError: twinax does not support the family or a setting, or the weights are missing, damaged, or not
-            those of the config.
+            those of the config; or the adapter is not of this model.
     """
+    change = None if adapter is None else read_adapter(adapter)
     documents = {CONFIG: read_json(path / CONFIG)}
     if (path / GENERATION).is_file():
         documents[GENERATION] = read_json(path / GENERATION)
@@ -35,7 +39,11 @@ def read_directory(path: Path) -> Checkpoint:
     try:
         if has_flax_weights(path):  # Flax classes ignore these settings, which may be those of other weights
             settings |= {"dtype": None, "torch_dtype": None}
-        config, arrays, unused = family(layout).read(settings, read_weights(path))
+        weights = read_weights(path)
+        if change is not None:
+            settings, weights = merge_adapter(change, family(layout), settings, weights)
+            documents[CONFIG] |= {n: settings[n] for n in ("tie_word_embeddings",) if n in settings}
+        config, arrays, unused = family(layout).read(settings, weights)
     except ConversionError as error:
         raise ConversionError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     return Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))

@@ -26,6 +26,7 @@ def parity(
     *,
     src: str | None = None,
     tgt: str | None = None,
+    adapter: str | None = None,
     translations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
@@ -47,6 +48,7 @@ def parity(
         second: a second checkpoint.
         src: text file, one sentence per line (.gz too), as input of the comparison; default: random tokens.
         tgt: its translations; default: the model's own.
+        adapter: directory of a LoRA adapter of peft, to merge into the weights of the first Hugging Face directory.
         translations: also translate every sentence of --src in both frameworks, greedily and with a beam of 5, and
             compare the tokens.
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
@@ -61,7 +63,7 @@ def parity(
     if model not in presets and not exists(model):
         hint = "".join(f"; did you mean {suggestion}?" for suggestion in get_close_matches(model, presets, 1))
         raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
-    check_exists(*filter(None, (second, src, tgt)))
+    check_exists(*filter(None, (second, src, tgt, adapter)))
     with one_line_errors():
         enable_compilation_cache()
         equal = import_module("twinax.parity_command").prove(
@@ -69,6 +71,7 @@ def parity(
             second,
             src=src,
             tgt=tgt,
+            adapter=adapter,
             translations=translations,
             languages={"--src-lang": src_lang, "--tgt-lang": tgt_lang, "--forced-bos": forced_bos},
             seed=seed,
@@ -180,6 +183,7 @@ def convert(
     *,
     layout: str = "twinax",
     weights_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    adapter: str | None = None,
     config: str | None = None,
     tokenizer: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
@@ -200,6 +204,7 @@ def convert(
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
             (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz).
         weights_only: omit the optimizer and the run.
+        adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             used too; for a published system, the settings that its tensors do not determine, as in
             leftover:repaired,num_heads=4.
@@ -209,10 +214,10 @@ def convert(
         languages: languages of source and target (de en), to pre-tokenize with spaCy; default: as the published
             system.
     """
-    check_exists(src)
+    check_exists(src, *filter(None, [adapter]))
     with one_line_errors():
         command = import_module("twinax.convert_command").convert_checkpoint
-        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer, languages)
+        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer, languages, adapter)
 
 
 def inspect(

@@ -24,6 +24,7 @@ from twinax.convert.file_layouts import PUBLISHED, is_published, system_of
 from twinax.convert.files import read_json
 from twinax.convert.formats import TOOLKITS, describe, is_layout, is_single_file, layouts
 from twinax.convert.hugging_face import LAYOUTS
+from twinax.convert.lora import read_adapter
 from twinax.convert.port import flax_specs
 from twinax.convert.single_file import Parts, read_parts
 from twinax.convert.unreadable import UnreadableError, printable
@@ -55,13 +56,14 @@ def convert_checkpoint(
     config: str | None,
     tokenizer: Sequence[str],
     languages: Sequence[str],
+    adapter: str | None = None,
 ) -> int:
     """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if a weight differs."""
     if not is_layout(layout):
         raise UsageError(f"--layout {layout}: is not a layout; the layouts are {', '.join(layouts())}")
     check_new(dst)
     model, config_checkpoint = (None, None) if config is None else _config(config)
-    checkpoint = convert.load(src, model)
+    checkpoint = convert.load(src, model, adapter=adapter)
     if config_checkpoint is not None:  # the assumptions belong to the config
         checkpoint = replace(checkpoint, assumed=config_checkpoint.assumed)
         checkpoint = replace(checkpoint, files=checkpoint.files or config_checkpoint.files)
@@ -77,6 +79,8 @@ def convert_checkpoint(
     result = convert.load(dst)
     table = Table("", "", show_header=False, title=escape(f"{src} → {dst}"), title_justify="left")
     table.add_row("read", escape(describe(src)))
+    if adapter is not None:
+        table.add_row("adapter, merged", escape(str(read_adapter(Path(adapter)))))
     table.add_row("written", f"{describe(dst)}, layout {layout}")
     arrays, result_arrays = (replace(side, training=None).tensors for side in (checkpoint, result))
     names = {*arrays, *result_arrays}

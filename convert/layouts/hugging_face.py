@@ -5,7 +5,7 @@ derived from reading: rules have inverses, and a config can be written if readin
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -154,7 +154,8 @@ class Family:
         Raises:
             ConversionError: lists the settings that are rejected, or the arrays that do not fit them.
         """
-        arrays = {name: a for name, a in self._with_prefix(arrays).items() if name not in self.ignored_arrays}
+        full_name = self.with_prefix(arrays)
+        arrays = {full_name[name]: a for name, a in arrays.items() if full_name[name] not in self.ignored_arrays}
         settings, arrays = self._widen(self.resolve(settings, self._are_tied(arrays)), arrays)
         config = self.config(settings, _dtype(arrays))
         self._check_layers(arrays, config)
@@ -254,12 +255,27 @@ class Family:
                 setting = self._setting_of(f"num_{side}_layers")
                 raise ConversionError(f"{setting}={expected}: contradicts the weights, which have {len(numbers)}")
 
-    def _with_prefix(self, arrays: Arrays) -> Arrays:
-        """The arrays with the family's prefix, which files of the bare model, without output layer, lack."""
-        if any(name.startswith(self.prefix) for name in arrays):
-            return arrays
+    def with_prefix(self, names: Iterable[str]) -> dict[str, str]:
+        """Names -> names with the family's prefix, which files of the bare model, without output layer, lack."""
+        names = [*names]
+        if any(name.startswith(self.prefix) for name in names):
+            return dict(zip(names, names, strict=True))
         output = (self.embeddings.output, _BIAS)
-        return {name if name in output else f"{self.prefix}{name}": a for name, a in arrays.items()}
+        return {name: name if name in output else f"{self.prefix}{name}" for name in names}
+
+    def with_copies(self, settings: Settings, arrays: Arrays) -> tuple[Arrays, tuple[str, ...]]:
+        """(the arrays with every copy of the tied tensor and the family's prefix, the names of the copies)."""
+        full_name = self.with_prefix(arrays)
+        arrays = {full_name[name]: a for name, a in arrays.items()}
+        resolved, wide = self._widen(self.resolve(settings, self._are_tied(arrays)), arrays)
+        ties = self._ties(self.config(resolved, _dtype(wide)))
+        tensor = next((arrays[name] for name in ties if name in arrays), None)
+        return arrays | (dict.fromkeys(ties, tensor) if tensor is not None else {}), ties
+
+    def untied(self, settings: Settings) -> dict[str, Any]:
+        """The settings with an untied output layer, unless the weights decide about tying."""
+        decide = self.resolve(settings, True) != self.resolve(settings, False)
+        return {**settings, **({} if decide else {"tie_word_embeddings": False})}
 
     def _ties(self, config: TransformerConfig) -> tuple[str, ...]:
         """The names of the family's tied tensor; the first one is written."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from .data import BatchConfig, CorpusConfig, TokenizerConfig
 from .errors import ConfigError
 from .schema import TransformerConfig
-from .training import TrainingConfig
+from .training import ENDING, TrainingConfig
 from .validation import check_field_types
 
 # Functions that migrate a run's JSON object, the model's included, to the next version: the first from 1 to 2.
@@ -112,7 +112,7 @@ class RunConfig:
             raise ConfigError(
                 f"translations={loop.translations}: a model with cross_mask='encoder' cannot translate; set it to 0"
             )
-        if training.schedule == "cosine" and training.total_updates is None:
+        if training.schedule in ENDING and training.total_updates is None:
             if (updates := loop.updates or 0) <= training.warmup_updates:
                 raise ConfigError(
                     f"warmup_updates={training.warmup_updates}: the run has {updates} updates, and warm-up must end "

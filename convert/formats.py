@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..configs import registry
 from ..configs.errors import ConversionError
+from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from . import fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
@@ -108,24 +109,36 @@ def is_single_file(path: Path) -> bool:
     return _format_of(path) in (_SAFETENSORS, _TORCH)
 
 
-def load(path: str | PathLike[str], config: Config = None, *, adapter: str | PathLike[str] | None = None) -> Checkpoint:
+def load(
+    path: str | PathLike[str],
+    config: Config = None,
+    *,
+    adapter: str | PathLike[str] | None = None,
+    run: RunConfig | None = None,
+) -> Checkpoint:
     """The checkpoint at a path, in any of the formats.
 
     `config` is required for a file without one: bare tensors with the names of `torch_reference` or
     `torch.nn.Transformer`. It is optional for a published system's tensors; `leftover:repaired,num_heads=4` selects the
     repaired variant with 4 heads. The checkpoint's `assumed` lists settings that neither the tensors nor `config`
     determine. `adapter` is the directory of a LoRA adapter, which is merged into the weights of a Hugging Face
-    directory.
+    directory. `run` is the run that resumes from an optimizer's state which another program saved: of a checkpoint of
+    `transformers`' Trainer.
 
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, it is damaged, it has a family or setting that twinax
-            does not support, or it has no config; or the adapter cannot be merged into it.
+            does not support, or it has no config; the adapter cannot be merged into it, or the optimizer is not the
+            run's.
     """
     path = Path(path)
     if adapter is not None:
         if config is not None:
             raise ConversionError(f"{path}: an adapter is merged into a Hugging Face directory; omit `config`")
+        if run is not None:
+            raise ConversionError(f"{path}: an adapter changes the weights, which the optimizer's state does not fit")
         return _load_adapted(path, Path(adapter))
+    if run is not None:
+        return _load_training(path, config, run)
     if config is None:
         return _format_of(path).read(path)
     if path.is_dir() or not is_single_file(path):
@@ -142,6 +155,14 @@ def _load_adapted(path: Path, adapter: Path) -> Checkpoint:
             "its base model: pass that"
         )
     return read_directory(path, adapter)
+
+
+def _load_training(path: Path, config: Config, run: RunConfig) -> Checkpoint:
+    """The checkpoint at a path with the state that a run resumes from. Raises: ConversionError, as `load`."""
+    form = _format_of(path)
+    if form is not _HUGGING_FACE or config is not None:
+        raise ConversionError(f"{path}: is a {form.describe(path)}, and a run is for a checkpoint of Trainer")
+    return read_directory(path, run=run)
 
 
 def load_config(path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None) -> TransformerConfig:

@@ -1,12 +1,15 @@
 """Reading and writing of Hugging Face directories: config.json, weights and tokenizer files."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..configs.errors import ConversionError
+from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
+from . import trainer
 from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import has_flax_weights, read_json, read_weights
@@ -21,14 +24,15 @@ from .unreadable import UnreadableError
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
 
 
-def read_directory(path: Path, adapter: Path | None = None) -> Checkpoint:
+def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | None = None) -> Checkpoint:
     """The checkpoint in a local Hugging Face directory: config.json with safetensors, PyTorch or Flax files.
 
-    `adapter`: the directory of a LoRA adapter, which is merged into the weights.
+    `adapter`: the directory of a LoRA adapter, which is merged into the weights. `run`: the run that resumes from the
+    optimizer's state in a checkpoint of `transformers`' Trainer.
 
     Raises:
         ConversionError: twinax does not support the family or a setting, or the weights are missing, damaged, or not
-            those of the config; or the adapter is not of this model.
+            those of the config; or the adapter is not of this model, or the optimizer's state not of this run.
     """
     change = None if adapter is None else read_adapter(adapter)
     documents = {CONFIG: read_json(path / CONFIG)}
@@ -46,11 +50,16 @@ def read_directory(path: Path, adapter: Path | None = None) -> Checkpoint:
         config, arrays, unused = family(layout).read(settings, weights)
     except ConversionError as error:
         raise ConversionError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    return Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
+    checkpoint = Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
+    if run is not None:
+        return trainer.with_training(checkpoint, path, family(layout), run)
+    return replace(checkpoint, skipped=trainer.FILES[:1]) if trainer.has_state(path) else checkpoint
 
 
 def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str) -> None:
     """Write a directory that `from_pretrained` of the layout's class loads; unchanged settings are written back.
+
+    A checkpoint with an optimizer gets the files from which `transformers`' Trainer resumes.
 
     Raises:
         ConversionError: the layout has no such model, or the directory exists. Nothing is written then.
@@ -63,6 +72,8 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str) -> 
     arrays = target.write(documents[CONFIG], checkpoint.config, dict(checkpoint.arrays), dict(checkpoint.unused))
     # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.
     files = {name.removeprefix(f"{FOLDERS[0]}/"): content for name, content in checkpoint.files.items()}
+    if checkpoint.training is not None:
+        files |= trainer.trainer_files(replace(checkpoint, documents=documents), target)
     write_directory(directory, arrays, documents, files)
 
 

@@ -184,6 +184,7 @@ def convert(
     layout: str = "twinax",
     weights_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     adapter: str | None = None,
+    run: str | None = None,
     config: str | None = None,
     tokenizer: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
@@ -205,6 +206,8 @@ def convert(
             (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz).
         weights_only: omit the optimizer and the run.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
+        run: for the optimizer that another program saved (a checkpoint of transformers' Trainer, or a .pt with model
+            and optimizer): the run that resumes from it, as a directory or as JSON of --print-config.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             used too; for a published system, the settings that its tensors do not determine, as in
             leftover:repaired,num_heads=4.
@@ -217,7 +220,7 @@ def convert(
     check_exists(src, *filter(None, [adapter]))
     with one_line_errors():
         command = import_module("twinax.convert_command").convert_checkpoint
-        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer, languages, adapter)
+        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer, languages, adapter, run)
 
 
 def inspect(

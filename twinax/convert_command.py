@@ -27,6 +27,7 @@ from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.lora import read_adapter
 from twinax.convert.port import flax_specs
 from twinax.convert.single_file import Parts, read_parts
+from twinax.convert.trainer import has_state
 from twinax.convert.unreadable import UnreadableError, printable
 from twinax.published.registry import RECIPES
 from twinax.train.checkpointing.checkpoints import is_run_or_checkpoint
@@ -35,6 +36,7 @@ from twinax.train.data.pretrained import load_for_model
 from twinax.train.data.tokenization import FILE
 from twinax.train.translator import Translator
 
+from .trainer_command import describe_arguments, read_back, run_config
 from .usage import UsageError, check_folder, report_assumed
 
 _SIZES = (
@@ -57,13 +59,14 @@ def convert_checkpoint(
     tokenizer: Sequence[str],
     languages: Sequence[str],
     adapter: str | None = None,
+    run: str | None = None,
 ) -> int:
     """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if a weight differs."""
     if not is_layout(layout):
         raise UsageError(f"--layout {layout}: is not a layout; the layouts are {', '.join(layouts())}")
     check_new(dst)
     model, config_checkpoint = (None, None) if config is None else _config(config)
-    checkpoint = convert.load(src, model, adapter=adapter)
+    checkpoint = convert.load(src, model, adapter=adapter, run=None if run is None else run_config(run))
     if config_checkpoint is not None:  # the assumptions belong to the config
         checkpoint = replace(checkpoint, assumed=config_checkpoint.assumed)
         checkpoint = replace(checkpoint, files=checkpoint.files or config_checkpoint.files)
@@ -76,7 +79,7 @@ def convert_checkpoint(
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
     convert.save(checkpoint, dst, layout=layout)
-    result = convert.load(dst)
+    result = read_back(dst, checkpoint)
     table = Table("", "", show_header=False, title=escape(f"{src} → {dst}"), title_justify="left")
     table.add_row("read", escape(describe(src)))
     if adapter is not None:
@@ -100,6 +103,8 @@ def convert_checkpoint(
         table.add_row("unused, kept", escape(_text(list(checkpoint.unused))))
     optimizer, same_optimizer = _compare_optimizers(checkpoint, result)
     table.add_row("optimizer", optimizer)
+    if checkpoint.training is not None and has_state(dst):
+        table.add_row("TrainingArguments", escape(describe_arguments(checkpoint.training.run)))
     if checkpoint.skipped:
         table.add_row("ignored", escape(", ".join(checkpoint.skipped)))
     files = ", ".join(checkpoint.files) or "none"
@@ -310,7 +315,7 @@ def _compare_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str
     before, after = checkpoint.training, result.training
     if before is None:
         states = [name for name in checkpoint.skipped if "optim" in name]
-        return f"{states[0]} ignored: the file has no run to resume" if states else "none", True
+        return f"{states[0]} ignored: pass --run, the run that resumes from it" if states else "none", True
     if after is None:
         return f"omitted, with the run and its {before.update:,} updates: this format does not store them", True
     same = all(checksum(getattr(before, key)) == checksum(getattr(after, key)) for key in MOMENTS)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from .data import BatchConfig, CorpusConfig, TokenizerConfig
 from .errors import ConfigError
 from .schema import TransformerConfig
-from .training import TrainingConfig
+from .training import ENDING, TrainingConfig
 from .validation import check_field_types
 
 # Functions that migrate a run's JSON object, the model's included, to the next version: the first from 1 to 2.
@@ -78,6 +78,7 @@ class RunConfig:
 
     corpus: CorpusConfig
     init_from: str | None = None  # run, checkpoint or Hugging Face directory that the initial weights are loaded from
+    adapter: str | None = None  # directory of a LoRA adapter, merged into the initial weights
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
     model: TransformerConfig = field(default_factory=_default_model)
@@ -85,8 +86,11 @@ class RunConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.init_from, str | None):
-            raise ConfigError(f"init_from={self.init_from!r}: must be a path or None")
+        for name in ("init_from", "adapter"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise ConfigError(f"{name}={value!r}: must be a path or None")
+        if self.adapter is not None and self.init_from is None:
+            raise ConfigError(f"adapter={self.adapter!r}: needs init_from, its base model")
         separate = not self.tokenizer.joint if not self.tokenizer.load else len(self.tokenizer.load) == 2
         if self.model.shared_embeddings and separate:
             raise ConfigError(
@@ -108,7 +112,7 @@ class RunConfig:
             raise ConfigError(
                 f"translations={loop.translations}: a model with cross_mask='encoder' cannot translate; set it to 0"
             )
-        if training.schedule == "cosine" and training.total_updates is None:
+        if training.schedule in ENDING and training.total_updates is None:
             if (updates := loop.updates or 0) <= training.warmup_updates:
                 raise ConfigError(
                     f"warmup_updates={training.warmup_updates}: the run has {updates} updates, and warm-up must end "
@@ -143,12 +147,12 @@ class RunConfig:
             "training": TrainingConfig,
             "loop": LoopConfig,
         }
-        init_from = values.pop("init_from", None)
+        paths = {name: values.pop(name, None) for name in ("init_from", "adapter")}
         if mismatch := sorted({*kinds, "model"} ^ set(values)):
             names = ", ".join((*kinds, "model"))
             raise ConfigError(f"the parts of a run are {names}; missing or unknown: {', '.join(mismatch)}")
         parts = {name: _read(kind, values[name], name) for name, kind in kinds.items()}
-        return cls(model=TransformerConfig.from_dict(values["model"]), init_from=init_from, **parts)
+        return cls(model=TransformerConfig.from_dict(values["model"]), **paths, **parts)
 
     def to_json(self) -> str:
         """The config as a JSON string."""

@@ -14,7 +14,8 @@ Optimizer = Literal["adam", "adamw"]
 Decayed = Literal["matrices", "all"]
 WithoutGradient = Literal["skip", "decay"]
 ClipRule = Literal["torch", "optax"]
-Schedule = Literal["constant", "noam", "inverse_sqrt", "cosine", "step", "noam_per_part"]
+Schedule = Literal["constant", "noam", "inverse_sqrt", "cosine", "linear", "step", "noam_per_part"]
+ENDING = ("cosine", "linear")  # schedules that end at `total_updates`
 Reduction = Literal["tokens", "sum", "parts"]
 
 
@@ -45,8 +46,8 @@ class TrainingConfig:
     schedule: Schedule = "noam"
     learning_rate: float = 1.0  # after warm-up; noam: the factor of d_model^-0.5
     warmup_updates: int = 4000
-    total_updates: int | None = None  # update at which cosine ends, warm-up included; None: the run's last
-    final_learning_rate: float = 0.0  # learning rate at the end of cosine
+    total_updates: int | None = None  # update at which cosine and linear end, warm-up included; None: the run's last
+    final_learning_rate: float = 0.0  # learning rate at the end of cosine and linear
     step_updates: int | None = None  # step: updates between two decays; None: one epoch of the run
     step_factor: float = 0.1  # step: factor of each decay
     first_update: Literal[0, 1] = 1  # n of the first update in the schedule's formula; torch's schedulers use 0

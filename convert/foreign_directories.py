@@ -153,7 +153,10 @@ def _adapter(path: Path, names: list[str]) -> Obstacle | None:
     reason = f"its weights are changes to the base model {base} ({', '.join(values) or 'no settings'})"
     if kind in _PROMPTS:
         return Obstacle(f"a PEFT adapter ({kind})", f"prompts before the input of {base}", NOT_READABLE)
-    name = "LoRA adapter" if kind == "LORA" else f"PEFT adapter ({printable(kind)})"
+    if kind == "LORA":
+        advice = f"pass its base model and the adapter: `twinax convert BASE NEW --adapter {one_line(str(path))}`"
+        return Obstacle("a LoRA adapter", reason, advice)
+    name = f"PEFT adapter ({printable(kind)})"
     advice = (
         "merge it, `from peft import AutoPeftModelForSeq2SeqLM as Model; "
         f"model = Model.from_pretrained({one_line(str(path))!r}).merge_and_unload(); "

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..configs import registry
 from ..configs.errors import ConversionError
+from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from . import fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
@@ -108,30 +109,76 @@ def is_single_file(path: Path) -> bool:
     return _format_of(path) in (_SAFETENSORS, _TORCH)
 
 
-def load(path: str | PathLike[str], config: Config = None, *, memory_map: bool = False) -> Checkpoint:
+def load(
+    path: str | PathLike[str],
+    config: Config = None,
+    *,
+    adapter: str | PathLike[str] | None = None,
+    run: RunConfig | None = None,
+    memory_map: bool = False,
+) -> Checkpoint:
     """The checkpoint at a path, in any of the formats.
 
     `config` is required for a file without one: bare tensors with the names of `torch_reference` or
     `torch.nn.Transformer`. It is optional for a published system's tensors; `leftover:repaired,num_heads=4` selects the
     repaired variant with 4 heads. The checkpoint's `assumed` lists settings that neither the tensors nor `config`
-    determine.
+    determine. `adapter` is the directory of a LoRA adapter, which is merged into the weights of a Hugging Face
+    directory. `run` is the run that resumes from an optimizer's state which another program saved: of a checkpoint of
+    `transformers`' Trainer.
 
     `memory_map`: arrays may be read-only views of the files, which must then stay as they are, or computed when they
     are read; a model larger than the memory can be converted so.
 
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, it is damaged, it has a family or setting that twinax
-            does not support, or it has no config.
+            does not support, or it has no config; the adapter cannot be merged into it, or the optimizer is not the
+            run's.
     """
     path = Path(path)
-    if config is not None and (path.is_dir() or not is_single_file(path)):
-        raise ConversionError(f"{path}: has its own config; omit `config`")
-    checkpoint = _format_of(path).read(path) if config is None else read_file(path, config)
+    checkpoint = _load(path, config, adapter, run)
     return checkpoint if memory_map else checkpoint.copy()
 
 
-def load_config(path: str | PathLike[str]) -> TransformerConfig:
+def _load(path: Path, config: Config, adapter: str | PathLike[str] | None, run: RunConfig | None) -> Checkpoint:
+    """As `load`, memory-mapped."""
+    if adapter is not None:
+        if config is not None:
+            raise ConversionError(f"{path}: an adapter is merged into a Hugging Face directory; omit `config`")
+        if run is not None:
+            raise ConversionError(f"{path}: an adapter changes the weights, which the optimizer's state does not fit")
+        return _load_adapted(path, Path(adapter))
+    if run is not None:
+        return _load_training(path, config, run)
+    if config is None:
+        return _format_of(path).read(path)
+    if path.is_dir() or not is_single_file(path):
+        raise ConversionError(f"{path}: has its own config; omit `config`")
+    return read_file(path, config)
+
+
+def _load_adapted(path: Path, adapter: Path) -> Checkpoint:
+    """The checkpoint in a Hugging Face directory with a LoRA adapter merged. Raises: ConversionError, as `load`."""
+    form = _format_of(path)
+    if form is not _HUGGING_FACE:
+        raise ConversionError(
+            f"{path}: is a {form.describe(path)}; the adapter {adapter} is merged into the Hugging Face directory of "
+            "its base model: pass that"
+        )
+    return read_directory(path, adapter)
+
+
+def _load_training(path: Path, config: Config, run: RunConfig) -> Checkpoint:
+    """The checkpoint at a path with the state that a run resumes from. Raises: ConversionError, as `load`."""
+    form = _format_of(path)
+    if form is not _HUGGING_FACE or config is not None:
+        raise ConversionError(f"{path}: is a {form.describe(path)}, and a run is for a checkpoint of Trainer")
+    return read_directory(path, run=run)
+
+
+def load_config(path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None) -> TransformerConfig:
     """The config of the checkpoint at a path. Raises: CheckpointError, ConversionError, as `load`."""
+    if adapter is not None:
+        return _load_adapted(Path(path), Path(adapter)).config
     return _format_of(Path(path)).read_config(Path(path))
 
 

@@ -1,18 +1,23 @@
 """Reading and writing of Hugging Face directories: config.json, weights and tokenizer files."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..configs.errors import ConversionError
+from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
+from . import trainer
 from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import has_flax_weights, read_json, read_weights
 from .foreign_directories import hugging_face_obstacle, project_obstacle
-from .layouts.hugging_face import NOT_WRITTEN, Family, up_to_rounding
+from .layouts.canonical import up_to_rounding
+from .layouts.hugging_face import NOT_WRITTEN, Family
 from .layouts.hugging_face_settings import DECODING
+from .lora import merge_adapter, read_adapter
 from .obstacles import settings_obstacle
 from .unreadable import UnreadableError
 
@@ -21,13 +26,17 @@ _ONE_FILE = 1 << 62  # bytes; no model is larger
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
 
 
-def read_directory(path: Path) -> Checkpoint:
+def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | None = None) -> Checkpoint:
     """The checkpoint in a local Hugging Face directory: config.json with safetensors, PyTorch or Flax files.
+
+    `adapter`: the directory of a LoRA adapter, which is merged into the weights. `run`: the run that resumes from the
+    optimizer's state in a checkpoint of `transformers`' Trainer.
 
     Raises:
         ConversionError: twinax does not support the family or a setting, or the weights are missing, damaged, or not
-            those of the config.
+            those of the config; or the adapter is not of this model, or the optimizer's state not of this run.
     """
+    change = None if adapter is None else read_adapter(adapter)
     documents = {CONFIG: read_json(path / CONFIG)}
     if (path / GENERATION).is_file():
         documents[GENERATION] = read_json(path / GENERATION)
@@ -36,16 +45,24 @@ def read_directory(path: Path) -> Checkpoint:
     try:
         if has_flax_weights(path):  # Flax classes ignore these settings, which may be those of other weights
             settings |= {"dtype": None, "torch_dtype": None}
-        config, arrays, unused = family(layout).read(settings, read_weights(path))
+        weights = read_weights(path)
+        if change is not None:
+            settings, weights = merge_adapter(change, family(layout), settings, weights)
+            documents[CONFIG] |= {n: settings[n] for n in ("tie_word_embeddings",) if n in settings}
+        config, arrays, unused = family(layout).read(settings, weights)
     except ConversionError as error:
         raise ConversionError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    return Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
+    checkpoint = Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
+    if run is not None:
+        return trainer.with_training(checkpoint, path, family(layout), run)
+    return replace(checkpoint, skipped=trainer.FILES[:1]) if trainer.has_state(path) else checkpoint
 
 
 def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max_shard_size: int = _ONE_FILE) -> None:
     """Write a directory that `from_pretrained` of the layout's class loads; unchanged settings are written back.
 
-    `max_shard_size`: the most bytes per file of weights; a larger array has a file of its own.
+    `max_shard_size`: the most bytes per file of weights; a larger array has a file of its own. A checkpoint with an
+    optimizer gets the files from which `transformers`' Trainer resumes.
 
     Raises:
         ConversionError: the layout has no such model, or the directory exists. Nothing is written then.
@@ -58,6 +75,8 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max
     arrays = target.write(documents[CONFIG], checkpoint.config, checkpoint.arrays, checkpoint.unused)
     # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.
     files = {name.removeprefix(f"{FOLDERS[0]}/"): content for name, content in checkpoint.files.items()}
+    if checkpoint.training is not None:
+        files |= trainer.trainer_files(replace(checkpoint, documents=documents), target)
     write_directory(directory, arrays, documents, files, max_shard_size)
 
 

@@ -47,12 +47,17 @@ def cosine(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
         ConfigError: `total_updates` is not set.
     Source: Loshchilov and Hutter 2017, eq. 5.
     """
-    if config.total_updates is None:
-        raise ConfigError("schedule='cosine': needs total_updates, which only `train` fills in")
-    t = (n - config.warmup_updates) / (config.total_updates - config.warmup_updates)
-    decay = (1 + numbers.cos(math.pi * numbers.clip(t, 0.0, 1.0))) / 2
-    rate = config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * decay
-    return rate * warm_up(n, config, numbers)
+    return _to_final(n, config, numbers, lambda t: (1 + numbers.cos(math.pi * t)) / 2)
+
+
+def linear(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
+    """Warm-up to r, then last + (r - last)(1 - t), with t as in `cosine`.
+
+    Raises:
+        ConfigError: `total_updates` is not set.
+    Source: transformers, `get_linear_schedule_with_warmup`.
+    """
+    return _to_final(n, config, numbers, lambda t: 1 - t)
 
 
 def step(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
@@ -67,6 +72,16 @@ def step(n: Any, config: TrainingConfig, d_model: int, numbers: Any) -> Any:
     return config.learning_rate * warm_up(n, config, numbers) * config.step_factor**drops
 
 
+def _to_final(n: Any, config: TrainingConfig, numbers: Any, decay: Callable[[Any], Any]) -> Any:
+    """Warm-up, then from r to `final_learning_rate`; decay falls from 1 to 0 while t rises from 0 to 1."""
+    if config.total_updates is None:
+        raise ConfigError(f"schedule={config.schedule!r}: needs total_updates, which only `train` fills in")
+    t = (n - config.warmup_updates) / (config.total_updates - config.warmup_updates)
+    span = config.learning_rate - config.final_learning_rate
+    rate = config.final_learning_rate + span * decay(numbers.clip(t, 0.0, 1.0))
+    return rate * warm_up(n, config, numbers)
+
+
 def _rise_and_decay(n: Any, config: TrainingConfig, numbers: Any) -> Any:
     """min(n / w, sqrt(w / n)); 0 at n = 0."""
     w = config.warmup_updates
@@ -79,6 +94,7 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "noam_per_part": noam_per_part,
     "inverse_sqrt": inverse_sqrt,
     "cosine": cosine,
+    "linear": linear,
     "step": step,
 }
 

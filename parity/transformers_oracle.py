@@ -3,6 +3,7 @@
 Needs the package `transformers`, which the twins do not.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -23,18 +24,23 @@ from .functions import GRADIENTS, Batch, Outputs
 Oracle = Callable[[Batch], Outputs]
 
 
-def load_oracle(directory: str | PathLike[str], checkpoint: Checkpoint) -> Oracle:
+def load_oracle(
+    directory: str | PathLike[str], checkpoint: Checkpoint, adapter: str | PathLike[str] | None = None
+) -> Oracle:
     """The directory's model in `transformers`, as an oracle in float64; `checkpoint` is the same model in twinax.
 
     It is loaded in its own dtype, in which it computes its position tables, and then converted to float64.
     """
-    return oracle_of(with_float64_norms(load_model(directory, checkpoint).double()), checkpoint)
+    return oracle_of(with_float64_norms(load_model(directory, checkpoint, adapter).double()), checkpoint)
 
 
-def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
+def load_model(
+    directory: str | PathLike[str], checkpoint: Checkpoint, adapter: str | PathLike[str] | None = None
+) -> Any:
     """The directory's model, loaded by `transformers` in its own dtype, in evaluation mode.
 
-    `transformers` 5 cannot read the weights of a Flax class: it gets those of the checkpoint in a new directory.
+    A LoRA adapter is merged by `peft`. `transformers` 5 cannot read the weights of a Flax class: it gets those of the
+    checkpoint in a new directory.
     """
     import transformers
 
@@ -43,10 +49,19 @@ def load_model(directory: str | PathLike[str], checkpoint: Checkpoint) -> Any:
     architecture = getattr(transformers, family(checkpoint.layout).architecture)
     own_type = getattr(torch, checkpoint.config.param_dtype)
     if not has_flax_weights(Path(directory)):
-        return architecture.from_pretrained(directory, dtype=own_type).eval()
+        model = architecture.from_pretrained(directory, dtype=own_type).eval()
+        return model if adapter is None else _merged(model, adapter)
     with TemporaryDirectory() as folder:
         write_hugging_face(checkpoint, Path(folder, "model"), checkpoint.layout)
         return architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval()
+
+
+def _merged(model: Any, adapter: str | PathLike[str]) -> Any:
+    """The model with an adapter merged by `peft`, which warns that this can untie the output layer."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings(action="ignore"):
+        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
 
 
 def with_float64_norms(model: Any) -> Any:

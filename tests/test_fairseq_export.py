@@ -10,7 +10,7 @@ from twinax import TransformerConfig, convert
 from twinax.configs.data import TokenizerConfig
 from twinax.convert import Checkpoint, ConversionError
 from twinax.convert.fairseq_dictionary import read_dictionary
-from twinax.convert.layouts.hugging_face import canonical
+from twinax.convert.layouts.canonical import canonical
 from twinax.parity.functions import random_arrays
 from twinax.train.data.tokenization import train_tokenizer
 

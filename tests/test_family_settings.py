@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from twinax import TransformerConfig, convert
 from twinax.convert.hugging_face import LAYOUTS, family
-from twinax.convert.layouts.hugging_face import canonical
+from twinax.convert.layouts.canonical import canonical
 from twinax.convert.layouts.hugging_face_settings import ACTIVATIONS, BART_LIKE
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes

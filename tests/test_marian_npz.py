@@ -16,7 +16,7 @@ import twinax
 from parity_tests.marian_files import SIZE, marian_arrays, marian_model, marian_options, npz_changes, save_npz
 from twinax import TransformerConfig, convert
 from twinax.convert import Checkpoint, ConversionError
-from twinax.convert.layouts.hugging_face import canonical
+from twinax.convert.layouts.canonical import canonical
 from twinax.convert.layouts.marian_npz import PAD_BIAS
 from twinax.convert.marian_format import read_vocabulary
 from twinax.parity.functions import random_arrays

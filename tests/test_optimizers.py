@@ -145,6 +145,14 @@ CASES = {
         {"schedule": "cosine", "warmup_updates": 7, "total_updates": 60},  # torch's rate rises again after the end
         lambda o: transformers.get_cosine_schedule_with_warmup(o, WARM, 60),
     ),
+    "linear": (
+        {"schedule": "linear", "warmup_updates": 7, "total_updates": 40},
+        lambda o: transformers.get_linear_schedule_with_warmup(o, WARM, TOTAL),
+    ),
+    "linear to a final rate": (
+        {"schedule": "linear", "warmup_updates": 0, "total_updates": 40, "final_learning_rate": 0.003},
+        lambda o: lr_scheduler.LinearLR(o, 1.0, 0.1, TOTAL),
+    ),
     "inverse square root": (
         {"schedule": "inverse_sqrt", "warmup_updates": 7},
         lambda o: transformers.get_inverse_sqrt_schedule(o, WARM, timescale=WARM),
@@ -234,9 +242,10 @@ def test_wrong_settings(line):
         TrainingConfig(**WRONG[line])
 
 
-def test_cosine_needs_an_end():
-    with pytest.raises(ConfigError, match=r"^schedule='cosine': needs total_updates, which only `train` fills in"):
-        learning_rate(0, TrainingConfig(schedule="cosine"), 8, np)
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_schedules_with_an_end_need_one(schedule):
+    with pytest.raises(ConfigError, match=rf"^schedule='{schedule}': needs total_updates, which only `train` fills in"):
+        learning_rate(0, TrainingConfig(schedule=schedule), 8, np)
 
 
 def test_step_needs_its_updates():

@@ -219,7 +219,7 @@ def test_what_is_left_out_of_a_checkpoint_is_named(command, tmp_path):
     assert status == 0
     text = " ".join(out.replace("│", " ").split())
     assert "ignored epoch, optimizer_state_dict, global_step" in text
-    assert "optimizer_state_dict ignored: the file has no run to resume" in text
+    assert "optimizer_state_dict ignored: pass --run, the run that resumes from it" in text
     assert "optimizer_state_dict" in command("inspect", tmp_path / "theirs.pt")[1]
 
 

@@ -102,13 +102,14 @@ def test_a_small_corpus_has_small_batches(corpus, batch):
     assert BatchConfig(tokens=7).sized(corpus).tokens == 7
 
 
-def test_cosine_ends_with_the_run():
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_with_an_end_ends_with_the_run(schedule):
     corpus, loop = CorpusConfig(src="a", tgt="b"), LoopConfig(epochs=9)
     for total, end in ((None, 900), (300, 300)):
-        training = TrainingConfig(schedule="cosine", warmup_updates=100, total_updates=total)
+        training = TrainingConfig(schedule=schedule, warmup_updates=100, total_updates=total)
         assert RunConfig(corpus=corpus, training=training, loop=loop).resolved(100).training.total_updates == end
     assert RunConfig(corpus=corpus, loop=loop).resolved(100).training.total_updates is None
-    training = TrainingConfig(schedule="cosine", warmup_updates=1000)
+    training = TrainingConfig(schedule=schedule, warmup_updates=1000)
     with pytest.raises(ConfigError, match="warmup_updates=1000: the run has 900 updates"):
         RunConfig(corpus=corpus, training=training, loop=loop).resolved(100)
 

@@ -153,10 +153,13 @@ class _Loop:
         return self.placement.replicate(init_state(model, self.run.training))
 
     def _check_position(self) -> None:
-        """Raises: CheckpointError if the saved position does not match the corpus and its batch shapes."""
+        """Raises: CheckpointError if the saved position does not match the corpus and its batch shapes.
+
+        A checkpoint of another program, which does not know the epochs, counts all batches in epoch 0.
+        """
         expected = [self.update, *divmod(self.update, self.batches.per_epoch)]
         position = [int(self.state.update), *map(int, self.state.position)]
-        if position != expected:
+        if position not in (expected, [self.update, 0, self.update]):
             raise CheckpointError(
                 f"{self.checkpoints.directory / str(self.update)}: has update, epoch and batch {position}, but this "
                 f"corpus and its batch shapes give {expected}"

@@ -325,13 +325,15 @@ class Translator:
         return lambda src, tgt: torch_reference.score(self.torch, _tensor(src), _tensor(tgt))
 
 
-def load(path: str | PathLike[str]) -> Translator:
+def load(path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None) -> Translator:
     """Loads a trained model: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
+
+    `adapter`: the directory of a LoRA adapter, which is merged into the weights of a Hugging Face directory.
 
     Raises:
         CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
     """
-    return Translator(load_checkpoint(path), str(path))
+    return Translator(load_checkpoint(path, adapter=adapter), str(path))
 
 
 def _fill_block(rows: Sequence[int], size: int) -> list[int]:

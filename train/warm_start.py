@@ -68,7 +68,7 @@ def read_initial_weights(run: RunConfig) -> InitialWeights | None:
 
 
 def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
-    checkpoint = load(_existing(path))
+    checkpoint = load(_existing(path), adapter=run.adapter)
     limit = _marian_limit(checkpoint.config, run, path) if checkpoint.layout == MARIAN else None
     tokenizers = Tokenizers.of_checkpoint(checkpoint, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:
@@ -100,16 +100,16 @@ def _marian_limit(model: TransformerConfig, run: RunConfig, path: Path) -> str |
     return None
 
 
-def settings_of(path: Path) -> tuple[TransformerConfig, TokenizerConfig]:
+def settings_of(path: Path, adapter: str | None = None) -> tuple[TransformerConfig, TokenizerConfig]:
     """The model config of initial weights, and the tokenizer config if twinax trained them.
 
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, or it cannot be read.
     """
-    if is_run_or_checkpoint(path) and (folder_of(path) / "run" / CONFIG).is_file():
+    if adapter is None and is_run_or_checkpoint(path) and (folder_of(path) / "run" / CONFIG).is_file():
         run = read_run(folder_of(path) / "run")
         return run.model, run.tokenizer
-    return load_config(_existing(path)), TokenizerConfig()
+    return load_config(_existing(path), adapter=adapter), TokenizerConfig()
 
 
 def _existing(path: Path) -> Path:

@@ -26,6 +26,7 @@ def parity(
     *,
     src: str | None = None,
     tgt: str | None = None,
+    adapter: str | None = None,
     translations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
@@ -48,6 +49,7 @@ def parity(
         second: a second checkpoint.
         src: text file, one sentence per line (.gz too), as input of the comparison; default: random tokens.
         tgt: its translations; default: the model's own.
+        adapter: directory of a LoRA adapter of peft, to merge into the weights of the first Hugging Face directory.
         translations: also translate every sentence of --src in both frameworks, greedily and with a beam of 5, and
             compare the tokens.
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
@@ -65,7 +67,7 @@ def parity(
         hint = "".join(f"; did you mean {suggestion}?" for suggestion in get_close_matches(model, presets, 1))
         hint += download_hint(model)
         raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
-    check_exists(*filter(None, (second, src, tgt)))
+    check_exists(*filter(None, (second, src, tgt, adapter)))
     with one_line_errors():
         enable_compilation_cache()
         equal = import_module("twinax.parity_command").prove(
@@ -73,6 +75,7 @@ def parity(
             second,
             src=src,
             tgt=tgt,
+            adapter=adapter,
             translations=translations,
             languages={"--src-lang": src_lang, "--tgt-lang": tgt_lang, "--forced-bos": forced_bos},
             max_length=max_length,
@@ -187,6 +190,8 @@ def convert(
     weights_only: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     dtype: Literal["bfloat16", "float16", "float32"] | None = None,
     max_shard_size: str | None = None,
+    adapter: str | None = None,
+    run: str | None = None,
     config: str | None = None,
     tokenizer: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
@@ -210,6 +215,9 @@ def convert(
         weights_only: omit the optimizer and the run.
         dtype: round the weights to this dtype, without the optimizer, and report how far the logits moved.
         max_shard_size: most bytes per file of weights in a family's directory, as in 5GB; default: one file.
+        adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
+        run: for the optimizer that another program saved (a checkpoint of transformers' Trainer, or a .pt with model
+            and optimizer): the run that resumes from it, as a directory or as JSON of --print-config.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             used too; for a published system, the settings that its tensors do not determine, as in
             leftover:repaired,num_heads=4.
@@ -220,7 +228,7 @@ def convert(
             system.
         scores: files of `twinax evaluate --json`, for the model card of a family's directory.
     """
-    check_exists(src)
+    check_exists(src, *filter(None, [adapter]))
     with one_line_errors():
         command = import_module("twinax.convert_command").convert_checkpoint
         return command(
@@ -230,6 +238,8 @@ def convert(
             weights_only=weights_only,
             dtype=dtype,
             max_shard_size=max_shard_size,
+            adapter=adapter,
+            run=run,
             config=config,
             tokenizer=tokenizer,
             languages=languages,

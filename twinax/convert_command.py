@@ -27,9 +27,11 @@ from twinax.convert.file_layouts import PUBLISHED, system_of
 from twinax.convert.files import read_json
 from twinax.convert.formats import TOOLKITS, describe, is_layout, layouts
 from twinax.convert.hugging_face import LAYOUTS
+from twinax.convert.lora import read_adapter
 from twinax.convert.progress import listening
 from twinax.convert.safetensors_files import size_of
 from twinax.convert.single_file import has_suffix
+from twinax.convert.trainer import has_state
 from twinax.convert.verification import Comparison, compare_checkpoints, number_of
 from twinax.published.registry import RECIPES
 from twinax.train.data.prepare import Tokenizers, check_fits
@@ -39,6 +41,7 @@ from twinax.train.tracking.progress import progress_bar
 from twinax.train.translator import Translator
 
 from .model_card import CARD, model_card, read_scores, run_of
+from .trainer_command import describe_arguments, read_back, run_config
 from .usage import UsageError, report_assumed
 
 _UNITS = {"": 1, **{f"{prefix}B": 1000**i for i, prefix in enumerate("KMG", 1)}}
@@ -57,6 +60,8 @@ def convert_checkpoint(
     tokenizer: Sequence[str],
     languages: Sequence[str],
     scores: Sequence[str],
+    adapter: str | None,
+    run: str | None,
 ) -> int:
     """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if a weight differs."""
     if not is_layout(layout):
@@ -67,7 +72,7 @@ def convert_checkpoint(
     if scores and layout not in LAYOUTS:
         raise UsageError(f"--scores {scores[0]}: only a family's directory has a model card; omit it")
     model, config_checkpoint = (None, None) if config is None else _config(config)
-    original = convert.load(src, model, memory_map=True)
+    original = convert.load(src, model, adapter=adapter, run=None if run is None else run_config(run), memory_map=True)
     if config_checkpoint is not None:  # the assumptions belong to the config
         original = replace(original, assumed=config_checkpoint.assumed)
         original = replace(original, files=original.files or config_checkpoint.files)
@@ -87,7 +92,7 @@ def convert_checkpoint(
     with written, _byte_progress(f"writing {dst}", checkpoint):
         convert.save(checkpoint, dst, layout=layout, max_shard_size=shard_bytes)
     with verified, _byte_progress(f"comparing {dst}", checkpoint):
-        result = convert.load(dst, memory_map=True)
+        result = read_back(dst, checkpoint)
         comparison = compare_checkpoints(checkpoint, result)
     if layout in LAYOUTS:
         card = model_card(
@@ -97,7 +102,10 @@ def convert_checkpoint(
             arguments=sys.argv[1:],
         )
         replace_file(dst / CARD, card)
-    rows = {"read": describe(src), "written": f"{describe(dst)}, layout {layout}"}
+    rows = {"read": describe(src)}
+    if adapter is not None:
+        rows["adapter, merged"] = str(read_adapter(Path(adapter)))
+    rows["written"] = f"{describe(dst)}, layout {layout}"
     rows["time"] = f"written in {written.rate(dst)}; read back and compared in {verified.seconds:.1f} s"
     rows["weights"], same = _weights(checkpoint, comparison, layout)
     if dtype is not None:
@@ -105,6 +113,8 @@ def convert_checkpoint(
     if checkpoint.unused:
         rows["unused, kept"] = ", ".join(checkpoint.unused)
     rows["optimizer"], same_optimizer = _compare_optimizers(replace(checkpoint, training=original.training), result)
+    if checkpoint.training is not None and has_state(dst):
+        rows["TrainingArguments"] = describe_arguments(checkpoint.training.run)
     if checkpoint.skipped:
         rows["ignored"] = ", ".join(checkpoint.skipped)
     rows["tokenizer"], same_files = _tokenizers(checkpoint, result, layout)
@@ -277,7 +287,7 @@ def _compare_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str
     before, after = checkpoint.training, result.training
     if before is None:
         states = [name for name in checkpoint.skipped if "optim" in name]
-        return f"{states[0]} ignored: the file has no run to resume" if states else "none", True
+        return f"{states[0]} ignored: pass --run, the run that resumes from it" if states else "none", True
     if after is None:
         return f"omitted, with the run and its {before.update:,} updates: this format does not store them", True
     same = all(checksum(getattr(before, key)) == checksum(getattr(after, key)) for key in MOMENTS)

@@ -39,6 +39,7 @@ def prove(
     *,
     src: str | None,
     tgt: str | None,
+    adapter: str | None,
     translations: bool,
     languages: Mapping[str, str | None],
     max_length: int | None,
@@ -55,24 +56,33 @@ def prove(
         if value is not None and src is None:
             raise UsageError(f"{flag} {value}: needs --src, the sentences to translate")
     DecodingConfig(max_length=max_length)  # checks the value
-    values = {"--src": src, "--tgt": tgt, **languages, "--max-length": length, "--seed": str(seed)}
+    values = {
+        "--adapter": adapter,
+        "--src": src,
+        "--tgt": tgt,
+        **languages,
+        "--max-length": length,
+        "--seed": str(seed),
+    }
     flags = [word for flag, value in values.items() if value is not None for word in (flag, value)]
     words = ["twinax", "parity", model, *filter(None, [second_model]), *flags, *["--translations"] * translations]
     arguments: dict[str, Any] = {"seed": seed}
     first = second = None
     assumed: list[str] = []  # settings that the files do not state
     if model in PRESETS:
-        if second_model is not None or src is not None:
-            raise UsageError(f"{model}: is a preset with random weights; --src and a second model need a checkpoint")
+        if second_model is not None or src is not None or adapter is not None:
+            raise UsageError(
+                f"{model}: is a preset with random weights; --src, --adapter and a second model need a checkpoint"
+            )
         arguments["config"] = TransformerConfig.preset(model)
     else:
-        first = load(model)
+        first = load(model, adapter=adapter)
         second = load(second_model) if second_model is not None else None
         for translator in filter(None, (first, second)):
             report_assumed(translator.name, translator.checkpoint)
             assumed += [item for item in translator.checkpoint.assumed if item not in assumed]
         arguments |= {"config": first.config, "arrays": first.checkpoint.arrays}
-        arguments |= {"flax": _second_model(first, second)} if second else _oracle(model, first)
+        arguments |= {"flax": _second_model(first, second)} if second else _oracle(model, first, adapter)
         if src is not None:
             first = decoding_in(first, *languages.values())
             warn_about_text(first, list(read_lines(src)))
@@ -85,7 +95,7 @@ def prove(
     equal = ladder.ok
     if translations and first is not None and src is not None:
         transformers_model = (
-            load_model(model, first.checkpoint) if arguments.get("oracle_name") == "transformers" else None
+            load_model(model, first.checkpoint, adapter) if arguments.get("oracle_name") == "transformers" else None
         )
         sources = {line: tokens for line, tokens in enumerate(first.source_ids(list(read_lines(src))), 1) if tokens}
         translations_equal, document["translations"] = show_translations(
@@ -119,16 +129,17 @@ def _in_same_languages(second: Translator, first: Translator, languages: Mapping
     return second.with_config(second.config.replace(**ids))
 
 
-def _oracle(model: str, translator: Translator) -> dict[str, Any]:
+def _oracle(model: str, translator: Translator, adapter: str | None) -> dict[str, Any]:
     """The oracle, if any: the `transformers` model of a Hugging Face directory, or a published system's own module."""
     if translator.checkpoint.layout is None or not Path(model, "config.json").is_file():
         published = find_oracle(translator.checkpoint)
         return {} if published is None else {"oracle": published.function, "oracle_name": published.name}
-    if find_spec("transformers") is None:
-        print("twinax: transformers is not installed; only the twins are compared with each other", file=sys.stderr)
-        return {}
+    for package in ("transformers", *(["peft"] if adapter is not None else [])):
+        if find_spec(package) is None:
+            print(f"twinax: {package} is not installed; only the twins are compared with each other", file=sys.stderr)
+            return {}
     try:
-        oracle = load_oracle(model, translator.checkpoint)
+        oracle = load_oracle(model, translator.checkpoint, adapter)
     except Exception as error:  # transformers raises many types
         raise UsageError(f"{model}: transformers cannot load it: {' '.join(str(error).split())[:300]}") from None
     return {"oracle": oracle, "oracle_name": "transformers"}

@@ -108,7 +108,7 @@ def _base(name: str | None, directory: Path | None, words: Sequence[str]) -> Run
         base = replace(base, tokenizer=TokenizerConfig())
     if (init_from := _value(words, "--init-from")) is not None:
         base = base or RunConfig(corpus=tyro.MISSING_NONPROP)
-        model, tokenizer = _settings_of(init_from)
+        model, tokenizer = _settings_of(init_from, _value(words, "--adapter"))
         loads_tokenizer = _value(words, "--tokenizer.load") is not None
         base = replace(base, model=model, tokenizer=TokenizerConfig() if loads_tokenizer else tokenizer)
     return base
@@ -135,14 +135,14 @@ def _with_length(base: RunConfig, words: Sequence[str]) -> RunConfig:
     return base
 
 
-def _settings_of(path: str) -> Any:
+def _settings_of(path: str, adapter: str | None) -> Any:
     """The model and tokenizer config of trained weights, which the flags then modify."""
     from twinax.train.warm_start import settings_of
 
     if not exists(path):
         raise UsageError(f"{path}: there is no such file or directory for the initial weights{download_hint(path)}")
     with one_line_errors():
-        return settings_of(Path(path))
+        return settings_of(Path(path), adapter)
 
 
 def _command(base: RunConfig | None, plot: bool) -> Any:

@@ -28,6 +28,7 @@ def translate(
     checkpoint: CheckpointPath,
     source: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[FILE]")] = None,
     *,
+    adapter: str | None = None,
     beam_size: int | None = None,
     n_best: int = 1,
     length_exponent: float | None = None,
@@ -52,6 +53,7 @@ def translate(
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file, a fairseq checkpoint or its directory.
         source: text file, one sentence per line (.gz too); default: standard input.
+        adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's (1 if
             it sets none), else 5.
         n_best: translations per line; if more than 1, each output line begins with the source line number and a tab.
@@ -68,13 +70,13 @@ def translate(
         attention: picture to write of the attention weights of the first translation (.png, .pdf, .svg).
         framework: the twin that computes.
     """
-    check_exists(checkpoint, *filter(None, [source]))
+    check_exists(checkpoint, *filter(None, (source, adapter)))
     check_picture("--attention", attention)
     with one_line_errors():
         flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
         flags |= {"n_best": n_best, "no_repeat_ngram_size": no_repeat_ngram_size}
         _check_decoding(flags)
-        translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, forced_bos)
+        translator = decoding_in(_load(checkpoint, adapter), src_lang, tgt_lang, forced_bos)
         decoding = _decoding(translator, flags, ignore_generation_config)
         picture_done = attention is None
 
@@ -109,6 +111,7 @@ def translate(
 def evaluate(
     checkpoint: CheckpointPath,
     *,
+    adapter: str | None = None,
     src: str | None = None,
     tgt: str | None = None,
     dataset: str | None = None,
@@ -139,6 +142,7 @@ def evaluate(
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file, a fairseq checkpoint or its directory.
+        adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         src: text file, one sentence per line (.gz too).
         tgt: its reference translations.
         dataset: instead of --src and --tgt: file with two columns (.tsv .csv .json .jsonl .parquet, or .txt in SCAN's
@@ -163,7 +167,7 @@ def evaluate(
         output: file to write the translations to.
         framework: the twin that computes.
     """
-    check_exists(checkpoint, *filter(None, (src, tgt)))
+    check_exists(checkpoint, *filter(None, (src, tgt, adapter)))
     for path in (json_file, output):
         check_folder(path)
     with one_line_errors():
@@ -175,7 +179,7 @@ def evaluate(
         scores = import_module("twinax.train.scores")
         pairs = list(_pairs(**corpus, split=split))
         scores.corpus_scores(["a"], ["a"], tokenize)  # checks --tokenize before minutes of translation
-        translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, forced_bos)
+        translator = decoding_in(_load(checkpoint, adapter), src_lang, tgt_lang, forced_bos)
         decoding = _decoding(translator, flags, ignore_generation_config)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         truncated = translator.too_long(sources)
@@ -203,6 +207,7 @@ def evaluate(
 def score(
     checkpoint: CheckpointPath,
     *,
+    adapter: str | None = None,
     src: str,
     tgt: str,
     src_lang: str | None = None,
@@ -216,16 +221,17 @@ def score(
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file, a fairseq checkpoint or its directory.
+        adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         src: text file, one sentence per line (.gz too).
         tgt: its translations.
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
         tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
         framework: the twin that computes.
     """
-    check_exists(checkpoint, src, tgt)
+    check_exists(checkpoint, src, tgt, *filter(None, [adapter]))
     with one_line_errors():
         pairs = list(_pairs(src=src, tgt=tgt))
-        translator = decoding_in(_load(checkpoint), src_lang, tgt_lang, None)
+        translator = decoding_in(_load(checkpoint, adapter), src_lang, tgt_lang, None)
         sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         warn_about_text(translator, sources)
         for value in translator.score(sources, targets, framework, f"{src} and {tgt}, line"):
@@ -233,14 +239,14 @@ def score(
     return 0
 
 
-def _load(checkpoint: str) -> Any:
+def _load(checkpoint: str, adapter: str | None) -> Any:
     """Loads the translator of a checkpoint, enables the compilation cache and prints assumed settings.
 
     Raises:
         CheckpointError, DataError: the checkpoint has no readable tokenizers.
     """
     enable_compilation_cache()
-    translator = import_module("twinax.train.translator").load(checkpoint)
+    translator = import_module("twinax.train.translator").load(checkpoint, adapter=adapter)
     _ = translator.tokenizers
     report_assumed(checkpoint, translator.checkpoint)
     return translator

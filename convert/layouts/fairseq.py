@@ -16,8 +16,9 @@ from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import LEAVES, flax_specs
 from ..rules import Rule, target_specs, translate
+from .canonical import canonical
 from .fairseq_settings import ACTIVATIONS, ARCHITECTURES, DEFAULTS, EQUAL, REFUSED, SETTINGS
-from .hugging_face import EMBEDDING_NORMS, FINAL_NORMS, LAYERS, NOT_WRITTEN, POSITIONS, canonical
+from .hugging_face import EMBEDDING_NORMS, FINAL_NORMS, LAYERS, NOT_WRITTEN, POSITIONS
 from .m2m100 import position_table
 
 Arrays = dict[str, np.ndarray]

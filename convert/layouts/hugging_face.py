@@ -5,7 +5,7 @@ derived from reading: rules have inverses, and a config can be written if readin
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from ..arrays import cast
 from ..lazy_arrays import LazyArrays, lazy, same_bits, specs_of
 from ..port import LEAVES, flax_specs
 from ..rules import Rule, Transform, target_specs, translate_lazily
+from .canonical import canonical, up_to_rounding
 from .hugging_face_settings import BART_LIKE, CONSTANTS, DERIVED, IGNORED, SEPARATE_EMBEDDINGS, Tables
 
 # Flax module -> module of `transformers`. A star stands for a layer number; the names of parameters are the same.
@@ -157,11 +158,9 @@ class Family:
         Raises:
             ConversionError: lists the settings that are rejected, or the arrays that do not fit them.
         """
-        arrays = {name: a for name, a in self._with_prefix(arrays).items() if name not in self.ignored_arrays}
-        settings, dtype = self.resolve(settings, self._are_tied(arrays)), _dtype(arrays)
-        mixed = dtype == "float16" and any(a.dtype == np.float32 for name, a in arrays.items() if self.is_kept(name))
-        if mixed:  # all become float32, which changes no value
-            settings, dtype = {n: v for n, v in settings.items() if n not in ("dtype", "torch_dtype")}, "float32"
+        full_name = self.with_prefix(arrays)
+        arrays = {full_name[name]: a for name, a in arrays.items() if full_name[name] not in self.ignored_arrays}
+        settings, dtype, mixed = self._resolve_dtype(settings, arrays)
         config = self.config(settings, dtype)
         self._check_layers(arrays, config)
         tables, rules = self.position_tables(config), self.rules(config)
@@ -177,6 +176,17 @@ class Family:
                 arrays[target] = np.zeros(specs[target].shape, specs[target].dtype)
         weights, unused = (cast(part, dtype) if mixed else part for part in (arrays, unused))
         return config, lazy(tables) | translate_lazily([rule.inverse for rule in rules], weights, specs), unused
+
+    def _resolve_dtype(self, settings: Settings, arrays: Named) -> tuple[Settings, str, bool]:
+        """(resolved settings, dtype of the model, whether the dtypes are mixed and all become float32).
+
+        Arrays that are kept in float32 make a float16 model a float32 one, which changes no value.
+        """
+        settings, dtype = self.resolve(settings, self._are_tied(arrays)), _dtype(arrays)
+        mixed = dtype == "float16" and any(a.dtype == np.float32 for name, a in arrays.items() if self.is_kept(name))
+        if mixed:
+            settings, dtype = {n: v for n, v in settings.items() if n not in ("dtype", "torch_dtype")}, "float32"
+        return settings, dtype, mixed
 
     def is_kept(self, name: str) -> bool:
         """Whether `transformers` keeps this array of the family in float32 in a float16 model."""
@@ -270,12 +280,27 @@ class Family:
                 setting = self._setting_of(f"num_{side}_layers")
                 raise ConversionError(f"{setting}={expected}: contradicts the weights, which have {len(numbers)}")
 
-    def _with_prefix(self, arrays: Named) -> Named:
-        """The arrays with the family's prefix, which files of the bare model, without output layer, lack."""
-        if any(name.startswith(self.prefix) for name in arrays):
-            return arrays
+    def with_prefix(self, names: Iterable[str]) -> dict[str, str]:
+        """Names -> names with the family's prefix, which files of the bare model, without output layer, lack."""
+        names = [*names]
+        if any(name.startswith(self.prefix) for name in names):
+            return dict(zip(names, names, strict=True))
         output = (self.embeddings.output, _BIAS)
-        return {name if name in output else f"{self.prefix}{name}": a for name, a in arrays.items()}
+        return {name: name if name in output else f"{self.prefix}{name}" for name in names}
+
+    def with_copies(self, settings: Settings, arrays: Arrays) -> tuple[Arrays, tuple[str, ...]]:
+        """(the arrays with every copy of the tied tensor and the family's prefix, the names of the copies)."""
+        full_name = self.with_prefix(arrays)
+        arrays = {full_name[name]: a for name, a in arrays.items()}
+        resolved, dtype, _ = self._resolve_dtype(settings, arrays)
+        ties = self._ties(self.config(resolved, dtype))
+        tensor = next((arrays[name] for name in ties if name in arrays), None)
+        return arrays | (dict.fromkeys(ties, tensor) if tensor is not None else {}), ties
+
+    def untied(self, settings: Settings) -> dict[str, Any]:
+        """The settings with an untied output layer, unless the weights decide about tying."""
+        decide = self.resolve(settings, True) != self.resolve(settings, False)
+        return {**settings, **({} if decide else {"tie_word_embeddings": False})}
 
     def _ties(self, config: TransformerConfig) -> tuple[str, ...]:
         """The names of the family's tied tensor; the first one is written."""
@@ -283,7 +308,7 @@ class Family:
         inputs = names if config.shared_embeddings else names[2:]
         return (*inputs, output) if config.tied_output else tuple(inputs) if config.shared_embeddings else ()
 
-    def _are_tied(self, arrays: Arrays) -> bool:
+    def _are_tied(self, arrays: Named) -> bool:
         """Whether the output layer is missing or equals an embedding table, in which case `transformers` ties them."""
         *names, output = self.embeddings
         tables = [arrays[name] for name in names if name in arrays]
@@ -338,37 +363,12 @@ class Family:
             yield f"dtype={complete['dtype']!r}: contradicts the weights, which are {dtype}"
 
 
-def canonical(config: TransformerConfig) -> TransformerConfig:
-    """The same model, with the default for every size that equals the default or that nothing uses."""
-    heads = {config.num_heads, config.decoder_num_heads or config.num_heads}
-    changes: dict[str, Any] = {}
-    if config.decoder_num_heads == config.num_heads:
-        changes["decoder_num_heads"] = None
-    if config.decoder_d_ff == config.d_ff:
-        changes["decoder_d_ff"] = None
-    if all(config.value_width(n) == config.query_key_width(n) for n in heads):
-        changes["v_head_dim"] = None
-    if all(n * config.query_key_width(n) == config.d_model for n in heads):
-        changes["head_dim"] = None
-    if config.table_length == config.max_length + config.position_offset:
-        changes["position_table_length"] = None
-    if config.relative_positions == "none":
-        unused = ("relative_position_buckets", "relative_position_max_distance")
-        changes |= {f.name: f.default for f in fields(config) if f.name in unused}
-    return config.replace(**changes)
-
-
-def up_to_rounding(config: TransformerConfig) -> TransformerConfig:
-    """The canonical config, with one value for the two of `score_scaling` that differ in rounding only."""
-    return canonical(config).replace(score_scaling="none" if config.score_scaling == "none" else "product")
-
-
 def _equal(a: Any, b: Any) -> bool:
     """Whether value and type are equal: 1 is not True, as in `transformers`."""
     return type(a) is type(b) and a == b
 
 
-def _dtype(arrays: Arrays) -> str:
+def _dtype(arrays: Named) -> str:
     return str(max(arrays.values(), key=lambda a: a.size).dtype)
 
 

@@ -17,7 +17,8 @@ from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import flax_specs
 from ..rules import IDENTITY, TRANSPOSE, Rule, Transform, target_specs, translate
-from .hugging_face import NOT_WRITTEN, POSITIONS, canonical
+from .canonical import canonical
+from .hugging_face import NOT_WRITTEN, POSITIONS
 
 Arrays = dict[str, np.ndarray]
 Options = Mapping[str, Any]

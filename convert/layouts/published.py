@@ -16,7 +16,7 @@ from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import flax_specs
 from ..rules import IDENTITY, TRANSPOSE, Rule, Transform, target_specs, translate
-from .hugging_face import canonical
+from .canonical import canonical
 
 Named = Mapping[str, np.ndarray]
 Arrays = dict[str, np.ndarray]

@@ -20,7 +20,7 @@ from ..arrays import from_torch, to_torch_tensor
 from ..lazy_arrays import Spec
 from ..port import flax_specs
 from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, Rule, Transform, target_specs, translate
-from .hugging_face import up_to_rounding
+from .canonical import up_to_rounding
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 # Fields of the parts outside encoder and decoder, and fields that do not affect evaluation.

@@ -153,9 +153,9 @@ TRAINING = (
     ),
     Mutation(
         "cosine ends at zero",
-        "formulas.schedules.cosine",
-        "rate = config.final_learning_rate + (",
-        "rate = 0 * config.final_learning_rate + (",
+        "formulas.schedules._to_final",
+        "rate = config.final_learning_rate + span",
+        "rate = 0 * config.final_learning_rate + span",
         _OPTIMIZERS,
     ),
     Mutation(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ...configs.errors import CheckpointError, DataError, RunError
 from ...configs.run import RunConfig, differences
+from ...configs.training import ENDING
 from ...convert.atomic_io import replace_file
 from ..data.buckets import Bucket
 from ..data.prepare import PreparedRun, Tokenizers, prepare
@@ -123,10 +124,10 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
     if changes := differences(comparable_run, first_run):
         raise RunError(f"{directory}: was started with other settings: {'; '.join(changes)}; choose another directory")
     end, updates = first_run.training.total_updates, prepared.run.loop.updates
-    if first_run.training.schedule == "cosine" and first_run.loop.updates == end and updates != end:
+    if first_run.training.schedule in ENDING and first_run.loop.updates == end and updates != end:
         raise RunError(
-            f"{directory}: cannot be extended to {updates} updates: its cosine schedule ends at update {end}; choose "
-            f"another directory, with --init-from {directory} to start from these weights"
+            f"{directory}: cannot be extended to {updates} updates: its {first_run.training.schedule} schedule ends at "
+            f"update {end}; choose another directory, with --init-from {directory} to start from these weights"
         )
     return prepared
 
@@ -135,7 +136,7 @@ def _with_first_values(run: RunConfig, first_run: RunConfig) -> RunConfig:
     """The run with the values that the corpus determined at the first start, where the config leaves them open."""
     if run.batches.tokens is None:
         run = replace(run, batches=replace(run.batches, tokens=first_run.batches.tokens))
-    if run.training.schedule == "cosine" and run.training.total_updates is None:
+    if run.training.schedule in ENDING and run.training.total_updates is None:
         run = replace(run, training=replace(run.training, total_updates=first_run.training.total_updates))
     return run
 

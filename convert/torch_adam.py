@@ -1,0 +1,85 @@
+"""State dicts of `torch.optim.Adam` and `AdamW` that other programs saved: moments by parameter name, and settings."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..configs.errors import ConversionError
+from ..configs.training import TrainingConfig
+from .arrays import from_torch
+from .checkpoint import MOMENTS
+from .unreadable import printable
+
+_ENTRY = ("step", *MOMENTS)
+
+
+class Moments(NamedTuple):
+    """The state of Adam; arrays by the names that the model's file has."""
+
+    updates: int
+    exp_avg: dict[str, np.ndarray]
+    exp_avg_sq: dict[str, np.ndarray]
+
+
+def groups_of(state: Any) -> list[Mapping[str, Any]]:
+    """The parameter groups of a state dict. Raises: ConversionError if it is not one of `torch.optim`."""
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    if not isinstance(groups, list) or not isinstance(state.get("state"), Mapping) or not groups:
+        raise ConversionError("is not the state dict of an optimizer of torch.optim")
+    if not all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups):
+        raise ConversionError("has parameter groups without a list of parameters")
+    if len(ids := [i for group in groups for i in group["params"]]) != len({*ids}) or not {*state["state"]} <= {*ids}:
+        raise ConversionError("has parameter groups that do not match its state")
+    return groups
+
+
+def moments_by_name(
+    state: Mapping[str, Any], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], absent: Collection[str]
+) -> Moments:
+    """The moments of a state dict whose parameters have these names, in this order.
+
+    `absent`: parameters without a gradient, of which `torch.optim` has no state.
+
+    Raises:
+        ConversionError: it is not Adam's, has other parameters or shapes, or parameters with different step counts.
+    """
+    ids = [i for group in groups_of(state) for i in group["params"]]
+    if len(ids) != len(names):
+        raise ConversionError(f"has {len(ids)} parameters, and the model has {len(names)}")
+    entries = {name: state["state"][i] for i, name in zip(ids, names, strict=True) if i in state["state"]}
+    for name, entry in entries.items():
+        if not isinstance(entry, Mapping) or {*entry} != {*_ENTRY}:
+            keys = printable(", ".join(map(str, entry)) if isinstance(entry, Mapping) else entry)
+            raise ConversionError(f"has {keys} for {name}; Adam has {', '.join(_ENTRY)}")
+        for key in MOMENTS:
+            if tuple(entry[key].shape) != tuple(shapes[name]):
+                raise ConversionError(f"has {key} {list(entry[key].shape)} for {name}, which is {list(shapes[name])}")
+    counts = {int(entry["step"]) for entry in entries.values()}
+    if len(counts) > 1:
+        raise ConversionError(f"has parameters with different step counts, {sorted(counts)}; twinax has one count")
+    missing = [name for name in names if name not in entries and name not in absent]
+    if entries and missing:
+        raise ConversionError(f"has no state of {len(missing)} parameters: {', '.join(missing[:3])}")
+    first, second = ({name: from_torch(entry[key]) for name, entry in entries.items()} for key in MOMENTS)
+    return Moments(max(counts, default=0), first, second)
+
+
+def check_settings(groups: Sequence[Mapping[str, Any]], decays: Sequence[float], training: TrainingConfig) -> None:
+    """Raises: ConversionError if the groups' settings are not a run's; `decays` is the weight decay per group."""
+    problems = []
+    for group, decay in zip(groups, decays, strict=True):
+        beta1, beta2 = group["betas"]
+        pairs = {"beta1": beta1, "beta2": beta2, "eps": group["eps"]}
+        if group["weight_decay"] != decay:
+            pairs["weight_decay"] = group["weight_decay"]
+        elif decay and group.get("decoupled_weight_decay") is not None:
+            pairs["optimizer"] = "adamw" if group["decoupled_weight_decay"] else "adam"
+        for name, value in pairs.items():
+            expected = getattr(training, name) if name != "weight_decay" else decay
+            if value != expected:
+                flag = f"--training.{name.replace('_', '-')}"
+                problems.append(f"{name}={value!r}, and the run has {expected!r} ({flag})")
+        problems += [f"{name}=True, which twinax does not have" for name in ("amsgrad", "maximize") if group.get(name)]
+    if problems:
+        raise ConversionError(f"has {'; '.join(dict.fromkeys(problems))}")

@@ -1,0 +1,257 @@
+"""Checkpoints of `transformers`' Trainer: the optimizer's state into and out of them."""
+
+import json
+import shutil
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from twinax import convert
+from twinax.configs.data import CorpusConfig
+from twinax.configs.errors import ConversionError
+from twinax.configs.run import RunConfig
+from twinax.configs.training import TrainingConfig
+from twinax.convert.checkpoint import MOMENTS, Training
+from twinax.convert.port import flax_specs
+from twinax.convert.trainer import FILES, parameter_groups, training_arguments
+from twinax.parity.conversion import VARIANTS, random_model
+from twinax.parity.trainer import measure
+
+SETTINGS = {"optimizer": "adamw", "schedule": "linear", "learning_rate": 2e-3, "warmup_updates": 4, "clip_norm": 1.0}
+SETTINGS |= {"total_updates": 30, "first_update": 0, "weight_decay": 0.01}
+
+
+def training_of(checkpoint, update=7, **settings):
+    """The checkpoint with a run and random moments."""
+    training = TrainingConfig(**SETTINGS | settings)
+    run = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), model=checkpoint.config, training=training)
+    rng = np.random.default_rng(0)
+    moments = (
+        {name: rng.random(spec.shape).astype(spec.dtype) for name, spec in flax_specs(run.model, True).items()}
+        for _ in MOMENTS
+    )
+    return replace(checkpoint, training=Training(run, update, 0, (0, update), update, *moments))
+
+
+@pytest.fixture
+def resumable(directories, tmp_path):
+    """A directory for Trainer, and the checkpoint that was written to it."""
+    checkpoint = training_of(convert.load(directories / "BART"))
+    convert.save(checkpoint, tmp_path / "checkpoint-7", layout="bart")
+    return tmp_path / "checkpoint-7", checkpoint
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's and transformers' own
+def test_a_training_goes_to_trainer_and_back(tmp_path):
+    """`make trainer` has all families, and 50 updates per part."""
+    relay = measure("BART, untied, scaled", tmp_path, 4, weight_decay=0.1)
+    assert relay.ok, relay
+    assert relay.moments < 1e-10
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_order_of_the_parameters_is_trainer_s(name):
+    """The class and its rule of weight decay are the oracle; tables are fixed where they are no parameters."""
+    from transformers import Trainer
+
+    model = random_model(name)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    decayed = Trainer.get_decay_parameter_names(Trainer.__new__(Trainer), model)
+    expected = [n for n in trained if n in decayed], [n for n in trained if n not in decayed]
+    assert parameter_groups(sorted(trained)) == expected
+    assert all(expected)
+
+
+def test_a_directory_is_read_back(resumable, tmp_path):
+    path, checkpoint = resumable
+    result = convert.load(path, run=checkpoint.training.run)
+    assert result.tensors.keys() == checkpoint.tensors.keys()
+    assert all(a.tobytes() == checkpoint.tensors[name].tobytes() for name, a in result.tensors.items())
+    assert replace(result.training, exp_avg={}, exp_avg_sq={}) == replace(
+        checkpoint.training, exp_avg={}, exp_avg_sq={}
+    )
+    assert convert.load(path).skipped == ("optimizer.pt",)
+    state = json.loads((path / "trainer_state.json").read_text())
+    assert (state["global_step"], state["max_steps"]) == (7, 30)
+
+
+def test_the_command_writes_and_reads(resumable, tmp_path, command):
+    path, checkpoint = resumable
+    run = tmp_path / "run.json"
+    run.write_text(checkpoint.training.run.to_json())
+    code, out, err = command("convert", path, tmp_path / "7", "--run", run)
+    assert (code, err) == (0, "")
+    assert "adamw after 7 updates: bit-identical" in " ".join(out.split())
+    code, out, err = command(
+        "convert", tmp_path / "7", tmp_path / "again", "--layout", "bart", "--run", tmp_path / "no"
+    )
+    assert (code, err) == (2, f"twinax: --run {tmp_path / 'no'}: there is no such run or file\n")
+    code, out, err = command("convert", tmp_path / "7", tmp_path / "again", "--layout", "bart")
+    assert (code, err) == (0, "")
+    assert "lr_scheduler_type='linear'" in "".join(out.split())
+    contents = [torch.load(folder / "optimizer.pt") for folder in (path, tmp_path / "again")]
+    assert contents[0]["param_groups"] == contents[1]["param_groups"]
+    code, out, _ = command("convert", path, tmp_path / "weights.pt")
+    assert code == 0
+    assert "optimizer.pt ignored: pass --run" in " ".join(out.split())
+    assert command("convert", tmp_path / "7", tmp_path / "bare", "--layout", "bart", "--weights-only")[0] == 0
+    assert not {*FILES} & {file.name for file in (tmp_path / "bare").iterdir()}
+
+
+SCHEDULES = {
+    "constant": {"schedule": "constant", "warmup_updates": 0},
+    "constant_with_warmup": {"schedule": "constant"},
+    "linear": {},
+    "polynomial": {"final_learning_rate": 1e-4},
+    "cosine": {"schedule": "cosine"},
+    "cosine_with_min_lr": {"schedule": "cosine", "final_learning_rate": 1e-4},
+    "inverse_sqrt": {"schedule": "noam", "learning_rate": 0.5},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first_update", [0, 1])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_trainer_s_schedule_goes_on_with_the_same_rates(name, first_update, directories, tmp_path):
+    """The scheduler of `transformers`, in the state that was written, has the run's rates from there on."""
+    from transformers import get_scheduler
+
+    from twinax.formulas.schedules import learning_rate
+
+    checkpoint = training_of(convert.load(directories / "BART"), **SCHEDULES[name], first_update=first_update)
+    convert.save(checkpoint, tmp_path / "new", layout="bart")
+    run = checkpoint.training.run
+    arguments = training_arguments(run)
+    assert arguments["lr_scheduler_type"] == name
+    parameters = [[nn.Parameter(torch.zeros(1))], [nn.Parameter(torch.zeros(1))]]
+    optimizer = torch.optim.AdamW([{"params": group} for group in parameters], lr=arguments["learning_rate"])
+    scheduler = get_scheduler(
+        name, optimizer, arguments["warmup_steps"], arguments["max_steps"], arguments.get("lr_scheduler_kwargs")
+    )
+    state = torch.load(tmp_path / "new" / "optimizer.pt")
+    optimizer.load_state_dict(
+        {"state": {}, "param_groups": [g | {"params": [i]} for i, g in enumerate(state["param_groups"])]}
+    )
+    scheduler.load_state_dict(torch.load(tmp_path / "new" / "scheduler.pt"))
+    for update in range(7, 27):
+        expected = float(learning_rate(update, run.training, run.model.d_model, np))
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected] * 2, rel=1e-12)
+        optimizer.step()
+        scheduler.step()
+
+
+UNWRITABLE = {
+    "schedule='step': transformers' Trainer has no such schedule": {"schedule": "step", "step_updates": 3},
+    "optimizer='adam': transformers' Trainer has weight decay as adamw": {"optimizer": "adam"},
+    "decayed='all': transformers' Trainer decays neither": {"decayed": "all"},
+}
+
+
+@pytest.mark.parametrize("message", UNWRITABLE)
+def test_what_trainer_does_not_have_is_refused(message, directories, tmp_path):
+    checkpoint = training_of(convert.load(directories / "BART"), **UNWRITABLE[message])
+    with pytest.raises(ConversionError, match=rf"^{message}.*; --weights-only omits the optimizer$"):
+        convert.save(checkpoint, tmp_path / "new", layout="bart")
+    assert not (tmp_path / "new").exists()
+
+
+def test_trainer_does_not_decay_t5_s_positions(directories, tmp_path):
+    checkpoint = training_of(convert.load(directories / "T5"))
+    with pytest.raises(
+        ConversionError, match=r"does not decay encoder.*relative_attention_bias.weight, and twinax deca"
+    ):
+        convert.save(checkpoint, tmp_path / "new", layout="t5")
+
+
+OTHER_RUNS = {
+    r"optimizer.pt: has beta2=0.98, and the run has 0.999 \(--training.beta2\)$": {"beta2": 0.999},
+    r"has weight_decay=0.01, and the run has 0.0 \(--training.weight-decay\)": {"weight_decay": 0.0},
+    r"has optimizer='adamw', and the run has 'adam'": {"optimizer": "adam"},
+    r"scheduler.pt: has the base learning rate 0.002, and the run's schedule 0.003; set its": {"learning_rate": 3e-3},
+    r"scheduler.pt: has the learning rate of update 7 0.0017.*, and the run's schedule 0.0018": {"total_updates": 60},
+    r"scheduler.pt: schedule='step': transformers' Trainer has no such": {"schedule": "step", "step_updates": 1000},
+}
+
+
+@pytest.mark.parametrize("message", OTHER_RUNS)
+def test_a_run_with_other_settings_is_refused(message, resumable):
+    path, checkpoint = resumable
+    run = checkpoint.training.run
+    run = replace(run, training=replace(run.training, **OTHER_RUNS[message]))
+    with pytest.raises(ConversionError, match=message):
+        convert.load(path, run=run)
+
+
+def test_another_model_is_refused(resumable):
+    path, checkpoint = resumable
+    run = checkpoint.training.run
+    dropout = replace(run, model=run.model.replace(ffn_dropout=0.3))
+    assert convert.load(path, run=dropout).config.ffn_dropout == 0.3
+    with pytest.raises(ConversionError, match=r"activation='gelu': the run's model has 'relu'"):
+        convert.load(path, run=replace(run, model=run.model.replace(activation="relu")))
+
+
+def changed(change):
+    """A function that changes optimizer.pt."""
+
+    def apply(path):
+        content = torch.load(path / "optimizer.pt")
+        change(content)
+        torch.save(content, path / "optimizer.pt")
+
+    return apply
+
+
+def drop_a_parameter(content):
+    del content["param_groups"][1]["params"][-1], content["state"][max(content["state"])]
+
+
+DAMAGE = {
+    r"has no optimizer.pt, from which": lambda path: (path / "optimizer.pt").unlink(),
+    r"has no scheduler.pt, from which": lambda path: (path / "scheduler.pt").unlink(),
+    r"optimizer.pt: damaged, or holds more": lambda path: (path / "optimizer.pt").write_bytes(b"PK"),
+    r"scheduler.pt: holds more than tensors, a .*Module": lambda path: torch.save(nn.Module(), path / "scheduler.pt"),
+    r"scheduler.pt: is not the state of a schedule": lambda path: torch.save({"best": 1}, path / "scheduler.pt"),
+    r"optimizer.pt: is not the state dict of an opt": lambda path: torch.save([1], path / "optimizer.pt"),
+    r"has groups of \[25, 39\] parameters; of this model, they have \[25, 40\]$": changed(drop_a_parameter),
+    r"has exp_avg \[3\] for model.shared.weight, which is \[31, 12\]": changed(
+        lambda c: c["state"][0].update(exp_avg=torch.zeros(3))
+    ),
+    r"has parameters with different step counts, \[7, 8\]": changed(
+        lambda c: c["state"][0].update(step=torch.tensor(8.0))
+    ),
+    r"has no state of 1 parameters: model.shared.weight": changed(lambda c: c["state"].pop(0)),
+    r"has step, exp_avg for model.shared.weight; Adam has": changed(lambda c: c["state"][0].pop("exp_avg_sq")),
+    r"has parameter groups that do not match its state": changed(lambda c: c["state"].update({99: {}})),
+    r"has amsgrad=True, which twinax does not have": changed(lambda c: c["param_groups"][0].update(amsgrad=True)),
+    r"is not as Trainer writes it: 'betas'": changed(lambda c: c["param_groups"][0].pop("betas")),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGE)
+def test_damage_is_one_line(message, resumable):
+    path, checkpoint = resumable
+    DAMAGE[message](path)
+    with pytest.raises(ConversionError, match=message) as error:
+        convert.load(path, run=checkpoint.training.run)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_tables_that_trainer_trained_are_named(directories, tmp_path):
+    """`transformers` 5 does not freeze the position tables of a Marian that it loads."""
+    checkpoint = training_of(convert.load(directories / "Marian"))
+    convert.save(checkpoint, tmp_path / "new", layout="marian")
+    with warnings.catch_warnings(action="ignore"):
+        model = type(random_model("Marian")).from_pretrained(tmp_path / "new")
+    groups = parameter_groups([name for name, _ in model.named_parameters()])
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW([{"params": [parameters[name] for name in group]} for group in groups])
+    torch.save(optimizer.state_dict(), tmp_path / "new" / "optimizer.pt")
+    with pytest.raises(ConversionError, match=r"; with the position tables, which must be frozen: requires_grad_"):
+        convert.load(tmp_path / "new", run=checkpoint.training.run)
+    shutil.rmtree(tmp_path / "new")

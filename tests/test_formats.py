@@ -210,9 +210,9 @@ def test_convert_says_what_it_did(command, tmp_path):
 def test_convert_sees_what_came_back_different(command, tmp_path, monkeypatch):
     right = convert.save
 
-    def save_changed(checkpoint, path, *, layout):
+    def save_changed(checkpoint, path, **options):
         arrays = {name: a.T if name.endswith("q_proj.kernel") else a for name, a in checkpoint.arrays.items()}
-        right(replace(checkpoint, arrays=arrays), path, layout=layout)
+        right(replace(checkpoint, arrays=arrays), path, **options)
 
     monkeypatch.setattr(convert, "save", save_changed)
     code, out, _ = command("convert", STORED, tmp_path / "a.pt")

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 from os.path import exists
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -183,22 +183,24 @@ def convert(
     config: str | None = None,
     tokenizer: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
+    quantize: Literal["int8", "int8_float32", "float16"] | None = None,
 ) -> int:
     """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimizer.
 
     The suffix of NEW selects the format: .pt (PyTorch), .safetensors, .npz (Marian), or else a directory. A directory
-    has the layout of a Hugging Face family or of fairseq if --layout names one, else that of a run's checkpoint. The
-    result is read back and compared.
+    has the layout of a Hugging Face family, of fairseq or of CTranslate2 if --layout names one, else that of a run's
+    checkpoint. The result is read back and compared.
 
     Example: twinax convert runs/de_en model.pt
 
     Args:
         src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
-            its directory, a Marian .npz.
+            its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
         dst: file or directory to write; must not exist.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
-            (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz).
+            (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz); ctranslate2
+            (a directory).
         weights_only: omit the optimizer and the run.
         config: for a file of bare tensors: its config, a JSON file, or a checkpoint of such a model, whose tokenizer is
             used too; for a published system, the settings that its tensors do not determine, as in
@@ -208,11 +210,13 @@ def convert(
             Marian (.yml, .json). The vocabulary of a published system gets the pre-tokenization of that system.
         languages: languages of source and target (de en), to pre-tokenize with spaCy; default: as the published
             system.
+        quantize: for --layout ctranslate2: int8, int8_float32 or float16 weights; the only conversion that is not
+            bit-exact.
     """
     check_exists(src)
     with one_line_errors():
         command = import_module("twinax.convert_command").convert_checkpoint
-        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer, languages)
+        return command(Path(src), Path(dst), layout, weights_only, config, tokenizer, languages, quantize)
 
 
 def inspect(
@@ -230,7 +234,7 @@ def inspect(
 
     Args:
         path: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
-            its directory, a Marian .npz.
+            its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
         tensors: list every array with its checksum.
         json_file: JSON file to write everything to.
     """

@@ -17,7 +17,7 @@ from twinax import convert
 from twinax.configs import TransformerConfig
 from twinax.configs.data import TokenizerConfig
 from twinax.configs.errors import CheckpointError, ConfigError, ConversionError, DataError
-from twinax.convert import Checkpoint, checksum
+from twinax.convert import Checkpoint, checksum, ctranslate2_format
 from twinax.convert.atomic_io import check_new
 from twinax.convert.checkpoint import MOMENTS
 from twinax.convert.file_layouts import PUBLISHED, is_published, system_of
@@ -55,10 +55,15 @@ def convert_checkpoint(
     config: str | None,
     tokenizer: Sequence[str],
     languages: Sequence[str],
+    quantization: str | None = None,
 ) -> int:
     """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if a weight differs."""
     if not is_layout(layout):
         raise UsageError(f"--layout {layout}: is not a layout; the layouts are {', '.join(layouts())}")
+    if quantization is not None and layout != ctranslate2_format.LAYOUT:
+        raise UsageError(
+            f"--quantize {quantization}: needs --layout ctranslate2; other layouts store weights unchanged"
+        )
     check_new(dst)
     model, config_checkpoint = (None, None) if config is None else _config(config)
     checkpoint = convert.load(src, model)
@@ -73,7 +78,7 @@ def convert_checkpoint(
         raise UsageError(f"--languages {' '.join(languages)}: needs --tokenizer, the vocabularies of both sides")
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
-    convert.save(checkpoint, dst, layout=layout)
+    convert.save(checkpoint, dst, layout=layout, quantization=quantization)
     result = convert.load(dst)
     table = Table("", "", show_header=False, title=escape(f"{src} → {dst}"), title_justify="left")
     table.add_row("read", escape(describe(src)))
@@ -86,11 +91,17 @@ def convert_checkpoint(
     )
     recomputed = [name for name in different if name.endswith(".table") and has_own_tables]
     weights = f"{len(arrays)} arrays, {_numbers(arrays):,} numbers: "
-    if len(different) > len(recomputed):
+    largest_error = 0.0
+    if quantization is not None:
+        largest_error = ctranslate2_format.largest_error(checkpoint, dst, quantization)
+        weights += f"{quantization}, largest error {largest_error:.3f} of what its rounding allows"
+        different = recomputed = []
+    elif len(different) > len(recomputed):
         weights += f"[bold red]{len(different)} DIFFERENT after reading back, first {different[0]}[/]"
     else:
         weights += f"bit-identical after reading back, sha256 {checksum(checkpoint.arrays)[:16]}"
-        weights += f", except {', '.join(recomputed)}, which {layout} recomputes" if recomputed else ""
+        verb = "stores without unused rows" if layout == ctranslate2_format.LAYOUT else "recomputes"
+        weights += f", except {', '.join(recomputed)}, which {layout} {verb}" if recomputed else ""
     table.add_row("weights", weights)
     if checkpoint.unused:
         table.add_row("unused, kept", escape(_text(list(checkpoint.unused))))
@@ -110,7 +121,8 @@ def convert_checkpoint(
         table.add_row("pre-tokenization", escape(pretokenization))
     Console().print(table)
     report_assumed(str(src), checkpoint)
-    return int(len(different) > len(recomputed) or not same_optimizer or not same_files)
+    wrong_weights = len(different) > len(recomputed) or largest_error > 1
+    return int(wrong_weights or not same_optimizer or not same_files)
 
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
@@ -160,6 +172,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
     else:
         checkpoint, contents = convert.load(path), None
         layout = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout
+        layout = ctranslate2_format.LAYOUT if ctranslate2_format.recognises(path) else layout
         arrays = checkpoint.tensors
     if checkpoint is not None:
         report_assumed(str(path), checkpoint)

@@ -116,6 +116,12 @@ def write_into(
     _write_json(folder / CONFIG, _settings(config, source, target))
 
 
+def read_tokens(path: Path, side: str) -> list[str]:
+    """The tokens by id of a directory's side, source or target."""
+    shared = path / "shared_vocabulary.json"
+    return json.loads((shared if shared.is_file() else path / f"{side}_vocabulary.json").read_text(encoding="utf-8"))
+
+
 def largest_error(checkpoint: Checkpoint, path: Path, quantization: str) -> float:
     """The largest error of the weights in a directory, in units of what rounding to `quantization` allows.
 

@@ -30,6 +30,7 @@ def parity(
     src_lang: str | None = None,
     tgt_lang: str | None = None,
     forced_bos: str | None = None,
+    engines: str | None = None,
     seed: int = 0,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
@@ -52,6 +53,8 @@ def parity(
         src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
         tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
         forced_bos: first token of every translation, or its id.
+        engines: instead of the ladder, compare beam search on --src in these engines, greedily and with a beam of 5:
+            flax,torch,transformers,ctranslate2 or some of them. Prints a certificate for each sentence that differs.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: JSON file to write the results to.
     """
@@ -62,15 +65,23 @@ def parity(
         hint = "".join(f"; did you mean {suggestion}?" for suggestion in get_close_matches(model, presets, 1))
         raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
     check_exists(*filter(None, (second, src, tgt)))
+    languages = {"--src-lang": src_lang, "--tgt-lang": tgt_lang, "--forced-bos": forced_bos}
     with one_line_errors():
         enable_compilation_cache()
+        if engines is not None:
+            if model in presets or second is not None or tgt is not None or translations:
+                raise UsageError(
+                    f"--engines {engines}: compares one checkpoint; omit presets, --tgt and --translations"
+                )
+            compare_searches = import_module("twinax.engines_command").compare_searches
+            return 0 if compare_searches(model, engines, src, languages, json_file) else 1
         equal = import_module("twinax.parity_command").prove(
             model,
             second,
             src=src,
             tgt=tgt,
             translations=translations,
-            languages={"--src-lang": src_lang, "--tgt-lang": tgt_lang, "--forced-bos": forced_bos},
+            languages=languages,
             seed=seed,
             json_file=json_file,
         )

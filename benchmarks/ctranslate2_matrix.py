@@ -1,4 +1,4 @@
-"""Two tables on CTranslate2: one beam search in four engines, and translations, BLEU and speed beside `twinax translate`.
+"""Two tables on CTranslate2: one beam search in four engines, and BLEU and speed beside `twinax translate`.
 
 `python -m benchmarks.ctranslate2_matrix PAGE FOLDER RUN` prints them and writes them into the page. FOLDER has Multi30k
 in German and English, as text or .gz; RUN is a run of a small model on it, which is trained if it does not exist.
@@ -32,6 +32,8 @@ from twinax.train.translator import Translator, load
 
 TRAINING = "--loop.epochs None --loop.updates 1600 --training.warmup-updates 400 --batches.shapes 4"
 LONGEST = 96  # tokens of a translation; a model trained so briefly may repeat itself up to the maximum
+LONGEST_COMPARED = 48  # the same in the comparison of engines, whose reference computes each step anew
+RANDOM = 64  # sentences that random models translate
 ROUNDS = 3
 ENGINES_HEADER = (
     "model",
@@ -91,14 +93,14 @@ def _agreements(translator: Translator, texts: Sequence[str]) -> Iterator[tuple[
         models = {"Multi30k": (translator.checkpoint, dict(enumerate(translator.source_ids(texts), 1)))}
         for name in FAMILIES:
             _, checkpoint = random_family(name, folder / name)
-            rows = sentences(checkpoint.config.pad_id).tolist()
+            rows = sentences(checkpoint.config.pad_id, RANDOM).tolist()
             ids = [[token for token in row if token != checkpoint.config.pad_id] for row in rows]
             models[f"{name}, random"] = (checkpoint, dict(enumerate(ids, 1)))
         for number, (name, (checkpoint, sources)) in enumerate(track(models.items(), "engines", **_PROGRESS)):
             path = folder / f"engines{number}"
             path.mkdir()
             searches, _ = load_searches(checkpoint, ENGINES, path)
-            longest = min(LONGEST, checkpoint.config.max_length)
+            longest = min(LONGEST_COMPARED, checkpoint.config.max_length)
             for beam_size in BEAM_SIZES:
                 for agreement in compare_engines(checkpoint, searches, sources, beam_size, max_length=longest):
                     yield name, agreement, len(sources)
@@ -147,7 +149,7 @@ def _engines(translator: Translator, texts: Sequence[str], folder: Path, beam_si
             convert.save(translator.checkpoint, path, layout="ctranslate2", quantization=quantization)
         model = ctranslate2.Translator(
             str(path),
-            compute_type="float32" if quantization is None else "default",
+            compute_type="int8" if quantization == "int8" else "float32",
             inter_threads=1,
             intra_threads=os.cpu_count() or 1,
         )

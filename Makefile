@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix text-matrix fine-tuning trajectories decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -29,6 +29,11 @@ conversion-matrix: install
 TEXT ?= ../shared/data/multi30k
 text-matrix: install
 	$(BIN)/python -m benchmarks.text_matrix docs/pretrained.md $(TEXT)
+
+# One beam search in four engines, and CTranslate2's BLEU and speed, into docs/decoding.md. About half an hour, of which
+# the training of a small model on TEXT takes half; a finished run is used again.
+ctranslate2: install
+	$(BIN)/python -m benchmarks.ctranslate2_matrix docs/decoding.md $(TEXT) runs/ctranslate2
 
 # Fine-tuning of a Marian directory of OPUS-MT's size, and back. About five minutes.
 fine-tuning: install

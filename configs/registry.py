@@ -1,4 +1,4 @@
-"""Lazy registries of presets, published systems and checkpoint formats.
+"""Lazy registries of presets, published systems, checkpoint formats and vocabularies.
 
 The modules that define them import the configs, so the configs cannot import them. `twinax` registers their locations
 here, and the first look-up imports them.
@@ -50,3 +50,4 @@ PRESETS = Registry("preset")  # models
 PUBLISHED = Registry("system")  # recipes of published systems
 PUBLISHED_LAYOUTS = Registry("system")  # layouts of their state dicts
 CHECKPOINT_FORMATS = Registry("format")  # checkpoints of `train`, in addition to the formats of `convert`
+VOCABULARIES = Registry("function")  # of a checkpoint, which return its tokens

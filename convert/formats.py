@@ -6,6 +6,7 @@
 | Hugging Face | a directory with `config.json` and weights |
 | Marian | an `.npz` with its options |
 | fairseq | a `.pt` with its settings, or a directory of one with its dictionaries |
+| CTranslate2 | a directory that twinax wrote for CTranslate2 |
 | safetensors, PyTorch | one file, recognised by its content |
 """
 
@@ -19,7 +20,7 @@ from ..configs import registry
 from ..configs.errors import ConversionError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
-from . import fairseq_format, marian_format
+from . import ctranslate2_format, fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
 from .file_layouts import file_layouts, is_file_layout
 from .foreign_directories import directory_obstacle, unidentified_directory
@@ -83,15 +84,27 @@ _MARIAN = Format(
     accepts=lambda path, layout: layout == "marian_npz" and path.suffix.lower() == marian_format.SUFFIX,
     write=marian_format.write,
 )
+_CTRANSLATE2 = Format(
+    recognises=ctranslate2_format.recognises,
+    describe=lambda path: "CTranslate2 directory",
+    read=ctranslate2_format.read,
+    read_config=ctranslate2_format.read_config,
+    accepts=lambda path, layout: layout == ctranslate2_format.LAYOUT and not has_suffix(path),
+    write=ctranslate2_format.write,
+)
 _CHILDREN = ("*", "snapshots/*")  # where a directory around a checkpoint has it
 _MOST_CHILDREN = 1000
-# Layouts of other toolkits and the names that they are written to; of a tokenizer they store the vocabulary at most.
-TOOLKITS = {"fairseq": ".pt, .pth, or no suffix", "marian_npz": ".npz"}
+# Layouts of other toolkits and the names that they are written to.
+TOOLKITS = {
+    "fairseq": "that ends in .pt, .pth, or no suffix",
+    "marian_npz": "that ends in .npz",
+    "ctranslate2": "without a suffix",
+}
 
 
 def formats() -> tuple[Format, ...]:
     """All formats; if several recognise a path, the first one applies."""
-    return (_MARIAN, _FAIRSEQ, _SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
+    return (_MARIAN, _FAIRSEQ, _CTRANSLATE2, _SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
 
 
 def layouts() -> tuple[str, ...]:
@@ -188,14 +201,22 @@ def describe(path: str | PathLike[str]) -> str:
 
 
 def save(
-    checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "twinax", max_shard_size: int | None = None
+    checkpoint: Checkpoint,
+    path: str | PathLike[str],
+    *,
+    layout: str = "twinax",
+    max_shard_size: int | None = None,
+    quantization: str | None = None,
 ) -> None:
     """Atomically write a checkpoint that `load` reads.
 
     A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
-    `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz. Any
-    other name becomes an orbax checkpoint, as in a run. Only layout twinax stores the state to resume a training from.
+    `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz;
+    layout ctranslate2, a directory. Any other name becomes an orbax checkpoint, as in a run. Only layout twinax stores
+    the state to resume a training from.
+
     `max_shard_size`: the most bytes per file of a family's directory; a larger array has a file of its own.
+    `quantization`: of layout ctranslate2, int8, int8_float32 or float16.
 
     Raises:
         ConversionError: the layout has no such model or format, the path exists, or writing fails.
@@ -206,14 +227,20 @@ def save(
     selected = next((form for form in formats() if form.accepts(path, layout)), None)
     if max_shard_size is not None and selected is not _HUGGING_FACE:
         raise ConversionError(f"max_shard_size={max_shard_size}: only a family's directory has shards; omit it")
-    if selected is not None and max_shard_size is not None:
+    if quantization is not None and selected is not _CTRANSLATE2:
+        raise ConversionError(
+            f"quantization={quantization!r}: needs layout ctranslate2; others store weights unchanged"
+        )
+    if selected is _CTRANSLATE2:
+        ctranslate2_format.write(checkpoint, path, layout, quantization)
+    elif selected is not None and max_shard_size is not None:
         write_hugging_face(checkpoint, path, layout, max_shard_size)
     elif selected is not None:
         selected.write(checkpoint, path, layout)
     elif layout in LAYOUTS:
         raise ConversionError(f"{path}: {layout} is the layout of a directory; give a name without {path.suffix}")
     elif layout in TOOLKITS:
-        raise ConversionError(f"{path}: layout {layout} needs a name that ends in {TOOLKITS[layout]}")
+        raise ConversionError(f"{path}: layout {layout} needs a name {TOOLKITS[layout]}")
     elif path.suffix.lower() == marian_format.SUFFIX:
         raise ConversionError(f"{path}: an .npz file needs --layout marian_npz, the layout of marian-dev")
     else:

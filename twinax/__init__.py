@@ -19,6 +19,7 @@ registry.PRESETS.register("twinax.presets.models:PRESETS")
 registry.PUBLISHED.register("twinax.published.registry:RECIPES")
 registry.PUBLISHED_LAYOUTS.register("twinax.published.registry:LAYOUTS")
 registry.CHECKPOINT_FORMATS.register("twinax.train.checkpointing.orbax_format:FORMATS")
+registry.VOCABULARIES.register("twinax.train.data.vocabularies:VOCABULARIES")
 
 
 def __getattr__(name: str) -> Any:

@@ -32,6 +32,7 @@ def parity(
     tgt_lang: str | None = None,
     forced_bos: str | None = None,
     max_length: int | None = None,
+    engines: str | None = None,
     seed: int = 0,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
@@ -57,6 +58,8 @@ def parity(
         forced_bos: first token of every translation, or its id.
         max_length: maximum length of a translation in tokens, including EOS; default: the Hugging Face directory's,
             else the model's maximum.
+        engines: instead of the ladder, compare beam search on --src in these engines, greedily and with a beam of 5:
+            flax,torch,transformers,ctranslate2 or some of them. Prints a certificate for each sentence that differs.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: JSON file to write the results to.
     """
@@ -68,8 +71,16 @@ def parity(
         hint += download_hint(model)
         raise UsageError(f"{model}: is neither a preset ({', '.join(presets)}) nor a checkpoint{hint}")
     check_exists(*filter(None, (second, src, tgt, adapter)))
+    languages = {"--src-lang": src_lang, "--tgt-lang": tgt_lang, "--forced-bos": forced_bos}
     with one_line_errors():
         enable_compilation_cache()
+        if engines is not None:
+            if model in presets or second is not None or tgt is not None or translations:
+                raise UsageError(
+                    f"--engines {engines}: compares one checkpoint; omit presets, --tgt and --translations"
+                )
+            compare_searches = import_module("twinax.engines_command").compare_searches
+            return 0 if compare_searches(model, engines, src, languages, json_file) else 1
         equal = import_module("twinax.parity_command").prove(
             model,
             second,
@@ -77,7 +88,7 @@ def parity(
             tgt=tgt,
             adapter=adapter,
             translations=translations,
-            languages={"--src-lang": src_lang, "--tgt-lang": tgt_lang, "--forced-bos": forced_bos},
+            languages=languages,
             max_length=max_length,
             seed=seed,
             json_file=json_file,
@@ -196,22 +207,24 @@ def convert(
     tokenizer: tuple[str, ...] = (),
     languages: tuple[str, ...] = (),
     scores: tuple[str, ...] = (),
+    quantize: Literal["int8", "int8_float32", "float16"] | None = None,
 ) -> int:
     """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimizer.
 
     The suffix of NEW selects the format: .pt (PyTorch), .safetensors, .npz (Marian), or else a directory. A directory
-    has the layout of a Hugging Face family or of fairseq if --layout names one, else that of a run's checkpoint. The
-    result is read back and compared.
+    has the layout of a Hugging Face family, of fairseq or of CTranslate2 if --layout names one, else that of a run's
+    checkpoint. The result is read back and compared.
 
     Example: twinax convert runs/de_en model.pt
 
     Args:
         src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
-            its directory, a Marian .npz.
+            its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
         dst: file or directory to write; must not exist.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
-            (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz).
+            (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz); ctranslate2
+            (a directory).
         weights_only: omit the optimizer and the run.
         dtype: round the weights to this dtype, without the optimizer, and report how far the logits moved.
         max_shard_size: most bytes per file of weights in a family's directory, as in 5GB; default: one file.
@@ -227,6 +240,8 @@ def convert(
         languages: languages of source and target (de en), to pre-tokenize with spaCy; default: as the published
             system.
         scores: files of `twinax evaluate --json`, for the model card of a family's directory.
+        quantize: for --layout ctranslate2: int8, int8_float32 or float16 weights; the only conversion that is not
+            bit-exact.
     """
     check_exists(src, *filter(None, [adapter]))
     with one_line_errors():
@@ -238,6 +253,7 @@ def convert(
             weights_only=weights_only,
             dtype=dtype,
             max_shard_size=max_shard_size,
+            quantization=quantize,
             adapter=adapter,
             run=run,
             config=config,
@@ -262,7 +278,7 @@ def inspect(
 
     Args:
         path: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
-            its directory, a Marian .npz.
+            its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
         tensors: list every array with its checksum.
         json_file: JSON file to write everything to.
     """

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from twinax import convert
 from twinax.configs import TransformerConfig
 from twinax.configs.errors import CheckpointError, ConversionError, DataError
-from twinax.convert import Checkpoint, checksum
+from twinax.convert import Checkpoint, checksum, ctranslate2_format
 from twinax.convert.file_layouts import is_published
 from twinax.convert.formats import describe, is_single_file
 from twinax.convert.lazy_arrays import lazy, specs_of
@@ -86,6 +86,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
     else:
         checkpoint, contents = convert.load(path, memory_map=True), None
         layout = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout
+        layout = ctranslate2_format.LAYOUT if ctranslate2_format.recognises(path) else layout
         arrays = checkpoint.tensors
     if checkpoint is not None:
         report_assumed(str(path), checkpoint)

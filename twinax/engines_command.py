@@ -1,0 +1,75 @@
+"""`twinax parity --engines`: one beam search in Flax, PyTorch, `transformers` and CTranslate2."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from twinax.configs.errors import DataError
+from twinax.parity.engines import BEAM_SIZES, ENGINES, EngineAgreement, compare_engines, load_searches
+from twinax.train.data.corpus import read_lines
+from twinax.train.tracking.progress import progress_bar
+from twinax.train.translator import load
+
+from .text_commands import decoding_in
+from .usage import UsageError, check_folder, report_assumed
+
+
+def compare_searches(
+    model: str, engines: str, src: str | None, languages: Mapping[str, str | None], json_file: str | None
+) -> bool:
+    """Compares the n-best lists of engines and prints a table; returns whether rounding explains all differences."""
+    check_folder(json_file)
+    names = [name.strip() for name in engines.split(",")]
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise UsageError(f"--engines {engines}: {unknown[0]!r} is not an engine; choose from {','.join(ENGINES)}")
+    if src is None:
+        raise UsageError(f"--engines {engines}: needs --src, the sentences to translate")
+    translator = decoding_in(load(model), *languages.values())
+    report_assumed(translator.name, translator.checkpoint)
+    sources = {line: ids for line, ids in enumerate(translator.source_ids(list(read_lines(src))), 1) if ids}
+    if not sources:
+        raise DataError(f"{src}: has no sentence")
+    with TemporaryDirectory(prefix="twinax-engines-") as folder, progress_bar() as progress:
+        searches, missing = load_searches(translator.checkpoint, dict.fromkeys(names), Path(folder))
+        agreements: list[EngineAgreement] = []
+        for beam_size in BEAM_SIZES if searches else ():
+            agreements += compare_engines(
+                translator.checkpoint,
+                searches,
+                sources,
+                beam_size,
+                lambda count, beam_size=beam_size: progress(f"searches, beam {beam_size}", count, len(sources)),
+            )
+    _show(agreements, len(sources))
+    for engine, reason in missing.items():
+        print(f"{engine}: {reason}")
+    equal = all(agreement.ok for agreement in agreements)
+    print("equal" if equal else "DIFFERENT")
+    if json_file is not None:
+        document = {"engines": [agreement.document() for agreement in agreements], "missing": missing, "equal": equal}
+        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return equal
+
+
+def _show(agreements: list[EngineAgreement], sentences: int) -> None:
+    title = "n-best lists in float32 against PyTorch in float64"
+    table = Table("beam", "engine", title=title, title_justify="left")
+    for name in ("sentences equal", "within rounding", "DIFFERENT", "largest difference of sums"):
+        table.add_column(name, justify="right")
+    for agreement in agreements:
+        rounding = len(agreement.certificates) - len(agreement.different)
+        error = "no scores" if agreement.score_error is None else f"{agreement.score_error:.1e}"
+        error += "" if agreement.has_equal_scores else " DIFFERENT"
+        counts = (f"{agreement.equal:,} of {sentences:,}", f"{rounding:,}", f"{len(agreement.different):,}")
+        table.add_row(str(agreement.beam_size), agreement.engine, *counts, error)
+    console = Console()
+    if agreements:
+        console.print(table)
+    for agreement in agreements:
+        for certificate in agreement.certificates:
+            line = f"beam {agreement.beam_size}, {agreement.engine}, {certificate}"
+            console.print(line, style="" if certificate.is_rounding else "red", markup=False, soft_wrap=True)

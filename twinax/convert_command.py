@@ -121,7 +121,7 @@ def _check_layout(layout: str, quantization: str | None, scores: Sequence[str]) 
 
 
 def _read(src: Path, config: str | None, adapter: str | None, run: str | None) -> Checkpoint:
-    """The checkpoint, memory-mapped if possible; of bare tensors, with the assumptions and tokenizer of the config's."""
+    """The checkpoint, memory-mapped; of bare tensors, with the assumptions and the tokenizer of their config."""
     model, config_checkpoint = (None, None) if config is None else _config(config)
     training_run = None if run is None else run_config(run)
     checkpoint = convert.load(src, model, adapter=adapter, run=training_run, memory_map=True)

@@ -14,7 +14,16 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.pages import marks, write_table
-from twinax.parity.decoding import FAMILIES, ROUNDING, WRONG_RULES, Row, count_differences, measure, random_family
+from twinax.parity.decoding import (
+    FAMILIES,
+    ROUNDING,
+    WRONG_RULES,
+    Row,
+    count_differences,
+    measure,
+    random_family,
+    reference_decoding,
+)
 
 
 def main(page: Path) -> int:
@@ -28,8 +37,9 @@ def main(page: Path) -> int:
         families = {name: random_family(name, Path(folder) / name) for name in FAMILIES}
         for name, dtype, beam_size in track(list(product(FAMILIES, ROUNDING, (1, 4))), "searches", **progress):
             rows.append(measure(name, *families[name], dtype, beam_size))
+        references = {name: (reference_decoding(*families[name]), families[name][1]) for name in FAMILIES}
         for rule in track(WRONG_RULES, "rules", **progress):
-            rules.append((rule, *(str(count_differences(*families[name], rule)) for name in FAMILIES)))
+            rules.append((rule, *(str(count_differences(*references[name], rule)) for name in FAMILIES)))
     header = ("model", "dtype", "beam", "Flax = PyTorch", "transformers = PyTorch", "score difference of Flax")
     write_table(page, "decoding", header, [_cells(row) for row in rows])
     write_table(page, "rules", ("mistake in the rule", *FAMILIES), rules)

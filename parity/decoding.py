@@ -212,11 +212,19 @@ WRONG_RULES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def count_differences(transformers_model: Any, checkpoint: Checkpoint, rule: str) -> int:
-    """Number of 200 sentences, beam size 4, that differ from `transformers` beyond rounding."""
-    src = sentences(checkpoint.config.pad_id)
-    config = as_generate(checkpoint.config, beam_size=4, n_best=4, max_length=LONGEST)
-    oracle = transformers_generate(transformers_model.float(), checkpoint.config, src, config)
+def _config_of(checkpoint: Checkpoint) -> DecodingConfig:
+    return as_generate(checkpoint.config, beam_size=4, n_best=4, max_length=LONGEST)
+
+
+def reference_decoding(transformers_model: Any, checkpoint: Checkpoint) -> Decoded:
+    """200 sentences, decoded by `transformers` with beam size 4."""
+    src, config = sentences(checkpoint.config.pad_id), _config_of(checkpoint)
+    return transformers_generate(transformers_model.float(), checkpoint.config, src, config)
+
+
+def count_differences(oracle: Decoded, checkpoint: Checkpoint, rule: str) -> int:
+    """Number of the sentences of `reference_decoding` that differ from it beyond rounding."""
+    src, config = sentences(checkpoint.config.pad_id), _config_of(checkpoint)
     with WRONG_RULES[rule]():
         candidate = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
     return len(compare_decoded(oracle, candidate, config, ROUNDING["float32"]).different)

@@ -134,7 +134,9 @@ def test_forbidden_n_grams_are_counted_by_hand() -> None:
     from twinax.flax_transformer import ngrams
     from twinax.torch_reference import ngrams as torch_ngrams
 
-    tokens, src = np.array([[[5, 7, 8, 7, 0, 0]]]), np.array([[[7, 9, 7]]])
+    tokens, src = np.array([[[5, 7, 8, 7, 0, 0]], [[7, 9, 7, 0, 0, 0]]])[
+        :, None
+    ]  # one shape, because JAX compiles each
     for sequence, valid, size, expected in (
         (tokens, 4, 2, {8}),
         (tokens, 4, 1, {5, 7, 8}),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 DTYPES = {"bart_untied_bfloat16": "bfloat16", "mbart_float16": "float16"}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "bart"])  # another BART is among them
 def test_both_twins_are_the_flax_class(name, tmp_path):
     """The written tensors are also, bit for bit, those that `transformers` converted, and the same checkpoint."""
     row = measure(name, tmp_path)

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from twinax import TransformerConfig
 from twinax.configs.data import TokenizerConfig
 from twinax.configs.errors import DataError
 from twinax.parity.text import LANGUAGES, VARIANTS, compare_text, reference_tokenizer, write_files
-from twinax.train.data.prepare import Tokenizers
+from twinax.train.data.prepare import Tokenizers, with_target_language
 from twinax.train.data.pretrained import load_tokenizer
 
 NOUNS, VERBS = ("Haus", "Hund", "Mädchen", "Baum", "See"), ("schläft", "läuft", "steht am Ufer", "ist größer")
@@ -93,6 +94,8 @@ def test_a_tokenizer_is_saved_as_it_was_read(name, folders, tmp_path):
     tokenizers = Tokenizers.of([tokenizer.with_languages(*languages) if languages else tokenizer])
     tokenizers.save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer"]
+    for file in (*folders[name].glob("*.spm"), *folders[name].glob("*.model"), *folders[name].glob("*vocab.json")):
+        assert (tmp_path / "tokenizer" / file.name).read_bytes() == file.read_bytes()
     copies = Tokenizers.load(tmp_path)
     assert copies is not None
     assert copies.src.encode_sources(TEXTS) == tokenizers.src.encode_sources(TEXTS)
@@ -179,6 +182,17 @@ def test_nllb_without_added_tokens_has_the_published_order_of_languages(folders,
         first + 202,
     ]
     assert tokenizer.encode_sources([""]) == [[first + 46, tokenizer.eos_id]]
+
+
+@pytest.mark.parametrize("name", ["mBART", "NLLB"])
+def test_a_target_language_replaces_the_first_token_of_another(name, folders):
+    """mBART's starts the decoder and NLLB's is forced; the other field keeps nothing of an earlier language."""
+    tokenizer = load_tokenizer(str(folders[name]), TokenizerConfig()).with_languages(*LANGUAGES[name])
+    number = tokenizer.id_of(LANGUAGES[name][1])
+    model = TransformerConfig.preset("tiny", src_vocab_size=2000, tgt_vocab_size=2000, forced_bos_id=9)
+    changed = with_target_language(model, Tokenizers.of([tokenizer]))
+    expected = (number, None) if name == "mBART" else (model.decoder_start_id, number)
+    assert (changed.decoder_start_id, changed.forced_bos_id) == expected
 
 
 def test_m2m100_omits_languages_that_its_files_do_not_list(folders, tmp_path):

@@ -151,7 +151,11 @@ def test_a_directory_that_transformers_refuses(directory, tmp_path, twinax):
 @pytest.mark.parametrize(
     ("model", "line"),
     [
-        ("nowhere/model", "nowhere/model: is neither a preset (tiny, small, base, big, t5_small) nor a checkpoint"),
+        (
+            "nowhere/model",
+            "nowhere/model: is neither a preset (tiny, small, base, big, t5_small) nor a checkpoint; for a model of "
+            "the Hugging Face Hub, run: hf download nowhere/model --local-dir model",
+        ),
         ("smal", "smal: is neither a preset (tiny, small, base, big, t5_small) nor a checkpoint; did you mean small?"),
         (
             ".",

@@ -130,7 +130,10 @@ def test_translations_of_a_directory_have_transformers_for_a_third(command, chec
     random_family("Marian", Path("marian"))
     for name, content in convert.load(STORED).files.items():
         Path("marian", Path(name).name).write_bytes(content)
-    code, out, _ = command("parity", "marian", "--src", "few", "--translations", "--json", "p.json")
+    flags = ("--translations", "--max-length", "3", "--json", "p.json")
+    code, out, _ = command("parity", "marian", "--src", "few", *flags)
     report = json.loads(Path("p.json").read_text())
     assert (code, report["equal"]) == (0, True), out
+    assert report["command"].endswith(" --max-length 3 --seed 0 --translations")
+    assert all(t["tokens"] <= 2 * 3 for t in report["translations"])
     assert [(t["search"], t["equal"]) for t in report["translations"]] == [("Flax", 2), ("transformers", 2)] * 2

@@ -73,7 +73,7 @@ def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     tokenizers = Tokenizers.of_checkpoint(checkpoint, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:
         needed = needed_files(checkpoint.documents.get(CONFIG, {}))
-        raise CheckpointError(f"{path}: has no {needed}; pass its tokenizer by --tokenizer.load")
+        raise CheckpointError(f"{path}: has no tokenizer (it needs {needed}); pass one by --tokenizer.load")
     assumed = describe_assumed(str(path), checkpoint) if checkpoint.assumed else None
     source = source_of(checkpoint) if checkpoint.documents else None
     return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, source, assumed, limit)

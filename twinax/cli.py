@@ -220,7 +220,7 @@ def convert(
     Args:
         src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
             its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
-        dst: file or directory to write; must not exist.
+        dst: file or directory to write; must not exist. Folders above it are created.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
             (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz); ctranslate2

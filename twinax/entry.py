@@ -1,13 +1,26 @@
 """Entry point of the command, which imports nothing before it can handle Ctrl-C."""
 
+import os
+import signal
 import sys
+from types import FrameType
+
+_IMPORTS = "<frozen importlib"  # how the files of Python's import system begin
 
 
 def main() -> None:
-    """Runs the command; Ctrl-C while it is being imported ends it as Ctrl-C does later."""
-    try:
-        from .cli import main as run
-    except KeyboardInterrupt:
-        print("twinax: interrupted", file=sys.stderr)
-        sys.exit(130)
+    """Runs the command; Ctrl-C ends it with one line, also while it imports."""
+    signal.signal(signal.SIGINT, _interrupt)
+    from .cli import main as run
+
     run()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, or ends the process: C extensions that are being imported may ignore it, or crash."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_IMPORTS):
+            os.write(sys.stderr.fileno(), b"twinax: interrupted\n")
+            os._exit(128 + number)
+        frame = frame.f_back
+    raise KeyboardInterrupt

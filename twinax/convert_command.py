@@ -103,6 +103,8 @@ def convert_checkpoint(
         table.add_row("unused, kept", escape(_text(list(checkpoint.unused))))
     optimizer, same_optimizer = _compare_optimizers(checkpoint, result)
     table.add_row("optimizer", optimizer)
+    if checkpoint.optimizer_notes:
+        table.add_row("assumed", escape("; ".join(checkpoint.optimizer_notes)))
     if checkpoint.training is not None and has_state(dst):
         table.add_row("TrainingArguments", escape(describe_arguments(checkpoint.training.run)))
     if checkpoint.skipped:

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -42,6 +42,10 @@ fine-tuning: install
 # Trainings in both frameworks, update by update; writes the table and the picture. About seven minutes.
 trajectories: install
 	$(BIN)/python -m benchmarks.trajectories docs/parity.md
+
+# Trainings that move to transformers' Trainer and back; writes the table. About three minutes.
+trainer: install
+	$(BIN)/python -m benchmarks.trainer docs/training.md
 
 # Beam search against transformers, token for token; writes the tables into the page. About a minute.
 decoding-matrix: install

@@ -96,6 +96,21 @@ def from_named(
     return translate_lazily(translation.inverses, tensors, translation.target_specs), {}
 
 
+def trained_rules(config: TransformerConfig, layout: str) -> list[Rule]:
+    """The rules from the Flax names of trained parameters to the names of a file layout."""
+    name, prefixes = _parse(layout)
+    if name in _OWN:
+        return [*_translation(name, config, True).rules]
+    specs = flax_specs(config, trained_only=True)
+    rules = [rule for rule in PUBLISHED[name].rules(config) if {*rule.source} <= specs.keys()]
+    renamed = {target: new for rule in rules for target, new in zip(rule.target, _renamed(rule, prefixes), strict=True)}
+    return [Rule(rule.source, tuple(renamed[target] for target in rule.target), rule.transform) for rule in rules]
+
+
+def _renamed(rule: Rule, prefixes: Mapping[str, str]) -> list[str]:
+    return [*_rename({target: np.empty(0) for target in rule.target}, prefixes)]
+
+
 def system_of(config: TransformerConfig) -> str | None:
     """The published system with such a model, in either variant; None if there is none."""
     return next((name for name, layout in PUBLISHED.items() if layout.variant(name, config) is not None), None)

@@ -26,7 +26,7 @@ from .file_layouts import file_layouts, is_file_layout
 from .foreign_directories import directory_obstacle, unidentified_directory
 from .foreign_files import file_obstacle, unidentified_file
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
-from .single_file import SUFFIXES, has_suffix, is_safetensors, is_torch, read_file, write_file
+from .single_file import SUFFIXES, has_suffix, is_safetensors, is_torch, read_file, read_training, write_file
 from .unreadable import READABLE, Obstacle, UnreadableError, one_line, printable
 
 Config = TransformerConfig | str | None
@@ -137,7 +137,7 @@ def load(
     repaired variant with 4 heads. The checkpoint's `assumed` lists settings that neither the tensors nor `config`
     determine. `adapter` is the directory of a LoRA adapter, which is merged into the weights of a Hugging Face
     directory. `run` is the run that resumes from an optimizer's state which another program saved: of a checkpoint of
-    `transformers`' Trainer.
+    `transformers`' Trainer, or of a .pt with a user's own model and AdamW.
 
     `memory_map`: arrays may be read-only views of the files, which must then stay as they are, or computed when they
     are read; a model larger than the memory can be converted so.
@@ -183,8 +183,11 @@ def _load_adapted(path: Path, adapter: Path) -> Checkpoint:
 def _load_training(path: Path, config: Config, run: RunConfig) -> Checkpoint:
     """The checkpoint at a path with the state that a run resumes from. Raises: ConversionError, as `load`."""
     form = _format_of(path)
+    if form is _TORCH:
+        return read_training(path, config, run)
     if form is not _HUGGING_FACE or config is not None:
-        raise ConversionError(f"{path}: is a {form.describe(path)}, and a run is for a checkpoint of Trainer")
+        kinds = "a checkpoint of Trainer, or a .pt with model and optimizer"
+        raise ConversionError(f"{path}: is a {form.describe(path)}; a run is for {kinds}")
     return read_directory(path, run=run)
 
 

@@ -34,6 +34,7 @@ from .files import read_torch, to_arrays
 from .lazy_arrays import lazy
 from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .safetensors_files import read_safetensors, write_safetensors
+from .user_optimizer import with_user_optimizer
 
 SUFFIXES = (".pt", ".pth", ".safetensors")  # case-insensitive
 _VERSION = 1
@@ -41,6 +42,7 @@ _MARK = "twinax_file_version"
 _METADATA = "twinax"  # key in a safetensors file's metadata, whose values are strings
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DataParallel, torch.compile and Lightning
 _WRAPPERS = ("model", "state_dict", "model_state_dict")  # usual keys of a state dict in a larger dict
+_OPTIMIZERS = ("optimizer", "optimizer_state_dict", "optim")  # usual keys of an optimizer's state dict beside it
 _TORCH_HEADS = (b"PK\x03\x04", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
 
 
@@ -74,6 +76,22 @@ def read_file(path: Path, config: TransformerConfig | str | None = None) -> Chec
         ConversionError: the file is damaged, has no config, or its arrays are not the config's.
     """
     return read_parts(path).checkpoint(config)
+
+
+def read_training(path: Path, config: TransformerConfig | str | None, run: RunConfig) -> Checkpoint:
+    """The checkpoint in a file of a user's own model and AdamW, with the state that a run resumes from.
+
+    Raises:
+        ConversionError: as `read_file`; or there is no optimizer, or it is not that of the run.
+    """
+    parts = read_parts(path)
+    if not parts.bare:
+        raise ConversionError(f"{path}: twinax wrote it, with its own run if any; omit the other one")
+    if parts.content.get("optimizer") is None:
+        raise ConversionError(f"{path}: has no optimizer; looked for {', '.join(_OPTIMIZERS)} beside the state dict")
+    checkpoint = parts.checkpoint(run.model if config is None else config)
+    with parts._file_errors():
+        return with_user_optimizer(checkpoint, parts.content["model"], parts.layout, parts.content["optimizer"], run)
 
 
 def read_parts(path: Path) -> "Parts":
@@ -205,7 +223,8 @@ def _read_torch(path: Path) -> dict[str, Any]:
     arrays = _unwrap(to_arrays(content[wrapper], path))
     fields = stated_settings(content.get("settings"), arrays)
     skipped = tuple(str(name) for name in content if name != wrapper and not (name == "settings" and fields))
-    return {"model": arrays, "stated": fields, "skipped": skipped}
+    optimizer = next((content[name] for name in _OPTIMIZERS if name in content), None)
+    return {"model": arrays, "stated": fields, "skipped": skipped, "optimizer": optimizer}
 
 
 def _unwrap(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

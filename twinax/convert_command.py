@@ -94,6 +94,7 @@ def convert_checkpoint(
         "dtype": f"{original.config.param_dtype} → {dtype}: {logit_movement(original, result)}" if dtype else "",
         "unused, kept": ", ".join(checkpoint.unused),
         "optimizer": optimizer,
+        "assumed": "; ".join(checkpoint.optimizer_notes),
         "TrainingArguments": (
             describe_arguments(checkpoint.training.run) if checkpoint.training is not None and has_state(dst) else ""
         ),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import ctranslate2
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import track
 
@@ -54,6 +55,7 @@ def main(page: Path, folder: Path, run: Path) -> int:
     """Measures, prints the tables, writes them into the page. Returns 0 if rounding explains every difference."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # the models are small
     for name in ("engines", "ctranslate2"):
         marks(page, name)
     _train(folder, run)

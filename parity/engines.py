@@ -241,8 +241,9 @@ def _decoded(
     decoding: DecodingConfig,
 ) -> Decoded:
     """The result of a search of CTranslate2, whose tokens are ids in brackets."""
-    longest = config.max_length + 1
-    tokens = np.full((len(hypotheses), decoding.n_best, longest), config.pad_id)
+    lengths = [len(names) for n_best in hypotheses for names in n_best]
+    longest = max(decoding.max_length or config.max_length, *lengths)  # a hypothesis without EOS has all of it
+    tokens = np.full((len(hypotheses), decoding.n_best, longest + 1), config.pad_id)
     sums = np.full(tokens.shape[:2], -np.inf)
     for row, n_best in enumerate(hypotheses):
         for rank, names in enumerate(n_best):

@@ -54,6 +54,14 @@ def test_ctranslate2_and_pytorch_return_the_same_lists(beam_size, config, tmp_pa
         assert 0 < agreement.score_error < 1e-4
 
 
+def test_truncated_hypotheses_are_equal_too(tmp_path):
+    """EOS is unlikely, and the maximum is shorter than the model's."""
+    model = checkpoint(end=-5)
+    searches, _ = load_searches(model, ["ctranslate2"], tmp_path)
+    (agreement,) = compare_engines(model, searches, SOURCES, 3, max_length=5)
+    assert (agreement.equal, agreement.ok) == (24, True)
+
+
 WRONG_OPTIONS = {
     "length excludes EOS": {"return_end_token": False},
     "smaller beam": {"beam_size": 4, "patience": 0.5, "num_hypotheses": 2},

@@ -1,7 +1,6 @@
 """fairseq checkpoints: a `.pt` with `args` or `cfg` and `model`, and the dictionaries `dict.LANGUAGE.txt` beside it."""
 
 import re
-import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from .atomic_io import check_new, new_directory, new_file
 from .checkpoint import ARGS, CONFIG, Checkpoint
 from .fairseq_dictionary import dictionary_files, tokenizer_files
 from .files import read_torch, to_arrays
+from .headers import pickle_of
 from .layouts import fairseq
 
 LAYOUT = "fairseq"
@@ -45,7 +45,7 @@ def recognises(path: Path) -> bool:
     if path.is_dir():
         files = [] if (path / CONFIG).exists() else sorted(path.glob("*.pt"))
         return bool(files) and (any(path.glob("dict.*.txt")) or any(map(recognises, files)))
-    return path.is_file() and all(re.search(pattern, _pickled_names(path)) for pattern in _MARKS)
+    return path.is_file() and all(re.search(pattern, pickle_of(path, _HEAD)) for pattern in _MARKS)
 
 
 def read(path: Path) -> Checkpoint:
@@ -126,22 +126,6 @@ def _content(settings: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str
 
 def _is_same(path: Path, content: bytes) -> bool:
     return path.is_file() and path.read_bytes() == content
-
-
-def _pickled_names(path: Path) -> bytes:
-    """The part of a PyTorch file that contains the names of its entries; empty if there is none."""
-    try:
-        if not zipfile.is_zipfile(path):  # a pickle, before PyTorch 1.6
-            with open(path, "rb") as file:
-                return file.read(_HEAD)
-        with zipfile.ZipFile(path) as archive:
-            name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
-            if name is None:
-                return b""
-            with archive.open(name) as file:
-                return file.read(_HEAD)
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
-        return b""
 
 
 def _file_in(folder: Path) -> Path:

@@ -103,7 +103,7 @@ def pickled_names(path: Path) -> tuple[list[str], set[str]]:
     names: list[str] = []
     texts: set[str] = set()
     try:
-        for name, text in _references(_pickle(path)):
+        for name, text in _references(pickle_of(path)):
             if name not in (None, *names):
                 names.append(str(name))
             texts |= {text} if text else set()
@@ -112,13 +112,17 @@ def pickled_names(path: Path) -> tuple[list[str], set[str]]:
     return names, texts
 
 
-def _pickle(path: Path) -> bytes:
-    if not zipfile.is_zipfile(path):
-        return read_head(path, _LIMIT)
-    with zipfile.ZipFile(path) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-        with archive.open(name) as file:
-            return file.read(_LIMIT)
+def pickle_of(path: Path, limit: int = _LIMIT) -> bytes:
+    """The first bytes of the pickle in a PyTorch file, which has the names of its entries; empty if there is none."""
+    try:
+        if not zipfile.is_zipfile(path):  # before PyTorch 1.6
+            return read_head(path, limit)
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            with archive.open(name) as file:
+                return file.read(limit)
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, StopIteration):
+        return b""
 
 
 def _references(content: bytes) -> Iterator[tuple[str | None, str | None]]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from ..configs.errors import ConversionError
 from .atomic_io import new_file
 from .checkpoint import MARIAN_OPTIONS, Checkpoint
+from .headers import zip_names
 from .layouts import marian_npz
 
 LAYOUT = "marian_npz"
@@ -25,11 +25,7 @@ def recognises(path: Path) -> bool:
         return False
     if path.suffix.lower() == SUFFIX:
         return True
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return f"{_OPTIONS}.npy" in archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
-        return False
+    return f"{_OPTIONS}.npy" in (zip_names(path) or ())
 
 
 def read(path: Path) -> Checkpoint:

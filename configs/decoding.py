@@ -16,6 +16,8 @@ from .validation import check_field_types
 LengthPenalty = Literal["power", "power_with_start", "gnmt"]
 Ended = Literal["leave", "stay"]
 
+BEAM_SIZE = 5  # of the commands, where neither a flag nor a directory sets it
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:

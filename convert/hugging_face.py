@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ..configs.decoding import BEAM_SIZE
 from ..configs.errors import ConversionError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
@@ -132,6 +133,9 @@ def _rewrite(target: Family, documents: dict[str, Any], config: TransformerConfi
     rest = {name: v for name, v in documents.get(CONFIG, {}).items() if name not in repeated}
     output = {CONFIG: {**rest, **settings, **identity}}
     if GENERATION in documents or not documents:
+        # `max_length` counts the start token too
+        defaults = {"num_beams": BEAM_SIZE, "max_length": config.max_length + 1, "bad_words_ids": [[config.pad_id]]}
+        first = {} if documents else defaults  # those of twinax; `generate` would be greedy and stop after 20 tokens
         rest = {name: value for name, value in documents.get(GENERATION, {}).items() if not name.endswith("_token_id")}
-        output[GENERATION] = rest | ids
+        output[GENERATION] = first | rest | ids
     return output

@@ -7,18 +7,22 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import transformers
 from huggingface_hub import ModelCard
 
 from twinax import TransformerConfig, convert, torch_reference
 from twinax.configs.data import CorpusConfig
+from twinax.configs.decoding import DecodingConfig
 from twinax.configs.run import RunConfig
 from twinax.convert.checkpoint import Checkpoint
 from twinax.convert.hugging_face import family
 from twinax.convert.layouts.hugging_face_settings import BART_LIKE
 from twinax.model_card import model_card
 from twinax.parity.conversion import changes
+from twinax.parity.functions import random_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
 
@@ -223,3 +227,22 @@ def test_what_is_no_file_of_scores(content, bart, command, tmp_path):
         f"twinax: --scores {tmp_path / 'x.json'}: is not a file that `twinax evaluate --json` wrote\n",
     )
     assert not (tmp_path / "n").exists()
+
+
+def test_generate_translates_an_own_model_as_twinax_does(tmp_path):
+    """A new directory states the defaults of the commands; without them, `generate` is greedy and stops after 20."""
+    sizes = {"vocab_size": 40, "d_model": 16, "max_position_embeddings": 30, "pad_token_id": 1, "eos_token_id": 2}
+    config = family("bart").config(sizes, "float32").replace(num_encoder_layers=1, num_decoder_layers=1)
+    arrays = random_arrays(config, 3)
+    arrays["output.bias"][config.eos_id] -= 4  # long translations
+    checkpoint = Checkpoint(config, arrays)
+    convert.save(checkpoint, tmp_path / "new", layout="bart")
+    sources = np.random.default_rng(0).integers(4, 40, (6, 7))
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new")
+    outputs = model.generate(torch.from_numpy(sources))[:, 1:].tolist()
+    decoding = DecodingConfig(beam_size=5, max_length=30)
+    expected = torch_reference.generate(checkpoint.to_torch().eval(), torch.from_numpy(sources), decoding)
+    texts = [[token for token in row if token != config.pad_id] for row in outputs]
+    lengths = expected.lengths[:, 0].tolist()
+    assert texts == [row[:n] for row, n in zip(expected.tokens[:, 0].tolist(), lengths, strict=True)]
+    assert max(lengths) > 20

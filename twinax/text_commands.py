@@ -276,9 +276,6 @@ def warn_about_text(translator: Any, sources: Sequence[str]) -> None:
         print(f"twinax: {warning}", file=sys.stderr)
 
 
-_DEFAULTS = {"beam_size": 5}  # where neither a flag nor a directory sets it
-
-
 def _check_decoding(flags: Mapping[str, Any]) -> None:
     """Raises: ConfigError if a flag has an invalid value, before the checkpoint is read."""
     fields = {name: value for name, value in flags.items() if value is not None}
@@ -290,16 +287,17 @@ def _decoding(translator: Any, flags: Mapping[str, Any], ignore: bool) -> Any:
 
     `ignore`: the directory's are not applied; the defaults are printed in their place.
     """
+    config = import_module("twinax.configs.decoding")
     generation = None if ignore else translator.generation
     stated = {} if generation is None else generation.fields
     if generation is not None:
         print(f"twinax: {translator.name}: {generation}", file=sys.stderr)
     if ignore and translator.checkpoint.layout is not None:
-        defaults = {**_DEFAULTS, "max_length": translator.config.max_length}
+        defaults = {"beam_size": config.BEAM_SIZE, "max_length": translator.config.max_length}
         text = ", ".join(f"{name}={value}" for name, value in defaults.items())
         print(f"twinax: {translator.name}: {text} (the defaults of twinax)", file=sys.stderr)
-    fields = {**_DEFAULTS, **stated, **{name: value for name, value in flags.items() if value is not None}}
-    return import_module("twinax.configs.decoding").DecodingConfig(**fields)
+    given = {name: value for name, value in flags.items() if value is not None}
+    return config.DecodingConfig(**{"beam_size": config.BEAM_SIZE, **stated, **given})
 
 
 def _source_lines(path: str | None) -> Iterator[str]:

@@ -62,14 +62,15 @@ def _weights_of(directory: Path) -> Path:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that `read_weights` reads: one, or the shards of an index; empty if there are none."""
+    """The existing files that `read_weights` reads: one, or the shards of an index; empty if there are none."""
     try:
         path = _weights_of(directory)
         shard_of = read_json(path).get("weight_map") if path.name.endswith(_INDEX) else {"": path.name}
     except ConversionError:  # `read_weights` describes it
         return []
-    names = {*shard_of.values()} if isinstance(shard_of, dict) else ()
-    return sorted(path.parent / name for name in names if isinstance(name, str) and Path(name).name == name)
+    values = shard_of.values() if isinstance(shard_of, dict) else ()
+    names = {name for name in values if isinstance(name, str) and Path(name).name == name}
+    return sorted(path.parent / name for name in names if isfile(path.parent / name))
 
 
 def _is_flax(path: Path) -> bool:

@@ -118,7 +118,7 @@ def hugging_face_obstacle(path: Path) -> Obstacle | None:
         download = "download them too: `hf download NAME --local-dir DIR`"
         return obstacle or Obstacle("a config.json without weights", reason, download)
     # as in `transformers`, weights in other forms, and shards of an earlier save, are not read
-    obstacles = ((file.name, weights_obstacle(file)) for file in weight_files(path) if file.is_file())
+    obstacles = ((file.name, weights_obstacle(file)) for file in weight_files(path))
     name, obstacle = next((pair for pair in obstacles if pair[1]), ("", None))
     kind = f"a directory whose {name} is {obstacle.kind if obstacle else ''}"
     return obstacle and Obstacle(kind, obstacle.reason, obstacle.advice)

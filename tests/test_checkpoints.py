@@ -297,7 +297,7 @@ WRONG = {
     "code in a torch file": (code, "pytorch_model.bin: holds more than tensors, a "),
     "nested torch file": (no_state_dict, "pytorch_model.bin: is not a state dict"),
     "empty torch file": (empty_torch_file, "pytorch_model.bin is an empty file: it has 0 bytes"),
-    "float8": (float8, "model.safetensors: holds tensors of a dtype that numpy lacks"),
+    "float8": (float8, "model.safetensors: final_logits_bias has dtype F8_E4M3, which numpy lacks"),
     "float8 in a torch file": (
         float8_in_torch,
         "final_logits_bias is torch.float8_e4m3fn on cpu, torch.strided, which",

@@ -185,7 +185,8 @@ def save(checkpoint: Checkpoint, path: str | PathLike[str], *, layout: str = "tw
 
     A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
     `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz. Any
-    other name becomes an orbax checkpoint, as in a run. Only layout twinax stores the state to resume a training from.
+    other name becomes an orbax checkpoint, as in a run. Layout twinax stores the state to resume a training from; a
+    family's layout does so for `transformers`' Trainer.
 
     Raises:
         ConversionError: the layout has no such model or format, the path exists, or writing fails.

@@ -22,7 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Marian": {"schedule": "inverse_sqrt", "weight_decay": 0.01},
     "BART": {"weight_decay": 0.01},
     "BART, untied, scaled": {"schedule": "cosine", "weight_decay": 0.1},
-    "mBART": {"schedule": "constant", "label_smoothing": 0.1},
+    "mBART": {"schedule": "constant"},
     "M2M100": {"schedule": "noam", "learning_rate": 0.1, "first_update": 1},
     "Pegasus": {"final_learning_rate": 1e-3, "weight_decay": 0.01},
     "Blenderbot": {"schedule": "cosine", "final_learning_rate": 1e-3},

@@ -215,8 +215,8 @@ def save(
 
     A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
     `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz;
-    layout ctranslate2, a directory. Any other name becomes an orbax checkpoint, as in a run. Only layout twinax stores
-    the state to resume a training from.
+    layout ctranslate2, a directory. Any other name becomes an orbax checkpoint, as in a run. Layout twinax stores the
+    state to resume a training from; a family's layout does so for `transformers`' Trainer.
 
     `max_shard_size`: the most bytes per file of a family's directory; a larger array has a file of its own.
     `quantization`: of layout ctranslate2, int8, int8_float32 or float16.

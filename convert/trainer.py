@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,8 @@ def trainer_files(checkpoint: Checkpoint, target: Family) -> dict[str, bytes]:
     training = checkpoint.training
     assert training is not None
     run, number = training.run, training.update + training.run.training.first_update
+    if find_spec("torch") is None:
+        raise ConversionError(f"{OPTIMIZER}: writing it needs PyTorch, which is not installed; --weights-only omits it")
     model = _Parameters(target, checkpoint)
     try:
         arguments = training_arguments(run)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import warnings
 from dataclasses import replace
 
@@ -157,6 +158,15 @@ def test_what_trainer_does_not_have_is_refused(message, directories, tmp_path):
     with pytest.raises(ConversionError, match=rf"^{message}.*; --weights-only omits the optimizer$"):
         convert.save(checkpoint, tmp_path / "new", layout="bart")
     assert not (tmp_path / "new").exists()
+
+
+def test_without_torch_it_says_so(directories, tmp_path, monkeypatch):
+    checkpoint = training_of(convert.load(directories / "BART"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        ConversionError, match=r"^optimizer.pt: writing it needs PyTorch, which is not installed; --weig"
+    ):
+        convert.save(checkpoint, tmp_path / "new", layout="bart")
 
 
 def test_trainer_does_not_decay_t5_s_positions(directories, tmp_path):

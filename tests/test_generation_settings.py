@@ -8,7 +8,8 @@ from twinax.convert.checkpoint import CONFIG, GENERATION
 from twinax.convert.generation import generation_of
 
 MODEL = TransformerConfig.preset("tiny", max_length=40, pad_id=0, eos_id=2, forced_eos_id=None)
-NOTHING = {"forbidden_ids": (), "allow_padding": True, "force_end": False}  # what `generate` does without settings
+# what `generate` does without settings
+NOTHING = {"beam_size": 1, "max_length": 20, "forbidden_ids": (), "allow_padding": True, "force_end": False}
 
 # settings -> fields besides those of NOTHING; `generate` counts the start token in max_length and min_length
 ROWS = {
@@ -55,7 +56,13 @@ def test_an_end_is_forced_if_the_model_has_one():
     assert generation.fields == {**NOTHING, "force_end": True, "beam_size": 2}
 
 
-def test_nothing_is_set_without_a_directory_or_settings():
+def test_a_directory_without_settings_has_the_defaults_of_generate():
     assert generation_of({}, MODEL, "x") is None
-    assert generation_of({CONFIG: {"d_model": 8, "num_beams": None}}, MODEL, "x") is None
-    assert generation_of({CONFIG: {"num_beams": 4}, GENERATION: {"eos_token_id": 2}}, MODEL, "x") is None
+    for documents in (
+        {CONFIG: {"d_model": 8, "num_beams": None}},
+        {CONFIG: {"num_beams": 4}, GENERATION: {"eos_token_id": 2}},
+    ):
+        generation = generation_of(documents, MODEL, "x")
+        assert generation is not None
+        assert (generation.fields, generation.settings) == (NOTHING, {})
+        assert generation.defaults == {"num_beams": 1, "max_new_tokens": 20}

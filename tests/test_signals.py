@@ -75,6 +75,6 @@ from twinax.entry import main
 sys.meta_path.insert(0, Interrupt())
 main()
 """
-    for module in ("twinax.cli", "twinax.convert_command"):
+    for module in ("twinax.cli", "twinax.inspect_command"):
         finished = forks(code, module)
         assert (finished.returncode, finished.stdout, finished.stderr) == (130, "", "twinax: interrupted\n")

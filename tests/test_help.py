@@ -52,7 +52,8 @@ def example_files(tmp_path, monkeypatch):
     for name in ("input", "test", "train", "val"):
         Path(f"{name}.de").write_text("\n".join(lines) + "\n")
         Path(f"{name}.en").write_text("\n".join(lines).upper() + "\n")
-    Path("ref.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    reference = "import torch\n\n\ndef make():\n    torch.manual_seed(0)\n    return torch.nn.Linear(3, 2)\n"
+    Path("ref.py").write_text(reference)
     Path("port.py").write_text(
         "def make(state):\n    return lambda p, x: x @ p['weight'].T + p['bias'], state\n",
     )

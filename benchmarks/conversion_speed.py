@@ -158,7 +158,7 @@ def large_table(folder: Path, base: float) -> list[tuple[str, ...]]:
             remove(folder / f"new{suffix}")
             ratios.append(results[-1].rate / rate)
         result = Measurement(*map(median, list(zip(*results, strict=True))[:-1]), all(r.exact for r in results))
-        peak = max(r.peak for r in results) - base
+        peak = max(*(r.peak - base for r in results), 0)
         bound = f"{peak:,.0f} MB of {3 * largest + 500:,.0f} MB"
         *times, _, exact = _cells(result, base)
         rows.append((source, target, *times, f"{median(ratios):.2f}", bound, exact))

@@ -1,4 +1,4 @@
-"""Beam search in several engines: equal engines are equal, broken ones are found, ties are rounding."""
+"""Beam search in several engines: equal ones agree, changed ones are reported, and ties count as rounding."""
 
 import json
 import sys

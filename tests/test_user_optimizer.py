@@ -1,4 +1,4 @@
-"""A user's own AdamW in a .pt file: its parameters are found by order and shape, or by name."""
+"""A user's own AdamW in a .pt file: its parameters are identified by order and shape, or by name."""
 
 from dataclasses import replace
 

@@ -240,8 +240,7 @@ def convert(
         languages: languages of source and target (de en), to pre-tokenize with spaCy; default: as the published
             system.
         scores: files of `twinax evaluate --json`, for the model card of a family's directory.
-        quantize: for --layout ctranslate2: int8, int8_float32 or float16 weights; the only conversion that is not
-            bit-exact.
+        quantize: for --layout ctranslate2: int8, int8_float32 or float16 weights, which are rounded.
     """
     check_exists(src, *filter(None, [adapter]))
     with one_line_errors():

@@ -16,7 +16,8 @@ from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import has_flax_weights, read_json, read_weights
 from .foreign_directories import hugging_face_obstacle, project_obstacle
 from .layouts.canonical import up_to_rounding
-from .layouts.hugging_face import NOT_WRITTEN, Family
+from .layouts.foreign import NOT_WRITTEN
+from .layouts.hugging_face import Family
 from .layouts.hugging_face_settings import DECODING
 from .lora import merge_adapter, read_adapter
 from .obstacles import settings_obstacle

@@ -29,7 +29,8 @@ from .arrays import to_torch_tensor
 from .checkpoint import CONFIG, Checkpoint, Training
 from .files import read_torch
 from .layouts.canonical import up_to_rounding
-from .layouts.hugging_face import NOT_WRITTEN, Family
+from .layouts.foreign import NOT_WRITTEN
+from .layouts.hugging_face import Family
 from .port import flax_specs
 from .rules import target_specs, translate
 from .torch_adam import check_settings, groups_of, moments_by_name

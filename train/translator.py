@@ -156,9 +156,7 @@ class Translator:
     def lacks_language(self) -> bool:
         """Whether the model needs a target language token and the checkpoint sets none."""
         config, layout = self.config, self.checkpoint.layout
-        multilingual = layout in LAYOUTS and family(layout).multilingual
-        multilingual = multilingual and config.forced_bos_id is None and config.decoder_start_id == config.eos_id
-        return multilingual or lacks_language(config, self.tokenizers)
+        return lacks_language(config, self.tokenizers, layout in LAYOUTS and family(layout).multilingual)
 
     @property
     def generation(self) -> Generation | None:

@@ -6,19 +6,19 @@ Source: Ott et al. 2019, "fairseq: A Fast, Extensible Toolkit for Sequence Model
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from ...configs.errors import ConfigError, ConversionError
+from ...configs.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
-from ..port import LEAVES, flax_specs
+from ..port import flax_specs
 from ..rules import Rule, target_specs, translate
 from .canonical import canonical
 from .fairseq_settings import ACTIVATIONS, ARCHITECTURES, DEFAULTS, EQUAL, REFUSED, SETTINGS
-from .hugging_face import EMBEDDING_NORMS, FINAL_NORMS, LAYERS, NOT_WRITTEN, POSITIONS
+from .foreign import NOT_WRITTEN, check_layers, check_restored, errors_by_setting, rules_by_module
+from .hugging_face import EMBEDDING_NORMS, FINAL_NORMS, LAYERS, POSITIONS
 from .m2m100 import position_table
 
 Arrays = dict[str, np.ndarray]
@@ -72,12 +72,9 @@ def config_of(settings: Settings, sizes: tuple[int, int], dtype: str) -> Transfo
         values |= {"positions": "none", "position_offset": 0}
     src_size, tgt_size = sizes
     values |= {"src_vocab_size": src_size, "tgt_vocab_size": tgt_size, "param_dtype": dtype, "compute_dtype": dtype}
-    try:
+    names = {field: name for name, field in SETTINGS.items()} | {"embedding_dropout": "dropout"}
+    with errors_by_setting("fairseq settings", lambda field: names.get(field, field)):
         return canonical(TransformerConfig(**values))
-    except ConfigError as error:
-        name, equals, rest = str(error).partition("=")
-        names = {field: name for name, field in SETTINGS.items()} | {"embedding_dropout": "dropout"}
-        raise ConversionError(f"fairseq settings: {names.get(name, name)}{equals}{rest}") from None
 
 
 def settings_of(config: TransformerConfig) -> dict[str, Any]:
@@ -98,14 +95,7 @@ def settings_of(config: TransformerConfig) -> dict[str, Any]:
     settings |= {"share_all_embeddings": shared and tied, "share_decoder_input_output_embed": tied}
     settings |= {"merge_src_tgt_embed": shared and not tied, "relu_dropout": config.ffn_dropout, "arch": "transformer"}
     restored = config_of(settings, (config.src_vocab_size, config.tgt_vocab_size), config.param_dtype)
-    config = canonical(config)
-    problems = [
-        f"{f.name}={getattr(config, f.name)!r}: a fairseq model has {getattr(restored, f.name)!r}"
-        for f in fields(config)
-        if f.name not in NOT_WRITTEN and getattr(config, f.name) != getattr(restored, f.name)
-    ]
-    if problems:
-        raise ConversionError("fairseq has no such model:\n  " + "\n  ".join(problems))
+    check_restored(canonical(config), restored, "fairseq", "fairseq")
     return settings
 
 
@@ -124,7 +114,8 @@ def read(settings: Settings, arrays: Arrays) -> tuple[TransformerConfig, Arrays]
     if missing := [name for name in (SOURCE, TARGET) if name not in arrays or arrays[name].ndim != 2]:
         raise ConversionError(f"is not a fairseq transformer: has no matrix {missing[0]}")
     config = config_of(settings, (len(arrays[SOURCE]), len(arrays[TARGET])), str(arrays[SOURCE].dtype))
-    _check_layers(arrays, config)
+    check_layers(arrays, r"encoder\.layers\.(\d+)\.", "encoder_layers", config.num_encoder_layers)
+    check_layers(arrays, r"decoder\.layers\.(\d+)\.", "decoder_layers", config.num_decoder_layers)
     for name in VERSIONS:
         number = float(arrays.pop(name, np.full(1, _VERSION)).ravel()[:1].sum())
         if config.final_norm and number < _VERSION:
@@ -159,17 +150,7 @@ def write(config: TransformerConfig, arrays: Mapping[str, np.ndarray]) -> Arrays
 def rules_of(config: TransformerConfig) -> list[Rule]:
     """The rules from Flax names to those of fairseq, without fixed tables."""
     modules = _MODULES | (_LEARNED if config.positions == "learned" else {})
-    rules = []
-    for name in flax_specs(config, trained_only=True):
-        path, _, leaf = name.rpartition(".")
-        number = re.search(r"\.\d+\.", path)
-        pattern = re.sub(r"\.\d+\.", ".*.", path)
-        module = next(m for m in modules if f"{pattern}.".startswith(f"{m}."))
-        target = modules[module] + pattern.removeprefix(module)
-        torch_leaf, transform = LEAVES[leaf]
-        target = target.replace(".*.", number[0]) if number else target
-        rules.append(Rule((name,), (f"{target}.{'weight' if leaf == 'table' else torch_leaf}",), transform))
-    return rules
+    return rules_by_module(flax_specs(config, trained_only=True), modules)
 
 
 def _complete(settings: Settings) -> dict[str, Any]:
@@ -238,11 +219,3 @@ def _tables(config: TransformerConfig) -> Arrays:
         size = f"max_source_positions={config.max_length}"
         raise ConversionError(f"{size}: a position table of that length does not fit into memory") from None
     return {f"{module}.table": table.copy() for module in POSITIONS}
-
-
-def _check_layers(arrays: Arrays, config: TransformerConfig) -> None:
-    """Raises: ConversionError if the weights have other numbers of layers; called before building a model."""
-    for side, expected in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
-        numbers = {match[1] for name in arrays if (match := re.match(rf"{side}\.layers\.(\d+)\.", name))}
-        if len(numbers) != expected:
-            raise ConversionError(f"{side}_layers={expected}: contradicts the weights, which have {len(numbers)}")

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...configs.errors import ConfigError, ConversionError
+from ...configs.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..arrays import cast
 from ..lazy_arrays import LazyArrays, lazy, same_bits, specs_of
-from ..port import LEAVES, flax_specs
+from ..port import flax_specs
 from ..rules import Rule, Transform, target_specs, translate_lazily
 from .canonical import canonical, up_to_rounding
+from .foreign import check_layers, check_restored, errors_by_setting, rules_by_module
 from .hugging_face_settings import BART_LIKE, CONSTANTS, DERIVED, IGNORED, SEPARATE_EMBEDDINGS, Tables
 
 # Flax module -> module of `transformers`. A star stands for a layer number; the names of parameters are the same.
@@ -60,8 +61,6 @@ class Embeddings(NamedTuple):
 
 _BIAS = "final_logits_bias"  # (1, V)
 _AS_ROW = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][0]])
-# Fields that a directory does not store: a round trip may change them.
-NOT_WRITTEN = ("linear_init", "embedding_init", "compute_dtype", "dropout_generator")
 
 Named = Mapping[str, np.ndarray]
 Arrays = dict[str, np.ndarray]
@@ -115,12 +114,9 @@ class Family:
         values |= {"tied_output": tied, "shared_embeddings": tied and shared, "embedding_padding": "frozen"}
         values |= {"src_vocab_size": complete["vocab_size"], "tgt_vocab_size": complete["decoder_vocab_size"]}
         values |= {"param_dtype": dtype, "compute_dtype": dtype}
-        try:
+        with errors_by_setting(f"{self.model_type} settings", self._setting_of):
             config = TransformerConfig(**values)  # first, so that `fixed` gets settings of valid types
             return canonical(config.replace(**self.fixed(complete)))
-        except ConfigError as error:
-            name, equals, rest = str(error).partition("=")
-            raise ConversionError(f"{self.model_type} settings: {self._setting_of(name)}{equals}{rest}") from None
 
     def settings(self, config: TransformerConfig) -> dict[str, Any]:
         """The family's settings of a config.
@@ -142,14 +138,8 @@ class Family:
         if self.separate_embeddings:
             settings["share_encoder_decoder_embeddings"] = config.shared_embeddings
             settings["decoder_vocab_size"] = config.tgt_vocab_size
-        restored, config = self.config(settings, config.param_dtype), up_to_rounding(config)
-        problems = [
-            f"{f.name}={getattr(config, f.name)!r}: a {self.model_type} model has {getattr(restored, f.name)!r}"
-            for f in fields(config)
-            if f.name not in NOT_WRITTEN and getattr(config, f.name) != getattr(restored, f.name)
-        ]
-        if problems:
-            raise ConversionError(f"{self.model_type} has no such model:\n  " + "\n  ".join(problems))
+        restored = self.config(settings, config.param_dtype)
+        check_restored(up_to_rounding(config), restored, self.model_type, self.model_type)
         return {name: value for name, value in settings.items() if value is not None or self._default(name) is not None}
 
     def read(self, settings: Settings, arrays: Named) -> tuple[TransformerConfig, LazyArrays, Named]:
@@ -162,7 +152,10 @@ class Family:
         arrays = {full_name[name]: a for name, a in arrays.items() if full_name[name] not in self.ignored_arrays}
         settings, dtype, mixed = self._resolve_dtype(settings, arrays)
         config = self.config(settings, dtype)
-        self._check_layers(arrays, config)
+        for side in ("encoder", "decoder"):
+            target = next(target for module, target in self.modules.items() if module.startswith(f"{side}.layers.*."))
+            pattern, field = re.escape(target.partition("*")[0]) + r"(\d+)\.", f"num_{side}_layers"
+            check_layers(arrays, pattern, self._setting_of(field), getattr(config, field))
         tables, rules = self.position_tables(config), self.rules(config)
         _untie(arrays, self._ties(config))
         unused: Mapping[str, np.ndarray]
@@ -233,21 +226,8 @@ class Family:
         tables["tgt_embedding"] = names.decoder
         modules = {**self.modules, **(self.gated_modules if config.ffn_gate else {})}
         modules |= {module: name.removesuffix(".weight") for module, name in tables.items()}
-        rules = []
-        for name in flax_specs(config):
-            path, _, leaf = name.rpartition(".")
-            number = re.search(r"\.\d+\.", path)
-            pattern = re.sub(r"\.\d+\.", ".*.", path)
-            module = next((m for m in modules if f"{pattern}.".startswith(f"{m}.")), None)
-            if name == "output.bias":
-                rules.append(Rule((name,), (_BIAS,), _AS_ROW))
-            elif module is not None:
-                target = modules[module] + pattern.removeprefix(module)
-                torch_leaf, transform = LEAVES[leaf]
-                torch_leaf = "weight" if leaf == "table" else torch_leaf
-                target = target.replace(".*.", number[0]) if number else target
-                rules.append(Rule((name,), (f"{target}.{torch_leaf}",), transform))
-        return rules
+        output_bias = [Rule(("output.bias",), (_BIAS,), _AS_ROW)] if config.output_bias != "none" else []
+        return rules_by_module(flax_specs(config), modules) + output_bias
 
     def position_tables(self, config: TransformerConfig) -> Arrays:
         """The fixed position tables that `transformers` computes for this config, by Flax name.
@@ -268,17 +248,6 @@ class Family:
         """The names of arrays that such a model has but does not use: the shared table of an untied BART."""
         shares = self._complete(settings)["share_encoder_decoder_embeddings"]
         return (self.embeddings.shared,) if shares and not config.shared_embeddings else ()
-
-    def _check_layers(self, arrays: Arrays, config: TransformerConfig) -> None:
-        """Raises: ConversionError if the weights have other numbers of layers; called before building a model."""
-        for side in ("encoder", "decoder"):
-            expected = getattr(config, f"num_{side}_layers")
-            target = next(target for module, target in self.modules.items() if module.startswith(f"{side}.layers.*."))
-            pattern = re.escape(target.partition("*")[0]) + r"(\d+)\."
-            numbers = {int(match[1]) for name in arrays if (match := re.match(pattern, name))}
-            if len(numbers) != expected:
-                setting = self._setting_of(f"num_{side}_layers")
-                raise ConversionError(f"{setting}={expected}: contradicts the weights, which have {len(numbers)}")
 
     def with_prefix(self, names: Iterable[str]) -> dict[str, str]:
         """Names -> names with the family's prefix, which files of the bare model, without output layer, lack."""

@@ -7,18 +7,18 @@ Source: Junczys-Dowmunt et al. 2018, "Marian: Fast Neural Machine Translation in
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from ...configs.errors import ConfigError, ConversionError
+from ...configs.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import flax_specs
 from ..rules import IDENTITY, TRANSPOSE, Rule, Transform, target_specs, translate
 from .canonical import canonical
-from .hugging_face import NOT_WRITTEN, POSITIONS
+from .foreign import check_layers, check_restored, errors_by_setting
+from .hugging_face import POSITIONS
 
 Arrays = dict[str, np.ndarray]
 Options = Mapping[str, Any]
@@ -118,12 +118,9 @@ def config_of(options: Options, vocab_size: int, rows: int | None, dtype: str) -
     values |= {"norm_eps": 1e-6, "decoder_start": "zero_embedding", "embedding_padding": "frozen"}
     values |= {"pad_id": vocab_size - 1, "decoder_start_id": vocab_size - 1, "bos_id": None, "eos_id": 0}
     values |= {"src_vocab_size": vocab_size, "tgt_vocab_size": vocab_size, "param_dtype": dtype, "compute_dtype": dtype}
-    try:
+    names = {field: name for name, field in _FIELDS.items()} | {"residual_dropout": "transformer-dropout"}
+    with errors_by_setting("Marian options", lambda field: names.get(field, field)):
         return canonical(TransformerConfig(**values))
-    except ConfigError as error:
-        name, equals, rest = str(error).partition("=")
-        names = {field: name for name, field in _FIELDS.items()} | {"residual_dropout": "transformer-dropout"}
-        raise ConversionError(f"Marian options: {names.get(name, name)}{equals}{rest}") from None
 
 
 def options_of(config: TransformerConfig) -> dict[str, Any]:
@@ -148,14 +145,7 @@ def options_of(config: TransformerConfig) -> dict[str, Any]:
     options["transformer-train-position-embeddings"] = config.positions == "learned"
     rows = config.max_length if config.positions == "learned" else None
     restored = config_of(options, config.tgt_vocab_size, rows, config.param_dtype)
-    restored, config = restored.replace(max_length=config.max_length), canonical(config)
-    problems = [
-        f"{f.name}={getattr(config, f.name)!r}: a Marian model has {getattr(restored, f.name)!r}"
-        for f in fields(config)
-        if f.name not in NOT_WRITTEN and getattr(config, f.name) != getattr(restored, f.name)
-    ]
-    if problems:
-        raise ConversionError("Marian has no such model:\n  " + "\n  ".join(problems))
+    check_restored(canonical(config), restored.replace(max_length=config.max_length), "Marian", "Marian")
     return options
 
 
@@ -177,7 +167,8 @@ def read(options: Options, arrays: Arrays) -> tuple[TransformerConfig, Arrays]:
     size, tgt_size = max(sizes.values()) + 1, list(sizes.values())[-1]
     rows = len(arrays["Wpos"]) if _trains_positions(options) else None
     config = config_of(options, size, rows, str(arrays[next(iter(sizes))].dtype))
-    _check_layers(arrays, config)
+    check_layers(arrays, r"encoder_l(\d+)_", "enc-depth", config.num_encoder_layers)
+    check_layers(arrays, r"decoder_l(\d+)_", "dec-depth", config.num_decoder_layers)
     for name in (*sizes, f"{_OUT}_Wt"):
         arrays |= {name: _padded(arrays[name], 0, size, 0.0)} if name in arrays else {}
     for name, fill in ((f"{_OUT}_W", 0.0), (f"{_OUT}_b", PAD_BIAS)):
@@ -319,14 +310,3 @@ def _without_padding(is_padding: np.ndarray, name: str, requirement: str) -> int
     if not is_padding[-1]:
         raise ConversionError(f"{name}: must have {requirement} at the last id, padding, which Marian does not store")
     return int(np.append(np.flatnonzero(~is_padding), -1).max()) + 1
-
-
-def _check_layers(arrays: Arrays, config: TransformerConfig) -> None:
-    """Raises: ConversionError if the weights have other numbers of layers; called before building a model."""
-    for side, expected, option in (
-        ("encoder", config.num_encoder_layers, "enc-depth"),
-        ("decoder", config.num_decoder_layers, "dec-depth"),
-    ):
-        numbers = {match[1] for name in arrays if (match := re.match(rf"{side}_l(\d+)_", name))}
-        if len(numbers) != expected:
-            raise ConversionError(f"{option}={expected}: contradicts the weights, which have {len(numbers)}")

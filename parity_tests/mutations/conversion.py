@@ -85,8 +85,8 @@ CONVERSION = (
     Mutation(
         "the output's bias is lost",
         "convert.layouts.hugging_face.Family.rules",
-        "rules.append(Rule((name,), (_BIAS,), _AS_ROW))",
-        "rules.append(Rule((name,), (_BIAS,), Transform(lambda a: [0 * a[0][None]], lambda a: [0 * a[0][0]])))",
+        'Rule(("output.bias",), (_BIAS,), _AS_ROW)',
+        'Rule(("output.bias",), (_BIAS,), Transform(lambda a: [0 * a[0][None]], lambda a: [0 * a[0][0]]))',
         _BART,
     ),
     Mutation(

@@ -13,7 +13,7 @@ _POSITIONS = ("tests/test_positions.py",)
 _INITIAL = ("tests/test_initializers.py",)
 _CONFIG = ("tests/test_config.py",)
 _RELATIVE = ("tests/test_relative_positions.py",)
-_T5 = ("parity_tests/test_conversion.py::test_variant[T5]",)
+_T5 = ("parity_tests/test_conversion.py::test_variant[T5 v1.1, Flan-T5]",)
 
 MODEL = (
     # Flax

@@ -255,10 +255,17 @@ def with_target_language(model: TransformerConfig, tokenizers: Tokenizers) -> Tr
     return model.replace(**{"forced_bos_id": None, field: number})
 
 
-def lacks_language(model: TransformerConfig, tokenizers: Tokenizers) -> bool:
-    """Whether a translation must begin with a language's token and the model sets none."""
+def lacks_language(model: TransformerConfig, tokenizers: Tokenizers, multilingual: bool = False) -> bool:
+    """Whether a translation must begin with a language's token and the model sets none.
+
+    `multilingual`: whether its family is, for a tokenizer that does not know its languages.
+    """
     languages = tokenizers.src.languages
-    if languages is None or languages.role == "source_prefix" or model.forced_bos_id is not None:
+    if model.forced_bos_id is not None:
+        return False
+    if languages is None:
+        return multilingual and model.decoder_start_id == model.eos_id
+    if languages.role == "source_prefix":
         return False
     if languages.role == "decoder_start":
         return model.decoder_start_id not in {tokenizers.tgt.id_of(token) for token in languages.tokens.values()}

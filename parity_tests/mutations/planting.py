@@ -105,7 +105,8 @@ def run(mutation: Mutation, package: Path) -> Verdict:
 
 def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -> tuple[int | None, str]:
     """Runs tests on a copy of the package; returns (exit status, or None after a timeout; output)."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]  # -m: slow tests too
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     # The copy must precede the installed package and the working directory, which has a `twinax` folder.
     environment = os.environ | {
         "PYTHONPATH": str(package.parent),

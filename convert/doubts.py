@@ -24,6 +24,6 @@ def doubt_of(checkpoint: Checkpoint) -> str | None:
     if checkpoint.layout == "umt5" and documents.get(CONFIG, {}).get("tie_word_embeddings") is False:
         return (
             "tie_word_embeddings=False: transformers 5 scales the logits of UMT5 nevertheless, as twinax does; "
-            "transformers 4 did not (docs/conversion.md)"
+            "transformers 4 did not (docs/families.md)"
         )
     return None

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from .unreadable import COMPARE, NOT_READABLE, Obstacle, printable
 
-_ADD = "docs/conversion.md says how to add a family"
+_ADD = "docs/families.md says how to add a family"
 
 
 class _Family(NamedTuple):

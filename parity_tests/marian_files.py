@@ -200,5 +200,6 @@ def write_vocabulary(path: Path, size: int = SIZE) -> None:
 if __name__ == "__main__":
     destination = Path(sys.argv[1])
     destination.mkdir(exist_ok=True)
+    torch.manual_seed(0)
     save_marian("Marian .npz", destination / "model.npz")
     write_vocabulary(destination / "vocab.yml")

@@ -9,7 +9,7 @@ import pytest
 from twinax.demo_language import contracted, definite, held_out_pairs, indefinite, make_corpus, sentences
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "python.md", ROOT / "docs" / "conversion.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "python.md", ROOT / "docs" / "toolkits.md"]
 
 
 @pytest.mark.parametrize(

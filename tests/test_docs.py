@@ -65,5 +65,9 @@ def test_the_readmes_say_the_same():
 
 @pytest.mark.parametrize("page", [*PAGES, READMES[1]], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+    for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+        linked_page = page.parent / target if target else page
+        assert target.startswith("https://") or linked_page.exists(), target
+        if heading and not target.startswith("https://"):
+            headings = re.findall(r"^#+ (.*)", linked_page.read_text(), flags=re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings], heading

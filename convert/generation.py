@@ -87,6 +87,15 @@ def generation_of(documents: Mapping[str, Settings], model: TransformerConfig, n
     return Generation(file, fields, stated, defaults)
 
 
+def decoding_document(documents: Mapping[str, Settings]) -> dict[str, Settings]:
+    """The generation_config.json with the decoding settings of a directory, for another family; {} without one."""
+    if CONFIG not in documents:
+        return {}
+    names = (*_NEUTRAL, *_SAME, *_LENGTHS, "bad_words_ids", "suppress_tokens")
+    settings = documents[_file_of(documents)]
+    return {GENERATION: {name: settings[name] for name in names if settings.get(name) is not None}}
+
+
 def longest_translation(documents: Mapping[str, Settings], model: TransformerConfig) -> int | None:
     """The largest length of a translation that a directory sets, else that of `generate`; None without a directory."""
     if CONFIG not in documents:

@@ -15,6 +15,7 @@ from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import has_flax_weights, read_json, read_weights
 from .foreign_directories import hugging_face_obstacle, project_obstacle
+from .generation import decoding_document
 from .layouts.canonical import up_to_rounding
 from .layouts.foreign import NOT_WRITTEN
 from .layouts.hugging_face import Family
@@ -23,8 +24,8 @@ from .lora import merge_adapter, read_adapter
 from .obstacles import settings_obstacle
 from .unreadable import UnreadableError
 
-# Each is a module of `convert.layouts` that defines FAMILY.
 _ONE_FILE = 1 << 62  # bytes; no model is larger
+# Each is a module of `convert.layouts` that defines FAMILY.
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
 
 
@@ -72,7 +73,8 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max
     target = family(layout)
     documents = {name: dict(document) for name, document in checkpoint.documents.items()}
     if checkpoint.layout != layout or not _same(target, documents, checkpoint.config):
-        documents = _rewrite(target, documents if checkpoint.layout == layout else {}, checkpoint.config)
+        kept = documents if checkpoint.layout == layout else decoding_document(documents)
+        documents = _rewrite(target, kept, checkpoint.config)
     documents[CONFIG]["architectures"] = [target.architecture]
     arrays = target.write(documents[CONFIG], checkpoint.config, checkpoint.arrays, checkpoint.unused)
     # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.

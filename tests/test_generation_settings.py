@@ -1,8 +1,11 @@
 """The meaning of each setting of generation_config.json, as literal fields of `DecodingConfig`."""
 
+import json
+import shutil
+
 import pytest
 
-from twinax import TransformerConfig
+from twinax import TransformerConfig, convert
 from twinax.configs.decoding import DecodingConfig
 from twinax.convert.checkpoint import CONFIG, GENERATION
 from twinax.convert.generation import generation_of
@@ -66,3 +69,18 @@ def test_a_directory_without_settings_has_the_defaults_of_generate():
         assert generation is not None
         assert (generation.fields, generation.settings) == (NOTHING, {})
         assert generation.defaults == {"num_beams": 1, "max_new_tokens": 20}
+
+
+def test_another_family_keeps_them(directories, tmp_path):
+    """T5 v1.1 and mT5 are the same architecture."""
+    source = shutil.copytree(directories / "T5 v1.1, Flan-T5", tmp_path / "t5")
+    stated = {"num_beams": 3, "length_penalty": 0.7, "bad_words_ids": [[5]], "max_new_tokens": 11}
+    document = json.loads((source / GENERATION).read_text())
+    (source / GENERATION).write_text(json.dumps(document | stated))
+    checkpoint = convert.load(source)
+    convert.save(checkpoint, tmp_path / "mt5", layout="mt5")
+    again = convert.load(tmp_path / "mt5")
+    before, after = (generation_of(c.documents, c.config, "x") for c in (checkpoint, again))
+    assert before is not None
+    assert after is not None
+    assert (after.fields, after.settings, before.settings) == (before.fields, stated, stated)

@@ -14,6 +14,7 @@ from parity_tests.mutations.conversion import CONVERSION
 from parity_tests.mutations.data import DATA
 from parity_tests.mutations.decoding import DECODING
 from parity_tests.mutations.model import MODEL
+from parity_tests.mutations.other_tools import OTHER_TOOLS
 from parity_tests.mutations.planting import Mutation, MutationError, Verdict, check, copy_package, run
 from parity_tests.mutations.precision import PRECISION
 from parity_tests.mutations.proof import PROOF
@@ -24,6 +25,7 @@ AREAS = {
     "precision": PRECISION,
     "decoding": DECODING,
     "conversion": CONVERSION,
+    "other tools": OTHER_TOOLS,
     "training": TRAINING,
     "data": DATA,
     "proof": PROOF,

@@ -81,9 +81,12 @@ def write(checkpoint: Checkpoint, path: Path, layout: str, quantization: str | N
             "layout ctranslate2 needs a tokenizer, because CTranslate2 translates tokens instead of ids; pass "
             "--tokenizer to `twinax convert`"
         )
-    source, target = (Vocabulary(*vocabulary) for vocabulary in vocabularies)
+    source, target = Vocabulary(*vocabularies.source), Vocabulary(*vocabularies.target)
+    config = checkpoint.config
+    if vocabularies.starts_with_language:  # then CTranslate2 starts with the first token of `target_prefix`
+        config = config.replace(decoder_start_id=None)
     with new_directory(path) as folder:
-        write_into(folder, checkpoint.config, checkpoint.arrays, source, target, quantization)
+        write_into(folder, config, checkpoint.arrays, source, target, quantization)
         values = {"layout": checkpoint.layout, "documents": checkpoint.documents, "config": checkpoint.config.to_dict()}
         _write_json(folder / TWINAX, values)
         write_files(folder, checkpoint.files)

@@ -21,6 +21,7 @@ from twinax.parity.functions import random_arrays
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about changes in later versions
 SOURCES = [[5, 6, 7, 2], [8, 9, 11, 12, 13, 14, 15, 2], [3, 2]]
 TARGETS = [[7, 8, 9, 10, 2], [11, 2], [12, 13, 14, 15, 16, 17, 18, 2]]
+STARTS = [target[:-1] for target in TARGETS]  # the library adds EOS
 NORMS = {
     "layer_norm": {},
     "without bias": {"norm_bias": False},
@@ -75,18 +76,19 @@ def configs():
         yield TransformerConfig(**SIZES | fields | {name: v for group in groups for name, v in group.items()})
 
 
-def tokens(size):
-    return Vocabulary([f"<id {i}>" for i in range(size)], "<id 3>")
+def tokens(side, size):
+    """No token of one side is one of the other's."""
+    return Vocabulary([f"<{side} {i}>" for i in range(size)], f"<{side} 3>")
 
 
 def translator(folder, config, arrays, quantization=None):
-    vocabularies = tokens(config.src_vocab_size), tokens(config.tgt_vocab_size)
+    vocabularies = tokens("src", config.src_vocab_size), tokens("tgt", config.tgt_vocab_size)
     write_into(folder, config, arrays, *vocabularies, quantization)
     return ctranslate2.Translator(str(folder), compute_type="float32", inter_threads=1, intra_threads=1)
 
 
-def named(sentences):
-    return [[f"<id {i}>" for i in ids] for ids in sentences]
+def named(side, sentences):
+    return [[f"<{side} {i}>" for i in ids] for ids in sentences]
 
 
 def log_probs(model):
@@ -102,7 +104,9 @@ def test_every_expressible_setting_gives_the_same_log_probabilities(tmp_path):
         arrays = random_arrays(config, number)
         folder = tmp_path / str(number)
         folder.mkdir()
-        scores = translator(folder, config, arrays).score_batch(named(SOURCES), named(t[:-1] for t in TARGETS))
+        scores = translator(folder, config, arrays).score_batch(
+            named("src", SOURCES), named("tgt", (t[:-1] for t in TARGETS))
+        )
         exact = config.replace(param_dtype="float64", compute_dtype="float64")
         reference = Checkpoint(exact, {name: a.astype(np.float64) for name, a in arrays.items()}).to_torch()
         for result, expected in zip(scores, log_probs(reference), strict=True):
@@ -177,7 +181,7 @@ def test_weights_are_quantized_as_the_library_does(quantization, tmp_path):
         setattr(owner, attribute[-1], array)
     for side in ("source", "target"):
         size = {"source": config.src_vocab_size, "target": config.tgt_vocab_size}[side]
-        getattr(spec, f"register_{side}_vocabulary")(list(tokens(size).tokens))
+        getattr(spec, f"register_{side}_vocabulary")(list(tokens(side, size).tokens))
     spec.validate()
     spec.optimize(quantization=quantization)
     Path(tmp_path, "library").mkdir()

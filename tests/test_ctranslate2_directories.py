@@ -6,9 +6,10 @@ import shutil
 import ctranslate2
 import numpy as np
 import pytest
+import torch
 
 import twinax
-from twinax import TransformerConfig, convert
+from twinax import TransformerConfig, convert, torch_reference
 from twinax.configs.data import TokenizerConfig
 from twinax.convert import Checkpoint, ConversionError, checksum
 from twinax.convert.layouts import ctranslate2 as layout
@@ -71,6 +72,40 @@ def test_the_library_translates_and_the_commands_read_it_back(folder, command):
     assert (back.config, checksum(back.arrays), back.files) == (CONFIG, checksum(original.arrays), original.files)
     code, out, _ = command("inspect", "ct2")
     assert (code, "CTranslate2 directory" in out, "tokenizer/tokenizer.json" in out) == (0, True, True)
+
+
+def test_each_side_has_its_own_tokens(folder, command):
+    """By its tokenizer.json, and by scores: the library's of tokens, and the model's of their ids."""
+    settings = TokenizerConfig(vocab_size=30, joint=False)
+    tokenizers = train_tokenizers(settings, SENTENCES, ["die Katze sieht", "ein Hund sieht uns"])
+    files, tokens = {}, []
+    for side, tokenizer in zip(("source", "target"), tokenizers, strict=True):
+        tokenizer.save(folder / side)
+        files |= {f"{side}_tokenizer/{path.name}": path.read_bytes() for path in (folder / side).iterdir()}
+        vocabulary = json.loads((folder / side / "tokenizer.json").read_text())["model"]["vocab"]
+        tokens.append(sorted(vocabulary, key=vocabulary.get))
+    config = CONFIG.replace(src_vocab_size=len(tokens[0]), tgt_vocab_size=len(tokens[1]), norm_eps=1e-3, bos_id=6)
+    checkpoint = Checkpoint(config, random_arrays(config, 0), files=files)
+    convert.save(checkpoint, "ct2", layout="ctranslate2")
+    assert tokens[0] != tokens[1]
+    for side, expected in zip(("source", "target"), tokens, strict=True):
+        assert json.loads((folder / "ct2" / f"{side}_vocabulary.json").read_text()) == expected
+    assert json.loads((folder / "ct2" / "config.json").read_text()) == {
+        "add_source_bos": False,
+        "add_source_eos": False,
+        "bos_token": tokens[1][6],
+        "decoder_start_token": "<s>",
+        "eos_token": "</s>",
+        "layer_norm_epsilon": 1e-3,
+        "multi_query_attention": False,
+        "unk_token": "<unk>",
+    }
+    source, target = [4, 9, 3, 2], [5, 8, 7, 2]  # 3 is the id of unknown words
+    words = [tokens[0][4], tokens[0][9], "word", "</s>"]
+    translator = ctranslate2.Translator("ct2", compute_type="float32")
+    (scores,) = translator.score_batch([words], [[tokens[1][i] for i in target[:-1]]])
+    expected = torch_reference.score(checkpoint.to_torch(), torch.tensor([source]), torch.tensor([target])).tokens[0]
+    np.testing.assert_allclose(scores.log_probs, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "float16"])

@@ -162,7 +162,7 @@ def text_model(tmp_path, monkeypatch):
 def test_the_command_compares_and_names_what_is_missing(command, text_model, monkeypatch):
     flags = ("parity", "model.pt", "--engines", "torch,transformers,ctranslate2", "--src", "src", "--json", "e.json")
     code, out, _ = command(*flags)
-    assert (code, out.splitlines()[-1]) == (0, "equal")
+    assert (code, out.splitlines()[-1]) == (0, "equal, without transformers")
     assert "transformers: has no such model in marian, bart" in out
     report = json.loads(Path("e.json").read_text())
     rows = [(row["beam_size"], row["engine"], row["equal"]) for row in report["engines"]]
@@ -170,6 +170,13 @@ def test_the_command_compares_and_names_what_is_missing(command, text_model, mon
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     code, out, _ = command("parity", "model.pt", "--engines", "torch,ctranslate2", "--src", "src")
     assert (code, "ctranslate2: is not installed; pip install ctranslate2" in out) == (0, True)
+
+
+def test_the_flag_bounds_the_length(command, text_model, monkeypatch):
+    lengths, right = [], engines.translate_options
+    monkeypatch.setattr(engines, "translate_options", lambda *a: lengths.append(a[1].max_length) or right(*a))
+    flags = ("parity", "model.pt", "--engines", "ctranslate2", "--src", "src", "--max-length", "2")
+    assert (command(*flags)[0], {*lengths}) == (0, {2})
 
 
 def test_the_command_fails_if_an_engine_differs(command, text_model, monkeypatch):
@@ -185,6 +192,15 @@ INVALID = {
     "no text": (("model.pt", "--engines", "torch"), "--engines torch: needs --src"),
     "a preset": (("tiny", "--engines", "torch", "--src", "src"), "compares one checkpoint"),
     "two": (("model.pt", "--engines", "torch", "--src", "src", "--translations"), "compares one checkpoint"),
+    "nothing to compare": (
+        ("model.pt", "--engines", "transformers", "--src", "src"),
+        "--engines transformers: nothing to compare: transformers has no such model in marian, bart",
+    ),
+    "no adapter": (
+        ("model.pt", "--engines", "torch", "--src", "src", "--adapter", "src"),
+        "the adapter src is merged into the Hugging Face directory of",
+    ),
+    "no length": (("model.pt", "--engines", "torch", "--src", "src", "--max-length", "0"), "max_length=0: must be"),
     "empty": (("model.pt", "--engines", "torch", "--src", "empty"), "empty: has no sentence"),
 }
 

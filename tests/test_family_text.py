@@ -3,13 +3,17 @@
 import json
 import shutil
 
+import ctranslate2
 import pytest
 import torch
 import transformers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import twinax
-from twinax import torch_reference
+from twinax import convert, torch_reference
+from twinax.configs.decoding import DecodingConfig
+from twinax.convert.ctranslate2_decoding import COMMON_RULES, translate_options
+from twinax.convert.ctranslate2_format import read_tokens
 from twinax.convert.generation import longest_translation
 from twinax.parity.text import VARIANTS, compare_translations, write_files, write_model
 
@@ -115,6 +119,27 @@ def test_what_a_text_lacks_is_said(name, text, flags, folders, tmp_path, command
     expected = SIGNS[name, text, flags]
     assert (code, len(lines)) == (0, int(bool(expected)))
     assert expected in err
+
+
+LANGUAGES = {"mBART": ("de_DE", None), "NLLB": ("fra_Latn", "</s>")}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_ctranslate2_takes_the_language_as_target_prefix(name, folders, tmp_path):
+    """As with its own converter, whose start token of an mBART is null and of an NLLB EOS."""
+    language, start = LANGUAGES[name]
+    path = tmp_path / "ct2"
+    convert.save(convert.load(folders(name)), path, layout="ctranslate2")
+    assert json.loads((path / "config.json").read_text())["decoder_start_token"] == start
+    translator = twinax.load(path).with_languages(None, language)
+    decoding = DecodingConfig(beam_size=1, max_length=12, **COMMON_RULES)
+    source, target = (read_tokens(path, side) for side in ("source", "target"))
+    sentences = [[source[i] for i in ids] for ids in translator.source_ids(TEXTS)]
+    library, prefix = ctranslate2.Translator(str(path), compute_type="float32"), [[language]] * len(TEXTS)
+    results = library.translate_batch(sentences, prefix, **translate_options(translator.config, decoding, target))
+    for result, (hypothesis,) in zip(results, translator.hypotheses(TEXTS, decoding, "torch"), strict=True):
+        ids = [target.index(token) for token in result.hypotheses[0]]
+        assert tuple(ids[:-1] if ids[-1] == translator.config.eos_id else ids) == hypothesis.tokens
 
 
 def test_the_comparison_sees_a_setting_that_is_not_applied(folders, tmp_path, monkeypatch):

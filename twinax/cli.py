@@ -80,7 +80,16 @@ def parity(
                     f"--engines {engines}: compares one checkpoint; omit presets, --tgt and --translations"
                 )
             compare_searches = import_module("twinax.engines_command").compare_searches
-            return 0 if compare_searches(model, engines, src, languages, json_file) else 1
+            equal = compare_searches(
+                model,
+                engines,
+                src,
+                adapter=adapter,
+                languages=languages,
+                max_length=max_length,
+                json_file=json_file,
+            )
+            return 0 if equal else 1
         equal = import_module("twinax.parity_command").prove(
             model,
             second,

@@ -8,7 +8,9 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.table import Table
 
+from twinax.configs.decoding import DecodingConfig
 from twinax.configs.errors import DataError
+from twinax.convert.generation import longest_translation
 from twinax.parity.engines import BEAM_SIZES, ENGINES, EngineAgreement, compare_engines, load_searches
 from twinax.train.data.corpus import read_lines
 from twinax.train.tracking.progress import progress_bar
@@ -19,36 +21,49 @@ from .usage import UsageError, check_folder, report_assumed
 
 
 def compare_searches(
-    model: str, engines: str, src: str | None, languages: Mapping[str, str | None], json_file: str | None
+    model: str,
+    engines: str,
+    src: str | None,
+    *,
+    adapter: str | None,
+    languages: Mapping[str, str | None],
+    max_length: int | None,
+    json_file: str | None,
 ) -> bool:
     """Compares the n-best lists of engines and prints a table; returns whether rounding explains all differences."""
     check_folder(json_file)
+    DecodingConfig(max_length=max_length)  # checks the value
     names = [name.strip() for name in engines.split(",")]
     if unknown := [name for name in names if name not in ENGINES]:
         raise UsageError(f"--engines {engines}: {unknown[0]!r} is not an engine; choose from {','.join(ENGINES)}")
     if src is None:
         raise UsageError(f"--engines {engines}: needs --src, the sentences to translate")
-    translator = decoding_in(load(model), *languages.values())
+    translator = decoding_in(load(model, adapter=adapter), *languages.values())
     report_assumed(translator.name, translator.checkpoint)
     sources = {line: ids for line, ids in enumerate(translator.source_ids(list(read_lines(src))), 1) if ids}
     if not sources:
         raise DataError(f"{src}: has no sentence")
+    longest = max_length or longest_translation(translator.checkpoint.documents, translator.config)
     with TemporaryDirectory(prefix="twinax-engines-") as folder, progress_bar() as progress:
         searches, missing = load_searches(translator.checkpoint, dict.fromkeys(names), Path(folder))
+        if not searches:
+            reasons = "; ".join(f"{engine} {reason}" for engine, reason in missing.items())
+            raise UsageError(f"--engines {engines}: nothing to compare: {reasons}")
         agreements: list[EngineAgreement] = []
-        for beam_size in BEAM_SIZES if searches else ():
+        for beam_size in BEAM_SIZES:
             agreements += compare_engines(
                 translator.checkpoint,
                 searches,
                 sources,
                 beam_size,
                 lambda count, beam_size=beam_size: progress(f"searches, beam {beam_size}", count, len(sources)),
+                longest,
             )
     _show(agreements, len(sources))
     for engine, reason in missing.items():
         print(f"{engine}: {reason}")
     equal = all(agreement.ok for agreement in agreements)
-    print("equal" if equal else "DIFFERENT")
+    print(("equal" if equal else "DIFFERENT") + (f", without {', '.join(missing)}" if missing else ""))
     if json_file is not None:
         document = {"engines": [agreement.document() for agreement in agreements], "missing": missing, "equal": equal}
         Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -67,8 +82,7 @@ def _show(agreements: list[EngineAgreement], sentences: int) -> None:
         counts = (f"{agreement.equal:,} of {sentences:,}", f"{rounding:,}", f"{len(agreement.different):,}")
         table.add_row(str(agreement.beam_size), agreement.engine, *counts, error)
     console = Console()
-    if agreements:
-        console.print(table)
+    console.print(table)
     for agreement in agreements:
         for certificate in agreement.certificates:
             line = f"beam {agreement.beam_size}, {agreement.engine}, {certificate}"

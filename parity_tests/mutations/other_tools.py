@@ -6,6 +6,7 @@ _LORA = ("tests/test_lora.py",)
 _TRAINER = ("tests/test_trainer.py",)
 _USER_OPTIMIZER = ("tests/test_user_optimizer.py",)
 _VARIABLES = ("tests/test_ctranslate2.py",)
+_DIRECTORIES = "tests/test_ctranslate2_directories.py"
 _ENGINES = ("tests/test_engines.py",)
 
 OTHER_TOOLS = (
@@ -113,6 +114,27 @@ OTHER_TOOLS = (
         "[arrays[0][first:last]]",
         "[arrays[0][: last - first]]",
         _VARIABLES,
+    ),
+    Mutation(
+        "vocabularies of CTranslate2 exchanged",
+        "convert.ctranslate2_format.write_into",
+        "tokens = [list(source.tokens), list(target.tokens)]",
+        "tokens = [list(target.tokens), list(source.tokens)]",
+        (*_VARIABLES, _DIRECTORIES),
+    ),
+    Mutation(
+        "another unknown token",
+        "convert.ctranslate2_format._settings",
+        '"unk_token": target.unk if',
+        '"unk_token": target.tokens[5] if',
+        (_DIRECTORIES,),
+    ),
+    Mutation(
+        "an mBART without a language starts with padding in CTranslate2",
+        "convert.ctranslate2_format.write",
+        "if vocabularies.starts_with_language:",
+        "if False:",
+        ("tests/test_family_text.py::test_ctranslate2_takes_the_language_as_target_prefix[mBART]",),
     ),
     Mutation(
         "one scale per matrix",

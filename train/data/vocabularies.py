@@ -1,13 +1,23 @@
 """The vocabularies of a checkpoint: a different token for each row of its model."""
 
+from typing import NamedTuple
+
 from ...configs.data import TokenizerConfig
 from ...convert.checkpoint import Checkpoint
-from .prepare import Tokenizers
+from .prepare import Tokenizers, lacks_language
 from .tokenizer import Tokenizer
 
 
-def of_checkpoint(checkpoint: Checkpoint) -> tuple[tuple[list[str], str], ...] | None:
-    """(tokens by id, token of unknown words) of source and target; None if there is no tokenizer that twinax reads.
+class Vocabularies(NamedTuple):
+    """What another program needs to translate tokens; each side is (tokens by id, token of unknown words)."""
+
+    source: tuple[list[str], str]
+    target: tuple[list[str], str]
+    starts_with_language: bool  # the first decoder input is the target language's token, and the checkpoint sets none
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> Vocabularies | None:
+    """The vocabularies of a checkpoint; None if there is no tokenizer that twinax reads.
 
     A row for which a tokenizer has no token, as padding of the vocabulary has none, gets the token `<id 17>`.
 
@@ -18,8 +28,12 @@ def of_checkpoint(checkpoint: Checkpoint) -> tuple[tuple[list[str], str], ...] |
     if tokenizers is None:
         return None
     config = checkpoint.config
-    sizes = (config.src_vocab_size, config.tgt_vocab_size)
-    return tuple(_tokens(tokenizer, size) for tokenizer, size in zip(tokenizers, sizes, strict=True))
+    languages = tokenizers.src.languages
+    return Vocabularies(
+        _tokens(tokenizers.src, config.src_vocab_size),
+        _tokens(tokenizers.tgt, config.tgt_vocab_size),
+        languages is not None and languages.role == "decoder_start" and lacks_language(config, tokenizers),
+    )
 
 
 def _tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], str]:

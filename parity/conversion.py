@@ -104,7 +104,9 @@ def random_model(name: str, seed: int = 0) -> Any:
     layout, settings = VARIANTS[name]
     architecture = getattr(transformers, family(layout).architecture)
     sizes = {} if "n_positions" in settings else _SIZES
-    model = architecture(architecture.config_class(**{**sizes, **settings})).eval()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = architecture(architecture.config_class(**{**sizes, **settings})).eval()
     if name in UNTIED:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     randomize(model, seed)

@@ -20,7 +20,7 @@ from benchmarks.strangers_layers import CONVERTED
 from benchmarks.strangers_planting import Planted, planted_parameters
 from benchmarks.strangers_scores import ERROR, Score, by_operator, report, sample
 from twinax.parity.comparison import Comparison, Convert, arrays_of, compare, with_arrays
-from twinax.parity.divergence import Defect
+from twinax.parity.defect import Defect
 from twinax.parity.layouts import Layout, merged
 from twinax.parity.weight_rules import apply_rules
 from twinax.parity.weights import Match, Part

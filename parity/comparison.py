@@ -13,8 +13,8 @@ import torch
 from .capture.jax_models import as_function
 from .capture.jax_trace import dotted
 from .capture.trace import CaptureError, Trace, named
+from .defect import Defect
 from .diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
-from .divergence import Defect
 from .dropout import capture_in_training
 from .exercised import not_exercised
 from .gradients import diagnose_gradients

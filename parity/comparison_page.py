@@ -15,7 +15,7 @@ from .alignment import Difference, Row, side_by_side
 from .capture.trace import Operation, Trace
 from .comparison import Comparison
 from .comparison_report import called_from, expressions, grouped, modules
-from .divergence import Defect
+from .defect import Defect
 from .matching import EXACT, ROUNDED, output_pairs, producers
 from .source_lines import Snippet, snippets
 

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from .capture.trace import Operation, Trace
 from .comparison import Comparison
+from .defect import Defect
 from .diagnosis import Diagnosis
-from .divergence import Defect
 from .weights import Match, WeightMap
 
 SCHEMA = 1  # of `as_document`; raised when a field changes its meaning

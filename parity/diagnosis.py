@@ -12,7 +12,8 @@ import numpy as np
 
 from .alignment import Pairing
 from .capture.trace import Trace, named
-from .divergence import Defect, State, next_step
+from .defect import Defect
+from .divergence import State, next_step
 from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order
 from .weights import WeightMap, match_weights
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .capture.trace import CaptureError, Operation, Trace
+from .defect import Defect
 from .diagnosis import capture
-from .divergence import Defect
 from .matching import EXACT, find_arrangement, same_order
 
 Array = np.ndarray

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .capture.trace import Operation, Trace, own_lines
+from .defect import Defect
 from .diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
-from .divergence import Defect
 from .dropout import capture_in_training
 from .matching import EXACT, ROUNDED, difference, find_arrangement, output_pairs
 from .repairs import Repair

@@ -9,6 +9,7 @@ _BOOKS = ("tests/test_bookkeeping.py",)
 _LOOP = ("tests/test_loop.py",)
 _TRAJECTORY = ("parity_tests/test_trajectories.py",)
 _PRECISION = ("parity_tests/test_precision.py",)
+_DEVICES = ("tests/test_partitioning.py::test_eight_devices_are_one",)
 
 TRAINING = (
     Mutation(
@@ -47,10 +48,31 @@ TRAINING = (
         _LOSSES,
     ),
     Mutation(
-        "a label outside the vocabulary counts from the end",
-        "train.losses._forward",
-        "labels = jnp.where(labels < 0, z.shape[-1], labels)",
-        "labels = labels",
+        "an index gathers the logits of the whole vocabulary",
+        "train.losses._at",
+        "values = jnp.where(jnp.arange(z.shape[-1]) == tokens, z, 0).sum(-1)",
+        "values = jnp.take_along_axis(z, jnp.broadcast_to(jnp.asarray(tokens), (*z.shape[:-1], 1)), -1)[..., 0]",
+        _DEVICES,
+    ),
+    Mutation(
+        "parameters are divided along fsdp where they are used",
+        "train.partitioning.Placement.gather",
+        'None if a == "fsdp" else a',
+        "a",
+        _DEVICES,
+    ),
+    Mutation(
+        "the new state is wherever XLA puts it",
+        "train.partitioning.Placement.keep",
+        "self.shardings(tree)",
+        "jax.tree.map(lambda _: NamedSharding(self.mesh, PartitionSpec()), tree)",
+        _DEVICES,
+    ),
+    Mutation(
+        "a negative label counts as one without a loss",
+        "train.losses._at",
+        "(tokens >= 0) & (tokens < z.shape[-1])",
+        "tokens < z.shape[-1]",
         _LOSSES,
     ),
     Mutation(

@@ -118,9 +118,11 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
             f"{directory}: was started with another corpus: the {part} pairs have changed (now {counts}; {_DATA} has "
             "the earlier counts); use the same corpus or choose another directory"
         )
-    # Loop settings, workers and corpus paths may change: no update depends on them. The ids are compared above.
+    # Loop, devices, workers and corpus paths may change: no update depends on them. The ids are compared above.
     workers = replace(prepared.run.batches, workers=first_run.batches.workers)
-    comparable_run = replace(prepared.run, loop=first_run.loop, batches=workers, corpus=first_run.corpus)
+    comparable_run = replace(
+        prepared.run, loop=first_run.loop, sharding=first_run.sharding, batches=workers, corpus=first_run.corpus
+    )
     if changes := differences(comparable_run, first_run):
         raise RunError(f"{directory}: was started with other settings: {'; '.join(changes)}; choose another directory")
     end, updates = first_run.training.total_updates, prepared.run.loop.updates

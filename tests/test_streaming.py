@@ -3,8 +3,10 @@
 import fcntl
 import json
 import os
+import time
 import tracemalloc
 from fractions import Fraction
+from threading import Timer
 
 import ml_dtypes
 import numpy as np
@@ -215,3 +217,51 @@ def test_what_a_killed_process_left_is_removed(bart, tmp_path):
         os.close(descriptor)
         assert (left.exists(), locked.exists(), other.exists()) == (False, True, True)
         assert len([path for path in tmp_path.iterdir() if name in path.name]) >= 3
+
+
+def test_a_locked_folder_is_not_waited_for(bart, tmp_path):
+    """Then what a killed process left stays, because another process may be about to write there."""
+    (tmp_path / ".new.twinax-left").mkdir()
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    release = Timer(10, os.close, [descriptor])  # so that waiting for it fails, and does not hang
+    release.start()
+    start = time.monotonic()
+    convert.save(convert.load(bart), tmp_path / "new", layout="bart")
+    assert time.monotonic() - start < 5
+    release.cancel()
+    os.close(descriptor)
+    assert sorted(os.listdir(tmp_path)) == [".new.twinax-left", "new"]
+
+
+WITHOUT_TORCH = """
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+    del sys.modules[name]
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, NoTorch())
+from twinax import cli
+flags = ["--layout", "bart"]
+for arguments in (["x.safetensors"], ["x", *flags], ["x.pt"], ["y", *flags, "--dtype", "bfloat16"]):
+    sys.argv = ["twinax", "convert", SOURCE, *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        print("status", end.code)
+"""
+
+
+def test_only_what_needs_torch_needs_it(bart, tmp_path, forks):
+    result = forks(WITHOUT_TORCH.replace("SOURCE", repr(str(bart))), cwd=tmp_path)
+    statuses = [line for line in result.stdout.splitlines() if "status" in line]
+    assert statuses == [f"status {code}" for code in (0, 0, 2, 2)], result.stderr
+    assert result.stderr.splitlines() == [
+        "twinax: x.pt: writing it needs PyTorch, which is not installed: pip install torch",
+        "twinax: --dtype bfloat16: the comparison of logits needs PyTorch, which is not installed: pip install torch",
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["x", "x.safetensors"]

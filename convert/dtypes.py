@@ -2,18 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..configs.schema import TransformerConfig
 from ..formulas.position_tables import POSITION_TABLES
-from .arrays import cast
+from .arrays import cast, torch_view
 from .checkpoint import Checkpoint
-from .file_layouts import PUBLISHED
+from .file_layouts import PUBLISHED, to_named
 from .hugging_face import LAYOUTS, family
 from .layouts import fairseq
 from .layouts.hugging_face import POSITIONS
 from .lazy_arrays import lazy, same_bits
+
+if TYPE_CHECKING:
+    import torch
+
+    from .. import torch_reference
 
 DTYPES = ("bfloat16", "float16", "float32")
 _SENTENCES, _LENGTH = 8, 16  # of the random tokens
@@ -92,20 +98,51 @@ class Movement:
 
 
 def logit_movement(before: Checkpoint, after: Checkpoint) -> Movement:
-    """Compares the logits of two checkpoints of one model; one of them at a time is in memory, in float32."""
+    """Compares the logits of two checkpoints of one model; the arrays of one module at a time are in memory."""
     first, second = (_logits(checkpoint) for checkpoint in (before, after))
     same = first.argmax(-1) == second.argmax(-1)
-    return Movement(float(np.abs(first - second).max()), float(np.abs(first).max()), int(same.sum()), same.size)
+    largest = max(float(np.abs(a - b).max()) for a, b in zip(first, second, strict=True))  # per sentence: no third copy
+    return Movement(largest, float(max(first.max(), -first.min())), int(same.sum()), same.size)
 
 
 def _logits(checkpoint: Checkpoint) -> np.ndarray:
     """Logits (B, T, V) of the PyTorch model in float32."""
     import torch
 
+    from ..torch_reference.model import Transformer
+
     config = checkpoint.config.replace(param_dtype="float32", compute_dtype="float32")
-    model = Checkpoint(config, cast(checkpoint.arrays, "float32")).to_torch().eval()
+    with torch.device("meta"):
+        model = Transformer(config).eval()
+    _load_by_module(model, to_named(cast(checkpoint.arrays, "float32"), config, "twinax"))
     with torch.inference_mode():
         return model(*(torch.from_numpy(tokens) for tokens in random_tokens(config))).numpy()
+
+
+def _load_by_module(model: "torch_reference.Transformer", arrays: Mapping[str, np.ndarray]) -> None:
+    """Makes each module of a model on the meta device read its arrays when it is called, and drop them afterwards.
+
+    The target embedding stays, because the output layer may use it too.
+    """
+
+    def add_hooks(module: "torch.nn.Module", names: Mapping[str, str], stays: bool) -> None:
+        def load(*call: Any) -> None:
+            tensors = {name: torch_view(arrays[path]) for name, path in names.items()}
+            module.load_state_dict(tensors, strict=False, assign=True)
+
+        def drop(*call: Any) -> None:
+            module.to_empty(device="meta", recurse=False)
+
+        module.register_forward_pre_hook(load)
+        if not stays:
+            module.register_forward_hook(drop)
+
+    embedding = model.src_embedding if model.tgt_embedding is None else model.tgt_embedding
+    for path, module in model.named_modules():
+        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        if own:
+            names = {name: f"{path}.{name}" for name, _ in own}
+            add_hooks(module, names, stays=module is embedding and model.output.proj is None)
 
 
 def random_tokens(config: TransformerConfig) -> list[np.ndarray]:

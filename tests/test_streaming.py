@@ -25,6 +25,7 @@ from twinax.convert.arrays import cast
 from twinax.convert.dtypes import logit_movement, random_tokens, to_dtype
 from twinax.convert.layouts import fairseq
 from twinax.convert.port import flax_specs
+from twinax.convert.progress import listening
 from twinax.convert.safetensors_files import read_safetensors, write_safetensors
 from twinax.convert.verification import compare_checkpoints
 from twinax.parity.conversion import random_model
@@ -256,6 +257,17 @@ def test_one_array_is_in_memory_at_a_time(layout, dtype, larger, tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * max(sizes) + 3e6 < sum(sizes) / 3
+
+
+def test_progress_counts_every_byte(bart, tmp_path):
+    checkpoint = convert.load(bart, memory_map=True)
+    total = sum(array.nbytes for array in checkpoint.tensors.values())
+    written, compared = [], []
+    with listening(written.append):
+        convert.save(checkpoint, tmp_path / "new.safetensors")
+    with listening(compared.append):
+        compare_checkpoints(checkpoint, convert.load(tmp_path / "new.safetensors"))
+    assert (sum(written), sum(compared)) == (total, total)
 
 
 def test_what_a_killed_process_left_is_removed(bart, tmp_path):

@@ -1,6 +1,7 @@
 """Written Hugging Face directories: their contents, and what is never overwritten."""
 
 import json
+import logging
 import resource
 import threading
 from dataclasses import replace
@@ -52,6 +53,22 @@ def test_a_model_of_our_own_becomes_a_directory(tmp_path):
     round_trip = convert.load(tmp_path / "ours")
     assert round_trip.config == config
     assert same(round_trip.arrays, checkpoint.arrays)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("name", "layout"), [("BART", "bart"), ("Marian", "marian"), ("M2M100", "m2m100"), ("T5", "t5")]
+)
+def test_transformers_loads_it_without_a_warning(name, layout, directories, command, tmp_path, caplog):
+    code, _, err = command("convert", directories / name, tmp_path / "new", "--layout", layout, "--dtype", "bfloat16")
+    assert code == 0, err
+    logger = logging.getLogger("transformers")  # its messages do not reach the root logger
+    logger.addHandler(caplog.handler)
+    try:
+        _, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new", output_loading_info=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert (caplog.messages, any(info.values())) == ([], False)
 
 
 def test_a_changed_config_is_written_and_the_rest_kept(bart, tmp_path):

@@ -138,6 +138,6 @@ demo: install
 settings: install
 	$(BIN)/python -m benchmarks.settings_page docs/settings.md
 
-# Twenty kills of a training at random moments, and fifty of each form of conversion; prints their counts. 15 minutes.
+# Twenty kills of a training at random moments, and fifty of each form of conversion; prints their counts. Ten minutes.
 kill-test: install
 	$(BIN)/python -m pytest -m slow tests/test_kills.py tests/test_killed_conversions.py

@@ -1,7 +1,7 @@
 """The report of `twinax convert`: what was read back, and how long it took."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,17 +33,25 @@ class Timer:
     def __exit__(self, *error: object) -> None:
         self.seconds = time.monotonic() - self._start
 
-    def rate(self, path: Path) -> str:
-        """The seconds, and the rate for a file or directory."""
+    def rate(self, path: Path, without: "Timer") -> str:
+        """The seconds, less those of another timer, and the rate for a file or directory."""
         files = [path] if path.is_file() else path.rglob("*")
-        size = sum(file.stat().st_size for file in files if file.is_file())
-        return f"{self.seconds:.1f} s ({size / 1e6:,.1f} MB, {size / 1e6 / self.seconds:,.0f} MB/s)"
+        size, seconds = sum(file.stat().st_size for file in files if file.is_file()), self.seconds - without.seconds
+        return f"{seconds:.1f} s ({size / 1e6:,.1f} MB, {size / 1e6 / seconds:,.0f} MB/s)"
 
 
 @contextmanager
-def byte_progress(label: str, checkpoint: Checkpoint) -> Iterator[None]:
-    """A progress bar with bytes and rate, where the format writes or reads one array at a time."""
-    completed, total = 0, sum(map(size_of, checkpoint.tensors.specs.values()))
+def byte_progress(checkpoint: Checkpoint) -> Iterator[Callable[[str], None]]:
+    """A progress bar with bytes and rate, where the format writes or reads one array at a time.
+
+    Yields `begin(label)`, which begins at 0 bytes.
+    """
+    label, completed, total = "", 0, sum(map(size_of, checkpoint.tensors.specs.values()))
+
+    def begin(new_label: str) -> None:
+        nonlocal label, completed
+        label, completed = new_label, 0
+        show(label, completed, total)
 
     def add(size: int) -> None:
         nonlocal completed
@@ -51,8 +59,7 @@ def byte_progress(label: str, checkpoint: Checkpoint) -> Iterator[None]:
         show(label, completed, total)
 
     with progress_bar(in_bytes=True) as show, listening(add):
-        show(label, 0, total)
-        yield
+        yield begin
 
 
 def describe_weights(

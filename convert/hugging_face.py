@@ -65,7 +65,7 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max
     """Write a directory that `from_pretrained` of the layout's class loads; unchanged settings are written back.
 
     `max_shard_size`: the most bytes per file of weights; a larger array has a file of its own. A checkpoint with an
-    optimizer gets the files from which `transformers`' Trainer resumes.
+    optimizer gets the files from which `transformers`' Trainer resumes, unless Trainer does not make such updates.
 
     Raises:
         ConversionError: the layout has no such model, or the directory exists. Nothing is written then.
@@ -79,8 +79,7 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max
     arrays = target.write(documents[CONFIG], checkpoint.config, checkpoint.arrays, checkpoint.unused)
     # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.
     files = {name.removeprefix(f"{FOLDERS[0]}/"): content for name, content in checkpoint.files.items()}
-    if checkpoint.training is not None:
-        files |= trainer.trainer_files(replace(checkpoint, documents=documents), target)
+    files |= trainer.trainer_files(replace(checkpoint, documents=documents), target)
     write_directory(directory, arrays, documents, files, max_shard_size)
 
 

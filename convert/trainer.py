@@ -32,6 +32,7 @@ from .files import read_torch
 from .layouts.canonical import up_to_rounding
 from .layouts.foreign import NOT_WRITTEN
 from .layouts.hugging_face import Family
+from .lazy_arrays import Spec
 from .port import flax_specs
 from .rules import target_specs, translate
 from .torch_adam import check_settings, groups_of, moments_by_name
@@ -151,7 +152,9 @@ def with_training(checkpoint: Checkpoint, path: Path, target: Family, run: RunCo
             tables = target.position_tables(run.model) if sizes == [expected[0] + 2, expected[1]] else {}
             advice = "; with the position tables, which must be frozen: requires_grad_(False)" if tables else ""
             raise ConversionError(f"has groups of {sizes} parameters; of this model, they have {expected}{advice}")
-        moments = moments_by_name(state, [name for names in model.groups for name in names], model.shapes, model.absent)
+        moments = moments_by_name(
+            state, [name for names in model.groups for name in names], model.all_specs, model.absent
+        )
         check_settings(groups_of(state), (run.training.weight_decay, 0.0), run.training)
         model.check_decay(run)
     with _named(path / SCHEDULER):
@@ -217,9 +220,10 @@ class _Parameters:
         settings = checkpoint.documents.get(CONFIG) or target.settings(config)
         self.specs, self.rules = specs, [rule for rule in target.rules(config) if rule.source[0] in specs]
         self.file_specs = target_specs(self.rules, specs)
-        unused = dict.fromkeys(target.unused(settings, config), (config.src_vocab_size, config.d_model))
-        self.shapes = {name: spec.shape for name, spec in self.file_specs.items()} | unused
-        self.groups = parameter_groups([*self.shapes])
+        table = Spec((config.src_vocab_size, config.d_model), config.param_dtype)
+        unused = dict.fromkeys(target.unused(settings, config), table)
+        self.all_specs = self.file_specs | unused
+        self.groups = parameter_groups([*self.all_specs])
         without = without_gradient(config)
         self.absent = {*unused, *(rule.target[0] for rule in self.rules if rule.source[0] in without)}
 
@@ -232,7 +236,7 @@ class _Parameters:
             raise ConversionError(f"optimizer={config.optimizer!r}: transformers' Trainer has weight decay as adamw")
         if config.decayed != "matrices":
             raise ConversionError(f"decayed={config.decayed!r}: transformers' Trainer decays neither norms nor biases")
-        if name := next((name for name in self.groups[1] if len(self.shapes[name]) > 1), None):
+        if name := next((name for name in self.groups[1] if len(self.all_specs[name].shape) > 1), None):
             reason = f"transformers' Trainer does not decay {name}, and twinax decays all matrices"
             raise ConversionError(f"weight_decay={config.weight_decay}: {reason}")
 

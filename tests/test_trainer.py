@@ -348,8 +348,11 @@ DAMAGE = {
     r"scheduler.pt: is not the state of a schedule": lambda path: torch.save({"best": 1}, path / "scheduler.pt"),
     r"optimizer.pt: is not the state dict of an opt": lambda path: torch.save([1], path / "optimizer.pt"),
     r"has groups of \[25, 39\] parameters; of this model, they have \[25, 40\]$": changed(drop_a_parameter),
-    r"has exp_avg \[3\] for model.shared.weight, which is \[31, 12\]": changed(
+    r"has exp_avg float32\[3\] for model.shared.weight, which is float32\[31, 12\]": changed(
         lambda c: c["state"][0].update(exp_avg=torch.zeros(3))
+    ),
+    r"has exp_avg_sq bfloat16\[31, 12\] for model.shared.weight, which is float32\[31, 12\]": changed(
+        lambda c: c["state"][0].update(exp_avg_sq=c["state"][0]["exp_avg_sq"].bfloat16())
     ),
     r"has parameters with different step counts, \[7, 8\]": changed(
         lambda c: c["state"][0].update(step=torch.tensor(8.0))
@@ -358,7 +361,8 @@ DAMAGE = {
     r"has step, exp_avg for model.shared.weight; Adam has": changed(lambda c: c["state"][0].pop("exp_avg_sq")),
     r"has parameter groups that do not match its state": changed(lambda c: c["state"].update({99: {}})),
     r"has amsgrad=True, which twinax does not have": changed(lambda c: c["param_groups"][0].update(amsgrad=True)),
-    r"is not as Trainer writes it: 'betas'": changed(lambda c: c["param_groups"][0].pop("betas")),
+    r"has parameter groups without betas; those of Adam": changed(lambda c: c["param_groups"][0].pop("betas")),
+    r"is not as Trainer writes it: not enough values": changed(lambda c: c["param_groups"][0].update(betas=(0.9,))),
 }
 
 

@@ -130,9 +130,8 @@ def _merge(
     for name, array in adapter.replacements.items():
         merged[full_name[name]] = _replacement(full_name[name], array, base)
     rows_of = {full_name[f"{module}.weight"]: (module, rows) for module, rows in adapter.tokens.items()}
-    for name in sorted(
-        rows_of, key=[*target.embeddings, *rows_of].index
-    ):  # in peft, a later table overwrites a tied one
+    order = [*target.embeddings, *rows_of]  # as in peft, where the last of several tied tables overwrites the others
+    for name in sorted(rows_of, key=order.index):
         table = _with_rows(adapter, name, *rows_of[name], merged)
         merged |= dict.fromkeys([copy for copy in (name, *ties) if merged[copy] is merged[name]], table)
     for module, parts in adapter.changes.items():

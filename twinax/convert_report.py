@@ -15,9 +15,10 @@ from twinax.convert import Checkpoint, checksum, ctranslate2_format
 from twinax.convert.checkpoint import FOLDERS, MOMENTS
 from twinax.convert.file_layouts import PUBLISHED
 from twinax.convert.formats import TOOLKITS
-from twinax.convert.hugging_face import LAYOUTS
+from twinax.convert.hugging_face import LAYOUTS, family
 from twinax.convert.progress import listening
 from twinax.convert.safetensors_files import size_of
+from twinax.convert.trainer import obstacle
 from twinax.convert.verification import Comparison, number_of
 from twinax.train.tracking.progress import progress_bar
 
@@ -91,7 +92,11 @@ def describe_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str
         states = [name for name in checkpoint.skipped if "optim" in name]
         return f"{states[0]} ignored: pass --run, the run that resumes from it" if states else "none", True
     if after is None:
-        return f"omitted, with the run and its {before.update:,} updates: this format does not store them", True
+        reason: str | None = "this format does not store them"
+        if result.layout in LAYOUTS:
+            reason = obstacle(replace(result, training=before), family(result.layout))
+        omitted = f"omitted, with the run and its {before.update:,} updates"
+        return f"{omitted}: {reason}" if reason else omitted, True
     same = all(checksum(getattr(before, key)) == checksum(getattr(after, key)) for key in MOMENTS)
     same &= replace(after, exp_avg={}, exp_avg_sq={}) == replace(before, exp_avg={}, exp_avg_sq={})
     verdict = "bit-identical after reading back" if same else "[bold red]DIFFERENT after reading back[/]"

@@ -1,6 +1,7 @@
 """Time, rate, memory and exactness of `twinax convert`, form by form, and beside `cp`; writes the tables into a page.
 
-`python -m benchmarks.conversion_speed PAGE FOLDER`: about 20 GB are written into the folder, and removed at the end.
+`python -m benchmarks.conversion_speed PAGE FOLDER [TABLE …]`: about 20 GB are written into the folder, and removed at
+the end. The tables are forms, dtype and large; by default all.
 """
 
 import os
@@ -141,6 +142,24 @@ def forms_table(folder: Path, base: float) -> list[tuple[str, ...]]:
     return rows
 
 
+def dtype_table(folder: Path) -> list[tuple[str, ...]]:
+    """The small model in other dtypes; how far the logits move is computed too."""
+    largest = write_model("small", folder / "small", None)
+    write_model("tiny", folder / "tiny-dtype", None)
+    rows = []
+    for form, dtype in product(("directory", ".safetensors"), ("bfloat16", "float16")):
+        suffix, flags = FORMS[form]
+        flags = (*flags, "--dtype", dtype)
+        base = measure(folder / "tiny-dtype", folder / f"base{suffix}", flags).peak
+        result = measure(folder / "small", folder / f"new{suffix}", flags)
+        remove(folder / f"base{suffix}")
+        remove(folder / f"new{suffix}")
+        seconds, _, compared, peak, exact = _cells(result, base)
+        rows.append((form, dtype, seconds, compared, f"{peak} of {3 * largest + 500:,.0f} MB", exact))
+    remove(folder / "small")
+    return rows
+
+
 def large_table(folder: Path, base: float) -> list[tuple[str, ...]]:
     """The conversions of the large model, beside copies in turn."""
     rows = []
@@ -172,16 +191,22 @@ def _cells(result: Measurement, base: float) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Measures and writes both tables."""
-    page, parent = (Path(argument) for argument in sys.argv[1:])
+    """Measures and writes the tables."""
+    page, parent = (Path(argument) for argument in sys.argv[1:3])
+    tables = sys.argv[3:] or ["forms", "dtype", "large"]
     with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
         write_model("tiny", folder / "tiny", None)
         base = measure(folder / "tiny", folder / "tiny.safetensors", ()).peak
         columns = ("from", "to", "written in", "rate", "compared in", "memory", "exact")
-        write_table(page, "conversion-forms", columns, forms_table(folder, base))
-        columns = (*columns[:5], "rate / rate of `cp`", "memory of bound", "exact")
-        write_table(page, "conversion-large", columns, large_table(folder, base))
+        if "forms" in tables:
+            write_table(page, "conversion-forms", columns, forms_table(folder, base))
+        if "dtype" in tables:
+            columns_of_dtype = ("to", "dtype", "written in", "compared in", "memory of bound", "exact")
+            write_table(page, "conversion-dtype", columns_of_dtype, dtype_table(folder))
+        if "large" in tables:
+            columns = (*columns[:5], "rate / rate of `cp`", "memory of bound", "exact")
+            write_table(page, "conversion-large", columns, large_table(folder, base))
 
 
 if __name__ == "__main__":

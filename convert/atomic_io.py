@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,22 @@ from ..configs.errors import ConversionError
 from .safetensors_files import write_shards
 
 _MARK = ".twinax-"  # in the names of temporary files and directories
+_ATTEMPTS, _PAUSE = 20, 0.05  # for the lock on a directory, which others hold for milliseconds; seconds
+
+_check: ContextVar[tuple[Path, Callable[[Path], None]] | None] = ContextVar("check", default=None)
+
+
+@contextmanager
+def checked_before_renaming(path: Path, check: Callable[[Path], None]) -> Iterator[None]:
+    """Within the context, `check` is called with the temporary file or directory that is renamed to `path`.
+
+    It is complete and synced then. `check` may add files to a directory; if it raises, nothing is left at `path`.
+    """
+    token = _check.set((path.resolve(), check))
+    try:
+        yield
+    finally:
+        _check.reset(token)
 
 
 def write_directory(
@@ -56,9 +74,9 @@ def new_directory(directory: Path) -> Iterator[Path]:
     """
     with _one_line(directory), _temporary(directory, tempfile.mkdtemp) as folder:
         yield folder
-        for path in sorted(folder.rglob("*")):
-            _sync(path)
-        _sync(folder)
+        _sync_tree(folder)
+        if _checked(directory, folder):
+            _sync_tree(folder)
         folder.chmod(0o777 & ~_umask())
         folder.rename(directory.resolve())  # fails if another process has filled the directory meanwhile
         _sync(directory.resolve().parent)
@@ -72,8 +90,8 @@ def new_file(path: Path) -> Iterator[Path]:
         ConversionError: the path exists, or writing fails; no files are left behind.
     """
 
-    def make(prefix: str, dir: Path) -> str:
-        descriptor, name = tempfile.mkstemp(prefix=prefix, dir=dir)
+    def make(**names: Any) -> str:
+        descriptor, name = tempfile.mkstemp(**names)
         os.close(descriptor)
         return name
 
@@ -81,6 +99,7 @@ def new_file(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         _sync(temporary)
+        _checked(path, temporary)
         try:
             os.link(temporary, path.resolve())  # unlike a rename, it never overwrites another process's file
         except FileExistsError:
@@ -139,13 +158,13 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
     new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}{_MARK}"
-    with _locked(path.parent, wait=True):
-        for leftover in path.parent.glob(f"{escape(prefix)}*"):
-            with _locked(leftover, wait=False) as free:
+    with _locked(path.parent, _ATTEMPTS) as alone:
+        for leftover in path.parent.glob(f"{escape(prefix)}*") if alone else ():
+            with _locked(leftover) as free:
                 if free:
                     _remove(leftover)
-        temporary = Path(make(prefix=prefix, dir=path.parent))
-        lock = _lock(temporary, wait=False)
+        temporary = Path(make(prefix=prefix, suffix=path.suffix, dir=path.parent))  # readers look at the suffix
+        lock = _lock(temporary)
     try:
         yield temporary
     finally:
@@ -165,9 +184,9 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
+def _locked(path: Path, attempts: int = 1) -> Iterator[bool]:
     """Holds the lock on a file or directory; yields False if another process has it, or there are no locks here."""
-    descriptor = _lock(path, wait)
+    descriptor = _lock(path, attempts)
     try:
         yield descriptor is not None
     finally:
@@ -175,18 +194,36 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
             os.close(descriptor)
 
 
-def _lock(path: Path, wait: bool) -> int | None:
+def _lock(path: Path, attempts: int = 1) -> int | None:
     """A descriptor that holds the lock on a path until it is closed, None if that is not possible."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # held by another, or a file system without locks
-        os.close(descriptor)
-        return None
-    return descriptor
+    for attempt in range(attempts):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:  # held by another
+            time.sleep(_PAUSE if attempt + 1 < attempts else 0)
+        except OSError:  # a file system without locks
+            break
+    os.close(descriptor)
+    return None
+
+
+def _checked(path: Path, temporary: Path) -> bool:
+    """Whether a check of this path was set; calls it."""
+    if (entry := _check.get()) is None or entry[0] != path.resolve():
+        return False
+    entry[1](temporary)
+    return True
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        _sync(path)
+    _sync(folder)
 
 
 def _sync(path: Path) -> None:

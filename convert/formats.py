@@ -26,7 +26,16 @@ from .file_layouts import file_layouts, is_file_layout
 from .foreign_directories import directory_obstacle, unidentified_directory
 from .foreign_files import file_obstacle, unidentified_file
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
-from .single_file import SUFFIXES, has_suffix, is_safetensors, is_torch, read_file, read_training, write_file
+from .single_file import (
+    SUFFIXES,
+    TORCH_SUFFIXES,
+    has_suffix,
+    is_safetensors,
+    is_torch,
+    read_file,
+    read_training,
+    write_file,
+)
 from .unreadable import READABLE, Obstacle, UnreadableError, one_line, printable
 
 Config = TransformerConfig | str | None
@@ -59,7 +68,7 @@ def _file(suffixes: tuple[str, ...], recognises: Callable[[Path], bool], descrip
 
 
 _SAFETENSORS = _file((".safetensors",), is_safetensors, "safetensors file")
-_TORCH = _file((".pt", ".pth"), is_torch, "PyTorch file")
+_TORCH = _file(TORCH_SUFFIXES, is_torch, "PyTorch file")
 _HUGGING_FACE = Format(
     recognises=lambda path: (path / CONFIG).is_file(),
     describe=lambda path: "Hugging Face directory",

@@ -44,7 +44,7 @@ def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | Non
     if (path / GENERATION).is_file():
         documents[GENERATION] = read_json(path / GENERATION)
     layout = _layout_of(documents[CONFIG], path)
-    settings = _settings(documents)
+    settings, place = _settings(documents), str(path)
     try:
         if has_flax_weights(path):  # Flax classes ignore these settings, which may be those of other weights
             settings |= {"dtype": None, "torch_dtype": None}
@@ -52,9 +52,10 @@ def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | Non
         if change is not None:
             settings, weights = merge_adapter(change, family(layout), settings, weights)
             documents[CONFIG] |= {n: settings[n] for n in ("tie_word_embeddings",) if n in settings}
+            place = f"{path}, merged with {adapter}"
         config, arrays, unused = family(layout).read(settings, weights)
     except ConversionError as error:
-        raise ConversionError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        raise ConversionError(str(error) if str(path) in str(error) else f"{place}: {error}") from None
     checkpoint = Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
     if run is not None:
         return trainer.with_training(checkpoint, path, family(layout), run)
@@ -65,7 +66,7 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max
     """Write a directory that `from_pretrained` of the layout's class loads; unchanged settings are written back.
 
     `max_shard_size`: the most bytes per file of weights; a larger array has a file of its own. A checkpoint with an
-    optimizer gets the files from which `transformers`' Trainer resumes.
+    optimizer gets the files from which `transformers`' Trainer resumes, unless Trainer does not make such updates.
 
     Raises:
         ConversionError: the layout has no such model, or the directory exists. Nothing is written then.
@@ -79,8 +80,7 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max
     arrays = target.write(documents[CONFIG], checkpoint.config, checkpoint.arrays, checkpoint.unused)
     # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.
     files = {name.removeprefix(f"{FOLDERS[0]}/"): content for name, content in checkpoint.files.items()}
-    if checkpoint.training is not None:
-        files |= trainer.trainer_files(replace(checkpoint, documents=documents), target)
+    files |= trainer.trainer_files(replace(checkpoint, documents=documents), target)
     write_directory(directory, arrays, documents, files, max_shard_size)
 
 

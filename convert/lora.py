@@ -129,11 +129,11 @@ def _merge(
     merged = dict(base)
     for name, array in adapter.replacements.items():
         merged[full_name[name]] = _replacement(full_name[name], array, base)
-    for module, rows in adapter.tokens.items():
-        name = full_name[f"{module}.weight"]
-        if name not in ties or target.embeddings.output not in ties:
-            raise ConversionError(f"trainable_token_indices: {name} is not tied to the output, and only then is merged")
-        merged |= dict.fromkeys(ties, _with_rows(adapter, name, rows, merged))
+    rows_of = {full_name[f"{module}.weight"]: (module, rows) for module, rows in adapter.tokens.items()}
+    order = [*target.embeddings, *rows_of]  # as in peft, where the last of several tied tables overwrites the others
+    for name in sorted(rows_of, key=order.index):
+        table = _with_rows(adapter, name, *rows_of[name], merged)
+        merged |= dict.fromkeys([copy for copy in (name, *ties) if merged[copy] is merged[name]], table)
     for module, parts in adapter.changes.items():
         name = full_name[f"{module}.weight"]
         if name in ties:
@@ -198,14 +198,21 @@ def _replacement(name: str, array: np.ndarray, arrays: Arrays) -> np.ndarray:
     return array.astype(arrays[name].dtype)
 
 
-def _with_rows(adapter: Adapter, name: str, rows: np.ndarray, arrays: Arrays) -> np.ndarray:
-    indices, table = adapter.settings.get("trainable_token_indices"), arrays[name]
+def _with_rows(adapter: Adapter, name: str, module: str, rows: np.ndarray, arrays: Arrays) -> np.ndarray:
+    """A module's table with its trained rows, whose indices `trainable_token_indices` lists, or maps modules to."""
+    if name not in arrays:
+        raise ConversionError(f"{module}: the base model has no such module with a weight")
+    setting, table = adapter.settings.get("trainable_token_indices"), arrays[name]
+    indices = setting
+    if isinstance(setting, Mapping):  # from names, each of which ends the paths of modules
+        matches = [value for key, value in setting.items() if module.endswith(key)]
+        indices = matches[0] if len(matches) == 1 else None
     indices = indices if isinstance(indices, list) else []
     valid = all(type(i) is int and 0 <= i < len(table) for i in indices)
-    if not valid or rows.shape != (len(indices), table.shape[1]):
+    if not valid or rows.shape != (len(indices), *table.shape[1:]):
         raise ConversionError(
-            f"trainable_token_indices={printable(repr(adapter.settings.get('trainable_token_indices')))}: must list "
-            f"the {len(rows)} trained rows of {name}, which is {list(table.shape)}"
+            f"trainable_token_indices={printable(repr(setting))}: must list the {len(rows)} trained rows of {name}, "
+            f"which is {list(table.shape)}"
         )
     merged = np.array(table)
     merged[indices] = rows.astype(table.dtype)

@@ -4,6 +4,7 @@ Source: `peft.LoraConfig`, version 0.21.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -65,14 +66,26 @@ def check_settings(settings: Settings) -> None:
             value = printable(repr(settings[name]))
             raise ConversionError(f"{name}={value}: must be a mapping from modules to numbers")
         for module, value in (settings.get(name) or {}).items():
+            _check_pattern(name, module)
             _check_number(f"{name}[{module!r}]", value)
+    for name in ("target_modules", "exclude_modules"):
+        if isinstance(settings.get(name), str):
+            _check_pattern(name, settings[name])
 
 
 def _check_number(name: str, value: Any) -> None:
-    if type(value) not in (int, float) or (name.startswith("r") and (type(value) is not int or value < 1)):
+    is_finite = type(value) in (int, float) and abs(value) <= sys.float_info.max
+    if not is_finite or (name.startswith("r") and (type(value) is not int or value < 1)):
         raise ConversionError(
-            f"{name}={printable(repr(value))}: must be a {'positive integer' if name[0] == 'r' else 'number'}"
+            f"{name}={printable(repr(value))}: must be a {'positive integer' if name[0] == 'r' else 'finite number'}"
         )
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    try:
+        re.compile(f"({pattern})")
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConversionError(f"{name}: {printable(pattern)} is not a regular expression: {error}") from None
 
 
 def value_for(settings: Settings, name: str, pattern: str, module: str) -> Any:

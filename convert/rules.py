@@ -77,10 +77,10 @@ def translate_lazily(rules: Iterable[Rule], arrays: Mapping[str, np.ndarray], sp
 def _check(arrays: Mapping[str, np.ndarray], specs: Mapping[str, Spec]) -> None:
     """Raises: ConversionError, lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype."""
     given = specs_of(arrays)
-    problems = [f"missing: {name}, {_text(spec)}" for name, spec in specs.items() if name not in given]
-    problems += [f"not in the model: {name}, {_text(spec)}" for name, spec in given.items() if name not in specs]
+    problems = [f"missing: {name}, {text_of(spec)}" for name, spec in specs.items() if name not in given]
+    problems += [f"not in the model: {name}, {text_of(spec)}" for name, spec in given.items() if name not in specs]
     problems += [
-        f"wrong: {name} is {_text(given[name])}, must be {_text(spec)}"
+        f"wrong: {name} is {text_of(given[name])}, must be {text_of(spec)}"
         for name, spec in specs.items()
         if name in given and given[name] != spec
     ]
@@ -115,5 +115,6 @@ class Translation(NamedTuple):
         return cls(rules, specs, [rule.inverse for rule in rules], target_specs(rules, specs))
 
 
-def _text(spec: Spec) -> str:
+def text_of(spec: Spec) -> str:
+    """Dtype and shape: float32[31, 12]."""
     return f"{spec.dtype}{list(spec.shape)}"

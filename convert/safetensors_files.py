@@ -4,6 +4,7 @@ A file is the length of its header in 8 bytes, the header as JSON, and the array
 """
 
 import json
+import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
     metadata = read_safetensors_metadata(path)
     try:
         header = safetensors_header(path) or {}
-        content = np.asarray(np.memmap(path, np.uint8, "r"))
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped.madvise(mmap.MADV_SEQUENTIAL)  # reads further ahead, if the file is not in the page cache
+        content = np.frombuffer(mapped, np.uint8)
         start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         arrays = {}
         for name in header.keys() - {"__metadata__"}:

@@ -36,7 +36,8 @@ from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .safetensors_files import read_safetensors, write_safetensors
 from .user_optimizer import with_user_optimizer
 
-SUFFIXES = (".pt", ".pth", ".safetensors")  # case-insensitive
+TORCH_SUFFIXES = (".pt", ".pth")
+SUFFIXES = (*TORCH_SUFFIXES, ".safetensors")  # case-insensitive
 _VERSION = 1
 _MARK = "twinax_file_version"
 _METADATA = "twinax"  # key in a safetensors file's metadata, whose values are strings

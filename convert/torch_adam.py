@@ -9,9 +9,12 @@ from ..configs.errors import ConversionError
 from ..configs.training import TrainingConfig
 from .arrays import from_torch
 from .checkpoint import MOMENTS
+from .lazy_arrays import Spec
+from .rules import text_of
 from .unreadable import printable
 
 _ENTRY = ("step", *MOMENTS)
+_SETTINGS = ("lr", "betas", "eps", "weight_decay", "amsgrad")  # the last one distinguishes Adam from RAdam and others
 
 
 class Moments(NamedTuple):
@@ -23,26 +26,29 @@ class Moments(NamedTuple):
 
 
 def groups_of(state: Any) -> list[Mapping[str, Any]]:
-    """The parameter groups of a state dict. Raises: ConversionError if it is not one of `torch.optim`."""
+    """The parameter groups of a state dict. Raises: ConversionError if it is not of `torch.optim`'s Adam or AdamW."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     if not isinstance(groups, list) or not isinstance(state.get("state"), Mapping) or not groups:
         raise ConversionError("is not the state dict of an optimizer of torch.optim")
     if not all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups):
         raise ConversionError("has parameter groups without a list of parameters")
+    if missing := [name for group in groups for name in _SETTINGS if name not in group]:
+        raise ConversionError(f"has parameter groups without {missing[0]}; those of Adam and AdamW have it")
     if len(ids := [i for group in groups for i in group["params"]]) != len({*ids}) or not {*state["state"]} <= {*ids}:
         raise ConversionError("has parameter groups that do not match its state")
     return groups
 
 
 def moments_by_name(
-    state: Mapping[str, Any], names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], absent: Collection[str]
+    state: Mapping[str, Any], names: Sequence[str], specs: Mapping[str, Spec], absent: Collection[str]
 ) -> Moments:
     """The moments of a state dict whose parameters have these names, in this order.
 
     `absent`: parameters without a gradient, of which `torch.optim` has no state.
 
     Raises:
-        ConversionError: it is not Adam's, has other parameters or shapes, or parameters with different step counts.
+        ConversionError: it is not Adam's, has other parameters, shapes or dtypes, or parameters with different step
+            counts.
     """
     ids = [i for group in groups_of(state) for i in group["params"]]
     if len(ids) != len(names):
@@ -53,8 +59,9 @@ def moments_by_name(
             keys = printable(", ".join(map(str, entry)) if isinstance(entry, Mapping) else entry)
             raise ConversionError(f"has {keys} for {name}; Adam has {', '.join(_ENTRY)}")
         for key in MOMENTS:
-            if tuple(entry[key].shape) != tuple(shapes[name]):
-                raise ConversionError(f"has {key} {list(entry[key].shape)} for {name}, which is {list(shapes[name])}")
+            moment = Spec(tuple(entry[key].shape), str(entry[key].dtype).removeprefix("torch."))
+            if moment != specs[name]:
+                raise ConversionError(f"has {key} {text_of(moment)} for {name}, which is {text_of(specs[name])}")
     counts = {int(entry["step"]) for entry in entries.values()}
     if len(counts) > 1:
         raise ConversionError(f"has parameters with different step counts, {sorted(counts)}; twinax has one count")

@@ -23,6 +23,7 @@ import numpy as np
 from ..configs.errors import ConfigError, ConversionError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
+from ..configs.training import TrainingConfig
 from ..flax_transformer.unused_parameters import without_gradient
 from ..formulas.schedules import learning_rate
 from .arrays import to_torch_tensor
@@ -31,6 +32,7 @@ from .files import read_torch
 from .layouts.canonical import up_to_rounding
 from .layouts.foreign import NOT_WRITTEN
 from .layouts.hugging_face import Family
+from .lazy_arrays import Spec
 from .port import flax_specs
 from .rules import target_specs, translate
 from .torch_adam import check_settings, groups_of, moments_by_name
@@ -62,12 +64,16 @@ def parameter_groups(names: list[str]) -> tuple[list[str], list[str]]:
 
 
 def training_arguments(run: RunConfig) -> dict[str, Any]:
-    """The `TrainingArguments` with which Trainer makes the updates of a run.
+    """The `TrainingArguments` with which Trainer, version 5, makes the updates of a run.
+
+    `without_gradient` has no counterpart: every parameter of a family's model has a gradient.
 
     Raises:
-        ConversionError: Trainer has no such schedule.
+        ConversionError: Trainer has no such schedule, loss or clipping.
     """
     config, warm_up = run.training, run.training.warmup_updates
+    if config.clip_norm is not None and config.clip_rule != "torch":
+        raise ConversionError(f"clip_rule={config.clip_rule!r}: transformers' Trainer clips gradients as torch does")
     last, rate, options = config.final_learning_rate, config.learning_rate, {}
     match config.schedule:
         case "constant":
@@ -93,9 +99,36 @@ def training_arguments(run: RunConfig) -> dict[str, Any]:
         "adam_epsilon": config.eps,
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.clip_norm or 0.0,
-        "label_smoothing_factor": config.label_smoothing,
-        "gradient_accumulation_steps": config.accumulation,
+        "label_smoothing_factor": _smoothing_factor(config, run.model.tgt_vocab_size),
+        "gradient_accumulation_steps": _accumulation_steps(config),
     }
+
+
+def _smoothing_factor(config: TrainingConfig, vocab_size: int) -> float:
+    """Trainer's smoothing, which all V tokens share. e shared by V - 1 has the same gradients as e V / (V - 1).
+
+    Source: `transformers.trainer_pt_utils.LabelSmoother`.
+    """
+    smoothing = config.label_smoothing
+    if not smoothing or config.smoothing == "all":
+        return smoothing
+    if config.smoothing == "others":
+        return smoothing * vocab_size / (vocab_size - 1)
+    raise ConversionError(f"smoothing={config.smoothing!r}: transformers' Trainer smooths over padding too")
+
+
+def _accumulation_steps(config: TrainingConfig) -> int:
+    """Trainer's number of micro-batches. With label smoothing, it divides by the tokens of all of them.
+
+    Without, the loss of a micro-batch is the mean that the family's class computes, and Trainer adds these means.
+    """
+    if config.reduction == "tokens":
+        return config.accumulation if config.label_smoothing else 1
+    if config.reduction == "parts" and (config.accumulation == 1 or not config.label_smoothing):
+        return config.accumulation
+    smoothed = "with label smoothing, " if config.reduction == "parts" else ""
+    reason = f"{smoothed}transformers' Trainer divides the loss by the number of tokens"
+    raise ConversionError(f"reduction={config.reduction!r}: {reason}")
 
 
 def with_training(checkpoint: Checkpoint, path: Path, target: Family, run: RunConfig) -> Checkpoint:
@@ -103,13 +136,15 @@ def with_training(checkpoint: Checkpoint, path: Path, target: Family, run: RunCo
 
     Raises:
         ConversionError: files are missing or damaged, or the model, the settings of AdamW or the learning rate are not
-            those of the run.
+            those of the run, or Trainer cannot make the run's updates.
     """
     check_model(checkpoint.config, run.model)
     if missing := [name for name in (OPTIMIZER, SCHEDULER) if not (path / name).is_file()]:
         raise ConversionError(f"{path}: has no {missing[0]}, from which a training resumes")
     checkpoint = replace(checkpoint, config=run.model)
     model = _Parameters(target, checkpoint)
+    with _named(path):
+        arguments = training_arguments(run)
     with _named(path / OPTIMIZER):
         state = read_torch(path / OPTIMIZER)
         sizes, expected = ([len(g["params"]) for g in groups_of(state)], [len(names) for names in model.groups])
@@ -117,33 +152,42 @@ def with_training(checkpoint: Checkpoint, path: Path, target: Family, run: RunCo
             tables = target.position_tables(run.model) if sizes == [expected[0] + 2, expected[1]] else {}
             advice = "; with the position tables, which must be frozen: requires_grad_(False)" if tables else ""
             raise ConversionError(f"has groups of {sizes} parameters; of this model, they have {expected}{advice}")
-        moments = moments_by_name(state, [name for names in model.groups for name in names], model.shapes, model.absent)
+        moments = moments_by_name(
+            state, [name for names in model.groups for name in names], model.all_specs, model.absent
+        )
         check_settings(groups_of(state), (run.training.weight_decay, 0.0), run.training)
         model.check_decay(run)
     with _named(path / SCHEDULER):
-        update = _update(read_torch(path / SCHEDULER), run)
+        update = _update(read_torch(path / SCHEDULER), run, arguments)
     exp_avg, exp_avg_sq = (model.from_file(arrays) for arrays in moments[1:])
     training = Training(run, update, run.training.seed, (0, update), moments.updates, exp_avg, exp_avg_sq)
     return replace(checkpoint, training=training, skipped=())
 
 
+def obstacle(checkpoint: Checkpoint, target: Family) -> str | None:
+    """Why a family's directory of this checkpoint does not store its training; None if it does."""
+    if checkpoint.training is None:
+        return None
+    if find_spec("torch") is None:
+        return "writing it needs PyTorch, which is not installed"
+    try:
+        training_arguments(checkpoint.training.run)
+        _Parameters(target, checkpoint).check_decay(checkpoint.training.run)
+    except ConversionError as error:
+        return str(error)
+    return None
+
+
 def trainer_files(checkpoint: Checkpoint, target: Family) -> dict[str, bytes]:
     """The files from which `Trainer.train(resume_from_checkpoint=DIR)` resumes a training, by name.
 
-    Raises:
-        ConversionError: PyTorch is not installed, or Trainer has no such schedule or weight decay.
+    A training that has an `obstacle` has no files.
     """
     training = checkpoint.training
-    assert training is not None
+    if training is None or obstacle(checkpoint, target) is not None:
+        return {}
     run, number = training.run, training.update + training.run.training.first_update
-    if find_spec("torch") is None:
-        raise ConversionError(f"{OPTIMIZER}: writing it needs PyTorch, which is not installed; --weights-only omits it")
-    model = _Parameters(target, checkpoint)
-    try:
-        arguments = training_arguments(run)
-        model.check_decay(run)
-    except ConversionError as error:
-        raise ConversionError(f"{error}; --weights-only omits the optimizer") from None
+    model, arguments = _Parameters(target, checkpoint), training_arguments(run)
     rate = float(learning_rate(training.update, run.training, checkpoint.config.d_model, np))
     rates = {"lr": rate, "initial_lr": arguments["learning_rate"]}
     scheduler = {
@@ -176,9 +220,10 @@ class _Parameters:
         settings = checkpoint.documents.get(CONFIG) or target.settings(config)
         self.specs, self.rules = specs, [rule for rule in target.rules(config) if rule.source[0] in specs]
         self.file_specs = target_specs(self.rules, specs)
-        unused = dict.fromkeys(target.unused(settings, config), (config.src_vocab_size, config.d_model))
-        self.shapes = {name: spec.shape for name, spec in self.file_specs.items()} | unused
-        self.groups = parameter_groups([*self.shapes])
+        table = Spec((config.src_vocab_size, config.d_model), config.param_dtype)
+        unused = dict.fromkeys(target.unused(settings, config), table)
+        self.all_specs = self.file_specs | unused
+        self.groups = parameter_groups([*self.all_specs])
         without = without_gradient(config)
         self.absent = {*unused, *(rule.target[0] for rule in self.rules if rule.source[0] in without)}
 
@@ -191,7 +236,7 @@ class _Parameters:
             raise ConversionError(f"optimizer={config.optimizer!r}: transformers' Trainer has weight decay as adamw")
         if config.decayed != "matrices":
             raise ConversionError(f"decayed={config.decayed!r}: transformers' Trainer decays neither norms nor biases")
-        if name := next((name for name in self.groups[1] if len(self.shapes[name]) > 1), None):
+        if name := next((name for name in self.groups[1] if len(self.all_specs[name].shape) > 1), None):
             reason = f"transformers' Trainer does not decay {name}, and twinax decays all matrices"
             raise ConversionError(f"weight_decay={config.weight_decay}: {reason}")
 
@@ -215,7 +260,7 @@ def check_model(config: TransformerConfig, expected: TransformerConfig) -> None:
         raise ConversionError(f"{name}={getattr(first, name)!r}: the run's model has {getattr(second, name)!r}")
 
 
-def _update(scheduler: Any, run: RunConfig) -> int:
+def _update(scheduler: Any, run: RunConfig, arguments: Mapping[str, Any]) -> int:
     """The number of updates at a scheduler's position. Raises: ConversionError if its rates are not the run's."""
     base, rate, number = (
         scheduler.get(name) if isinstance(scheduler, Mapping) else None
@@ -230,7 +275,6 @@ def _update(scheduler: Any, run: RunConfig) -> int:
         expected = float(learning_rate(update, run.training, run.model.d_model, np))
     except ConfigError as error:
         raise ConversionError(str(error)) from None
-    arguments = training_arguments(run)
     for name, value, own in (
         ("base learning rate", base[0], arguments["learning_rate"]),
         (f"learning rate of update {number}", rate[0], expected),

@@ -18,6 +18,7 @@ from ..flax_transformer.unused_parameters import without_gradient
 from ..formulas.schedules import learning_rate
 from .checkpoint import Checkpoint, Training
 from .file_layouts import trained_rules
+from .lazy_arrays import specs_of
 from .port import flax_specs
 from .rules import Rule, target_specs, translate
 from .torch_adam import check_settings, groups_of, moments_by_name
@@ -52,7 +53,7 @@ def with_user_optimizer(
     without = without_gradient(run.model)
     absent = {*checkpoint.unused, *(n for n in names if {*rule_of[n].source} <= without)}
     flat = [name for group in order for name in group]
-    moments = moments_by_name(state, flat, shapes, absent)
+    moments = moments_by_name(state, flat, specs_of(tensors), absent)
     decays = [group["weight_decay"] for group in groups]
     for group, decay in zip(order, decays, strict=True):
         for name in group:

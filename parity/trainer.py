@@ -57,11 +57,7 @@ class Relay:
 
 def measure(name: str, folder: Path, updates: int = UPDATES, **settings: Any) -> Relay:
     """The relay of a variant of a family, with `updates` per part and `settings` of TrainingConfig."""
-    model = random_model(name).double()
-    for field in _DROPOUT:
-        if hasattr(model.config, field):
-            setattr(model.config, field, 0.0)
-    model.save_pretrained(folder / "first")
+    write_model(name, folder / "first")
     defaults: dict[str, Any] = {"optimizer": "adamw", "schedule": "linear", "learning_rate": 3e-3, "clip_norm": 1.0}
     defaults |= {"first_update": 0, "warmup_updates": max(updates // 5, 1), "total_updates": 3 * updates}
     training = TrainingConfig(**{**defaults, **settings})
@@ -83,6 +79,15 @@ def measure(name: str, folder: Path, updates: int = UPDATES, **settings: Any) ->
     loss = float(np.abs(np.array(losses) - np.array(expected[updates:])).max())
     parameters = _difference(*(end.arrays for end in ends))
     return Relay(name, training.schedule, training.weight_decay, loss, parameters, moments)
+
+
+def write_model(name: str, directory: Path) -> None:
+    """Write a variant of a family in float64, without dropout."""
+    model = random_model(name).double()
+    for field in _DROPOUT:
+        if hasattr(model.config, field):
+            setattr(model.config, field, 0.0)
+    model.save_pretrained(directory)
 
 
 @lru_cache
@@ -125,11 +130,16 @@ def batch(run: RunConfig, number: int) -> Batch:
 
 
 def train_there(directory: Path, checkpoint: Checkpoint, run: RunConfig, out: Path, last_update: int) -> list[float]:
-    """Resume in Trainer from a directory, on the run's batches; save after `last_update`; return the losses."""
+    """Resume in Trainer from a directory, on the run's batches; save after `last_update`; return the losses.
+
+    The sentences of a batch are contiguous in micro-batches; in a run, a micro-batch has every n-th.
+    """
     from torch.utils.data import SequentialSampler
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     losses: list[float] = []
+    settings = training_arguments(run)
+    parts = settings["gradient_accumulation_steps"]
 
     class InOrder(Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -146,13 +156,13 @@ def train_there(directory: Path, checkpoint: Checkpoint, run: RunConfig, out: Pa
 
     arguments = TrainingArguments(
         output_dir=str(out),
-        per_device_train_batch_size=SENTENCES,
+        per_device_train_batch_size=SENTENCES // parts,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
         save_strategy="no",
         logging_strategy="no",
-        **training_arguments(run),
+        **settings,
     )
     model = with_float64_norms(load_model(directory, checkpoint))
     for name, parameter in model.named_parameters():  # `transformers` 5 does not freeze the tables of a loaded model
@@ -161,7 +171,7 @@ def train_there(directory: Path, checkpoint: Checkpoint, run: RunConfig, out: Pa
     rows: Any = [row for number in range(arguments.max_steps) for row in _rows(run, number)]
     trainer = InOrder(model=model, args=arguments, train_dataset=rows, callbacks=[Stop()])
     trainer.train(resume_from_checkpoint=str(directory))
-    return losses
+    return [sum(losses[first : first + parts]) for first in range(0, len(losses), parts)]
 
 
 def _rows(run: RunConfig, number: int) -> list[dict[str, torch.Tensor]]:

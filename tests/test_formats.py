@@ -220,6 +220,8 @@ def test_convert_sees_what_came_back_different(command, tmp_path, monkeypatch):
         code,
         "DIFFERENT after reading back, first decoder.layers.0.cross_attention.q_proj.kernel" in _flat(out),
     ) == (1, True)
+    assert "nothing, because what was read back is DIFFERENT" in _flat(out)
+    assert os.listdir(tmp_path) == []
 
 
 def _flat(out):

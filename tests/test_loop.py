@@ -217,6 +217,23 @@ def test_a_run_goes_on_from_what_was_a_file_of_pytorch(finished, tmp_path):
     assert_equal(arrays(copy / "checkpoints" / "8"), arrays(directory / "checkpoints" / "8"))
 
 
+def test_a_checkpoint_of_another_program_resumes_in_a_later_epoch(finished, tmp_path):
+    """It does not know the epochs and counts all batches in epoch 0; no other position is accepted."""
+    _, directory, run = finished
+    longer = replace(run, loop=replace(run.loop, updates=9, average=1))
+    checkpoint = convert.load(directory / "checkpoints" / "8")
+    for position in ((0, 8), (1, 2)):
+        copy = shutil.copytree(directory, tmp_path / str(position))
+        shutil.rmtree(copy / "checkpoints" / "8")
+        training = replace(checkpoint.training, position=position)
+        convert.save(replace(checkpoint, training=training), copy / "checkpoints" / "8")
+    assert train(longer, tmp_path / "(0, 8)", QUIET).update == 9
+    last = [record for record in read_metrics(tmp_path / "(0, 8)") if "loss" in record][-1]
+    assert (last["update"], last["epoch"], last["batch"]) == (9, 1, 1)
+    with pytest.raises(CheckpointError, match=r"8: has update, epoch and batch \[8, 1, 2\], but .* give \[8, 1, 1\]"):
+        train(longer, tmp_path / "(1, 2)", QUIET)
+
+
 def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):
     _, directory, run = finished
     other_run = replace(run, training=replace(run.training, learning_rate=2e-2))

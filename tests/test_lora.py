@@ -103,7 +103,14 @@ def test_every_family_merges_as_peft_does(name, saved):
 
 
 CASES = {
-    "patterns of ranks": ("BART", {"rank_pattern": {"v_proj": 2}, "alpha_pattern": {"encoder.*.v_proj": 3, "fc1": 5}}),
+    "patterns of ranks": (
+        "BART",
+        {
+            "rank_pattern": {"v_proj": 2},
+            # The first two match no module: a pattern begins with a part of the path and ends with its end.
+            "alpha_pattern": {"proj": 9, "encoder.*.v": 11, "encoder.*.v_proj": 3, "fc1": 5},
+        },
+    ),
     "a regular expression": ("BART", {"target_modules": r".*decoder.*\.(fc1|out_proj)"}),
     "some layers": ("BART", {"layers_to_transform": [1], "layers_pattern": "layers"}),
     "biases": ("BART", {"bias": "all"}),
@@ -112,6 +119,13 @@ CASES = {
     "DoRA": ("Marian", {"use_dora": True}),
     "norms trained whole": ("M2M100", {"modules_to_save": ["layer_norm", "final_layer_norm"]}),
     "new tokens": ("BART", {"trainable_token_indices": [4, 30, 2]}),
+    "new tokens of tied tables": ("BART", {"trainable_token_indices": {"embed_tokens": [4, 30, 2]}}),
+    "new tokens of the shared table": ("T5", {"trainable_token_indices": {"shared": [4, 30, 2]}}),
+    "new tokens of untied tables": (
+        "Marian, untied",
+        {"trainable_token_indices": {"encoder.embed_tokens": [3], "decoder.embed_tokens": [5, 4], "lm_head": [6]}},
+    ),
+    "new tokens of a separate input": ("Marian, untied", {"trainable_token_indices": [3, 4]}),
     "untied embeddings": ("Marian, untied", {"target_modules": ["embed_tokens", "lm_head", "fc2"]}),
     "DoRA of embeddings": ("Marian, untied", {"target_modules": ["embed_tokens"], "use_dora": True}),
     "an output that it unties": ("BART", {"modules_to_save": ["lm_head"]}),
@@ -193,7 +207,13 @@ REFUSALS = {  # settings of the adapter -> the message
     "use_magic=True: twinax does not know this setting of LoRA": {"use_magic": True},
     "init_lora_weights='pissa_niter_4': it changes the base weights": {"init_lora_weights": "pissa_niter_4"},
     "r=0: must be a positive integer": {"r": 0},
-    "lora_alpha=None: must be a number": {"lora_alpha": None},
+    "lora_alpha=None: must be a finite number": {"lora_alpha": None},
+    "lora_alpha=nan: must be a finite number": {"lora_alpha": float("nan")},
+    "alpha_pattern['fc1']=inf: must be a finite number": {"alpha_pattern": {"fc1": float("inf")}},
+    "target_modules: *q is not a regular expression: nothing to repeat at position": {"target_modules": "*q"},
+    "exclude_modules: ( is not a regular expression": {"exclude_modules": "("},
+    "rank_pattern: *q is not a regular expression": {"rank_pattern": {"*q": 2}},
+    "alpha_pattern: q) is not a regular expression": {"alpha_pattern": {"q)": 2}},
     "alpha_pattern=[1]: must be a mapping": {"alpha_pattern": [1]},
     "q_proj.lora_magnitude_vector: is missing": {"use_dora": True},
     "which contradicts rank 4": {"rank_pattern": {}},
@@ -226,6 +246,12 @@ def test_an_adapter_of_another_base_is_one_line(adapted, directories, tmp_path):
         ConversionError, match=r"is a PyTorch file; the adapter .* is merged into the Hugging Face direc"
     ):
         convert.load(tmp_path / "base.pt", adapter=adapter)
+
+
+def test_one_copy_of_a_tied_table_that_was_trained_whole_is_refused(saved):
+    base, adapter = saved("T5", target_modules=["q"], modules_to_save=["shared"])
+    with pytest.raises(ConversionError, match=rf"^{base}, merged with {adapter}: .*contradicts the weights"):
+        convert.load(base, adapter=adapter)
 
 
 def test_damaged_adapters_are_one_line(adapted):

@@ -3,8 +3,11 @@
 import fcntl
 import json
 import os
+import re
+import time
 import tracemalloc
 from fractions import Fraction
+from threading import Timer
 
 import ml_dtypes
 import numpy as np
@@ -19,14 +22,21 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGe
 
 from twinax import TransformerConfig, convert
 from twinax.convert.arrays import cast
-from twinax.convert.dtypes import to_dtype
+from twinax.convert.dtypes import logit_movement, random_tokens, to_dtype
+from twinax.convert.layouts import fairseq
 from twinax.convert.port import flax_specs
+from twinax.convert.progress import listening
 from twinax.convert.safetensors_files import read_safetensors, write_safetensors
 from twinax.convert.verification import compare_checkpoints
 from twinax.parity.conversion import random_model
 from twinax.parity.functions import random_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
+
+
+def flat(out):
+    return " ".join(out.replace("│", " ").split())
+
 
 DTYPES = [np.float64, np.float32, np.float16, np.int64, np.uint8, np.bool_]
 SHAPES = npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -146,15 +156,20 @@ def test_a_number_beyond_the_range_is_refused(dtype, source):
         cast({"a": beyond}, dtype)["a"]
 
 
+def logits(model, source, target):
+    """Logits of a class of `transformers` in float32."""
+    with torch.inference_mode():
+        return model.float().eval()(input_ids=source, decoder_input_ids=target, use_cache=False).logits
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("name", "layout"), [("BART", "bart"), ("T5", "t5"), ("M2M100", "m2m100")])
 def test_a_dtype_is_that_of_transformers(name, layout, dtype, tmp_path, command):
-    """Its class in that dtype, saved; in float16, T5's `wo` stays in float32."""
+    """Its class in that dtype, saved, and how far its logits move; in float16, T5's `wo` stays in float32."""
     random_model(name).save_pretrained(tmp_path / "wide")
     target = tmp_path / "narrow"
     code, out, err = command("convert", tmp_path / "wide", target, "--layout", layout, "--dtype", dtype)
     assert code == 0, err
-    assert f"float32 → {dtype}: logits moved by at most" in " ".join(out.split())
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "wide", dtype=getattr(torch, dtype))
     model.save_pretrained(tmp_path / "expected")
     expected, actual = (safetensors.torch.load_file(tmp_path / f / "model.safetensors") for f in ("expected", "narrow"))
@@ -163,6 +178,47 @@ def test_a_dtype_is_that_of_transformers(name, layout, dtype, tmp_path, command)
         assert tensor.dtype == expected[key].dtype, key
         assert torch.equal(tensor, expected[key]), key
     assert json.loads((target / "config.json").read_text())["dtype"] == dtype
+    source, decoder = map(torch.from_numpy, random_tokens(convert.load(tmp_path / "wide").config))
+    before = logits(AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "wide"), source, decoder)
+    after = logits(model, source, decoder)
+    printed = re.search(
+        r"float32 → \w+: logits moved by at most (\S+), the largest being (\S+); .* at (\d+) of", flat(out)
+    )
+    assert printed is not None, out
+    assert float(printed[1]) == pytest.approx((before - after).abs().max().item(), rel=0.051)  # two digits
+    assert float(printed[2]) == pytest.approx(before.abs().max().item(), rel=0.051)
+    assert int(printed[3]) == (before.argmax(-1) == after.argmax(-1)).sum().item()
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype"), [("bfloat16", "float32"), ("bfloat16", "float16"), ("float16", "float32")]
+)
+def test_tables_are_those_of_the_new_dtype(source, dtype, tmp_path, command):
+    """A rounded table in a wider dtype is not the one that `transformers` computes."""
+    random_model("M2M100").to(getattr(torch, source)).save_pretrained(tmp_path / "a")
+    for layout, name in (("m2m100", "b"), ("twinax", "b.safetensors")):
+        flags = ("--layout", layout, "--dtype", dtype)
+        code, out, err = command("convert", tmp_path / "a", tmp_path / name, *flags)
+        assert (code, "bit-identical" in flat(out), "except" in flat(out)) == (0, True, False), out + err
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "a", dtype=getattr(torch, dtype))
+    table = convert.load(tmp_path / "b").arrays["src_input.positions.table"]
+    expected = model.model.encoder.embed_positions.weights.numpy()
+    assert np.array_equal(table, expected[: len(table)])
+
+
+@pytest.mark.parametrize("layout", ["d2l_note", "fairseq"])
+def test_tables_of_other_layouts_are_too(layout, tmp_path, command):
+    """The oracle is the check on writing: a layout refuses tables that it does not compute."""
+    dtypes = {"param_dtype": "bfloat16", "compute_dtype": "bfloat16"}
+    if layout == "fairseq":
+        config = fairseq.config_of({"arch": "transformer_tiny"}, (20, 20), "bfloat16")
+        tables = fairseq.position_tables(config)
+    else:
+        config, tables = TransformerConfig.published(layout, as_published=True, **dtypes), {}
+    checkpoint = convert.Checkpoint(config, random_arrays(config, 0) | tables)
+    convert.save(checkpoint, tmp_path / "a.pt", layout=layout)
+    code, _, err = command("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--layout", layout, "--dtype", "float32")
+    assert code == 0, err
 
 
 def test_a_dtype_that_cannot_hold_the_weights_writes_nothing(tmp_path, command):
@@ -195,10 +251,23 @@ def test_one_array_is_in_memory_at_a_time(layout, dtype, larger, tmp_path):
     tracemalloc.start()
     checkpoint = to_dtype(convert.load(larger, memory_map=True), dtype, layout)
     convert.save(checkpoint, path, layout=layout)
-    assert not compare_checkpoints(checkpoint, convert.load(path, memory_map=True)).different
+    result = convert.load(path, memory_map=True)
+    assert not compare_checkpoints(checkpoint, result).different
+    logit_movement(checkpoint, result)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * max(sizes) + 3e6 < sum(sizes) / 3
+
+
+def test_progress_counts_every_byte(bart, tmp_path):
+    checkpoint = convert.load(bart, memory_map=True)
+    total = sum(array.nbytes for array in checkpoint.tensors.values())
+    written, compared = [], []
+    with listening(written.append):
+        convert.save(checkpoint, tmp_path / "new.safetensors")
+    with listening(compared.append):
+        compare_checkpoints(checkpoint, convert.load(tmp_path / "new.safetensors"))
+    assert (sum(written), sum(compared)) == (total, total)
 
 
 def test_what_a_killed_process_left_is_removed(bart, tmp_path):
@@ -215,3 +284,51 @@ def test_what_a_killed_process_left_is_removed(bart, tmp_path):
         os.close(descriptor)
         assert (left.exists(), locked.exists(), other.exists()) == (False, True, True)
         assert len([path for path in tmp_path.iterdir() if name in path.name]) >= 3
+
+
+def test_a_locked_folder_is_not_waited_for(bart, tmp_path):
+    """Then what a killed process left stays, because another process may be about to write there."""
+    (tmp_path / ".new.twinax-left").mkdir()
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    release = Timer(10, os.close, [descriptor])  # so that waiting for it fails, and does not hang
+    release.start()
+    start = time.monotonic()
+    convert.save(convert.load(bart), tmp_path / "new", layout="bart")
+    assert time.monotonic() - start < 5
+    release.cancel()
+    os.close(descriptor)
+    assert sorted(os.listdir(tmp_path)) == [".new.twinax-left", "new"]
+
+
+WITHOUT_TORCH = """
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+    del sys.modules[name]
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, NoTorch())
+from twinax import cli
+flags = ["--layout", "bart"]
+for arguments in (["x.safetensors"], ["x", *flags], ["x.pt"], ["y", *flags, "--dtype", "bfloat16"]):
+    sys.argv = ["twinax", "convert", SOURCE, *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        print("status", end.code)
+"""
+
+
+def test_only_what_needs_torch_needs_it(bart, tmp_path, forks):
+    result = forks(WITHOUT_TORCH.replace("SOURCE", repr(str(bart))), cwd=tmp_path)
+    statuses = [line for line in result.stdout.splitlines() if "status" in line]
+    assert statuses == [f"status {code}" for code in (0, 0, 2, 2)], result.stderr
+    assert result.stderr.splitlines() == [
+        "twinax: x.pt: writing it needs PyTorch, which is not installed: pip install torch",
+        "twinax: --dtype bfloat16: the comparison of logits needs PyTorch, which is not installed: pip install torch",
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["x", "x.safetensors"]

@@ -11,16 +11,22 @@ import pytest
 import torch
 from torch import nn
 
-from twinax import convert
+from twinax import TransformerConfig, convert
 from twinax.configs.data import CorpusConfig
 from twinax.configs.errors import ConversionError
 from twinax.configs.run import RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.convert.checkpoint import MOMENTS, Training
+from twinax.convert.checkpoint import MOMENTS, Checkpoint, Training, checksum
+from twinax.convert.optimizer import from_torch_optimizer, to_torch_optimizer
 from twinax.convert.port import flax_specs
-from twinax.convert.trainer import FILES, parameter_groups, training_arguments
+from twinax.convert.trainer import FILES, obstacle, parameter_groups, training_arguments
+from twinax.flax_transformer.unused_parameters import without_gradient
 from twinax.parity.conversion import VARIANTS, random_model
-from twinax.parity.trainer import measure
+from twinax.parity.trainer import batch, measure, train_there, write_model
+from twinax.parity.trajectories import PARAMETER_BOUND
+from twinax.torch_reference.losses import cross_entropy
+from twinax.torch_reference.optimizers import make_optimizer
+from twinax.torch_reference.step import Batch, train_step
 
 SETTINGS = {"optimizer": "adamw", "schedule": "linear", "learning_rate": 2e-3, "warmup_updates": 4, "clip_norm": 1.0}
 SETTINGS |= {"total_updates": 30, "first_update": 0, "weight_decay": 0.01}
@@ -46,12 +52,55 @@ def resumable(directories, tmp_path):
     return tmp_path / "checkpoint-7", checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's and transformers' own
 def test_a_training_goes_to_trainer_and_back(tmp_path):
     """`make trainer` has all families, and 50 updates per part."""
     relay = measure("BART, untied, scaled", tmp_path, 4, weight_decay=0.1)
     assert relay.ok, relay
     assert relay.moments < 1e-10
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A BART in float64 without dropout."""
+    folder = tmp_path_factory.mktemp("start")
+    with warnings.catch_warnings(action="ignore"):
+        write_model("BART", folder)
+    return convert.load(folder)
+
+
+UPDATES = {  # settings -> gradient_accumulation_steps
+    "a clipped batch": ({"weight_decay": 0.1, "clip_norm": 0.1}, 1),
+    "micro-batches with label smoothing": ({"accumulation": 5, "label_smoothing": 0.1}, 5),
+    "smoothing over the others": ({"accumulation": 5, "label_smoothing": 0.2, "smoothing": "others"}, 5),
+    "micro-batches": ({"accumulation": 5}, 1),
+    "means of micro-batches": ({"accumulation": 5, "reduction": "parts"}, 5),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", UPDATES)
+def test_trainer_makes_the_same_updates(case, start, tmp_path):
+    """Two updates of the PyTorch twin and two of Trainer, from the same state; what Trainer saves is read back."""
+    settings, steps = UPDATES[case]
+    checkpoint = training_of(start, **{"clip_norm": None, **settings})
+    run = checkpoint.training.run
+    assert training_arguments(run)["gradient_accumulation_steps"] == steps
+    convert.save(checkpoint, tmp_path / "checkpoint-7", layout="bart")
+    train_there(tmp_path / "checkpoint-7", start, run, tmp_path / "out", 9)
+    result = convert.load(tmp_path / "out" / "checkpoint-9", run=run)
+    model = checkpoint.to_torch()
+    optimizer = make_optimizer(model, run.training)
+    optimizer.load_state_dict(to_torch_optimizer(checkpoint.training, model))
+    for number in (7, 8):
+        tensors = Batch(*(torch.from_numpy(np.array(array)) for array in batch(run, number)))
+        train_step(model, optimizer, run.training, number, tensors)
+    count, *moments = from_torch_optimizer(optimizer.state_dict(), run, model)
+    assert (result.training.update, result.training.count) == (9, count)
+    actual = (result.arrays, result.training.exp_avg, result.training.exp_avg_sq)
+    for arrays, expected in zip(actual, (Checkpoint.of(model).arrays, *moments), strict=True):
+        assert all(np.abs(arrays[name] - array).max() < PARAMETER_BOUND for name, array in expected.items())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -145,45 +194,116 @@ def test_trainer_s_schedule_goes_on_with_the_same_rates(name, first_update, dire
         scheduler.step()
 
 
-UNWRITABLE = {
+def test_each_setting_has_its_argument(start):
+    settings = {"optimizer": "adamw", "schedule": "inverse_sqrt", "learning_rate": 3e-3, "warmup_updates": 7}
+    settings |= {"beta1": 0.8, "beta2": 0.95, "eps": 1e-7, "weight_decay": 0.03, "clip_norm": 0.7}
+    settings |= {"label_smoothing": 0.2, "accumulation": 4, "total_updates": 90}
+    assert training_arguments(training_of(start, **settings).training.run) == {
+        "learning_rate": 3e-3,
+        "lr_scheduler_type": "inverse_sqrt",
+        "warmup_steps": 7,
+        "max_steps": 90,
+        "adam_beta1": 0.8,
+        "adam_beta2": 0.95,
+        "adam_epsilon": 1e-7,
+        "weight_decay": 0.03,
+        "max_grad_norm": 0.7,
+        "label_smoothing_factor": 0.2,
+        "gradient_accumulation_steps": 4,
+    }
+    run = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), model=start.config, training=TrainingConfig())
+    assert training_arguments(run)["max_grad_norm"] == 0
+    longer = replace(run, loop=replace(run.loop, updates=70))
+    assert [training_arguments(r)["max_steps"] for r in (run, longer)] == [-1, 70]
+
+
+@pytest.mark.parametrize("smoothing", ["all", "others"])
+def test_the_label_smoother_has_the_same_gradients(smoothing):
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    training = TrainingConfig(label_smoothing=0.3, smoothing=smoothing)
+    model = TransformerConfig.preset("tiny", src_vocab_size=11, tgt_vocab_size=11)
+    run = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), model=model, training=training)
+    logits = torch.randn(3, 4, 11, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.tensor([[1, 2, 3, 0], [4, 5, 0, 0], [6, 0, 0, 0]])
+    total, tokens = cross_entropy(logits, labels, model.pad_id, training)
+    (gradient,) = torch.autograd.grad(total / tokens, logits)
+    smoother = LabelSmoother(training_arguments(run)["label_smoothing_factor"], ignore_index=-100)
+    loss = smoother({"logits": logits}, torch.where(labels == model.pad_id, -100, labels))
+    torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], gradient, rtol=1e-5, atol=1e-8)
+
+
+def test_the_settings_without_effect_are_no_obstacle(start):
+    """The rule of clipping without clipping, of smoothing without smoothing, and the reduction of one micro-batch."""
+    for settings, idle in (
+        ({"clip_norm": None}, {"clip_rule": "optax", "smoothing": "others_but_padding"}),
+        ({"label_smoothing": 0.1}, {"reduction": "parts"}),
+    ):
+        runs = [training_of(start, **settings, **others).training.run for others in ({}, idle)]
+        assert training_arguments(runs[0]) == training_arguments(runs[1])
+
+
+@pytest.mark.parametrize("name", ["Marian, untied", "BART", "T5"])
+def test_every_parameter_has_a_gradient(name, directories):
+    """`without_gradient` is about those that have none; Trainer's optimizer would not decay them."""
+    assert without_gradient(convert.load(directories / name).config) == set()
+
+
+UNWRITABLE = {  # message -> settings
     "schedule='step': transformers' Trainer has no such schedule": {"schedule": "step", "step_updates": 3},
     "optimizer='adam': transformers' Trainer has weight decay as adamw": {"optimizer": "adam"},
-    "decayed='all': transformers' Trainer decays neither": {"decayed": "all"},
+    "decayed='all': transformers' Trainer decays neither norms nor biases": {"decayed": "all"},
+    "clip_rule='optax': transformers' Trainer clips gradients as torch does": {"clip_rule": "optax"},
+    "reduction='sum': transformers' Trainer divides the loss by the number of tokens": {"reduction": "sum"},
+    "reduction='parts': with label smoothing, transformers' Trainer divides the loss": {
+        "reduction": "parts",
+        "accumulation": 2,
+        "label_smoothing": 0.1,
+    },
+    "smoothing='others_but_padding': transformers' Trainer smooths over padding too": {
+        "label_smoothing": 0.1,
+        "smoothing": "others_but_padding",
+    },
 }
 
 
 @pytest.mark.parametrize("message", UNWRITABLE)
-def test_what_trainer_does_not_have_is_refused(message, directories, tmp_path):
-    checkpoint = training_of(convert.load(directories / "BART"), **UNWRITABLE[message])
-    with pytest.raises(ConversionError, match=rf"^{message}.*; --weights-only omits the optimizer$"):
-        convert.save(checkpoint, tmp_path / "new", layout="bart")
-    assert not (tmp_path / "new").exists()
+def test_of_a_run_that_trainer_cannot_continue_the_weights_are_written(message, start, tmp_path):
+    checkpoint = training_of(start, **UNWRITABLE[message])
+    assert obstacle(checkpoint, convert.family("bart")).startswith(message)
+    convert.save(checkpoint, tmp_path / "new", layout="bart")
+    assert not {*FILES} & {file.name for file in (tmp_path / "new").iterdir()}
+    assert checksum(convert.load(tmp_path / "new").arrays) == checksum(checkpoint.arrays)
 
 
-def test_without_torch_it_says_so(directories, tmp_path, monkeypatch):
-    checkpoint = training_of(convert.load(directories / "BART"))
+def test_the_command_says_why_the_optimizer_is_omitted(directories, tmp_path, command):
+    """Trainer does not decay T5's positions."""
+    convert.save(training_of(convert.load(directories / "T5")), tmp_path / "a.pt")
+    code, out, err = command("convert", tmp_path / "a.pt", tmp_path / "new", "--layout", "t5")
+    text = " ".join(out.replace("│", " ").split())
+    assert (code, err) == (0, "")
+    assert "omitted, with the run and its 7 updates: weight_decay=0.01: transformers' Trainer does not decay" in text
+    assert "TrainingArguments" not in text
+    assert not {*FILES} & {file.name for file in (tmp_path / "new").iterdir()}
+
+
+def test_without_torch_the_optimizer_is_omitted(start, tmp_path, monkeypatch):
+    checkpoint = training_of(start)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        ConversionError, match=r"^optimizer.pt: writing it needs PyTorch, which is not installed; --weig"
-    ):
-        convert.save(checkpoint, tmp_path / "new", layout="bart")
-
-
-def test_trainer_does_not_decay_t5_s_positions(directories, tmp_path):
-    checkpoint = training_of(convert.load(directories / "T5"))
-    with pytest.raises(
-        ConversionError, match=r"does not decay encoder.*relative_attention_bias.weight, and twinax deca"
-    ):
-        convert.save(checkpoint, tmp_path / "new", layout="t5")
+    assert obstacle(checkpoint, convert.family("bart")) == "writing it needs PyTorch, which is not installed"
+    convert.save(checkpoint, tmp_path / "new", layout="bart")
+    assert not {*FILES} & {file.name for file in (tmp_path / "new").iterdir()}
 
 
 OTHER_RUNS = {
+    r"checkpoint-7: schedule='step': transformers' Trainer has no such": {"schedule": "step", "step_updates": 1000},
+    r"checkpoint-7: reduction='sum': transformers' Trainer divides": {"reduction": "sum"},
+    r"optimizer.pt: decayed='all': transformers' Trainer decays neither": {"decayed": "all"},
+    r"has optimizer='adamw', and the run has 'adam'": {"optimizer": "adam"},
     r"optimizer.pt: has beta2=0.98, and the run has 0.999 \(--training.beta2\)$": {"beta2": 0.999},
     r"has weight_decay=0.01, and the run has 0.0 \(--training.weight-decay\)": {"weight_decay": 0.0},
-    r"has optimizer='adamw', and the run has 'adam'": {"optimizer": "adam"},
     r"scheduler.pt: has the base learning rate 0.002, and the run's schedule 0.003; set its": {"learning_rate": 3e-3},
     r"scheduler.pt: has the learning rate of update 7 0.0017.*, and the run's schedule 0.0018": {"total_updates": 60},
-    r"scheduler.pt: schedule='step': transformers' Trainer has no such": {"schedule": "step", "step_updates": 1000},
 }
 
 
@@ -228,8 +348,11 @@ DAMAGE = {
     r"scheduler.pt: is not the state of a schedule": lambda path: torch.save({"best": 1}, path / "scheduler.pt"),
     r"optimizer.pt: is not the state dict of an opt": lambda path: torch.save([1], path / "optimizer.pt"),
     r"has groups of \[25, 39\] parameters; of this model, they have \[25, 40\]$": changed(drop_a_parameter),
-    r"has exp_avg \[3\] for model.shared.weight, which is \[31, 12\]": changed(
+    r"has exp_avg float32\[3\] for model.shared.weight, which is float32\[31, 12\]": changed(
         lambda c: c["state"][0].update(exp_avg=torch.zeros(3))
+    ),
+    r"has exp_avg_sq bfloat16\[31, 12\] for model.shared.weight, which is float32\[31, 12\]": changed(
+        lambda c: c["state"][0].update(exp_avg_sq=c["state"][0]["exp_avg_sq"].bfloat16())
     ),
     r"has parameters with different step counts, \[7, 8\]": changed(
         lambda c: c["state"][0].update(step=torch.tensor(8.0))
@@ -238,7 +361,8 @@ DAMAGE = {
     r"has step, exp_avg for model.shared.weight; Adam has": changed(lambda c: c["state"][0].pop("exp_avg_sq")),
     r"has parameter groups that do not match its state": changed(lambda c: c["state"].update({99: {}})),
     r"has amsgrad=True, which twinax does not have": changed(lambda c: c["param_groups"][0].update(amsgrad=True)),
-    r"is not as Trainer writes it: 'betas'": changed(lambda c: c["param_groups"][0].pop("betas")),
+    r"has parameter groups without betas; those of Adam": changed(lambda c: c["param_groups"][0].pop("betas")),
+    r"is not as Trainer writes it: not enough values": changed(lambda c: c["param_groups"][0].update(betas=(0.9,))),
 }
 
 

@@ -174,7 +174,23 @@ def test_the_command(tmp_path, command):
     )
 
 
+def state_of(optimizer_type, content):
+    """The state of another optimizer after an update of the same parameters."""
+    state, groups = content["optimizer"]["state"], content["optimizer"]["param_groups"]
+    parameters = [[nn.Parameter(torch.zeros_like(state[i]["exp_avg"])) for i in group["params"]] for group in groups]
+    optimizer = optimizer_type([{"params": members} for members in parameters])
+    for parameter in (parameter for members in parameters for parameter in members):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    content["optimizer"] = optimizer.state_dict()
+
+
 REFUSALS = {
+    r"without amsgrad; those of Adam and AdamW": lambda content: state_of(torch.optim.RAdam, content),
+    r"without betas; those of Adam and AdamW": lambda content: state_of(torch.optim.SGD, content),
+    r"has exp_avg bfloat16\[.* which is float32\[": lambda content: [
+        entry.update(exp_avg=entry["exp_avg"].bfloat16()) for entry in content["optimizer"]["state"].values()
+    ],
     r"has no optimizer; looked for": lambda content: content.pop("optimizer"),
     r"is not the state dict of an optimizer": lambda content: content.update(optimizer=[]),
     r"has beta2=0.5, and the run has 0.98": lambda content: [
@@ -197,6 +213,13 @@ def test_what_does_not_fit_is_one_line(message, tmp_path):
         convert.load(tmp_path / "a.pt", run=run)
     assert str(error.value).startswith(f"{tmp_path / 'a.pt'}: ")
     assert "\n" not in str(error.value)
+
+
+def test_another_model_is_refused(tmp_path):
+    run, _, _ = saved(tmp_path / "a.pt", "twinax", by_dimensions)
+    run = replace(run, model=run.model.replace(norm_eps=1e-3))
+    with pytest.raises(ConversionError, match=r"norm_eps=.*: the run's model has 0.001"):
+        convert.load(tmp_path / "a.pt", TINY, run=run)
 
 
 def test_a_file_of_twinax_has_its_own_run(tmp_path):

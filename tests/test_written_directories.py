@@ -1,8 +1,8 @@
 """Written Hugging Face directories: their contents, and what is never overwritten."""
 
 import json
+import logging
 import resource
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +53,22 @@ def test_a_model_of_our_own_becomes_a_directory(tmp_path):
     round_trip = convert.load(tmp_path / "ours")
     assert round_trip.config == config
     assert same(round_trip.arrays, checkpoint.arrays)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("name", "layout"), [("BART", "bart"), ("Marian", "marian"), ("M2M100", "m2m100"), ("T5", "t5")]
+)
+def test_transformers_loads_it_without_a_warning(name, layout, directories, command, tmp_path, caplog):
+    code, _, err = command("convert", directories / name, tmp_path / "new", "--layout", layout, "--dtype", "bfloat16")
+    assert code == 0, err
+    logger = logging.getLogger("transformers")  # its messages do not reach the root logger
+    logger.addHandler(caplog.handler)
+    try:
+        _, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new", output_loading_info=True)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert (caplog.messages, any(info.values())) == ([], False)
 
 
 def test_a_changed_config_is_written_and_the_rest_kept(bart, tmp_path):
@@ -138,6 +154,20 @@ def test_a_full_disk_leaves_nothing(bart, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bart"]
 
 
+def test_a_full_disk_leaves_no_directory_without_its_card(bart, tmp_path, command):
+    document = {"scores": [{"name": "BLEU", "value": 1.0, "signature": "x" * 200_000}]}
+    (tmp_path / "scores.json").write_text(json.dumps(document))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # bytes per file; the weights have fewer
+    try:
+        scores = tmp_path / "scores.json"
+        code, _, err = command("convert", bart, tmp_path / "new", "--layout", "bart", "--scores", scores)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, err) == (2, f"twinax: {tmp_path / 'new'}: cannot be written: [Errno 27] File too large\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bart", "scores.json"]
+
+
 def test_of_two_at_once_one_wins(bart, tmp_path):
     checkpoint, failures = convert.load(bart), []
 
@@ -189,8 +219,8 @@ def test_a_directory_has_a_model_card(bart, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     document = {"dataset": "bentrevett/multi30k", "split": "test", "pairs": 1000, "scores": SCORES}
     Path("scores.json").write_text(json.dumps(document))
-    monkeypatch.setattr(sys, "argv", ["twinax", "convert", "bart", "new"])
-    code, _, err = command("convert", bart, "new", "--layout", "bart", "--scores", "scores.json")
+    scores = f"--scores={tmp_path / 'scores.json'}"
+    code, _, err = command("convert", bart, "new", "--layout", "bart", scores)
     assert code == 0, err
     card = ModelCard.load(tmp_path / "new" / "README.md")
     assert (card.data.library_name, card.data.pipeline_tag, card.data.language) == ("transformers", "translation", None)
@@ -200,7 +230,8 @@ def test_a_directory_has_a_model_card(bart, command, tmp_path, monkeypatch):
     ]
     assert command("inspect", bart, "--json", "inspected.json")[0] == 0
     assert f"`{json.loads(Path('inspected.json').read_text())['sha256 of weights']}`" in card.text
-    assert f"`twinax convert {bart} new --layout bart --scores scores.json`" in card.text
+    assert "`twinax convert bart new --layout bart --scores=scores.json`" in card.text
+    assert str(tmp_path) not in card.content
     assert "| multi30k test | 1000 | BLEU | 37.96 | nrefs:1|case:mixed" in card.text.replace("\\", "")
 
 
@@ -218,7 +249,18 @@ def test_a_card_names_languages_and_data_of_the_run():
         assert "/home" not in card.content
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"scores": [{"name": "BLEU"}]}', '{"scores": 1}'])
+WRONG_SCORES = [
+    *({"value": "31.2"}, {"value": float("nan")}, {"value": 10**400}, {"value": True}),
+    *({"name": ["BLEU"]}, {"signature": 3}, {"signature": None}),
+]
+WRONG_DOCUMENTS = [
+    *("", "[]", "[" * 100_000, '{"scores": []}', '{"scores": [{"name": "BLEU"}]}', '{"scores": 1}'),
+    *(json.dumps({"scores": [SCORES[0] | change]}) for change in WRONG_SCORES),
+    json.dumps({"scores": SCORES, "split": 7}),
+]
+
+
+@pytest.mark.parametrize("content", WRONG_DOCUMENTS, ids=lambda content: content[:60])
 def test_what_is_no_file_of_scores(content, bart, command, tmp_path):
     (tmp_path / "x.json").write_text(content)
     code, _, err = command("convert", bart, tmp_path / "n", "--layout", "bart", "--scores", tmp_path / "x.json")

@@ -6,34 +6,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from twinax import convert
 from twinax.configs import TransformerConfig
 from twinax.configs.errors import ConfigError
-from twinax.convert import Checkpoint, ctranslate2_format
-from twinax.convert.atomic_io import check_new, replace_file
-from twinax.convert.dtypes import logit_movement, to_dtype
+from twinax.convert import Checkpoint, ctranslate2_format, fairseq_format
+from twinax.convert.atomic_io import check_new
+from twinax.convert.dtypes import to_dtype
 from twinax.convert.file_layouts import PUBLISHED
 from twinax.convert.files import read_json
 from twinax.convert.formats import describe, is_layout, layouts
 from twinax.convert.hugging_face import LAYOUTS
 from twinax.convert.lora import read_adapter
-from twinax.convert.single_file import has_suffix
+from twinax.convert.single_file import TORCH_SUFFIXES
 from twinax.convert.trainer import has_state
-from twinax.convert.verification import compare_checkpoints
 
-from .convert_report import (
-    Timer,
-    byte_progress,
-    describe_optimizers,
-    describe_tokenizers,
-    describe_weights,
-    print_report,
-)
+from .convert_report import print_report
 from .convert_tokenizer import describe_changes, tokenizer_files, with_tokenizer
-from .model_card import CARD, model_card, read_scores, run_of
-from .trainer_command import describe_arguments, read_back, run_config
+from .convert_writing import write_and_compare
+from .model_card import model_card, read_scores, run_of
+from .trainer_command import describe_arguments, run_config
 from .usage import UsageError, report_assumed
 
 _UNITS = {"": 1, **{f"{prefix}B": 1000**i for i, prefix in enumerate("KMG", 1)}}
@@ -56,9 +48,10 @@ def convert_checkpoint(
     languages: Sequence[str],
     scores: Sequence[str],
 ) -> int:
-    """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if a weight differs."""
+    """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if something differs; nothing is written."""
     _check_layout(layout, quantization, scores)
     check_new(dst)
+    _check_torch(dst, layout, dtype)
     shard_bytes = None if max_shard_size is None else _bytes_of(max_shard_size)
     score_documents = read_scores(scores)
     original = _read(src, config, adapter, run)
@@ -72,41 +65,43 @@ def convert_checkpoint(
         checkpoint = replace(checkpoint, training=None)
     if dtype is not None:
         checkpoint = to_dtype(checkpoint, dtype, layout)
-    if has_suffix(dst):
-        import_module("torch")  # which takes seconds that are not the conversion's
-    written, verified = Timer(), Timer()
-    with written, byte_progress(f"writing {dst}", checkpoint):
-        convert.save(checkpoint, dst, layout=layout, max_shard_size=shard_bytes, quantization=quantization)
-    with verified, byte_progress(f"comparing {dst}", checkpoint):
-        result = read_back(dst, checkpoint)
-        comparison = compare_checkpoints(checkpoint, result)
-        weights, same = describe_weights(checkpoint, comparison, dst, layout, quantization)
-    if layout in LAYOUTS:
-        _write_card(src, dst, result, comparison.checksum, score_documents)
-    optimizer, same_optimizer = describe_optimizers(replace(checkpoint, training=original.training), result)
-    files, same_files = describe_tokenizers(checkpoint, result, layout)
+
+    def card(result: Checkpoint, checksum: str) -> str:
+        return model_card(dst.name, result, checksum, run=run_of(src), scores=score_documents, arguments=sys.argv[1:])
+
+    outcome, written = write_and_compare(
+        checkpoint,
+        original,
+        dst,
+        layout=layout,
+        dtype=dtype,
+        max_shard_size=shard_bytes,
+        quantization=quantization,
+        card=card if layout in LAYOUTS else None,
+    )
     rows = {
         "read": describe(src),
         "adapter, merged": str(read_adapter(Path(adapter))) if adapter else "",
-        "written": f"{describe(dst)}, layout {layout}",
-        "time": f"written in {written.rate(dst)}; read back and compared in {verified.seconds:.1f} s",
-        "weights": weights,
-        "dtype": f"{original.config.param_dtype} → {dtype}: {logit_movement(original, result)}" if dtype else "",
+        **written,
+        "weights": outcome.weights,
+        "dtype": f"{original.config.param_dtype} → {dtype}: {outcome.movement}" if dtype else "",
         "unused, kept": ", ".join(checkpoint.unused),
-        "optimizer": optimizer,
+        "optimizer": outcome.optimizer,
         "assumed": "; ".join(checkpoint.optimizer_notes),
         "TrainingArguments": (
             describe_arguments(checkpoint.training.run) if checkpoint.training is not None and has_state(dst) else ""
         ),
         "ignored": ", ".join(checkpoint.skipped),
         "tokenizer": (
-            describe_changes(original.files, new_files, checkpoint.files) if new_files and same_files else files
+            describe_changes(original.files, new_files, checkpoint.files)
+            if new_files and outcome.same_files
+            else outcome.files
         ),
         "pre-tokenization": pretokenization,
     }
     print_report(f"{src} → {dst}", {name: text for name, text in rows.items() if text})
     report_assumed(str(src), checkpoint)
-    return int(not (same and same_optimizer and same_files))
+    return int(not outcome.same)
 
 
 def _check_layout(layout: str, quantization: str | None, scores: Sequence[str]) -> None:
@@ -121,6 +116,21 @@ def _check_layout(layout: str, quantization: str | None, scores: Sequence[str]) 
         raise UsageError(f"--scores {scores[0]}: only a family's directory has a model card; omit it")
 
 
+def _check_torch(dst: Path, layout: str, dtype: str | None) -> None:
+    """Imports PyTorch if the conversion needs it, so that its seconds are not the conversion's.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if dst.suffix.lower() not in TORCH_SUFFIXES and layout != fairseq_format.LAYOUT and dtype is None:
+        return
+    try:
+        import_module("torch")
+    except ImportError:
+        reason = f"{dst}: writing it" if dtype is None else f"--dtype {dtype}: the comparison of logits"
+        raise UsageError(f"{reason} needs PyTorch, which is not installed: pip install torch") from None
+
+
 def _read(src: Path, config: str | None, adapter: str | None, run: str | None) -> Checkpoint:
     """The checkpoint, memory-mapped; of bare tensors, with the assumptions and the tokenizer of their config."""
     model, config_checkpoint = (None, None) if config is None else _config(config)
@@ -130,12 +140,6 @@ def _read(src: Path, config: str | None, adapter: str | None, run: str | None) -
         return checkpoint
     files = checkpoint.files or config_checkpoint.files
     return replace(checkpoint, assumed=config_checkpoint.assumed, files=files)
-
-
-def _write_card(src: Path, dst: Path, result: Checkpoint, checksum: str, scores: Sequence[dict[str, Any]]) -> None:
-    """Writes the model card into a directory."""
-    card = model_card(dst.name, result, checksum, run=run_of(src), scores=scores, arguments=sys.argv[1:])
-    replace_file(dst / CARD, card)
 
 
 def _bytes_of(size: str) -> int:

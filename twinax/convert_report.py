@@ -1,7 +1,7 @@
 """The report of `twinax convert`: what was read back, and how long it took."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,10 @@ from twinax.convert import Checkpoint, checksum, ctranslate2_format
 from twinax.convert.checkpoint import FOLDERS, MOMENTS
 from twinax.convert.file_layouts import PUBLISHED
 from twinax.convert.formats import TOOLKITS
-from twinax.convert.hugging_face import LAYOUTS
+from twinax.convert.hugging_face import LAYOUTS, family
 from twinax.convert.progress import listening
 from twinax.convert.safetensors_files import size_of
+from twinax.convert.trainer import obstacle
 from twinax.convert.verification import Comparison, number_of
 from twinax.train.tracking.progress import progress_bar
 
@@ -33,17 +34,25 @@ class Timer:
     def __exit__(self, *error: object) -> None:
         self.seconds = time.monotonic() - self._start
 
-    def rate(self, path: Path) -> str:
-        """The seconds, and the rate for a file or directory."""
+    def rate(self, path: Path, without: "Timer") -> str:
+        """The seconds, less those of another timer, and the rate for a file or directory."""
         files = [path] if path.is_file() else path.rglob("*")
-        size = sum(file.stat().st_size for file in files if file.is_file())
-        return f"{self.seconds:.1f} s ({size / 1e6:,.1f} MB, {size / 1e6 / self.seconds:,.0f} MB/s)"
+        size, seconds = sum(file.stat().st_size for file in files if file.is_file()), self.seconds - without.seconds
+        return f"{seconds:.1f} s ({size / 1e6:,.1f} MB, {size / 1e6 / seconds:,.0f} MB/s)"
 
 
 @contextmanager
-def byte_progress(label: str, checkpoint: Checkpoint) -> Iterator[None]:
-    """A progress bar with bytes and rate, where the format writes or reads one array at a time."""
-    completed, total = 0, sum(map(size_of, checkpoint.tensors.specs.values()))
+def byte_progress(checkpoint: Checkpoint) -> Iterator[Callable[[str], None]]:
+    """A progress bar with bytes and rate, where the format writes or reads one array at a time.
+
+    Yields `begin(label)`, which begins at 0 bytes.
+    """
+    label, completed, total = "", 0, sum(map(size_of, checkpoint.tensors.specs.values()))
+
+    def begin(new_label: str) -> None:
+        nonlocal label, completed
+        label, completed = new_label, 0
+        show(label, completed, total)
 
     def add(size: int) -> None:
         nonlocal completed
@@ -51,8 +60,7 @@ def byte_progress(label: str, checkpoint: Checkpoint) -> Iterator[None]:
         show(label, completed, total)
 
     with progress_bar(in_bytes=True) as show, listening(add):
-        show(label, 0, total)
-        yield
+        yield begin
 
 
 def describe_weights(
@@ -84,7 +92,11 @@ def describe_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str
         states = [name for name in checkpoint.skipped if "optim" in name]
         return f"{states[0]} ignored: pass --run, the run that resumes from it" if states else "none", True
     if after is None:
-        return f"omitted, with the run and its {before.update:,} updates: this format does not store them", True
+        reason: str | None = "this format does not store them"
+        if result.layout in LAYOUTS:
+            reason = obstacle(replace(result, training=before), family(result.layout))
+        omitted = f"omitted, with the run and its {before.update:,} updates"
+        return f"{omitted}: {reason}" if reason else omitted, True
     same = all(checksum(getattr(before, key)) == checksum(getattr(after, key)) for key in MOMENTS)
     same &= replace(after, exp_avg={}, exp_avg_sq={}) == replace(before, exp_avg={}, exp_avg_sq={})
     verdict = "bit-identical after reading back" if same else "[bold red]DIFFERENT after reading back[/]"

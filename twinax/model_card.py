@@ -1,6 +1,8 @@
 """The model card of a directory that `twinax convert` wrote: README.md, as the Hugging Face Hub reads it."""
 
 import json
+import math
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -32,12 +34,24 @@ def read_scores(paths: Sequence[str]) -> list[dict[str, Any]]:
     documents = []
     for path in paths:
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            [(score["name"], float(score["value"]), score["signature"]) for score in document["scores"]]
-        except (OSError, ValueError, LookupError, TypeError):
+            documents.append(json.loads(Path(path).read_text(encoding="utf-8")))
+            _check_scores(documents[-1])
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             raise UsageError(f"--scores {path}: is not a file that `twinax evaluate --json` wrote") from None
-        documents.append(document)
     return documents
+
+
+def _check_scores(document: Mapping[str, Any]) -> None:
+    """Raises: LookupError, TypeError, ValueError if it lacks what a card states, or a number is infinite or NaN."""
+    texts = [document[name] for name in ("dataset", "src", "split") if name in document]
+    if not document["scores"]:
+        raise ValueError
+    for score in document["scores"]:
+        texts += [score["name"], score["signature"]]
+        if type(score["value"]) not in (int, float) or not math.isfinite(score["value"]):
+            raise ValueError
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError
 
 
 def run_of(path: Path) -> RunConfig | None:
@@ -75,7 +89,7 @@ def model_card(
         f"- Languages: {' to '.join(languages) or 'the checkpoint does not state them'}",
         f"- Training data: {dataset or 'the checkpoint does not state it'}",
         f"- SHA-256 of the weights, as `twinax inspect` prints it: `{checksum}`",
-        f"- Written by: `{shlex.join(('twinax', *arguments))}`",
+        f"- Written by: `{shlex.join(('twinax', *map(_without_folders, arguments)))}`",
     ]
     if scores:
         escaped = "\\|"  # in a table, a bar ends the cell
@@ -87,6 +101,14 @@ def model_card(
             for score in document["scores"]
         ]
     return f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---\n\n" + "\n".join(lines) + "\n"
+
+
+def _without_folders(argument: str) -> str:
+    """An argument of the command, of paths the names only: the card is made to be published."""
+    if argument.startswith("--") and "=" in argument:
+        flag, _, value = argument.partition("=")
+        return f"{flag}={_without_folders(value)}"
+    return Path(argument).name or argument if os.sep in argument else argument
 
 
 def _languages(run: RunConfig | None) -> tuple[str, ...]:

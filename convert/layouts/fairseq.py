@@ -125,14 +125,14 @@ def read(settings: Settings, arrays: Arrays) -> tuple[TransformerConfig, Arrays]
         original = SOURCE if config.shared_embeddings else TARGET
         if copy is not None and copy.tobytes() != arrays[original].tobytes():
             raise ConversionError(f"{name}: differs from {original}, with which the settings tie it")
-    rules, tables = rules_of(config), _tables(config)
+    rules, tables = rules_of(config), position_tables(config)
     specs = {name: spec for name, spec in flax_specs(config).items() if name not in tables}
     return config, translate([rule.inverse for rule in rules], arrays, target_specs(rules, specs)) | tables
 
 
 def write(config: TransformerConfig, arrays: Mapping[str, np.ndarray]) -> Arrays:
     """The state dict of arrays by Flax name. Raises: ConversionError, lists all arrays that do not fit."""
-    tables = _tables(config)
+    tables = position_tables(config)
     used = slice(config.position_offset, config.position_offset + config.max_length)
     for name, table in tables.items():
         exact = POSITION_TABLES[config.positions](*table.shape).astype(table.dtype)
@@ -209,7 +209,7 @@ def _copies(config: TransformerConfig) -> list[str]:
     return [TARGET] * config.shared_embeddings + [OUTPUT] * config.tied_output
 
 
-def _tables(config: TransformerConfig) -> Arrays:
+def position_tables(config: TransformerConfig) -> Arrays:
     """The fixed position tables, by Flax name; fairseq computes them in float32."""
     if config.positions not in POSITION_TABLES:
         return {}

@@ -78,7 +78,7 @@ OTHER_TOOLS = (
         "train.loop._Loop._check_position",
         "(expected, [self.update, 0, self.update])",
         "(expected,)",
-        ("tests/test_trainer.py", "tests/test_user_optimizer.py", "tests/test_loop.py"),
+        ("tests/test_loop.py::test_a_checkpoint_of_another_program_resumes_in_a_later_epoch",),
     ),
     Mutation(
         "the first of several possible orders is taken",

@@ -70,7 +70,7 @@ class MeshTraining:
     def __init__(self, sharding: ShardingConfig, model: TransformerConfig, training: TrainingConfig):
         self.model, self.training = model, training
         count = int(np.prod(list(vars(sharding).values())))
-        self.placement = Placement(sharding, model, jax.devices()[:count])
+        self.placement = Placement.of(sharding, model, jax.devices()[:count])
         wide = Transformer(model.replace(param_dtype="float64", compute_dtype="float64"), rngs=nnx.Rngs(0))
         arrays = {name: array.astype(model.param_dtype) for name, array in named_arrays(wide).items()}
         self.state = self.placement.place(init_state(Transformer.from_arrays(model, arrays), training))

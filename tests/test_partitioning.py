@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec
 from jax.tree_util import DictKey, GetAttrKey
 
 from twinax import TransformerConfig, convert
@@ -101,8 +101,7 @@ def test_the_rest_of_the_devices():
 
 
 def test_fewer_rows_than_devices_are_one_line():
-    placement = Placement(ShardingConfig(), MODEL)
-    placement.config = ShardingConfig(data=4, fsdp=2)
+    placement = Placement(AbstractMesh((4, 2, 1), ("data", "fsdp", "tensor")))
     placement.check_rows(8)
     with pytest.raises(ConfigError, match="data=4, fsdp=2: 8 devices share the rows of a batch, and the smallest"):
         placement.check_rows(7)

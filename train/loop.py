@@ -79,7 +79,7 @@ def train(run: RunConfig, directory: Path, console: Console | None = None, track
             for line in filter(None, (initial_weights.assumed, initial_weights.limit)):
                 say(line)
         prepared = prepare_in(directory, run, initial_weights, say)
-        placement = Placement(run.sharding, prepared.run.model)
+        placement = Placement.of(run.sharding, prepared.run.model)
         placement.check_rows(min(bucket.sentences for bucket in prepared.buckets))
         say(describe_devices([device.device_kind for device in jax.devices()], placement.config))
         say(describe_shapes(prepared.buckets))

@@ -7,6 +7,7 @@ Source: Xu et al. 2021, "GSPMD"; Shazeer et al. 2018, "Mesh-TensorFlow", for the
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,19 +33,28 @@ PARTITIONS: tuple[tuple[str, PartitionSpec], ...] = (
 _ROWS = PartitionSpec(("data", "fsdp"))
 
 
+@dataclass(frozen=True)
 class Placement:
-    """Puts arrays on the devices, by default all of them.
+    """Puts arrays on the devices of a mesh."""
 
-    Raises:
-        ConfigError: the axes do not fit the devices, or not the model.
-    """
+    mesh: Mesh
 
-    def __init__(self, config: ShardingConfig, model: TransformerConfig, devices: Sequence[Any] | None = None):
+    @classmethod
+    def of(cls, config: ShardingConfig, model: TransformerConfig, devices: Sequence[Any] | None = None) -> "Placement":
+        """The placement of a config on these devices, by default all.
+
+        Raises:
+            ConfigError: the axes do not fit the devices, or not the model.
+        """
         devices = jax.devices() if devices is None else devices
         config.check(model, len(devices))
         sizes = config.sizes(len(devices))
-        self.config = ShardingConfig(**sizes)
-        self.mesh = Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes))
+        return cls(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)))
+
+    @property
+    def config(self) -> ShardingConfig:
+        """The axes, all with their sizes."""
+        return ShardingConfig(**self.mesh.shape)
 
     def check_rows(self, rows: int) -> None:
         """Raises: ConfigError if a batch of this many rows leaves a device without any."""

@@ -52,23 +52,16 @@ def _forward(
     largest = at_least_float32(logits.max(-1))  # subtracted first, for numerical stability
     z = at_least_float32(logits) - largest[..., None]
     normaliser = jnp.log(jnp.exp(z).sum(-1))
-    expected = (target.label - target.other) * _at(z, labels[..., None])
+    # A label outside the vocabulary gives NaN; a negative index would wrap around.
+    labels = jnp.where(labels < 0, z.shape[-1], labels)
+    expected = (target.label - target.other) * jnp.take_along_axis(z, labels[..., None], axis=-1)[..., 0]
     # Terms of weight 0 are left out: a logit may be -inf.
     if target.padding != target.other:
-        expected += (target.padding - target.other) * _at(z, pad_id)
+        expected += (target.padding - target.other) * z[..., pad_id]
     if target.other:
         expected += target.other * z.sum(-1)
     # The residuals are the logits in their own dtype, not the probabilities in float32.
     return normaliser - expected - target.entropy, (logits, labels, largest, normaliser)
-
-
-def _at(z: Float[Array, "B T V"], tokens: Int[Array, "B T 1"] | int) -> Float[Array, "B T"]:
-    """z of one token each; NaN outside the vocabulary.
-
-    A sum instead of an index: if the vocabulary is divided over devices, an index would gather all of z on each.
-    """
-    values = jnp.where(jnp.arange(z.shape[-1]) == tokens, z, 0).sum(-1)
-    return jnp.where((tokens >= 0) & (tokens < z.shape[-1]), values[..., None], jnp.nan)[..., 0]
 
 
 def _backward(

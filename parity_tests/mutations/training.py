@@ -48,13 +48,6 @@ TRAINING = (
         _LOSSES,
     ),
     Mutation(
-        "an index gathers the logits of the whole vocabulary",
-        "train.losses._at",
-        "values = jnp.where(jnp.arange(z.shape[-1]) == tokens, z, 0).sum(-1)",
-        "values = jnp.take_along_axis(z, jnp.broadcast_to(jnp.asarray(tokens), (*z.shape[:-1], 1)), -1)[..., 0]",
-        _DEVICES,
-    ),
-    Mutation(
         "parameters are divided along fsdp where they are used",
         "train.partitioning.Placement.gather",
         'None if a == "fsdp" else a',
@@ -69,10 +62,10 @@ TRAINING = (
         _DEVICES,
     ),
     Mutation(
-        "a negative label counts as one without a loss",
-        "train.losses._at",
-        "(tokens >= 0) & (tokens < z.shape[-1])",
-        "tokens < z.shape[-1]",
+        "a label outside the vocabulary counts from the end",
+        "train.losses._forward",
+        "labels = jnp.where(labels < 0, z.shape[-1], labels)",
+        "labels = labels",
         _LOSSES,
     ),
     Mutation(

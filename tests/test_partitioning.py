@@ -103,8 +103,23 @@ def test_the_rest_of_the_devices():
 def test_fewer_rows_than_devices_are_one_line():
     placement = Placement(AbstractMesh((4, 2, 1), ("data", "fsdp", "tensor")))
     placement.check_rows(8)
-    with pytest.raises(ConfigError, match="data=4, fsdp=2: 8 devices share the rows of a batch, and the smallest"):
+    with pytest.raises(ConfigError, match="data=4, fsdp=2: divide the rows of a batch into 8 shares, and the smallest"):
         placement.check_rows(7)
+
+
+def test_nothing_is_written_for_a_mesh_that_does_not_fit(command, tmp_path, monkeypatch):
+    """This process has one device."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("src", "tgt"):
+        (tmp_path / name).write_text("".join(f"{letter} b c\n" for letter in "abcdefgh" * 5))
+    flags = ("train", "--src", "src", "--tgt", "tgt", "--out", "r", "--tokenizer.kind", "word")
+    code, _, err = command(*flags, "--sharding.tensor", "2")
+    assert (code, err) == (2, "twinax: data=-1 · fsdp=1 · tensor=2: the product must be the number of devices, 1\n")
+    assert not (tmp_path / "r").exists()
+    monkeypatch.setattr(Placement, "shares", 1000)
+    code, _, err = command(*flags)
+    assert (code, "divide the rows of a batch into 1000 shares" in err.splitlines()[-1]) == (2, True)
+    assert not (tmp_path / "r").exists()
 
 
 DEVICES = """

@@ -78,9 +78,7 @@ def train(run: RunConfig, directory: Path, console: Console | None = None, track
         if initial_weights is not None:
             for line in filter(None, (initial_weights.assumed, initial_weights.limit)):
                 say(line)
-        prepared = prepare_in(directory, run, initial_weights, say)
-        placement = Placement.of(run.sharding, prepared.run.model)
-        placement.check_rows(min(bucket.sentences for bucket in prepared.buckets))
+        prepared, placement = prepare_in(directory, run, initial_weights, say)
         say(describe_devices([device.device_kind for device in jax.devices()], placement.config))
         say(describe_shapes(prepared.buckets))
         if is_new and (updates := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):

@@ -60,8 +60,8 @@ class Placement:
         """Raises: ConfigError if a batch of this many rows leaves a device without any."""
         if rows < self.shares:
             raise ConfigError(
-                f"data={self.config.data}, fsdp={self.config.fsdp}: {self.shares} devices share the rows of a batch, "
-                f"and the smallest batch has {rows}; set larger --batches.tokens, or use fewer devices"
+                f"data={self.config.data}, fsdp={self.config.fsdp}: divide the rows of a batch into {self.shares} "
+                f"shares, and the smallest batch has {rows} rows; set larger --batches.tokens, or use fewer devices"
             )
 
     @property

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -46,6 +46,11 @@ trajectories: install
 # Trainings that move to transformers' Trainer and back; writes the table. About three minutes.
 trainer: install
 	$(BIN)/python -m benchmarks.trainer docs/training.md
+
+# Trainings on every mesh of eight virtual devices; writes the table. About six minutes.
+scale-test: export XLA_FLAGS := --xla_force_host_platform_device_count=8 $(XLA_FLAGS)
+scale-test: install
+	$(BIN)/python -m benchmarks.meshes docs/scaling.md
 
 # Beam search against transformers, token for token; writes the tables into the page. About a minute.
 decoding-matrix: install

@@ -17,6 +17,7 @@ from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.run import LoopConfig
 from twinax.configs.schema import TransformerConfig
+from twinax.configs.sharding import ShardingConfig
 from twinax.configs.training import TrainingConfig
 
 # section of the page -> (config, flags)
@@ -27,6 +28,7 @@ _SECTIONS: dict[str, tuple[type, str]] = {
     "Tokenizers": (TokenizerConfig, "`--tokenizer.kind bpe`"),
     "Batches": (BatchConfig, "`--batches.tokens 4096`"),
     "The loop": (LoopConfig, "`--loop.epochs 10`"),
+    "Devices": (ShardingConfig, "`--sharding.fsdp 4`"),
     "Decoding": (DecodingConfig, "`--beam-size 5` of `twinax translate`; all of them from Python"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from .data import BatchConfig, CorpusConfig, TokenizerConfig
 from .errors import ConfigError
 from .schema import TransformerConfig
+from .sharding import ShardingConfig
 from .training import ENDING, TrainingConfig
 from .validation import check_field_types
 
@@ -84,6 +85,7 @@ class RunConfig:
     model: TransformerConfig = field(default_factory=_default_model)
     training: TrainingConfig = field(default_factory=_default_training)
     loop: LoopConfig = field(default_factory=LoopConfig)
+    sharding: ShardingConfig = field(default_factory=ShardingConfig)
 
     def __post_init__(self) -> None:
         for name in ("init_from", "adapter"):
@@ -146,7 +148,9 @@ class RunConfig:
             "batches": BatchConfig,
             "training": TrainingConfig,
             "loop": LoopConfig,
+            "sharding": ShardingConfig,
         }
+        values = {"sharding": {}, **values}  # earlier versions had none
         paths = {name: values.pop(name, None) for name in ("init_from", "adapter")}
         if mismatch := sorted({*kinds, "model"} ^ set(values)):
             names = ", ".join((*kinds, "model"))

@@ -18,6 +18,7 @@ from twinax.train import evaluate
 from twinax.train.checkpointing.checkpoints import read_checkpoint
 from twinax.train.data.prepare import prepare
 from twinax.train.loop import train
+from twinax.train.partitioning import Placement
 from twinax.train.tracking.metrics import read_metrics, validations
 
 QUIET = Console(quiet=True)
@@ -129,7 +130,7 @@ def test_the_loop_reads_the_order_of_its_seed(run, tmp_path):
 def test_the_loss_of_validation_is_a_mean_over_tokens(run):
     """Not a mean over batches, whose token counts differ; the oracle is PyTorch, one sentence at a time."""
     data = prepare(replace(run, loop=replace(run.loop, translations=0)))
-    validation, model = evaluate.Validation(data), data.run.model
+    validation, model = evaluate.Validation(data, Placement.of(data.run.sharding, data.run.model)), data.run.model
     assert len({sum(len(data.valid.targets([i])[0]) for i in rows) for rows in validation._plan.batches}) > 1
     transformer = flax_transformer.Transformer(model, rngs=nnx.Rngs(0))
     arrays = {name: 3 * array for name, array in flax_transformer.named_arrays(transformer).items()}
@@ -163,7 +164,7 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
         return Decoded(tokens, lengths, np.zeros(lengths.shape), np.ones(lengths.shape, bool))
 
     monkeypatch.setattr(evaluate, "generate", generate)
-    result = evaluate.Validation(data)._translate(
+    result = evaluate.Validation(data, Placement.of(data.run.sharding, data.run.model))._translate(
         flax_transformer.named_arrays(flax_transformer.Transformer(data.run.model, rngs=nnx.Rngs(0)))
     )
     hypotheses = [text.lower() if lowercase else text for text in texts]
@@ -175,3 +176,19 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
     assert [sample[1] for sample in result["samples"]] == data.references[:3]
     if lowercase:
         assert sacrebleu.corpus_bleu(hypotheses, [data.references]).score < expected - 1
+
+
+def test_a_metric_that_was_not_measured(run, tmp_path):
+    loop = LoopConfig(updates=2, validate_every=2, translations=0)
+    train(replace(run, loop=loop), tmp_path / "r", QUIET)
+    outcome = train(replace(run, loop=replace(loop, updates=4, translations=4, metric="bleu")), tmp_path / "r", QUIET)
+    assert (outcome.update, "bleu" in outcome.validation) == (4, True)
+
+
+def test_patience(run, tmp_path):
+    """With a learning rate of almost nothing."""
+    run = replace(run, loop=LoopConfig(updates=30, validate_every=1, patience=2, translations=0))
+    outcome = train(run, tmp_path / "r", QUIET)
+    assert outcome.update == 3  # the first is best, and the next two are not better
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["1", "3"]  # best and last
+    assert train(run, tmp_path / "r", QUIET).update == 3

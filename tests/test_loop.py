@@ -328,12 +328,6 @@ def test_another_average_takes_the_place_of_the_first(finished, tmp_path):
         np.testing.assert_allclose(mean, (parts[0][name] + parts[1][name]) / 2, rtol=1e-6, atol=1e-7)
 
 
-def test_a_metric_that_was_not_measured(corpus, tmp_path):
-    train(run_of(corpus, updates=4, translations=0), tmp_path / "r", QUIET)
-    outcome = train(run_of(corpus, updates=8, metric="bleu"), tmp_path / "r", QUIET)
-    assert (outcome.update, "bleu" in outcome.validation) == (8, True)
-
-
 def test_a_full_disk(finished, corpus, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise ValueError("RESOURCE_EXHAUSTED: no space left on device")
@@ -342,15 +336,6 @@ def test_a_full_disk(finished, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", full)
     with pytest.raises(CheckpointError, match="a checkpoint cannot be written: RESOURCE_EXHAUSTED"):
         train(run_of(corpus), tmp_path / "r", QUIET)
-
-
-def test_patience(corpus, tmp_path):
-    run = run_of(corpus, updates=30, validate_every=1, patience=2, translations=0)
-    frozen_run = replace(run, training=replace(run.training, learning_rate=1e-30))
-    outcome = train(frozen_run, tmp_path / "r", QUIET)
-    assert outcome.update == 3  # the first is best, and the next two are not better
-    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["1", "3"]  # best and last
-    assert train(frozen_run, tmp_path / "r", QUIET).update == 3
 
 
 def test_weights_to_start_from(finished, corpus, tmp_path):
@@ -387,9 +372,7 @@ def test_weights_of_hugging_face_to_start_from(finished, corpus, tmp_path):
     convert.save(convert.Checkpoint.of(twin), tmp_path / "hf", layout="marian")
     run = run_of(corpus, updates=1, validate_every=1, translations=0)
     run = replace(run, init_from=str(tmp_path / "hf"), model=convert.load(tmp_path / "hf").config)
-    with pytest.raises(
-        CheckpointError, match=r"it needs tokenizer\.json, or source\.spm, .*; pass one by --tokenizer\.load"
-    ):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json, or source\.spm, .*; pass one by --tokenizer\.load"):
         train(run, tmp_path / "r", QUIET)
     for path in (directory / "tokenizer").iterdir():
         (tmp_path / "hf" / path.name).write_bytes(path.read_bytes())

@@ -1,6 +1,5 @@
 """The JAX train step: pure, compiled once, independent of accumulation and devices; and its errors."""
 
-import os
 import re
 
 import chex
@@ -12,6 +11,7 @@ import torch
 
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.configs import ConfigError
+from twinax.configs.sharding import ShardingConfig
 from twinax.configs.training import TrainingConfig
 from twinax.flax_transformer.unused_parameters import without_gradient
 from twinax.parity.functions import random_arrays, random_batch
@@ -210,40 +210,6 @@ def test_parts_that_do_not_divide_the_batch():
         run(new_state(), batch())
 
 
-DEVICES = """
-import jax, numpy as np, sys
-jax.config.update("jax_enable_x64", True)
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-sys.path.insert(0, TESTS)
-import test_step as t
-assert len(jax.devices()) == 8
-run = t.step.make_train_step(t.MODEL, t.TRAINING)
-whole = t.batch(5, sentences=16)
-mesh = Mesh(np.array(jax.devices()), ("data",))
-spread = jax.device_put(whole, NamedSharding(mesh, P("data")))
-everywhere = jax.device_put(t.new_state(), NamedSharding(mesh, P()))
-expected = run(t.new_state(), whole)
-run = t.step.make_train_step(t.MODEL, t.TrainingConfig(**{**vars(t.TRAINING), "accumulation": 2}))
-everywhere = jax.device_put(t.new_state(), NamedSharding(mesh, P()))
-compiled = run.lower(everywhere, spread).compile()
-assert "all-gather" not in compiled.as_text()  # each device has its share of every part
-found = compiled(everywhere, spread)
-assert len(found[0].params["output.bias"].sharding.device_set) == 8
-print(t.largest_difference(expected[1], found[1]), t.largest_difference(expected[0].optimizer, found[0].optimizer))
-"""
-
-
-def test_eight_devices_are_one(request, forks):
-    """Each device computes its rows with its share of the masks: equal to rounding, with dropout, in two parts."""
-    code = f"TESTS = {str(request.path.parent)!r}\n" + DEVICES
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    result = forks(code, XLA_FLAGS=flags)
-    assert result.returncode == 0, result.stderr
-    metrics, moments = map(float, result.stdout.split())
-    assert metrics < 1e-13
-    assert moments < 1e-14
-
-
 def test_what_the_loss_does_not_reach_is_what_torch_gives_no_gradient():
     assert without_gradient(MODEL) == frozenset()
     config = MODEL.replace(cross_attention_residual="query_only")
@@ -258,5 +224,5 @@ def test_what_the_loss_does_not_reach_is_what_torch_gives_no_gradient():
 
 
 def test_devices_are_described():
-    line = describe_devices(["NVIDIA H100"] * 4)
-    assert line == "devices: 4 × NVIDIA H100; each computes 1/4 of the rows of a batch"
+    line = describe_devices(["NVIDIA H100"] * 4, ShardingConfig(data=2, tensor=2))
+    assert line == "devices: 4 × NVIDIA H100; data=2 · fsdp=1 · tensor=2; each computes 1/2 of the rows of a batch"

@@ -15,6 +15,7 @@ from .data.buckets import plan_epoch
 from .data.dataset import pad_rows
 from .data.prepare import PreparedRun, buckets_of
 from .losses import cross_entropy
+from .partitioning import Placement
 from .step import Arrays
 
 _SHAPES = 4  # batch shapes for the loss; few, because each is compiled
@@ -25,8 +26,8 @@ _SAMPLES = 3  # translations to show
 class Validation:
     """Measures parameters on the validation pairs of a run."""
 
-    def __init__(self, prepared: PreparedRun):
-        self._prepared = prepared
+    def __init__(self, prepared: PreparedRun, placement: Placement):
+        self._prepared, self._placement = prepared, placement
         run, valid = prepared.run, prepared.valid
         self._buckets = buckets_of(run, valid.lengths, _SHAPES)
         self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
@@ -49,7 +50,8 @@ class Validation:
         total, tokens = 0.0, 0
         for rows, number in zip(self._plan.batches, self._plan.buckets, strict=True):
             padded = pad_rows(self._prepared.valid, rows, self._buckets[number], self._prepared.run.model.pad_id)
-            part, count = self._loss(arrays, *padded)
+            src, tgt, labels, _ = self._placement.split(padded, self._prepared.run.model.pad_id, 1)
+            part, count = self._loss(arrays, src, tgt, labels)
             total, tokens = total + float(part), tokens + int(count)
         loss = total / tokens
         scores: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700))}

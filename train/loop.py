@@ -8,7 +8,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -21,9 +21,10 @@ from rich.console import Console
 
 from ..configs.errors import CheckpointError, RunError
 from ..configs.run import RunConfig
+from ..configs.sharding import ShardingConfig
 from ..configs.training import check_trainable
 from ..flax_transformer.model import Transformer
-from .checkpointing.checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, average
+from .checkpointing.checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, average, read_run
 from .checkpointing.run_directory import locked, prepare_in
 from .compilation_cache import use_compilation_cache
 from .data.buckets import Bucket
@@ -34,7 +35,7 @@ from .malloc import keep_freed_memory
 from .milestones import Milestones
 from .partitioning import Placement, like
 from .signals import StopSignals
-from .step import Metrics, TrainState, explain, init_state, make_train_step
+from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
 from .tracking.metrics import MetricsLog
 from .tracking.plot import PlotTracker
 from .tracking.progress import TrainingProgress
@@ -62,6 +63,7 @@ def train(run: RunConfig, directory: Path, console: Console | None = None, track
     keep_freed_memory()
     console = console or Console(stderr=True)
     check_trainable(run.model)
+    run.sharding.sizes(jax.device_count())  # before the corpus is read
     if run.loop.swanlab is not None:
         check_swanlab(run.loop.swanlab)
     cache_directory = use_compilation_cache()
@@ -76,8 +78,8 @@ def train(run: RunConfig, directory: Path, console: Console | None = None, track
         if initial_weights is not None:
             for line in filter(None, (initial_weights.assumed, initial_weights.limit)):
                 say(line)
-        prepared = prepare_in(directory, run, initial_weights, say)
-        say(describe_devices([device.device_kind for device in jax.devices()]))
+        prepared, placement = prepare_in(directory, run, initial_weights, say)
+        say(describe_devices([device.device_kind for device in jax.devices()], placement.config))
         say(describe_shapes(prepared.buckets))
         if is_new and (updates := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
             say(
@@ -85,15 +87,17 @@ def train(run: RunConfig, directory: Path, console: Console | None = None, track
                 f"pass --training.warmup-updates {max(updates // 10, 1)}"
             )
         say(f"compilation cache: {cache_directory or 'none'}")
-        return _Loop(prepared, directory, initial_weights, console, trackers).go()
+        return _Loop(prepared, directory, placement, initial_weights, console, trackers).go()
 
 
-def describe_devices(kinds: Sequence[str]) -> str:
-    """One line on the devices and how they share the rows of a batch."""
+def describe_devices(kinds: Sequence[str], sharding: ShardingConfig) -> str:
+    """One line on the devices, the axes of the mesh, and how the devices share the rows of a batch."""
     if len(kinds) == 1:
         return f"device: {kinds[0]}"
     names = ", ".join(f"{count} × {kind}" for kind, count in Counter(kinds).items())
-    return f"devices: {names}; each computes 1/{len(kinds)} of the rows of a batch"
+    shares = sharding.data * sharding.fsdp
+    rows = f"each computes 1/{shares} of the rows of a batch" if shares > 1 else "each computes all rows of a batch"
+    return f"devices: {names}; {sharding}; {rows}"
 
 
 def describe_shapes(buckets: Sequence[Bucket]) -> str:
@@ -119,18 +123,19 @@ class _Loop:
         self,
         prepared: PreparedRun,
         directory: Path,
+        placement: Placement,
         initial_weights: InitialWeights | None,
         console: Console,
         trackers: Sequence[Tracker],
     ):
         self.prepared, self.run = prepared, prepared.run
-        self.directory, self.console = directory, console
+        self.directory, self.console, self.placement = directory, console, placement
         self.batches = prepared.batches()
         project = prepared.run.loop.swanlab
         if project is not None:  # before anything slow, because it may fail
             trackers = [SwanLabTracker(project, directory, self.run.to_dict()), *trackers]
-        self.step = make_train_step(self.run.model, self.run.training)
-        self.validation, self.placement = Validation(prepared), Placement()
+        self.step = make_train_step(self.run.model, self.run.training, placement)
+        self.validation = Validation(prepared, placement)
         self.state = self._first_state(initial_weights)
         self.checkpoints = Checkpoints(
             directory / CHECKPOINTS, lambda updates: self.milestones.checkpoints_to_keep(updates)
@@ -150,7 +155,12 @@ class _Loop:
             model = Transformer(self.run.model, rngs=nnx.Rngs(self.run.training.seed))
         else:
             model = initial_weights.model(self.run.model)
-        return self.placement.replicate(init_state(model, self.run.training))
+        return self.placement.place(init_state(model, self.run.training))
+
+    @property
+    def _run_here(self) -> RunConfig:
+        """The run with the sizes of this mesh."""
+        return replace(self.run, sharding=self.placement.config)
 
     def _check_position(self) -> None:
         """Raises: CheckpointError if the saved position does not match the corpus and its batch shapes.
@@ -165,6 +175,13 @@ class _Loop:
                 f"corpus and its batch shapes give {expected}"
             )
 
+    def _other_mesh(self) -> str:
+        """A note if the last checkpoint was written on another mesh."""
+        earlier, now = read_run(self.directory / CHECKPOINTS / str(self.update) / "run").sharding, self.placement.config
+        if earlier in (now, ShardingConfig()):  # a checkpoint of an earlier version does not say
+            return ""
+        return f", which was on {earlier}; on {now}, the same losses up to rounding, not bit for bit"
+
     def go(self) -> Outcome:
         """Trains until the end of the run, a signal, or a loss that is not finite."""
         try:
@@ -174,7 +191,7 @@ class _Loop:
             ):
                 self.progress, self.stop = progress, stop
                 if self.update:
-                    progress.say(f"resuming after update {self.update:,}")
+                    progress.say(f"resuming after update {self.update:,}{self._other_mesh()}")
                     self._validate_if_due()  # the process may have been killed between checkpoint and validation
                 if self._continues():
                     progress.say(self._describe_compilation())
@@ -221,7 +238,7 @@ class _Loop:
             stream.close()
 
     def _step(self, padded: PaddedBatch) -> Metrics:
-        batch = self.placement.split(padded, self.run.model.pad_id, self.run.training.accumulation)
+        batch = Batch(*self.placement.split(padded, self.run.model.pad_id, self.run.training.accumulation))
         shape = (*batch.src_tokens.shape, batch.tgt_tokens.shape[1])
         start = time.monotonic()
         is_new = shape not in self.compile_seconds
@@ -254,7 +271,7 @@ class _Loop:
         position = jnp.array(divmod(self.update, self.batches.per_epoch), jnp.int32)
         self.log.flush()
         self.state = self.state._replace(position=like(position, self.state.position))
-        self.checkpoints.save(self.state, self.run, self.prepared.tokenizers)
+        self.checkpoints.save(self.state, self._run_here, self.prepared.tokenizers)
 
     def _validate_if_due(self) -> None:
         if self.milestones.validation_due(self.update) and self.update not in self.log.validations:
@@ -298,6 +315,6 @@ class _Loop:
         averaged = Checkpoints(self.directory / AVERAGED)
         mean = average([self.checkpoints.restore(self.state, update).params for update in updates])
         state = self.state._replace(params=like(mean, self.state.params))
-        averaged.save(state, self.run, self.prepared.tokenizers)
+        averaged.save(state, self._run_here, self.prepared.tokenizers)
         averaged.close()
         return self._report(state, {"averaged": updates})

@@ -23,6 +23,7 @@ from ..formulas.refused_updates import describe_refusal
 from ..formulas.schedules import learning_rate
 from .losses import cross_entropy
 from .optimizers import clip, make_optimizer
+from .partitioning import Placement
 
 Arrays = Mapping[str, Array]
 
@@ -68,9 +69,11 @@ def init_state(model: Transformer, config: TrainingConfig) -> TrainState:
 
 
 def make_train_step(
-    model_config: TransformerConfig, config: TrainingConfig
+    model_config: TransformerConfig, config: TrainingConfig, placement: Placement | None = None
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The jitted step of a model and a training config; compiled once per batch shape.
+
+    `placement`: where the arrays of the state are, which the step keeps; None: XLA chooses.
 
     p <- p - rate · direction(clip(g)), where g is the gradient of (sum of losses) / (number of tokens), unless
     `reduction` sets another denominator. If the batch has no tokens, or if the loss or the gradient norm is not finite,
@@ -84,7 +87,7 @@ def make_train_step(
     optimizer = make_optimizer(config, without_gradient(model_config))
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        total, tokens, gradients = _accumulate(state, batch, model_config, config)
+        total, tokens, gradients = _accumulate(state, batch, model_config, config, placement)
         gradients = _per_token(gradients, tokens) if config.reduction == "tokens" else gradients
         squares = {name: jnp.square(at_least_float32(g)).sum() for name, g in sorted(gradients.items())}
         norm = jnp.sqrt(sum(squares.values(), start=jnp.zeros(())))
@@ -101,6 +104,8 @@ def make_train_step(
             optimizer=keep(moments, state.optimizer),
             update=state.update + applied,
         )
+        if placement is not None:
+            new_state = placement.keep(new_state)
         nonfinite = ~jnp.isfinite(jnp.stack(list(squares.values())))
         return new_state, Metrics(loss, tokens, norm, rate, applied, state.update, nonfinite)
 
@@ -108,11 +113,16 @@ def make_train_step(
 
 
 def _accumulate(
-    state: TrainState, batch: Batch, model_config: TransformerConfig, config: TrainingConfig
+    state: TrainState,
+    batch: Batch,
+    model_config: TransformerConfig,
+    config: TrainingConfig,
+    placement: Placement | None,
 ) -> tuple[Float[Array, ""], Int[Array, ""], Arrays]:
     """(sum of losses, tokens, gradient of the sum) of the batch, computed in `accumulation` micro-batches."""
 
     def loss(params: Arrays, part: Batch) -> tuple[Array, Array]:
+        params = params if placement is None else placement.gather(params)
         model = Transformer.from_arrays(model_config, {**state.buffers, **params})
         key = DropoutKey(state.seed, state.update, part.rows)
         logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)

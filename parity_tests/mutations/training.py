@@ -9,6 +9,7 @@ _BOOKS = ("tests/test_bookkeeping.py",)
 _LOOP = ("tests/test_loop.py",)
 _TRAJECTORY = ("parity_tests/test_trajectories.py",)
 _PRECISION = ("parity_tests/test_precision.py",)
+_DEVICES = ("tests/test_partitioning.py::test_eight_devices_are_one",)
 
 TRAINING = (
     Mutation(
@@ -45,6 +46,20 @@ TRAINING = (
         "q = jnp.where(token == labels[..., None], target.label, q)",
         "q = jnp.where(token == labels[..., None], 1.0, q)",
         _LOSSES,
+    ),
+    Mutation(
+        "parameters are divided along fsdp where they are used",
+        "train.partitioning.Placement.gather",
+        'None if a == "fsdp" else a',
+        "a",
+        _DEVICES,
+    ),
+    Mutation(
+        "the new state is wherever XLA puts it",
+        "train.partitioning.Placement.keep",
+        "self.shardings(tree)",
+        "jax.tree.map(lambda _: NamedSharding(self.mesh, PartitionSpec()), tree)",
+        _DEVICES,
     ),
     Mutation(
         "a label outside the vocabulary counts from the end",

@@ -19,6 +19,7 @@ from ...configs.training import ENDING
 from ...convert.atomic_io import replace_file
 from ..data.buckets import Bucket
 from ..data.prepare import PreparedRun, Tokenizers, prepare
+from ..partitioning import Placement
 from ..warm_start import InitialWeights
 from .checkpoints import CONFIG, SOURCE, read_run
 
@@ -65,27 +66,32 @@ def has_begun(directory: Path) -> bool:
 
 def prepare_in(
     directory: Path, run: RunConfig, initial_weights: InitialWeights | None, say: Callable[[str], None]
-) -> PreparedRun:
+) -> tuple[PreparedRun, Placement]:
     """Prepares a run with the tokenizers and batch shapes of its directory; writes them there in a new run.
 
     Raises:
         RunError: the directory belongs to a run with other settings or another corpus, or has other files.
+        ConfigError: the mesh does not fit the devices, the model or the batches. Nothing is written then.
     """
-    if has_begun(directory):
-        prepared = prepare_again(directory, run, say)
-    else:
+    is_new = not has_begun(directory)
+    if is_new:
         if foreign_names := [p.name for p in directory.iterdir() if p.name != _LOCK and not _is_leftover(p)]:
             raise RunError(
                 f"{directory}: has no {CONFIG} and is not empty ({foreign_names[0]}); choose another directory"
             )
         tokenizers = initial_weights.tokenizers if initial_weights is not None and not run.tokenizer.load else None
         prepared = prepare(run, tokenizers, sizes=initial_weights and initial_weights.config, say=say)
+    else:
+        prepared = prepare_again(directory, run, say)
+    placement = Placement.of(run.sharding, prepared.run.model)
+    placement.check_rows(min(bucket.sentences for bucket in prepared.buckets))
+    if is_new:
         prepared.tokenizers.save(directory)
         if initial_weights is not None and initial_weights.source is not None:
             replace_file(directory / SOURCE, initial_weights.source)
         replace_file(directory / _DATA, _describe(prepared))
     replace_file(directory / CONFIG, prepared.run.to_json())  # last: it marks the directory as complete
-    return prepared
+    return prepared, placement
 
 
 def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -> PreparedRun:
@@ -118,9 +124,11 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
             f"{directory}: was started with another corpus: the {part} pairs have changed (now {counts}; {_DATA} has "
             "the earlier counts); use the same corpus or choose another directory"
         )
-    # Loop settings, workers and corpus paths may change: no update depends on them. The ids are compared above.
+    # Loop, devices, workers and corpus paths may change: no update depends on them. The ids are compared above.
     workers = replace(prepared.run.batches, workers=first_run.batches.workers)
-    comparable_run = replace(prepared.run, loop=first_run.loop, batches=workers, corpus=first_run.corpus)
+    comparable_run = replace(
+        prepared.run, loop=first_run.loop, sharding=first_run.sharding, batches=workers, corpus=first_run.corpus
+    )
     if changes := differences(comparable_run, first_run):
         raise RunError(f"{directory}: was started with other settings: {'; '.join(changes)}; choose another directory")
     end, updates = first_run.training.total_updates, prepared.run.loop.updates

@@ -154,7 +154,8 @@ def _adapter(path: Path, names: list[str]) -> Obstacle | None:
     if kind in _PROMPTS:
         return Obstacle(f"a PEFT adapter ({kind})", f"prompts before the input of {base}", NOT_READABLE)
     if kind == "LORA":
-        advice = f"pass its base model and the adapter: `twinax convert BASE NEW --adapter {one_line(str(path))}`"
+        command = f"`twinax convert BASE NEW --layout FAMILY --adapter {one_line(str(path))}`"
+        advice = f"pass its base model and the adapter: {command}"
         return Obstacle("a LoRA adapter", reason, advice)
     name = f"PEFT adapter ({printable(kind)})"
     advice = (

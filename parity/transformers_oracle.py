@@ -61,7 +61,8 @@ def _merged(model: Any, adapter: str | PathLike[str]) -> Any:
     from peft import PeftModel
 
     with warnings.catch_warnings(action="ignore"):
-        return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+        merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    return merged.requires_grad_(True)  # `peft` has frozen them
 
 
 def with_float64_norms(model: Any) -> Any:

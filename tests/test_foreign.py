@@ -194,7 +194,7 @@ DIRECTORIES = {  # case -> (entries and their text, what it is, obstacle, what t
         adapter("LORA"),
         "a LoRA adapter",
         "base model google/flan-t5-base (peft_type='LORA', r=8)",
-        "`twinax convert BASE NEW --adapter ",
+        "`twinax convert BASE NEW --layout FAMILY --adapter ",
     ),
     "prompts": (adapter("PROMPT_TUNING"), "a PEFT adapter (PROMPT_TUNING)", "google/flan-t5-base", "nothing here can"),
     "damaged adapter": ({"adapter_config.json": "{"}, "a PEFT adapter (None)", "no settings", "merge"),

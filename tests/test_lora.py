@@ -15,8 +15,10 @@ from twinax.configs.errors import ConfigError, ConversionError
 from twinax.configs.run import RunConfig
 from twinax.convert import checksum
 from twinax.convert.arrays import from_torch
+from twinax.convert.port import flax_specs
 from twinax.parity.conversion import VARIANTS, random_model
-from twinax.parity.transformers_oracle import load_model
+from twinax.parity.functions import GRADIENTS, random_batch
+from twinax.parity.transformers_oracle import load_model, oracle_of
 from twinax.train.warm_start import read_initial_weights
 
 TOKENS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -184,6 +186,11 @@ def test_the_oracle_of_the_proof_has_the_adapter(adapted):
     model = load_model(base, checkpoint, adapter)
     assert different_from(model, checkpoint) == []
     assert type(model).__name__ == "BartForConditionalGeneration"
+    batch = random_batch(checkpoint.config, np.random.default_rng(0), 2, 4, 5)
+    outputs = oracle_of(model.double(), checkpoint)(batch)
+    names = [name for name in outputs if name.startswith(GRADIENTS)]
+    assert len(names) == len(flax_specs(checkpoint.config, trained_only=True))
+    assert all(np.abs(outputs[name]).max() > 0 for name in names if name.endswith("v_proj.kernel"))
 
 
 def test_a_run_starts_from_merged_weights(adapted, command, tmp_path):

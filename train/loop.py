@@ -170,9 +170,10 @@ class _Loop:
         expected = [self.update, *divmod(self.update, self.batches.per_epoch)]
         position = [int(self.state.update), *map(int, self.state.position)]
         if position not in (expected, [self.update, 0, self.update]):
+            rename = f"; rename the folder to {position[0]}" if position[0] != self.update else ""
             raise CheckpointError(
                 f"{self.checkpoints.directory / str(self.update)}: has update, epoch and batch {position}, but this "
-                f"corpus and its batch shapes give {expected}"
+                f"corpus and its batch shapes give {expected}{rename}"
             )
 
     def _other_mesh(self) -> str:

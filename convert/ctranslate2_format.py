@@ -6,6 +6,7 @@ Source: `ctranslate2.specs.model_spec`.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from .checkpoint import CONFIG, FOLDERS, TOKENIZER_FILES, Checkpoint
 from .ctranslate2_binary import read_model, write_model
 from .files import read_json
 from .layouts import ctranslate2
+from .unreadable import printable
 
 LAYOUT = "ctranslate2"
 MODEL, TWINAX = "model.bin", "twinax.json"  # TWINAX: config, layout and documents, which CTranslate2 does not read
@@ -61,6 +63,14 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(config, arrays, layout, documents, files=files)
 
 
+def describe(path: Path) -> str:
+    """What a directory is, with its quantization if it has one."""
+    with suppress(ConversionError):  # reading it reports the damage
+        if quantization := read_json(path / TWINAX).get("quantization"):
+            return f"CTranslate2 directory, {printable(quantization)}"
+    return "CTranslate2 directory"
+
+
 def read_config(path: Path) -> TransformerConfig:
     """The config of a directory that `write` wrote. Raises: ConversionError, as `read`."""
     return _config(path, read_json(path / TWINAX))
@@ -88,7 +98,7 @@ def write(checkpoint: Checkpoint, path: Path, layout: str, quantization: str | N
     with new_directory(path) as folder:
         write_into(folder, config, checkpoint.arrays, source, target, quantization)
         values = {"layout": checkpoint.layout, "documents": checkpoint.documents, "config": checkpoint.config.to_dict()}
-        _write_json(folder / TWINAX, values)
+        _write_json(folder / TWINAX, values | {"quantization": quantization})
         write_files(folder, checkpoint.files)
 
 

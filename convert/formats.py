@@ -95,7 +95,7 @@ _MARIAN = Format(
 )
 _CTRANSLATE2 = Format(
     recognises=ctranslate2_format.recognises,
-    describe=lambda path: "CTranslate2 directory",
+    describe=ctranslate2_format.describe,
     read=ctranslate2_format.read,
     read_config=ctranslate2_format.read_config,
     accepts=lambda path, layout: layout == ctranslate2_format.LAYOUT and not has_suffix(path),
@@ -284,8 +284,9 @@ def _child_obstacle(path: Path) -> Obstacle | None:
     """The obstacle of a directory around a checkpoint, as in the cache of the Hugging Face Hub."""
     directories = (*registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
     candidates = islice((child for depth in _CHILDREN for child in path.glob(depth) if child.is_dir()), _MOST_CHILDREN)
-    child = next((child for child in sorted(candidates) if any(form.recognises(child) for form in directories)), None)
-    if child is None:
+    children = [child for child in candidates if any(form.recognises(child) for form in directories)]
+    if not children:
         return None
+    child = max(sorted(children), key=lambda path: path.stat().st_mtime)  # the newest, of several of a training
     kind = "neither a run, nor a checkpoint, nor a Hugging Face directory"
     return Obstacle(kind, f"the checkpoint is in {printable(child.name)}", f"pass {one_line(str(child))}")

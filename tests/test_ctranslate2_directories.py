@@ -112,6 +112,7 @@ def test_each_side_has_its_own_tokens(folder, command):
 def test_quantized_weights_are_within_their_rounding(quantization, folder, command):
     code, out, _ = command("convert", "model.safetensors", "ct2", "--layout", "ctranslate2", "--quantize", quantization)
     assert (code, f"{quantization}, largest error 0.99" in out or "largest error 1.000" in out) == (0, True)
+    assert f"CTranslate2 directory, {quantization}" in command("inspect", "ct2")[1]
     original, result = convert.load("model.safetensors").arrays, convert.load("ct2").arrays
     assert 1e-5 < max(np.abs(array - original[name]).max() for name, array in result.items()) < 1e-2
     changed = {**original, "output.bias": original["output.bias"] + np.float32(0.01)}

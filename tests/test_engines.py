@@ -172,6 +172,13 @@ def test_the_command_compares_and_names_what_is_missing(command, text_model, mon
     assert (code, "ctranslate2: is not installed; pip install ctranslate2" in out) == (0, True)
 
 
+def test_rounded_weights_are_said_to_be(command, text_model):
+    convert.save(convert.load("model.pt"), "int8", layout="ctranslate2", quantization="int8")
+    code, out, _ = command("parity", "int8", "--engines", "torch", "--src", "src")
+    assert (code, out.splitlines()[-1]) == (0, "equal")
+    assert "int8 is a CTranslate2 directory, int8: all engines computed in float32 with the rounded weights" in out
+
+
 def test_the_flag_bounds_the_length(command, text_model, monkeypatch):
     lengths, right = [], engines.translate_options
     monkeypatch.setattr(engines, "translate_options", lambda *a: lengths.append(a[1].max_length) or right(*a))

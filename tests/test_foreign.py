@@ -302,6 +302,14 @@ def test_directories_of_other_projects(case, tmp_path):
     check_obstacle(tmp_path, parts)
 
 
+def test_of_several_checkpoints_it_names_the_newest(tmp_path):
+    """`checkpoint-9` is after `checkpoint-10` by name, and written before it."""
+    for time, name in enumerate(("checkpoint-9", "checkpoint-10", "checkpoint-1")):
+        write_entries(tmp_path, {f"{name}/config.json": T5})
+        os.utime(tmp_path / name, (1000 - abs(time - 1), 1000 - abs(time - 1)))
+    check_obstacle(tmp_path, ("neither a run", "the checkpoint is in checkpoint-10", "/checkpoint-10"))
+
+
 def test_flax_weights_are_no_obstacle(tmp_path):
     """Only the reader of weights decides on them."""
     write_entries(tmp_path, {"config.json": T5, "flax_model.msgpack": "x"})

@@ -71,7 +71,7 @@ def describe_weights(
     line = f"{len(arrays)} arrays, {number_of(arrays):,} numbers: "
     if quantization is not None:
         error = ctranslate2_format.largest_error(checkpoint, dst, quantization)
-        verdict = f"{line}{quantization}, largest error {error:.3f} of what its rounding allows"
+        verdict = f"{line}{quantization}, largest error {error:.3f} of half a step; above 1 would be wrong"
         return (verdict, True) if error <= 1 else (f"{verdict}, DIFFERENT after reading back", False)
     has_own_tables = layout in (*LAYOUTS, *TOOLKITS) or (
         layout in PUBLISHED and PUBLISHED[layout].tables(checkpoint.config)

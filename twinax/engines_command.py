@@ -10,6 +10,8 @@ from rich.table import Table
 
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.errors import DataError
+from twinax.convert.ctranslate2_format import QUANTIZATIONS
+from twinax.convert.formats import describe
 from twinax.convert.generation import longest_translation
 from twinax.parity.engines import BEAM_SIZES, ENGINES, EngineAgreement, compare_engines, load_searches
 from twinax.train.data.corpus import read_lines
@@ -60,6 +62,8 @@ def compare_searches(
                 longest,
             )
     _show(agreements, len(sources))
+    if (form := describe(Path(model))).endswith(QUANTIZATIONS):
+        print(f"{model} is a {form}: all engines computed in float32 with the rounded weights")
     for engine, reason in missing.items():
         print(f"{engine}: {reason}")
     equal = all(agreement.ok for agreement in agreements)

@@ -63,11 +63,9 @@ def tar(path):
 
 
 def sentencepiece_model(path):
-    text = path.with_name("text")
-    text.write_text("a b c d\n" * 9)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text), model_prefix=str(path.with_suffix("")), vocab_size=9, hard_vocab_limit=False, minloglevel=2
-    )
+    (text := path.with_name("text")).write_text("a b c d\n" * 9)
+    options = {"vocab_size": 9, "hard_vocab_limit": False, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(input=str(text), model_prefix=str(path.with_suffix("")), **options)
 
 
 def open_nmt(path):
@@ -303,11 +301,9 @@ def test_directories_of_other_projects(case, tmp_path):
 
 
 def test_of_several_checkpoints_it_names_the_newest(tmp_path):
-    """`checkpoint-9` is after `checkpoint-10` by name, and written before it."""
-    for time, name in enumerate(("checkpoint-9", "checkpoint-10", "checkpoint-1")):
-        write_entries(tmp_path, {f"{name}/config.json": T5})
-        os.utime(tmp_path / name, (1000 - abs(time - 1), 1000 - abs(time - 1)))
-    check_obstacle(tmp_path, ("neither a run", "the checkpoint is in checkpoint-10", "/checkpoint-10"))
+    write_entries(tmp_path, {f"checkpoint-{number}/config.json": T5 for number in (9, 10)})
+    os.utime(tmp_path / "checkpoint-9", (999, 999))  # the last by name
+    check_obstacle(tmp_path, ("neither a run", "is in checkpoint-10", "/checkpoint-10"))
 
 
 def test_flax_weights_are_no_obstacle(tmp_path):

@@ -26,10 +26,12 @@ from .beam import Search, advance, start
 from .inputs import check_inputs
 from .layers import count_positions
 from .model import Transformer, UpdateCache
-from .module import at_least_float32, named_arrays
+from .module import at_least_float32, named_arrays, on_host
 
 # Cache lengths and padded source lengths start here and double.
 SHORTEST = 16
+
+Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 
 
 class Past(NamedTuple):
@@ -40,9 +42,15 @@ class Past(NamedTuple):
 
 
 def generate(
-    model: Transformer, src_tokens: ArrayLike, config: DecodingConfig | None = None, src_mask: ArrayLike | None = None
+    model: Transformer,
+    src_tokens: ArrayLike,
+    config: DecodingConfig | None = None,
+    src_mask: ArrayLike | None = None,
+    put: Put = lambda rows: rows,
 ) -> Decoded:
     """Translate a batch of sentences (B, S) by beam search, as `DecodingConfig` defines it.
+
+    `put` divides the rows of an array over the devices that hold the model, if there are several.
 
     Compiles once per batch size, source length and cache length. Both lengths are rounded up to 16, 32, 64 and so on,
     at most `max_length`. Without a cache it compiles once per batch size, source length and target length.
@@ -56,8 +64,8 @@ def generate(
     plan(model.config, config)
     src, keep = prepare_sources(model.config, src_tokens, src_mask)
     cache = without_cache(model.config) is None if config.cache is None else config.cache
-    search = (_with_cache if cache else _without_cache)(model, config, src, keep)
-    return collect(np.asarray(search.finished), np.asarray(search.scores), model.config, config)
+    search = (_with_cache if cache else _without_cache)(model, config, src, keep, put)
+    return collect(on_host(search.finished), on_host(search.scores), model.config, config)
 
 
 def prepare_sources(
@@ -73,9 +81,9 @@ def prepare_sources(
     return src.astype(np.int32), keep
 
 
-def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray) -> Search:
+def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, put: Put) -> Search:
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
-    src, keep = lengthen(src, model.config, model.config.pad_id), lengthen(keep, model.config, False)
+    src, keep = put(lengthen(src, model.config, model.config.pad_id)), put(lengthen(keep, model.config, False))
     prefill, extend = _compiled(model.config, config)
     memory, search, past = prefill(arrays, src, keep)
     while int(search.length) < longest and not bool(search.done.all()):
@@ -158,8 +166,9 @@ def _next(
     return jax.nn.log_softmax(at_least_float32(logits))
 
 
-def _without_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray) -> Search:
+def _without_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, put: Put) -> Search:
     encode, step = _compiled_without_cache(model.config, config)
+    src, keep = put(src), put(keep)
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
     memory, search = encode(arrays, src, keep), _start(model.config, config, len(src))
     for length in range(1, longest + 1):

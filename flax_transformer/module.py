@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.experimental.multihost_utils import process_allgather
 
 
 class Buffer(nnx.Variable):
@@ -44,6 +46,11 @@ def named_arrays(tree: nnx.Module | nnx.State, kind: Any = (nnx.Param, Buffer)) 
 def at_least_float32(x: jax.Array) -> jax.Array:
     """x, converted to float32 unless its dtype is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def on_host(array: jax.Array) -> np.ndarray:
+    """All of an array, in every process of a run."""
+    return np.asarray(array if array.is_fully_addressable else process_allgather(array, tiled=True))
 
 
 def join_path(path: tuple[Any, ...]) -> str:

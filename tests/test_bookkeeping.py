@@ -19,6 +19,7 @@ from twinax.train.checkpointing.checkpoints import read_checkpoint
 from twinax.train.data.prepare import prepare
 from twinax.train.loop import train
 from twinax.train.partitioning import Placement
+from twinax.train.processes.team import Team
 from twinax.train.tracking.metrics import read_metrics, validations
 
 QUIET = Console(quiet=True)
@@ -130,7 +131,10 @@ def test_the_loop_reads_the_order_of_its_seed(run, tmp_path):
 def test_the_loss_of_validation_is_a_mean_over_tokens(run):
     """Not a mean over batches, whose token counts differ; the oracle is PyTorch, one sentence at a time."""
     data = prepare(replace(run, loop=replace(run.loop, translations=0)))
-    validation, model = evaluate.Validation(data, Placement.of(data.run.sharding, data.run.model)), data.run.model
+    validation, model = (
+        evaluate.Validation(data, Placement.of(data.run.sharding, data.run.model), Team()),
+        data.run.model,
+    )
     assert len({sum(len(data.valid.targets([i])[0]) for i in rows) for rows in validation._plan.batches}) > 1
     transformer = flax_transformer.Transformer(model, rngs=nnx.Rngs(0))
     arrays = {name: 3 * array for name, array in flax_transformer.named_arrays(transformer).items()}
@@ -164,7 +168,7 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
         return Decoded(tokens, lengths, np.zeros(lengths.shape), np.ones(lengths.shape, bool))
 
     monkeypatch.setattr(evaluate, "generate", generate)
-    result = evaluate.Validation(data, Placement.of(data.run.sharding, data.run.model))._translate(
+    result = evaluate.Validation(data, Placement.of(data.run.sharding, data.run.model), Team())._translate(
         flax_transformer.named_arrays(flax_transformer.Transformer(data.run.model, rngs=nnx.Rngs(0)))
     )
     hypotheses = [text.lower() if lowercase else text for text in texts]

@@ -101,14 +101,14 @@ MIRROR = {
 FLAX_ONLY = {
     "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
     | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values"},
-    "decode": {"Past", "Past.ancestors", "Past.layers", "SHORTEST", "prepare_sources", "lengthen"},
+    "decode": {"Past", "Past.ancestors", "Past.layers", "Put", "SHORTEST", "prepare_sources", "lengthen"},
     "dropout": {"threefry_mask"},
     "initializers": {"init"},
     "inputs": {"check_dtypes", "float64_is_on"},
     "layers": {"Embedding.embedding", "Norm.scale", "RelativePositions.embedding", "linear"},
     "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
     | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits"},
-    "module": {"Buffer", "join_path", "named_arrays"},
+    "module": {"Buffer", "join_path", "named_arrays", "on_host"},
     "optimizers": {"Params"},
     "step": {"Arrays", "TrainState", "init_state", "make_train_step"}
     | {f"TrainState.{field}" for field in ("buffers", "optimizer", "params", "position", "seed", "update")},

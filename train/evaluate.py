@@ -16,6 +16,7 @@ from .data.dataset import pad_rows
 from .data.prepare import PreparedRun, buckets_of
 from .losses import cross_entropy
 from .partitioning import Placement
+from .processes.team import Team
 from .step import Arrays
 
 _SHAPES = 4  # batch shapes for the loss; few, because each is compiled
@@ -26,8 +27,8 @@ _SAMPLES = 3  # translations to show
 class Validation:
     """Measures parameters on the validation pairs of a run."""
 
-    def __init__(self, prepared: PreparedRun, placement: Placement):
-        self._prepared, self._placement = prepared, placement
+    def __init__(self, prepared: PreparedRun, placement: Placement, team: Team):
+        self._prepared, self._placement, self._team = prepared, placement, team
         run, valid = prepared.run, prepared.valid
         self._buckets = buckets_of(run, valid.lengths, _SHAPES)
         self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
@@ -39,6 +40,7 @@ class Validation:
             return cross_entropy(logits, labels, model_config.pad_id, without_smoothing)
 
         self._loss = jax.jit(loss)
+        self._programs: dict[tuple[int, ...], Any] = {}  # the compiled loss of each batch shape
 
     @property
     def shapes(self) -> int:
@@ -51,7 +53,11 @@ class Validation:
         for rows, number in zip(self._plan.batches, self._plan.buckets, strict=True):
             padded = pad_rows(self._prepared.valid, rows, self._buckets[number], self._prepared.run.model.pad_id)
             src, tgt, labels, _ = self._placement.split(padded, self._prepared.run.model.pad_id, 1)
-            part, count = self._loss(arrays, src, tgt, labels)
+            shape = (*src.shape, *tgt.shape)
+            if shape not in self._programs:
+                self._programs[shape] = self._loss.lower(arrays, src, tgt, labels).compile()
+                self._team.agree("the programs are compiled")
+            part, count = self._programs[shape](arrays, src, tgt, labels)
             total, tokens = total + float(part), tokens + int(count)
         loss = total / tokens
         scores: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700))}
@@ -69,9 +75,13 @@ class Validation:
         # Untrained models never emit EOS: 1.5 times the longest reference is a sufficient limit.
         decoding = DecodingConfig(max_length=min(run.model.max_length, longest * 3 // 2))
         size = min(_BLOCK, len(rows))
+        size += -size % self._placement.shares
         full_blocks = [*sources, *[sources[-1]] * (-len(rows) % size)]
         src = pad(full_blocks, run.model.pad_id)
-        blocks = [generate(model, src[i : i + size], decoding).sentences() for i in range(0, len(src), size)]
+        divide = self._placement.divide
+        blocks = [
+            generate(model, src[i : i + size], decoding, put=divide).sentences() for i in range(0, len(src), size)
+        ]
         best = [hypotheses[0] if hypotheses else [] for block in blocks for hypotheses in block][: len(rows)]
         texts = tokenizers.tgt.decode(best)
         unspaced = run.tokenizer.split == "unspaced"

@@ -8,10 +8,10 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,9 @@ from .data.prepare import PreparedRun
 from .evaluate import Validation
 from .malloc import keep_freed_memory
 from .milestones import Milestones
-from .partitioning import Placement, like
+from .partitioning import Placement, Rows, like
+from .processes.exchange import Exchange, Told, checksum
+from .processes.team import Team
 from .signals import StopSignals
 from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
 from .tracking.metrics import MetricsLog
@@ -53,33 +55,43 @@ class Outcome(NamedTuple):
     stopped_by: int | None  # signal; None: the run is finished
 
 
-def train(run: RunConfig, directory: Path, console: Console | None = None, trackers: Sequence[Tracker] = ()) -> Outcome:
+def train(
+    run: RunConfig,
+    directory: Path,
+    console: Console | None = None,
+    trackers: Sequence[Tracker] = (),
+    team: Team | None = None,
+) -> Outcome:
     """Trains in a run directory, or resumes there. `trackers` get the metrics in addition to the run's own files.
+
+    `team`: the processes of the run, which `twinax train` starts; None: this process alone.
 
     Raises:
         DataError, ConfigError, CheckpointError: the corpus, a tokenizer, the config or a checkpoint cannot be used.
         RunError: the directory is in use or belongs to another run; or a loss is not finite: its batch is saved there.
     """
     keep_freed_memory()
-    console = console or Console(stderr=True)
+    team = team or Team()
+    console = console or Console(stderr=True, quiet=not team.is_first)
     check_trainable(run.model)
     run.sharding.sizes(jax.device_count())  # before the corpus is read
     if run.loop.swanlab is not None:
         check_swanlab(run.loop.swanlab)
     cache_directory = use_compilation_cache()
-    with locked(directory):
+    with locked(directory) if team.is_first else nullcontext():
 
         def say(line: str) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         # On resume the initial weights are not read: their file may no longer exist.
         is_new = not any((directory / CHECKPOINTS).glob("[0-9]*"))
+        team.agree("run", {"new": is_new, **_comparable(run)})
         initial_weights = read_initial_weights(run) if is_new else None
         if initial_weights is not None:
             for line in filter(None, (initial_weights.assumed, initial_weights.limit)):
                 say(line)
-        prepared, placement = prepare_in(directory, run, initial_weights, say)
-        say(describe_devices([device.device_kind for device in jax.devices()], placement.config))
+        prepared, placement = prepare_in(directory, run, initial_weights, say, team)
+        say(describe_devices([device.device_kind for device in jax.devices()], placement.config, team.count))
         say(describe_shapes(prepared.buckets))
         if is_new and (updates := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
             say(
@@ -87,14 +99,21 @@ def train(run: RunConfig, directory: Path, console: Console | None = None, track
                 f"pass --training.warmup-updates {max(updates // 10, 1)}"
             )
         say(f"compilation cache: {cache_directory or 'none'}")
-        return _Loop(prepared, directory, placement, initial_weights, console, trackers).go()
+        return _Loop(prepared, directory, placement, initial_weights, console, trackers, team).go()
 
 
-def describe_devices(kinds: Sequence[str], sharding: ShardingConfig) -> str:
+def _comparable(run: RunConfig) -> dict[str, Any]:
+    """What must be equal in all processes. Their corpora may be in different places: the ids are compared instead."""
+    devices = sorted(device.device_kind for device in jax.local_devices())
+    return {**run.to_dict(), "corpus": None, "float64": jax.config.read("jax_enable_x64"), "devices": devices}
+
+
+def describe_devices(kinds: Sequence[str], sharding: ShardingConfig, processes: int = 1) -> str:
     """One line on the devices, the axes of the mesh, and how the devices share the rows of a batch."""
     if len(kinds) == 1:
         return f"device: {kinds[0]}"
     names = ", ".join(f"{count} × {kind}" for kind, count in Counter(kinds).items())
+    names += f" in {processes} processes" if processes > 1 else ""
     shares = sharding.data * sharding.fsdp
     rows = f"each computes 1/{shares} of the rows of a batch" if shares > 1 else "each computes all rows of a batch"
     return f"devices: {names}; {sharding}; {rows}"
@@ -112,8 +131,8 @@ class _Pending:
     """An update whose metrics have not been read: reading them waits for the step."""
 
     update: int
-    batch: PaddedBatch
     metrics: Metrics
+    told: Told
 
 
 class _Loop:
@@ -127,15 +146,19 @@ class _Loop:
         initial_weights: InitialWeights | None,
         console: Console,
         trackers: Sequence[Tracker],
+        team: Team,
     ):
         self.prepared, self.run = prepared, prepared.run
-        self.directory, self.console, self.placement = directory, console, placement
-        self.batches = prepared.batches()
+        self.directory, self.console, self.placement, self.team = directory, console, placement, team
+        accumulation = self.run.training.accumulation
+        self.rows = [placement.rows(bucket.sentences, accumulation) for bucket in prepared.buckets]
+        self.batches = prepared.batches([rows.here for rows in self.rows])
         project = prepared.run.loop.swanlab
-        if project is not None:  # before anything slow, because it may fail
+        if project is not None and team.is_first:  # before anything slow, because it may fail
             trackers = [SwanLabTracker(project, directory, self.run.to_dict()), *trackers]
-        self.step = make_train_step(self.run.model, self.run.training, placement)
-        self.validation = Validation(prepared, placement)
+        self.step: Any = make_train_step(self.run.model, self.run.training, placement)
+        self.exchange = Exchange(placement, team)
+        self.validation = Validation(prepared, placement, team)
         self.state = self._first_state(initial_weights)
         self.checkpoints = Checkpoints(
             directory / CHECKPOINTS, lambda updates: self.milestones.checkpoints_to_keep(updates)
@@ -143,12 +166,18 @@ class _Loop:
         self.update = 0
         if saved_updates := self.checkpoints.updates:
             self.update = saved_updates[-1]
+        team.agree("checkpoint", self.update)
+        if saved_updates:
             self.state = self.checkpoints.restore(self.state, self.update)
             self._check_position()
-        self.log = MetricsLog(directory, self.update)
-        self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory), *trackers)
+        self.log = MetricsLog(directory, self.update, writes=team.is_first)
+        if team.is_first:
+            self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory))
+            self.log.add(*trackers)
         self.milestones = Milestones(self.run.loop, self.log.validations)
-        self.compile_seconds: dict[tuple[int, ...], float] = {}  # per shape; short if its program is in the cache
+        self.programs: dict[tuple[int, ...], Any] = {}  # the compiled step of each shape
+        self.compile_seconds: dict[tuple[int, ...], float] = {}  # short if its program is in the cache
+        self.stopped_by: int | None = None  # the signal after which all processes stop
 
     def _first_state(self, initial_weights: InitialWeights | None) -> TrainState:
         if initial_weights is None:
@@ -197,18 +226,20 @@ class _Loop:
                 if self._continues():
                     progress.say(self._describe_compilation())
                     self._updates()
-                if stop.caught is not None:
+                if self.stopped_by is not None:
                     self._save()
                     self.checkpoints.wait()
                     progress.say(f"stopped and saved after update {self.update:,}; run the same command to resume")
-                    return Outcome(self.update, self._last_validation(), stop.caught)
+                    return Outcome(self.update, self._last_validation(), self.stopped_by)
                 return Outcome(self.update, self._finish(), None)
         finally:
             self.checkpoints.close()
             self.log.close()
 
     def _continues(self) -> bool:
-        return self.stop.caught is None and self.milestones.continues(self.update)
+        if self.team.count == 1:
+            self.stopped_by = self.stop.caught
+        return self.stopped_by is None and self.milestones.continues(self.update)
 
     def _describe_compilation(self) -> str:
         """One line on what the first validation compiles."""
@@ -225,9 +256,9 @@ class _Loop:
                 metrics = self._step(batch)
                 if pending is not None:
                     self._record(pending)
-                pending = _Pending(self.update, batch, metrics)
+                pending = _Pending(self.update, metrics, self._tell(batch))
                 save_due = self.milestones.checkpoint_due(self.update)
-                if save_due or self.stop.caught is not None:
+                if save_due or not self._continues():
                     self._record(pending)
                     pending = None
                     if save_due:
@@ -239,23 +270,42 @@ class _Loop:
             stream.close()
 
     def _step(self, padded: PaddedBatch) -> Metrics:
-        batch = Batch(*self.placement.split(padded, self.run.model.pad_id, self.run.training.accumulation))
+        batch = Batch(*self.placement.put_rows(padded, self._rows_of(self.update + 1)))
         shape = (*batch.src_tokens.shape, batch.tgt_tokens.shape[1])
-        start = time.monotonic()
-        is_new = shape not in self.compile_seconds
-        with self.stop.during("this update's compilation" if is_new else "this update"):
-            self.state, metrics = self.step(self.state, batch)
+        if shape not in self.programs:
+            self._compile(shape, batch)
+        self.team.begin(f"update {self.update + 1}")
+        with self.stop.during("this update"):
+            self.state, metrics = self.programs[shape](self.state, batch)
         self.update += 1
-        if is_new:
-            self.compile_seconds[shape] = time.monotonic() - start
-            self.progress.compiled(shape, self.compile_seconds, len(self.prepared.buckets))
         return metrics
+
+    def _compile(self, shape: tuple[int, ...], batch: Batch) -> None:
+        """Compiles the step, and waits until all processes have: collectives on a CPU wait for half a minute only."""
+        start = time.monotonic()
+        with self.stop.during("this update's compilation"):
+            self.programs[shape] = self.step.lower(self.state, batch).compile()
+        self.team.agree("the programs are compiled")
+        self.compile_seconds[shape] = time.monotonic() - start
+        self.progress.compiled(shape, self.compile_seconds, len(self.prepared.buckets))
+
+    def _rows_of(self, update: int) -> Rows:
+        """Which rows of an update's batch are in this process."""
+        epoch, number = divmod(update - 1, self.batches.per_epoch)
+        return self.rows[self.batches.plan(epoch).buckets[number]]
+
+    def _tell(self, padded: PaddedBatch) -> Told:
+        rows = self._rows_of(self.update)
+        own = rows.own
+        part = checksum(rows.here[own], padded.src_tokens[own], padded.labels[own])
+        return self.exchange(Told(self.stop.caught or 0, part))
 
     def _record(self, pending: _Pending) -> None:
         metrics = pending.metrics
         if (reason := explain(self.state, metrics)) is not None:
             path = self.directory / f"batch-{pending.update}.npz"
-            np.savez(path, **pending.batch._asdict())
+            if self.team.is_first:
+                np.savez(path, **self.prepared.batches()[pending.update - 1]._asdict())
             raise RunError(
                 f"update {pending.update}: {reason.partition(': ')[2]}; its batch is in {path}. Resuming repeats this "
                 "update: start a new run with a smaller learning_rate, a longer warm-up or clip_norm"
@@ -263,12 +313,14 @@ class _Loop:
         epoch, number = divmod(pending.update - 1, self.batches.per_epoch)
         loss, rate, tokens = float(metrics.loss), float(metrics.learning_rate), int(metrics.tokens)
         record = {"update": pending.update, "epoch": epoch, "batch": number, "loss": loss, "tokens": tokens}
-        # Identifies the pairs of the batch.
-        record["checksum"] = crc32(pending.batch.src_tokens.tobytes() + pending.batch.labels.tobytes())
+        record["checksum"] = int(pending.told.checksum)
+        if self.team.count > 1:
+            self.stopped_by = int(pending.told.signal) or None
         self.log.write({**record, "gradient_norm": float(metrics.gradient_norm), "learning_rate": rate})
         self.progress.advance(pending.update, loss, rate, tokens)
 
     def _save(self) -> None:
+        self.team.begin(f"the checkpoint of update {self.update}")
         position = jnp.array(divmod(self.update, self.batches.per_epoch), jnp.int32)
         self.log.flush()
         self.state = self.state._replace(position=like(position, self.state.position))
@@ -282,6 +334,7 @@ class _Loop:
         """Validates a state, writes the record and prints it."""
         start = time.monotonic()
         self.progress.pause()
+        self.team.begin(f"the validation of update {self.update}")
         with self.stop.during("this validation"):
             scores = self.validation.measure({**state.buffers, **state.params})
         self.log.write({"update": self.update, **notes, "validation": scores})
@@ -309,10 +362,14 @@ class _Loop:
         if len(updates) < number:
             self.progress.say(f"average={number}: only {len(updates)} validated checkpoints exist; averaging these")
         records = [r for r in self.log.records if r.get("averaged")]
-        if records and records[-1]["averaged"] == updates and (self.directory / AVERAGED / str(self.update)).is_dir():
+        exists = (self.directory / AVERAGED / str(self.update)).is_dir()
+        self.team.agree("average", exists)
+        if records and records[-1]["averaged"] == updates and exists:
             return dict(records[-1]["validation"])
         # An average of other checkpoints, or one without a record because the process was killed.
-        shutil.rmtree(self.directory / AVERAGED, ignore_errors=True)
+        if self.team.is_first:
+            shutil.rmtree(self.directory / AVERAGED, ignore_errors=True)
+        self.team.agree("an earlier average is removed")
         averaged = Checkpoints(self.directory / AVERAGED)
         mean = average([self.checkpoints.restore(self.state, update).params for update in updates])
         state = self.state._replace(params=like(mean, self.state.params))

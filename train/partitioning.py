@@ -8,10 +8,11 @@ Source: Xu et al. 2021, "GSPMD"; Shazeer et al. 2018, "Mesh-TensorFlow", for the
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ..configs.errors import ConfigError
@@ -49,7 +50,10 @@ class Placement:
         devices = jax.devices() if devices is None else devices
         config.check(model, len(devices))
         sizes = config.sizes(len(devices))
-        return cls(Mesh(np.array(devices).reshape(tuple(sizes.values())), tuple(sizes)))
+        # neighbours in the mesh are neighbours in a TPU's network
+        return cls(
+            Mesh(create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True), tuple(sizes))
+        )
 
     @property
     def config(self) -> ShardingConfig:
@@ -64,6 +68,10 @@ class Placement:
                 f"shares, and the smallest batch has {rows} rows; set larger --batches.tokens, or use fewer devices"
             )
 
+    def divide(self, array: np.ndarray) -> jax.Array:
+        """An array, which every process has, with its rows divided over the devices; their number must allow it."""
+        return _put(array, NamedSharding(self.mesh, _ROWS))
+
     @property
     def shares(self) -> int:
         """The number of parts of a batch that are on different devices."""
@@ -74,8 +82,8 @@ class Placement:
         return jax.tree_util.tree_map_with_path(lambda path, _: NamedSharding(self.mesh, partition(path)), tree)
 
     def place(self, tree: Any) -> Any:
-        """Puts every array of a tree where the table says."""
-        return jax.device_put(tree, self.shardings(tree))
+        """Puts every array of a tree where the table says; every process passes the same arrays."""
+        return _put(tree, self.shardings(tree))
 
     def keep(self, tree: Any) -> Any:
         """In a jitted function: the tree, whose arrays stay where the table says."""
@@ -89,15 +97,55 @@ class Placement:
 
         return jax.lax.with_sharding_constraint(params, jax.tree_util.tree_map_with_path(sharding, params))
 
-    def split(self, padded: Sequence[np.ndarray], pad_id: int, parts: int) -> tuple[jax.Array, ...]:
-        """Arrays of a batch and the numbers of its rows, divided over the devices.
+    def rows(self, sentences: int, parts: int) -> "Rows":
+        """The rows of a batch that this process holds: their number is a multiple of all shares times `parts`."""
+        total = sentences + -sentences % (self.shares * parts)
+        places = NamedSharding(self.mesh, _ROWS).devices_indices_map((total,))
+        owners = np.full(total, jax.process_count())  # the first process that holds a row
+        for device, (part,) in places.items():
+            owners[part] = np.minimum(owners[part], device.process_index)
+        parts_here = [part for device, (part,) in places.items() if device.process_index == jax.process_index()]
+        here = np.unique(np.concatenate([np.arange(total)[part] for part in parts_here]))
+        return Rows(total, here, (owners[here] == jax.process_index()) & (here < sentences))
 
-        The number of rows is padded to a multiple of their shares times `parts`.
-        """
-        padding_rows = -len(padded[0]) % (self.shares * parts)
-        arrays = [np.pad(a, ((0, padding_rows), (0, 0)), constant_values=pad_id) for a in padded]
-        rows = np.arange(len(arrays[0]), dtype=np.int32)
-        return jax.device_put((*arrays, rows), NamedSharding(self.mesh, _ROWS))
+    def put_rows(self, arrays: Sequence[np.ndarray], rows: "Rows") -> tuple[jax.Array, ...]:
+        """Arrays of a batch, and the numbers of its rows, divided over the devices; given are the rows held here."""
+        sharding = NamedSharding(self.mesh, _ROWS)
+
+        def put(array: np.ndarray) -> jax.Array:
+            def part(index: Any) -> np.ndarray:
+                return array[np.searchsorted(rows.here, np.arange(rows.total)[index[0]])]
+
+            return jax.make_array_from_callback((rows.total, *array.shape[1:]), sharding, part)
+
+        return tuple(put(array) for array in (*arrays, rows.here.astype(np.int32)))
+
+    def split(self, padded: Sequence[np.ndarray], pad_id: int, parts: int) -> tuple[jax.Array, ...]:
+        """Arrays of a whole batch, padded with rows of padding, and the numbers of its rows, divided as `put_rows`."""
+        rows = self.rows(len(padded[0]), parts)
+        extra = rows.total - len(padded[0])
+        arrays = [np.pad(a, ((0, extra), (0, 0)), constant_values=pad_id)[rows.here] for a in padded]
+        return self.put_rows(arrays, rows)
+
+
+class Rows(NamedTuple):
+    """Which rows of a batch a process holds."""
+
+    total: int  # of the batch on all devices, rows of padding included
+    here: np.ndarray  # numbers of the rows of this process, ascending
+    own: np.ndarray  # for each of them, whether it is no padding and no earlier process holds it too
+
+
+def _put(tree: Any, shardings: Any) -> Any:
+    """Puts arrays, which every process has, on the devices of all processes."""
+
+    def put(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        values = np.asarray(array)
+        return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+    return jax.tree.map(put, tree, shardings)
 
 
 def partition(path: Sequence[Any]) -> PartitionSpec:
@@ -109,10 +157,10 @@ def partition(path: Sequence[Any]) -> PartitionSpec:
 
 def like(tree: Any, template: Any) -> Any:
     """Moves each array of a tree to the sharding of the template's array."""
-    return jax.device_put(tree, jax.tree.map(lambda array: array.sharding, template))
+    return _put(tree, jax.tree.map(lambda array: array.sharding, template))
 
 
 def on_one_device(shapes: Any) -> Any:
     """Abstract arrays on the first device, as the target for restoring a checkpoint."""
-    sharding = SingleDeviceSharding(jax.devices()[0])
+    sharding = SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), shapes)

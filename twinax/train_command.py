@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from types import FrameType
 
 from twinax.presets.runs import RUN_NAMES
+from twinax.train.processes.supervisor import fork
+from twinax.train.processes.team import Team, take_flags
 
 from .run_arguments import parse
-from .usage import one_line_errors
+from .usage import UsageError, one_line_errors
 
 _DESCRIPTION = f"""Train a model on a predefined run ({RUN_NAMES}) or on your own parallel text, or resume a run.
 
@@ -17,11 +19,35 @@ twinax train multi30k_de_en --model.d-model 256; twinax train runs/de_en
 
 The run directory contains checkpoints, tokenizers, metrics.jsonl, TensorBoard files and loss.png. Ctrl-C and SIGTERM
 save and stop; the same command, or the directory alone, resumes bit-exactly. The flags of the corpus also work without
-their prefix "corpus.": --src, --tgt, --dataset, --valid-src, and so on."""
+their prefix "corpus.": --src, --tgt, --dataset, --valid-src, and so on.
+
+On several machines, run the same command everywhere with --coordinator HOST:PORT --num-processes N --process-id I, or
+without them by Slurm's srun and Open MPI's mpirun (docs/scaling.md)."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns the exit status: 0 finished, 128 + n saved and stopped by signal n."""
+    with one_line_errors():
+        arguments, launch = take_flags(arguments)
+    if launch is None:
+        return _train(arguments, Team())
+    worker = fork()
+    try:
+        with one_line_errors():
+            worker.join(launch)
+        status = _train(arguments, worker)
+        worker.finish()
+        return status
+    except (UsageError, SystemExit) as error:
+        worker.fail(str(error) if isinstance(error, UsageError) else f"ended with status {error.code}")
+        raise
+    except Exception as error:
+        if worker.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", follows=True):
+            raise
+        raise SystemExit(1) from None
+
+
+def _train(arguments: Sequence[str], team: Team) -> int:
     parsed = parse(arguments, "twinax train", _DESCRIPTION)
     if parsed.print_config:
         print(parsed.run.to_json(), end="")
@@ -36,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     previous_handler = signal.signal(signal.SIGTERM, _exit_on_signal)  # until the loop installs its own handler
     try:
         with one_line_errors():
-            outcome = train(parsed.run, parsed.out)
+            outcome = train(parsed.run, parsed.out, team=team)
     finally:
         signal.signal(signal.SIGTERM, previous_handler)
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by

@@ -22,7 +22,7 @@ from ...configs.errors import CheckpointError, ConfigError, DataError
 from ...configs.run import RunConfig
 from ...convert.checkpoint import Checkpoint
 from ...flax_transformer.model import Transformer
-from ...flax_transformer.module import named_arrays
+from ...flax_transformer.module import named_arrays, on_host
 from ..data.prepare import Tokenizers
 from ..partitioning import on_one_device
 from ..step import TrainState, init_state
@@ -39,7 +39,8 @@ class _FilesHandler(ocp.CheckpointHandler):
     """Writes an item of a checkpoint by calling a function."""
 
     def save(self, directory: Any, args: "_Files") -> None:
-        args.write(Path(directory))
+        if jax.process_index() == 0:
+            args.write(Path(directory))
 
     def restore(self, directory: Any, args: Any = None) -> Path:
         return Path(directory)
@@ -131,7 +132,8 @@ class Checkpoints:
             ) from None
 
     def _remove_deleted(self) -> None:
-        shutil.rmtree(self.directory / _DELETED, ignore_errors=True)
+        if jax.process_index() == 0:
+            shutil.rmtree(self.directory / _DELETED, ignore_errors=True)
 
 
 def source_of(checkpoint: Checkpoint) -> str:
@@ -249,7 +251,7 @@ def average(states: Sequence[Mapping[str, Any]]) -> dict[str, jax.Array]:
     """The mean of parameters, computed in float64."""
 
     def mean(*arrays: Any) -> jax.Array:
-        total = reduce(np.add, (np.asarray(a, np.float64) for a in arrays))
+        total = reduce(np.add, (on_host(a).astype(np.float64) for a in arrays))
         return jnp.asarray((total / len(arrays)).astype(arrays[0].dtype))
 
     return {name: mean(*(state[name] for state in states)) for name in states[0]}

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,10 +21,12 @@ from ...convert.atomic_io import replace_file
 from ..data.buckets import Bucket
 from ..data.prepare import PreparedRun, Tokenizers, prepare
 from ..partitioning import Placement
+from ..processes.team import Team
 from ..warm_start import InitialWeights
 from .checkpoints import CONFIG, SOURCE, read_run
 
 _DATA, _LOCK = "data.json", "lock"
+_STORAGE_SECONDS = 15  # in which storage must show what another process has written
 
 
 @contextmanager
@@ -65,14 +68,21 @@ def has_begun(directory: Path) -> bool:
 
 
 def prepare_in(
-    directory: Path, run: RunConfig, initial_weights: InitialWeights | None, say: Callable[[str], None]
+    directory: Path, run: RunConfig, initial_weights: InitialWeights | None, say: Callable[[str], None], team: Team
 ) -> tuple[PreparedRun, Placement]:
     """Prepares a run with the tokenizers and batch shapes of its directory; writes them there in a new run.
+
+    Of several processes the first one prepares the run and writes; the others then read the directory and their corpus.
 
     Raises:
         RunError: the directory belongs to a run with other settings or another corpus, or has other files.
         ConfigError: the mesh does not fit the devices, the model or the batches. Nothing is written then.
     """
+    if not team.is_first:
+        team.agree("the run is prepared")
+        _wait_for(directory / CONFIG)
+        prepared = prepare_again(directory, run, say)
+        return prepared, _placement(prepared)
     is_new = not has_begun(directory)
     if is_new:
         if foreign_names := [p.name for p in directory.iterdir() if p.name != _LOCK and not _is_leftover(p)]:
@@ -83,15 +93,31 @@ def prepare_in(
         prepared = prepare(run, tokenizers, sizes=initial_weights and initial_weights.config, say=say)
     else:
         prepared = prepare_again(directory, run, say)
-    placement = Placement.of(run.sharding, prepared.run.model)
-    placement.check_rows(min(bucket.sentences for bucket in prepared.buckets))
+    placement = _placement(prepared)
     if is_new:
         prepared.tokenizers.save(directory)
         if initial_weights is not None and initial_weights.source is not None:
             replace_file(directory / SOURCE, initial_weights.source)
         replace_file(directory / _DATA, _describe(prepared))
     replace_file(directory / CONFIG, prepared.run.to_json())  # last: it marks the directory as complete
+    team.agree("the run is prepared")
     return prepared, placement
+
+
+def _placement(prepared: PreparedRun) -> Placement:
+    """The mesh of a run. Raises: ConfigError, as `prepare_in`."""
+    placement = Placement.of(prepared.run.sharding, prepared.run.model)
+    placement.check_rows(min(bucket.sentences for bucket in prepared.buckets))
+    return placement
+
+
+def _wait_for(path: Path) -> None:
+    """Waits for a file that another process has written. Raises: RunError if it does not appear here."""
+    for _ in range(_STORAGE_SECONDS):
+        if path.is_file():
+            return
+        time.sleep(1)  # network file systems show new files late
+    raise RunError(f"{path}: process 0 has written it, but it is not here; the run directory must be on shared storage")
 
 
 def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -> PreparedRun:

@@ -111,18 +111,26 @@ def _flat(sentences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class PaddedBatch(NamedTuple):
-    """A batch padded to the shape of its bucket; unused rows are all padding."""
+    """A batch padded to the shape of its bucket, or rows of it; unused rows are all padding."""
 
     src_tokens: np.ndarray  # (B, S)
     tgt_tokens: np.ndarray  # (B, T)
     labels: np.ndarray  # (B, T)
 
 
-def pad_rows(encoded: EncodedPairs, rows: Sequence[int] | np.ndarray, bucket: Bucket, pad_id: int) -> PaddedBatch:
-    """The pairs with these indices as a batch of the bucket's shape."""
-    empty: list[Ids] = [[]] * (bucket.sentences - len(rows))
-    targets = encoded.targets(rows)
-    src = pad([*encoded.sources(rows), *empty], pad_id, bucket.src_length)
+def pad_rows(
+    encoded: EncodedPairs,
+    pairs: Sequence[int] | np.ndarray,
+    bucket: Bucket,
+    pad_id: int,
+    rows: np.ndarray | None = None,
+) -> PaddedBatch:
+    """The pairs with these indices as a batch of the bucket's shape; of it the rows with these numbers."""
+    rows = np.arange(bucket.sentences) if rows is None else rows
+    pairs = np.asarray(pairs)[rows[rows < len(pairs)]]
+    empty: list[Ids] = [[]] * (len(rows) - len(pairs))
+    targets = encoded.targets(pairs)
+    src = pad([*encoded.sources(pairs), *empty], pad_id, bucket.src_length)
     tgt = pad([*(ids[:-1] for ids in targets), *empty], pad_id, bucket.tgt_length)
     labels = pad([*(ids[1:] for ids in targets), *empty], pad_id, bucket.tgt_length)
     return PaddedBatch(src, tgt, labels)
@@ -135,12 +143,23 @@ def _ignore_interrupts(worker: int, workers: int) -> None:
 class Batches:
     """All batches of a run in order; they depend on corpus, shapes and seed alone.
 
+    `rows` are the numbers of the rows to read from the batches of each bucket; None: all.
+
     It is a grain data source, read in this process or in worker processes.
     """
 
-    def __init__(self, encoded: EncodedPairs, buckets: Sequence[Bucket], pad_id: int, seed: int, total: int):
+    def __init__(
+        self,
+        encoded: EncodedPairs,
+        buckets: Sequence[Bucket],
+        pad_id: int,
+        seed: int,
+        total: int,
+        rows: Sequence[np.ndarray] | None = None,
+    ):
         self.encoded, self.buckets, self.pad_id = encoded, list(buckets), pad_id
         self.seed, self.total = seed, total
+        self._rows = rows
         self._plan: tuple[int, Plan] | None = None
         self.per_epoch = count_batches(encoded.lengths, self.buckets)
 
@@ -150,7 +169,9 @@ class Batches:
     def __getitem__(self, index: Any) -> PaddedBatch:
         epoch, batch = divmod(int(index), self.per_epoch)
         plan = self.plan(epoch)
-        return pad_rows(self.encoded, plan.batches[batch], self.buckets[plan.buckets[batch]], self.pad_id)
+        number = plan.buckets[batch]
+        rows = None if self._rows is None else self._rows[number]
+        return pad_rows(self.encoded, plan.batches[batch], self.buckets[number], self.pad_id, rows)
 
     def plan(self, epoch: int) -> Plan:
         """The plan of an epoch; the last one is cached."""

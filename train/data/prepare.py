@@ -114,10 +114,11 @@ class PreparedRun(NamedTuple):
     buckets: list[Bucket]
     counts: dict[str, Counts]  # of train and valid
 
-    def batches(self) -> Batches:
-        """The run's batches in order."""
-        assert self.run.loop.updates is not None  # `prepare` has set it
-        return Batches(self.train, self.buckets, self.run.model.pad_id, self.run.training.seed, self.run.loop.updates)
+    def batches(self, rows: Sequence[np.ndarray] | None = None) -> Batches:
+        """The run's batches in order; `rows` are those to read from the batches of each bucket, by default all."""
+        run = self.run
+        assert run.loop.updates is not None  # `prepare` has set it
+        return Batches(self.train, self.buckets, run.model.pad_id, run.training.seed, run.loop.updates, rows)
 
 
 def prepare(

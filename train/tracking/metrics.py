@@ -30,15 +30,19 @@ def _complete_lines(path: Path) -> Iterator[Record]:
 
 
 class MetricsLog:
-    """The records of a run, in memory and on disk; truncated to `update` on resume: later updates are repeated."""
+    """The records of a run, in memory and on disk; truncated to `update` on resume: later updates are repeated.
 
-    def __init__(self, directory: Path, update: int):
+    Of several processes one writes; the others keep the same records in memory.
+    """
+
+    def __init__(self, directory: Path, update: int, *, writes: bool = True):
         self.records: list[Record] = [r for r in read_metrics(directory) if r["update"] <= update]
         self.validations = validations(self.records)
-        text = "".join(json.dumps(record) + "\n" for record in self.records)
-        replace_file(directory / FILE, text)
-        self._file = (directory / FILE).open("a", encoding="utf-8")
         self._trackers: list[Tracker] = []
+        path = directory / FILE if writes else Path(os.devnull)
+        if writes:
+            replace_file(path, "".join(json.dumps(record) + "\n" for record in self.records))
+        self._file = path.open("a", encoding="utf-8")
 
     def add(self, *trackers: Tracker) -> None:
         """Adds trackers, which receive the numbers of every later record."""
@@ -61,7 +65,8 @@ class MetricsLog:
     def flush(self) -> None:
         """Writes all records to disk; called before the checkpoint that follows them is saved."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._file.name != os.devnull:
+            os.fsync(self._file.fileno())
         for tracker in self._trackers:
             tracker.flush()
 

@@ -20,7 +20,7 @@ class ExecutionConfig:
     """
 
     remat: Remat = "none"  # activations recomputed in the backward pass; dots: all but products with weights
-    scan_layers: bool = False  # compile one layer per stack and run it in a loop: compilation is flat in depth
+    scan_layers: bool = False  # compile one layer per stack and run it in a loop over stacked weights
     attention: AttentionImplementation = "exact"  # fused: jax.nn.dot_product_attention, cuDNN's where it applies
 
     def __post_init__(self) -> None:

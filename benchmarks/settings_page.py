@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.decoding import DecodingConfig
+from twinax.configs.execution import ExecutionConfig
 from twinax.configs.run import LoopConfig
 from twinax.configs.schema import TransformerConfig
 from twinax.configs.sharding import ShardingConfig
@@ -29,6 +30,7 @@ _SECTIONS: dict[str, tuple[type, str]] = {
     "Batches": (BatchConfig, "`--batches.tokens 4096`"),
     "The loop": (LoopConfig, "`--loop.epochs 10`"),
     "Devices": (ShardingConfig, "`--sharding.fsdp 4`"),
+    "Execution": (ExecutionConfig, "`--execution.remat layers`"),
     "Decoding": (DecodingConfig, "`--beam-size 5` of `twinax translate`; all of them from Python"),
 }
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from .data import BatchConfig, CorpusConfig, TokenizerConfig
 from .errors import ConfigError
+from .execution import ExecutionConfig
 from .schema import TransformerConfig
 from .sharding import ShardingConfig
 from .training import ENDING, TrainingConfig
@@ -86,6 +87,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=_default_training)
     loop: LoopConfig = field(default_factory=LoopConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
 
     def __post_init__(self) -> None:
         for name in ("init_from", "adapter"):
@@ -93,6 +95,7 @@ class RunConfig:
                 raise ConfigError(f"{name}={value!r}: must be a path or None")
         if self.adapter is not None and self.init_from is None:
             raise ConfigError(f"adapter={self.adapter!r}: needs init_from, its base model")
+        self.execution.check(self.model)
         separate = not self.tokenizer.joint if not self.tokenizer.load else len(self.tokenizer.load) == 2
         if self.model.shared_embeddings and separate:
             raise ConfigError(
@@ -149,8 +152,9 @@ class RunConfig:
             "training": TrainingConfig,
             "loop": LoopConfig,
             "sharding": ShardingConfig,
+            "execution": ExecutionConfig,
         }
-        values = {"sharding": {}, **values}  # earlier versions had none
+        values = {"sharding": {}, "execution": {}, **values}  # earlier versions had none
         paths = {name: values.pop(name, None) for name in ("init_from", "adapter")}
         if mismatch := sorted({*kinds, "model"} ^ set(values)):
             names = ", ".join((*kinds, "model"))

@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..configs.schema import TransformerConfig
 from .dropout import Dropout, DropoutKey
+from .execution import Executed
+from .fused_attention import fused_attention
 from .layers import linear
 from .module import at_least_float32, record
 
@@ -25,7 +27,7 @@ class KeysValues(NamedTuple):
     values: Float[Array, "B S N U"]
 
 
-class MultiHeadAttention(nnx.Module):
+class MultiHeadAttention(Executed):
     """concat_n(softmax(q_n · k_n / sqrt(H) + bias_n) v_n) Wo, with q = x Wq, k = memory Wk, v = memory Wv.
 
     Source: Vaswani et al. 2017, section 3.2.
@@ -71,6 +73,21 @@ class MultiHeadAttention(nnx.Module):
         k, v = keys_values
         q = self._split_heads(self.q_proj(x))
         record(self, "query", q)
+        heads = ATTENTIONS[self.current_execution.attention](self, q, k, v, mask, dropout_key, bias)
+        record(self, "heads", heads)
+        output = self.out_proj(heads.reshape(*heads.shape[:2], heads.shape[2] * heads.shape[3]))
+        record(self, "output", output)
+        return output
+
+    def _exact_heads(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B S N H"],
+        v: Float[Array, "B S N U"],
+        mask: Bool[Array, "B 1 T S"],
+        dropout_key: DropoutKey | None,
+        bias: Float[Array, "#B #N T S"] | None,
+    ) -> Float[Array, "B T N U"]:
         scores = SCORE_SCALINGS[self.config.score_scaling](q, k)
         if bias is not None:
             scores = scores + bias
@@ -78,14 +95,27 @@ class MultiHeadAttention(nnx.Module):
         weights = masked_softmax(scores, mask, self.config.mask_value)
         record(self, "weights", weights)
         weights = self.dropout(weights.astype(v.dtype), dropout_key)
-        heads = jnp.einsum("BNTS,BSNU->BTNU", weights, v)
-        record(self, "heads", heads)
-        output = self.out_proj(heads.reshape(*heads.shape[:2], heads.shape[2] * heads.shape[3]))
-        record(self, "output", output)
-        return output
+        return jnp.einsum("BNTS,BSNU->BTNU", weights, v)
+
+    def _fused_heads(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B S N H"],
+        v: Float[Array, "B S N H"],
+        mask: Bool[Array, "B 1 T S"],
+        dropout_key: DropoutKey | None,  # unused: `ExecutionConfig.check` raises for attention dropout
+        bias: Float[Array, "#B #N T S"] | None,
+    ) -> Float[Array, "B T N H"]:
+        return fused_attention(q, k, v, mask, bias, self.config.score_scaling)
 
     def _split_heads(self, x: Float[Array, "B L NH"]) -> Float[Array, "B L N H"]:
         return x.reshape(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads)
+
+
+ATTENTIONS: dict[str, Callable[..., Array]] = {
+    "exact": MultiHeadAttention._exact_heads,
+    "fused": MultiHeadAttention._fused_heads,
+}
 
 
 def scale_product(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Float[Array, "B N T S"]:

@@ -29,7 +29,7 @@ class Site(nnx.Module):
 
     def __init__(self, rate: float, generator: str = "counter"):
         self.rate, self.generator = rate, generator
-        self.site: int | None = None  # the Transformer numbers its sites
+        self.site: int | UInt[Array, ""] | None = None  # the Transformer numbers its sites; in a scan, an array
 
     def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
         """The keep mask of this shape, batch first: True for elements that are kept.
@@ -70,7 +70,9 @@ class LayerDrop(Site):
         return jnp.where(keep[..., None], after, before)
 
 
-def threefry_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
+def threefry_mask(
+    key: DropoutKey, site: int | UInt[Array, ""], rate: float, shape: tuple[int, ...]
+) -> Bool[Array, "B ..."]:
     """As `keep_mask`, by JAX's generator: independent of devices and micro-batches, but not of padding.
 
     Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
@@ -82,7 +84,9 @@ def threefry_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...
     return bits >= _threshold(rate)
 
 
-def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
+def keep_mask(
+    key: DropoutKey, site: int | UInt[Array, ""], rate: float, shape: tuple[int, ...]
+) -> Bool[Array, "B ..."]:
     """The keep mask of this shape, batch first: True for elements that are kept."""
     low, high = jnp.uint32(0x243F6A88), jnp.uint32(0x85A308D3)  # digits of pi; any two different words would do
     for part in (key.seed, key.update, site, key.rows):

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from ..configs.execution import PLAIN, ExecutionConfig
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, KeysValues, MultiHeadAttention
 from .dropout import Dropout, DropoutKey, LayerDrop, Site
+from .execution import Executed, run_layers
 from .initializers import LINEAR_INITS
 from .inputs import check_dtypes, check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Norm, RelativePositions, Residual, count_positions, linear
@@ -109,7 +111,7 @@ def key_distances(x: Shaped[Array, "B L ..."]) -> Int[Array, "L L"]:
     return indices[None] - indices[:, None]
 
 
-class Encoder(nnx.Module):
+class Encoder(Executed):
     """A stack of encoder layers, with optional relative positions and an optional final norm."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
@@ -124,8 +126,11 @@ class Encoder(nnx.Module):
     ) -> Float[Array, "B S D"]:
         distances = key_distances(x)
         bias = None if self.relative_positions is None else self.relative_positions(distances)
-        for layer in self.layers:
-            x = layer(x, mask, distances, bias, dropout_key)
+
+        def run_layer(layer: EncoderLayer, x: Array) -> Array:
+            return layer(x, mask, distances, bias, dropout_key)
+
+        x = run_layers(self.layers, run_layer, x, self.current_execution)
         if self.final_norm is not None:
             x = self.final_norm(x)
         x = self.final_dropout(x, dropout_key)
@@ -133,7 +138,7 @@ class Encoder(nnx.Module):
         return x
 
 
-class Decoder(nnx.Module):
+class Decoder(Executed):
     """A stack of decoder layers, with optional relative positions and an optional final norm."""
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
@@ -146,7 +151,7 @@ class Decoder(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Sequence[KeysValues],
+        memory: Sequence[KeysValues] | Float[Array, "B S D"],
         self_mask: Bool[Array, "B 1 T L"],
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
@@ -155,8 +160,16 @@ class Decoder(nnx.Module):
     ) -> Float[Array, "B T D"]:
         distances = key_distances(x) if distances is None else distances
         bias = None if self.relative_positions is None else self.relative_positions(distances)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, memory[i], self_mask, cross_mask, distances, bias, dropout_key, partial(update_cache, i))
+        if isinstance(memory, Sequence):
+            for i, layer in enumerate(self.layers):
+                x = layer(x, memory[i], self_mask, cross_mask, distances, bias, dropout_key, partial(update_cache, i))
+        else:
+
+            def run_layer(layer: DecoderLayer, x: Array) -> Array:
+                keys_values = layer.cross_attention.keys_values(memory)
+                return layer(x, keys_values, self_mask, cross_mask, distances, bias, dropout_key)
+
+            x = run_layers(self.layers, run_layer, x, self.current_execution)
         if self.final_norm is not None:
             x = self.final_norm(x)
         x = self.final_dropout(x, dropout_key)
@@ -221,7 +234,7 @@ class Transformer(nnx.Module):
     Source: Vaswani et al. 2017, figure 1.
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, execution: ExecutionConfig = PLAIN):
         check_dtypes(config)
         self.config = config
         self.src_embedding = Embedding(config, config.src_vocab_size, rngs=rngs)
@@ -240,16 +253,20 @@ class Transformer(nnx.Module):
         for path, module in nnx.iter_modules(self):
             if isinstance(module, Site):
                 module.site = zlib.crc32(join_path(path).encode())
+            if isinstance(module, Executed):
+                module.execution = execution
 
     @classmethod
-    def from_arrays(cls, config: TransformerConfig, arrays: Mapping[str, Any]) -> "Transformer":
+    def from_arrays(
+        cls, config: TransformerConfig, arrays: Mapping[str, Any], execution: ExecutionConfig = PLAIN
+    ) -> "Transformer":
         """A model with these parameters and buffers by name, as returned by `named_arrays`; draws no random numbers.
 
         Raises:
             ValueError: names are missing or unknown. `convert` checks shapes and dtypes.
         """
         check_dtypes(config)
-        graphdef, variables = _structure(config)
+        graphdef, variables = _structure(config, execution)
         if mismatch := sorted(set(variables) ^ set(arrays)):
             raise ValueError(f"arrays: {len(mismatch)} names are missing or not the model's: {', '.join(mismatch)}")
         flat = [(path, variable.replace(arrays[name])) for name, (path, variable) in variables.items()]
@@ -259,7 +276,7 @@ class Transformer(nnx.Module):
     def abstract(cls, config: TransformerConfig) -> "Transformer":
         """A model whose arrays are shapes and dtypes (`jax.ShapeDtypeStruct`). Raises: ValueError, as the model."""
         check_dtypes(config)
-        graphdef, variables = _structure(config)
+        graphdef, variables = _structure(config, PLAIN)
         return nnx.merge(graphdef, nnx.from_flat_state(variables.values()))
 
     def __call__(
@@ -313,7 +330,9 @@ class Transformer(nnx.Module):
         record(self, "decoder_mask", self_mask)
         record(self, "cross_mask", cross_mask)
         positions, first = count_positions(config, tgt_tokens), jnp.arange(tgt_tokens.shape[1]) == 0
-        keys_values = self.decoder.keys_values(memory)
+        # Otherwise each layer computes its keys and values itself, so that they are recomputed, or scanned, with it.
+        plain = self.decoder.current_execution.plain_layers
+        keys_values = self.decoder.keys_values(memory) if plain else memory
         return self.next_logits(tgt_tokens, positions, first, keys_values, self_mask, cross_mask, dropout_key)
 
     def next_logits(
@@ -321,7 +340,7 @@ class Transformer(nnx.Module):
         tgt_tokens: Int[Array, "B T"],
         positions: Int[Array, "... T"],
         first: Bool[Array, " T"],
-        memory: Sequence[KeysValues],
+        memory: Sequence[KeysValues] | Float[Array, "B S D"],
         self_mask: Bool[Array, "B 1 T L"],
         cross_mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None = None,
@@ -330,6 +349,7 @@ class Transformer(nnx.Module):
     ) -> Float[Array, "B T V"]:
         """Logits of tokens at these positions, without input checks; `first` marks tokens that start a sentence.
 
+        `memory`: the keys and values of each layer, or the encoder's output.
         `distances` are the indices of the self-attention's keys minus those of the tokens, if a cache adds keys.
         """
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
@@ -342,14 +362,16 @@ class Transformer(nnx.Module):
 
 
 @lru_cache(maxsize=32)
-def _structure(config: TransformerConfig) -> tuple[Any, dict[str, tuple[tuple[Any, ...], nnx.Variable]]]:
+def _structure(
+    config: TransformerConfig, execution: ExecutionConfig
+) -> tuple[Any, dict[str, tuple[tuple[Any, ...], nnx.Variable]]]:
     """The graph definition of a model, and by name the path and the abstract value of each of its variables."""
 
     def build() -> Transformer:
         rngs: Any = nnx.Rngs(0)
         key = jax.random.key(0)
         rngs.params = lambda: key  # nnx counts the keys drawn, which takes quadratic time under a trace
-        return Transformer(config, rngs=rngs)
+        return Transformer(config, rngs=rngs, execution=execution)
 
     graphdef, state = nnx.split(nnx.eval_shape(build))
     return graphdef, {join_path(path): (path, variable) for path, variable in nnx.to_flat_state(state)}

@@ -32,11 +32,11 @@ class Validation:
         run, valid = prepared.run, prepared.valid
         self._buckets = buckets_of(run, valid.lengths, _SHAPES)
         self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
-        model_config = run.model
+        model_config, execution = run.model, run.execution
         without_smoothing = TrainingConfig()
 
         def loss(arrays: Arrays, src: jax.Array, tgt: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-            logits = Transformer.from_arrays(model_config, arrays)(src, tgt)
+            logits = Transformer.from_arrays(model_config, arrays, execution)(src, tgt)
             return cross_entropy(logits, labels, model_config.pad_id, without_smoothing)
 
         self._loss = jax.jit(loss)

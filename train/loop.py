@@ -156,7 +156,7 @@ class _Loop:
         project = prepared.run.loop.swanlab
         if project is not None and team.is_first:  # before anything slow, because it may fail
             trackers = [SwanLabTracker(project, directory, self.run.to_dict()), *trackers]
-        self.step: Any = make_train_step(self.run.model, self.run.training, placement)
+        self.step: Any = make_train_step(self.run.model, self.run.training, placement, self.run.execution)
         self.exchange = Exchange(placement, team)
         self.validation = Validation(prepared, placement, team)
         self.state = self._first_state(initial_weights)

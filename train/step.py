@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from ..configs.execution import PLAIN, ExecutionConfig
 from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig, check_trainable
 from ..flax_transformer.dropout import DropoutKey
@@ -69,25 +70,30 @@ def init_state(model: Transformer, config: TrainingConfig) -> TrainState:
 
 
 def make_train_step(
-    model_config: TransformerConfig, config: TrainingConfig, placement: Placement | None = None
+    model_config: TransformerConfig,
+    config: TrainingConfig,
+    placement: Placement | None = None,
+    execution: ExecutionConfig = PLAIN,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The jitted step of a model and a training config; compiled once per batch shape.
 
-    `placement`: where the arrays of the state are, which the step keeps; None: XLA chooses.
+    `placement`: where the arrays of the state are, which the step keeps; None: XLA chooses. `execution` changes memory,
+    time and compilation, and the result only by rounding.
 
     p <- p - rate · direction(clip(g)), where g is the gradient of (sum of losses) / (number of tokens), unless
     `reduction` sets another denominator. If the batch has no tokens, or if the loss or the gradient norm is not finite,
     the step changes nothing; `explain` returns the reason.
 
     Raises:
-        ConfigError: the model's parameters are float16.
+        ConfigError: the model's parameters are float16, or `execution` cannot compute its attention.
         ValueError: on a call: `accumulation` does not divide the batch, or its arrays differ in length.
     """
     check_trainable(model_config)
+    execution.check(model_config)
     optimizer = make_optimizer(config, without_gradient(model_config))
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        total, tokens, gradients = _accumulate(state, batch, model_config, config, placement)
+        total, tokens, gradients = _accumulate(state, batch, model_config, config, placement, execution)
         gradients = _per_token(gradients, tokens) if config.reduction == "tokens" else gradients
         squares = {name: jnp.square(at_least_float32(g)).sum() for name, g in sorted(gradients.items())}
         norm = jnp.sqrt(sum(squares.values(), start=jnp.zeros(())))
@@ -118,12 +124,13 @@ def _accumulate(
     model_config: TransformerConfig,
     config: TrainingConfig,
     placement: Placement | None,
+    execution: ExecutionConfig,
 ) -> tuple[Float[Array, ""], Int[Array, ""], Arrays]:
     """(sum of losses, tokens, gradient of the sum) of the batch, computed in `accumulation` micro-batches."""
 
     def loss(params: Arrays, part: Batch) -> tuple[Array, Array]:
         params = params if placement is None else placement.gather(params)
-        model = Transformer.from_arrays(model_config, {**state.buffers, **params})
+        model = Transformer.from_arrays(model_config, {**state.buffers, **params}, execution)
         key = DropoutKey(state.seed, state.update, part.rows)
         logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)
         return cross_entropy(logits, part.labels, model_config.pad_id, config)

@@ -205,8 +205,8 @@ MODEL = (
     Mutation(
         "layers without the biases of their stack",
         "flax_transformer.model.Encoder.__call__",
-        "x = layer(x, mask, distances, bias, dropout_key)",
-        "x = layer(x, mask, distances, None, dropout_key)",
+        "return layer(x, mask, distances, bias, dropout_key)",
+        "return layer(x, mask, distances, None, dropout_key)",
         _T5,
     ),
     Mutation(

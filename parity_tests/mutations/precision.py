@@ -91,7 +91,7 @@ PRECISION = (
     ),
     Mutation(
         "scaled scores rounded before the softmax",
-        "flax_transformer.attention.MultiHeadAttention.attend",
+        "flax_transformer.attention.MultiHeadAttention._exact_heads",
         "weights = masked_softmax(scores, mask, self.config.mask_value)",
         "weights = masked_softmax(scores.astype(v.dtype).astype(scores.dtype), mask, self.config.mask_value)",
         _PRECISION,

@@ -9,6 +9,9 @@ _BOOKS = ("tests/test_bookkeeping.py",)
 _LOOP = ("tests/test_loop.py",)
 _TRAJECTORY = ("parity_tests/test_trajectories.py",)
 _PRECISION = ("parity_tests/test_precision.py",)
+_SCAN = ("tests/test_execution.py::test_the_same_loss_and_gradients",)
+_REMAT = ("tests/test_execution.py::test_rematerialization_keeps_less",)
+_FUSED = ("tests/test_execution.py::test_fused_attention_is_as_accurate_as_the_formula",)
 _DEVICES = ("tests/test_partitioning.py::test_eight_devices_are_one",)
 
 TRAINING = (
@@ -60,6 +63,41 @@ TRAINING = (
         "self.shardings(tree)",
         "jax.tree.map(lambda _: NamedSharding(self.mesh, PartitionSpec()), tree)",
         _DEVICES,
+    ),
+    Mutation(
+        "scanned layers share the first layer's dropout",
+        "flax_transformer.execution._run_in_scan",
+        "site.site = number",
+        "pass",
+        _SCAN,
+    ),
+    Mutation(
+        "scanned layers run in reverse",
+        "flax_transformer.execution._run_in_scan",
+        "(stacked, jnp.asarray(numbers)))[0]",
+        "(stacked, jnp.asarray(numbers)), reverse=True)[0]",
+        _SCAN,
+    ),
+    Mutation(
+        "remat of all products keeps them",
+        "flax_transformer.execution",
+        "jax.checkpoint_policies.dots_with_no_batch_dims_saveable",
+        "jax.checkpoint_policies.everything_saveable",
+        _REMAT,
+    ),
+    Mutation(
+        "a fully masked row of fused attention attends to everything",
+        "flax_transformer.fused_attention.fused_attention",
+        "return jnp.where(mask.any(-1)[:, 0, :, None, None], heads, 0)",
+        "return heads",
+        _FUSED,
+    ),
+    Mutation(
+        "fused attention without its biases",
+        "flax_transformer.fused_attention.fused_attention",
+        "bias=bias if bias is None else bias.astype(q.dtype)",
+        "bias=None",
+        _FUSED,
     ),
     Mutation(
         "a label outside the vocabulary counts from the end",

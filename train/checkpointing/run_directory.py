@@ -150,10 +150,15 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
             f"{directory}: was started with another corpus: the {part} pairs have changed (now {counts}; {_DATA} has "
             "the earlier counts); use the same corpus or choose another directory"
         )
-    # Loop, devices, workers and corpus paths may change: no update depends on them. The ids are compared above.
+    # Loop, devices, execution, workers and corpus paths may change: no update depends on them. The ids are equal.
     workers = replace(prepared.run.batches, workers=first_run.batches.workers)
     comparable_run = replace(
-        prepared.run, loop=first_run.loop, sharding=first_run.sharding, batches=workers, corpus=first_run.corpus
+        prepared.run,
+        loop=first_run.loop,
+        sharding=first_run.sharding,
+        execution=first_run.execution,
+        batches=workers,
+        corpus=first_run.corpus,
     )
     if changes := differences(comparable_run, first_run):
         raise RunError(f"{directory}: was started with other settings: {'; '.join(changes)}; choose another directory")

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -47,10 +47,16 @@ trajectories: install
 trainer: install
 	$(BIN)/python -m benchmarks.trainer docs/training.md
 
-# Trainings on every mesh of eight virtual devices; writes the table. About six minutes.
-scale-test: export XLA_FLAGS := --xla_force_host_platform_device_count=8 $(XLA_FLAGS)
+# Trainings on every mesh of eight virtual devices, in several processes, resumed elsewhere, and killed; writes the tables.
+# Under 20 minutes.
+FAST_COMPILATION := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 scale-test: install
-	$(BIN)/python -m benchmarks.meshes docs/scaling.md
+	XLA_FLAGS="--xla_force_host_platform_device_count=8 $(FAST_COMPILATION)" $(BIN)/python -m benchmarks.meshes docs/scaling.md
+	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.processes docs/scaling.md
+
+# SIGKILL at 25 random moments in a run of two processes; writes the counts. About seven minutes.
+kill-test-hosts: install
+	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.processes docs/scaling.md kills
 
 # Beam search against transformers, token for token; writes the tables into the page. About a minute.
 decoding-matrix: install

@@ -1,7 +1,7 @@
 """Trainings in several processes on this machine, killed and moved to other meshes, against one process.
 
-`python -m benchmarks.processes PAGE` prints the tables and writes them into the page. Every process has virtual CPU
-devices; between processes they communicate by gloo, as machines without a GPU do.
+`python -m benchmarks.processes PAGE` prints the tables and writes them into the page; with `kills`, the second alone.
+Every process has virtual CPU devices; between processes they communicate by gloo, as machines without a GPU do.
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from benchmarks.pages import marks, write_table
@@ -24,7 +25,7 @@ from benchmarks.pages import marks, write_table
 UPDATES = 24
 LOSS_BOUND = 1e-10  # in nats, in float64
 SETTINGS = (
-    *("--held-out", "21", "--batches.tokens", "160", "--batches.shapes", "2", "--tokenizer.kind", "word"),
+    *("--held-out", "21", "--batches.tokens", "280", "--batches.shapes", "2", "--tokenizer.kind", "word"),
     *("--model.d-model", "16", "--model.num-heads", "4", "--model.d-ff", "32", "--model.max-length", "32"),
     *("--model.num-encoder-layers", "1", "--model.num-decoder-layers", "1", "--model.residual-dropout", "0.1"),
     *("--model.param-dtype", "float64", "--model.compute-dtype", "float64", "--training.accumulation", "2"),
@@ -158,6 +159,7 @@ def kill_randomly(cluster: Cluster, kills: int, updates: int, seed: int) -> Coun
         with_supervisor = rng.random() < 0.3
         kill(processes[victim], with_supervisor=with_supervisor)
         counts["kills"] += 1
+        print(f"kill {counts['kills']} of {kills}", file=sys.stderr)
         counts[f"kills of process {victim}"] += 1
         counts["kills of a supervisor"] += with_supervisor
         start = time.monotonic()
@@ -188,10 +190,8 @@ def kill(process: "subprocess.Popen[str]", *, with_supervisor: bool) -> None:
     os.kill(int(child.stdout.split()[0]), 9)
 
 
-def main(page: Path) -> int:
-    """Measures, prints the tables, writes them into the page. Returns 0 if every run is the same training."""
-    for name in ("processes", "kills"):
-        marks(page, name)
+def move(page: Path) -> bool:
+    """Runs PLANS, prints the table and writes it into the page; returns whether every run is the same training."""
     rows = []
     with TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder))
@@ -205,14 +205,23 @@ def main(page: Path) -> int:
             figures = (f"{loss:.1e}", f"{validation:.1e}", str(differing), "equal" if equal else "DIFFERENT")
             rows.append((" → ".join(map(str, plan)), *figures))
     write_table(page, "processes", ("processes × devices", "losses", "validation", "other batches", ""), rows)
+    return all(row[-1] == "equal" for row in rows)
+
+
+def main(page: Path, *, only_kills: bool) -> int:
+    """Measures, prints the tables, writes them into the page. Returns 0 if every run is the same training."""
+    jax.config.update("jax_enable_x64", True)
+    for name in ("processes", "kills"):
+        marks(page, name)
+    same = only_kills or move(page)
     with TemporaryDirectory() as folder:
-        settings = (*SETTINGS, "--loop.checkpoint-every", "1")
-        counts = kill_randomly(Cluster(Path(folder), settings), KILLS, 400, seed=0)
+        settings = (*SETTINGS, "--loop.checkpoint-every", "1", "--loop.translations", "0")
+        counts = kill_randomly(Cluster(Path(folder), settings), KILLS, 300, seed=0)
     write_table(page, "kills", ("", "number"), [(name, str(number)) for name, number in counts.items()])
-    return 0 if all(row[-1] == "equal" for row in rows) else 1
+    return 0 if same else 1
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m benchmarks.processes PAGE")
-    sys.exit(main(Path(sys.argv[1])))
+    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["kills"]):
+        sys.exit("usage: python -m benchmarks.processes PAGE [kills]")
+    sys.exit(main(Path(sys.argv[1]), only_kills=len(sys.argv) == 3))

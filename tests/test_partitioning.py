@@ -1,15 +1,13 @@
 """Where the arrays of a run are: the table of names, and the same training on eight devices."""
 
-import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 from jax.tree_util import DictKey, GetAttrKey
 
-from twinax import TransformerConfig, convert
+from twinax import TransformerConfig
 from twinax.configs.errors import ConfigError
 from twinax.configs.sharding import ShardingConfig
 from twinax.convert.port import flax_specs
@@ -163,60 +161,3 @@ def test_eight_devices_are_one(forks):
     loss, *rest = result.stdout.splitlines()
     assert 0 < float(loss) < 1e-10
     assert rest == ["0 True {1}", "('fsdp', 'tensor') (16, 56)", "True"]
-
-
-RUN = """
-import json, sys
-import jax
-jax.config.update("jax_enable_x64", True)
-from dataclasses import replace
-from pathlib import Path
-from rich.console import Console
-from twinax import TransformerConfig
-from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
-from twinax.configs.run import LoopConfig, RunConfig
-from twinax.configs.sharding import ShardingConfig
-from twinax.configs.training import TrainingConfig
-from twinax.train.loop import train
-
-directory, updates, sharding = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-model = {"d_model": 16, "num_heads": 4, "d_ff": 24, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_length": 32}
-run = RunConfig(
-    corpus=CorpusConfig(src="src", tgt="tgt", held_out=21),
-    tokenizer=TokenizerConfig(kind="word", vocab_size=12),
-    batches=BatchConfig(tokens=400, shapes=1),
-    model=TransformerConfig.preset("small", param_dtype="float64", compute_dtype="float64", **model),
-    training=TrainingConfig(schedule="constant", learning_rate=1e-2, warmup_updates=0, label_smoothing=0.1),
-    loop=LoopConfig(updates=updates, validate_every=updates, translations=5),
-    sharding=ShardingConfig(**sharding),
-)
-train(run, Path(directory), Console(file=sys.stdout, width=300))
-"""
-
-
-def test_a_run_goes_on_with_other_devices(forks, tmp_path):
-    """Eight devices, then one: the losses of a run on one; and a laptop opens what eight devices saved."""
-    rng = np.random.default_rng(0)
-    sentences = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 25))) for _ in range(160)]
-    for name, text in (("src", "\n".join(sentences)), ("tgt", "\n".join(sentences).upper())):
-        (tmp_path / name).write_text(text + "\n")
-
-    def start(name, updates, devices, **sharding):
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-        result = forks(RUN, name, updates, json.dumps(sharding), cwd=tmp_path, XLA_FLAGS=flags)
-        assert result.returncode == 0, result.stderr
-        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return result.stdout, {r["update"]: (r["loss"], r["checksum"]) for r in records if "loss" in r}
-
-    out, _ = start("moved", 3, 8, data=2, fsdp=2, tensor=2)
-    assert "devices: 8 × cpu; data=2 · fsdp=2 · tensor=2; each computes 1/4 of the rows of a batch" in out
-    saved = convert.load(tmp_path / "moved")
-    out, moved = start("moved", 6, 1)
-    note = "which was on data=2 · fsdp=2 · tensor=2; on data=1 · fsdp=1 · tensor=1, the same losses up to rounding"
-    assert f"resuming after update 3, {note}, not bit for bit" in out
-    _, alone = start("alone", 6, 1)
-    assert moved.keys() == alone.keys() == {*range(1, 7)}
-    for update, (loss, checksum) in alone.items():
-        assert moved[update][0] == pytest.approx(loss, abs=1e-10)
-        assert moved[update][1] == checksum
-    assert saved.config == convert.load(tmp_path / "alone").config

@@ -4,6 +4,7 @@ tests/checkpoints/vN is written by `twinax train` under schema version N; each v
 """
 
 import json
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,3 +42,26 @@ def test_it_translates_as_it_did(version):
     ):
         digest.update(name.encode() + np.asarray(array).tobytes())
     assert digest.hexdigest()[:16] == BITS[version]
+
+
+TPU = {"sharding_type": "NamedSharding", "shape": [16, 16], "axis_names": ["data", "fsdp"]}
+TPU |= {"axis_types": ["AxisType.Auto"] * 2, "partition_spec": ["fsdp"], "device_mesh": {"mesh": []}}
+TPU["device_mesh"]["mesh"] = [[{"id": 16 * row + column} for column in range(16)] for row in range(16)]
+SHARDINGS = {
+    "one device": {"sharding_type": "SingleDeviceSharding", "device_str": "TPU_0(process=3,(1,2,0,1))"},
+    "a pod slice": TPU,
+}
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_a_checkpoint_of_tpus_opens_without_them(tmp_path, command, name):
+    """orbax writes the devices' names beside the arrays."""
+    run = shutil.copytree(FOLDER / "v1", tmp_path / "run")
+    path = run / "state" / "_sharding"
+    names = json.loads(path.read_text())
+    assert len(names) > 20
+    path.write_text(json.dumps(dict.fromkeys(names, json.dumps(SHARDINGS[name]))))
+    assert command("inspect", run)[0] == 0
+    assert command("convert", run, tmp_path / "model.pt")[0] == 0
+    (tmp_path / "text").write_text("a b\n")
+    assert command("translate", run, tmp_path / "text")[:2] == (0, "A B\n")

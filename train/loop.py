@@ -24,7 +24,7 @@ from ..configs.run import RunConfig
 from ..configs.sharding import ShardingConfig
 from ..configs.training import check_trainable
 from ..flax_transformer.model import Transformer
-from .checkpointing.checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, average, read_run
+from .checkpointing.checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, average, read_processes, read_run
 from .checkpointing.run_directory import locked, prepare_in
 from .compilation_cache import use_compilation_cache
 from .data.buckets import Bucket
@@ -206,11 +206,16 @@ class _Loop:
             )
 
     def _other_mesh(self) -> str:
-        """A note if the last checkpoint was written on another mesh."""
-        earlier, now = read_run(self.directory / CHECKPOINTS / str(self.update) / "run").sharding, self.placement.config
-        if earlier in (now, ShardingConfig()):  # a checkpoint of an earlier version does not say
+        """A note if the last checkpoint was written on another mesh, or by another number of processes."""
+        folder = self.directory / CHECKPOINTS / str(self.update) / "run"
+        mesh = read_run(folder).sharding
+        if mesh == ShardingConfig():  # a checkpoint of an earlier version does not say
             return ""
-        return f", which was on {earlier}; on {now}, the same losses up to rounding, not bit for bit"
+        earlier, now = (mesh, read_processes(folder)), (self.placement.config, self.team.count)
+        if earlier == now:
+            return ""
+        before, here = (f"{mesh} in {count} process{'es' if count > 1 else ''}" for mesh, count in (earlier, now))
+        return f", which was on {before}; on {here}, the same losses up to rounding, not bit for bit"
 
     def go(self) -> Outcome:
         """Trains until the end of the run, a signal, or a loss that is not finite."""

@@ -65,6 +65,20 @@ TRAINING = (
         _DEVICES,
     ),
     Mutation(
+        "the checksum of a batch does not depend on the places of its rows",
+        "train.processes.exchange.checksum",
+        'np.asarray(numbers, "<i4")',
+        'np.zeros(len(numbers), "<i4")',
+        ("tests/test_processes.py::test_checksums_of_shares_add_up",),
+    ),
+    Mutation(
+        "a process that hangs is waited for",
+        "train.processes.hub.Hub._check_positions",
+        "now - min(waiting) > BEHIND",
+        "now - min(waiting) > 1000",
+        ("tests/test_processes.py::test_a_process_that_fails_ends_the_others_with_one_line",),
+    ),
+    Mutation(
         "scanned layers share the first layer's dropout",
         "flax_transformer.execution._run_in_scan",
         "site.site = number",
@@ -242,7 +256,7 @@ TRAINING = (
     Mutation(
         "averages in the parameters' own dtype",
         "train.checkpointing.checkpoints.average",
-        "(np.asarray(a, np.float64) for a in arrays)",
+        "(on_host(a).astype(np.float64) for a in arrays)",
         "(np.asarray(a) for a in arrays)",
         _PRECISION,
     ),

@@ -32,6 +32,7 @@ CONFIG = "config.json"
 SOURCE = "source.json"  # layout and documents of the directory that weights came from
 CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
 WEIGHTS = "weights"  # replaces `state` in a checkpoint of weights alone, which `convert` writes
+_PROCESSES = "processes"  # their number, when a checkpoint was written
 _DELETED = "deleted"  # a checkpoint is moved here before deletion, so that none is listed in part
 
 
@@ -94,6 +95,7 @@ class Checkpoints:
 
         def write(folder: Path) -> None:
             write_run(folder, run, tokenizers)
+            (folder / _PROCESSES).write_text(f"{jax.process_count()}\n", encoding="utf-8")
             if self.source is not None:
                 (folder / SOURCE).write_text(self.source, encoding="utf-8")
 
@@ -163,6 +165,12 @@ def read_run(folder: Path) -> RunConfig:
         raise CheckpointError(f"{folder}: has no {CONFIG}, so it is neither a run nor a checkpoint of one") from None
     except (ConfigError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {' '.join(str(error).split())}") from None
+
+
+def read_processes(folder: Path) -> int:
+    """The number of processes that wrote a checkpoint; 1 if it does not say."""
+    path = folder / _PROCESSES
+    return int(path.read_text(encoding="utf-8")) if path.is_file() else 1
 
 
 class RunCheckpoint(NamedTuple):

@@ -61,7 +61,7 @@ class Worker(Team):
         Raises:
             RunError: a flag or the scheduler's environment cannot be used.
         """
-        coordinator, count, process, local_devices = _complete(launch)
+        coordinator, count, process, local_devices = complete(launch)
         if count == 1 or (count, *launch) == (None,) * 4:
             return
         if coordinator is None or count is None or process is None:
@@ -70,17 +70,7 @@ class Worker(Team):
                 if count
                 else f"{', '.join(_FLAGS)}: all three are needed, because no scheduler is recognized"
             )
-        split_address(coordinator)
-        if not 0 <= process < count:
-            raise RunError(f"--process-id {process}: must be between 0 and {count - 1}")
-        self.id, self.count = process, count
-        hello = {"id": process, "count": count, "host": socket.gethostname(), "pid": os.getpid()}
-        versions = {name: version(name) for name in _PACKAGES}
-        self._send({"coordinator": coordinator, **hello, "versions": versions})
-        self._joined = True
-        for work in (self._listen, self._respond):
-            Thread(target=work, name="supervisor", daemon=True).start()
-        port = self._replies.get()["begin"]
+        port = self.meet(coordinator, count, process)
         self._separate_native_output()
 
         import jax
@@ -96,6 +86,24 @@ class Worker(Team):
             initialization_timeout=_JAX_SECONDS,
             heartbeat_timeout_seconds=_JAX_SECONDS,
         )
+
+    def meet(self, coordinator: str, count: int, process: int) -> int:
+        """Waits until all processes are there; returns the port of JAX's service.
+
+        Raises:
+            RunError: the address or the number is not one.
+        """
+        split_address(coordinator)
+        if not 0 <= process < count:
+            raise RunError(f"--process-id {process}: must be between 0 and {count - 1}")
+        self.id, self.count = process, count
+        hello = {"id": process, "count": count, "host": socket.gethostname(), "pid": os.getpid()}
+        versions = {name: version(name) for name in _PACKAGES}
+        self._send({"coordinator": coordinator, **hello, "versions": versions})
+        self._joined = True
+        for work in (self._listen, self._respond):
+            Thread(target=work, name="supervisor", daemon=True).start()
+        return self._replies.get()["begin"]
 
     def agree(self, name: str, value: Any = None) -> None:
         """Waits until all processes are here; ends the run if their values (JSON) differ."""
@@ -195,7 +203,7 @@ def _in_cluster() -> bool:
     return any(os.environ.get(name, "1") != "1" for name in counts) or find_spec("libtpu") is not None
 
 
-def _complete(launch: Launch) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
+def complete(launch: Launch) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
     """The flags, completed by what JAX reads from the environment: (coordinator, count, id, local devices)."""
     if None not in launch:
         return launch.coordinator, launch.processes, launch.id, None

@@ -119,22 +119,20 @@ class Cluster:
 
 
 def compare(cluster: Cluster, name: str, reference: str) -> tuple[float, float, int]:
-    """(largest difference of a loss, of a validation loss, number of batches that differ) of two runs, in nats."""
-    runs = cluster.records(name), cluster.records(reference)
-    losses, validations, batches = (
-        [[select(r) for r in records if key in r] for records in runs]
-        for key, select in (
-            ("loss", lambda r: r["loss"]),
-            ("validation", lambda r: r["validation"]["loss"]),
-            ("loss", lambda r: (r["update"], r["checksum"])),
-        )
-    )
-    differing = Counter(batches[0]) - Counter(batches[1]), Counter(batches[1]) - Counter(batches[0])
-    return (
-        float(np.abs(np.subtract(*losses)).max()),
-        float(np.abs(np.subtract(*validations)).max()),
-        sum(counter.total() for counter in differing),
-    )
+    """(largest difference of a loss, of a validation loss, number of batches that differ) of two runs, in nats.
+
+    A run that is resumed validates at the end of each part too; compared is what both have.
+    """
+    runs = [cluster.records(name), cluster.records(reference)]
+    losses = [{r["update"]: r["loss"] for r in records if "loss" in r} for records in runs]
+    validations = [{r["update"]: r["validation"]["loss"] for r in records if "validation" in r} for records in runs]
+    batches = [Counter((r["update"], r["checksum"]) for r in records if "loss" in r) for records in runs]
+    differing = ((batches[0] - batches[1]) + (batches[1] - batches[0])).total()
+    return _difference(*losses), _difference(*validations), differing
+
+
+def _difference(run: dict[int, float], reference: dict[int, float]) -> float:
+    return max(abs(run[update] - reference[update]) for update in run.keys() & reference.keys())
 
 
 def kill_randomly(cluster: Cluster, kills: int, updates: int, seed: int) -> Counter[str]:

@@ -1,6 +1,7 @@
 """Several processes of a run: they meet, agree, and end together; and their training is that of one process."""
 
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.processes import SETTINGS, Cluster, Stage, compare, kill
+from benchmarks.processes import SETTINGS, Cluster, Stage, compare
 from twinax.configs.errors import RunError
 from twinax.train.processes.exchange import checksum
 from twinax.train.processes.team import Launch, complete, split_address, take_flags
@@ -209,7 +210,7 @@ def test_checksums_of_shares_add_up(rows, length, seed, data):
 
 
 def test_two_processes_are_one(tmp_path, command, monkeypatch):
-    """Two processes with two devices each; one is killed; then one process goes on, as if it had been alone."""
+    """Two processes with two devices each; a signal to one stops both; then one process goes on, as if always alone."""
     cluster = Cluster(tmp_path, (*SETTINGS, "--loop.checkpoint-every", "2"))
     monkeypatch.chdir(tmp_path)
     train = ("train", "--src", "src", "--tgt", "tgt", *cluster.settings, "--loop.updates", "12", "--out")
@@ -217,14 +218,13 @@ def test_two_processes_are_one(tmp_path, command, monkeypatch):
     processes = cluster.start("moved", 1000, Stage(2, 2, ("--sharding.fsdp", "2", "--sharding.tensor", "2")))
     while not cluster.checkpoints("moved") and all(process.poll() is None for process in processes):
         time.sleep(0.05)
-    kill(processes[1], with_supervisor=False)
-    killed = time.monotonic()
-    assert [process.wait(timeout=60) for process in processes] == [1, 1]
-    assert time.monotonic() - killed < 20
-    text = cluster.output("moved", 0).read_text()
-    assert "devices: 4 × cpu in 2 processes; data=1 · fsdp=2 · tensor=2; each computes 1/2 of the rows" in text
-    assert re.match(r"twinax: process 1 of 2 \(pid .*\): was ended by SIGKILL", text.splitlines()[-1]), text
+    processes[1].terminate()
+    assert [process.wait(timeout=60) for process in processes] == [128 + signal.SIGTERM] * 2
+    first, second = (cluster.output("moved", number).read_text() for number in range(2))
     update = cluster.checkpoints("moved")[-1]
+    assert "devices: 4 × cpu in 2 processes; data=1 · fsdp=2 · tensor=2; each computes 1/2 of the rows" in first
+    assert first.endswith(f"stopped and saved after update {update}; run the same command to resume\n")
+    assert second == ""
     code, _, errors = command(*train, "moved")
     note = (
         "which was on data=1 · fsdp=2 · tensor=2 in 2 processes; on data=1 · fsdp=1 · tensor=1 in 1 process, the same "

@@ -36,6 +36,9 @@ def test_a_signal_is_answered_at_once_and_a_second_one_ends():
         start = time.monotonic()
         assert process.stdout.readline() == STOPPING
         answer_time = time.monotonic()
+        process.send_signal(signal.SIGTERM)  # at once: the same stop, from a scheduler
+        time.sleep(0.6)
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         output = process.stdout.read()
         assert process.wait(timeout=30) == 128 + signal.SIGINT

@@ -6,6 +6,7 @@ handler writes the signal's number to a pipe immediately, and a thread reads it 
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SAME = 0.5  # seconds in which two signals are one: a scheduler's, and the same one passed on by a supervisor
 _GRACE = 1.0  # seconds in which the main thread may end by itself after the second signal
 
 
@@ -58,19 +60,20 @@ class StopSignals:
             self._work = before
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        if self.caught is not None:
+        if self.caught is not None and time.monotonic() - self._time > _SAME:
             raise KeyboardInterrupt
-        self.caught = number
+        if self.caught is None:
+            self.caught, self._time = number, time.monotonic()
 
     def _watch(self) -> None:
         """Prints a message at the first signal; ends the process at the second if the main thread has not ended."""
-        count = 0
+        first = None  # time of the first signal
         while data := os.read(self._reading, 1):
-            number = data[0]
-            if number not in _SIGNALS:
+            number, now = data[0], time.monotonic()
+            if number not in _SIGNALS or (first is not None and now - first < _SAME):
                 continue
-            count += 1
-            if count == 1:
+            if first is None:
+                first = now
                 self._say(f"stopping after {self._work}; a second signal ends the process now")
             elif not self._exited.wait(_GRACE):
                 self._close()

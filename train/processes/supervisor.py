@@ -75,7 +75,7 @@ class _Supervisor:
             return status if status >= 0 else 128 - status
         if verdict.culprit == self._id and self._printed:
             print(self._printed, file=sys.stderr)
-        if verdict.culprit != self._id or self._reported != "failed":  # else the process has printed it
+        if self._reported != "failed" or status <= 0:  # else the process has printed its own error
             self._say(verdict.line)
         return status if status > 0 else 1
 

@@ -103,14 +103,13 @@ class Worker(Team):
         self._joined = True
         for work in (self._listen, self._respond):
             Thread(target=work, name="supervisor", daemon=True).start()
-        return self._replies.get()["begin"]
+        return self._wait_for("begin")["begin"]
 
     def agree(self, name: str, value: Any = None) -> None:
         """Waits until all processes are here; ends the run if their values (JSON) differ."""
         if self._joined:
             self._send({"agree": name, "value": value})
-            while self._replies.get().get("agreed") != name:
-                pass
+            self._wait_for("agreed")
 
     def begin(self, work: str) -> None:
         """Says which work begins, which all processes do together: the next update, for example."""
@@ -136,6 +135,12 @@ class Worker(Team):
                 if "end" in reply:
                     return reply["culprit"] == self.id
         return True
+
+    def _wait_for(self, word: str) -> Message:
+        """The next message with this word; others say that the supervisor is about to end this process."""
+        while word not in (message := self._replies.get()):
+            pass
+        return message
 
     def _send(self, message: Message) -> None:
         with self._lock:

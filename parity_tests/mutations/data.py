@@ -20,7 +20,7 @@ DATA = (
     Mutation(
         "the data's seed is ignored",
         "train.data.prepare.PreparedRun.batches",
-        "self.run.training.seed",
+        "run.training.seed",
         "0",
         _BOOKS,
     ),

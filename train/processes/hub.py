@@ -149,7 +149,7 @@ class Hub:
 
     def _send_all(self, message: Message) -> None:
         for member in self.members.values():
-            if not member.ended:
+            if not member.writer.is_closing():
                 member.writer.write(encode(message))
 
     def _name(self, member: _Member) -> str:

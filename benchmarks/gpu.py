@@ -1,4 +1,4 @@
-"""Measures a GPU or TPU: the ladder, fused attention, training, decoding, the largest operations: `make benchmark-gpu`.
+"""Measures a GPU or TPU: the ladder, attention, training, its largest operations, decoding: `make benchmark-gpu`.
 
 `python -m benchmarks.gpu PAGE` measures each part in its own process, prints the tables and writes them into the page.
 `python -m benchmarks.gpu --small` only prints them, for tiny models, on a CPU too: it tries the program itself.
@@ -15,8 +15,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def operations(scale: Scale, implementation: AttentionImplementation) -> list[li
         times: Counter[str] = Counter()
         for name, nanoseconds in device_events(jax.profiler.ProfileData.from_file(str(trace))):
             times[re.sub(r"[._]\d+\b", "", name)] += nanoseconds
-    total = sum(times.values())
+    total = sum(times.values())  # 0, and no rows, if the trace names its lines otherwise
     return [[f"`{name}`", f"{time / total:.1%}"] for name, time in times.most_common(OPERATIONS)]
 
 
@@ -224,8 +225,12 @@ def training_rows(name: str, kind: str) -> Iterator[list[str]]:
     settings = [(*setting, "") for setting in product(scale.presets, scale.sentences, ATTENTIONS)]
     settings += [(scale.presets[0], scale.sentences[-1], implementation, ANY_ORDER) for implementation in ATTENTIONS]
     for preset, sentences, implementation, flags in track(settings, "training"):
-        figures = measure_apart(name, "training", preset, sentences, implementation, flags=flags)
         row = [f"`{preset}`", str(sentences), implementation, "no" if flags else "yes"]
+        try:
+            figures = measure_apart(name, "training", preset, sentences, implementation, flags=flags)
+        except subprocess.CalledProcessError:
+            yield [*row, "failed", "", "", ""]
+            continue
         if figures is None:
             yield [*row, "out of memory", "", "", ""]
             continue
@@ -245,7 +250,7 @@ def decoding_rows(scale: Scale) -> Iterator[list[str]]:
 
 
 def main(name: str, page: Path | None) -> None:
-    """Measures all parts, prints the tables, writes them into the page."""
+    """Measures all parts, prints the tables, writes them into the page. This process does not use the device."""
     if page is not None:
         marks(page, "gpu")
     facts = measure_apart(name, "device")
@@ -254,26 +259,31 @@ def main(name: str, page: Path | None) -> None:
     scale = SCALES[name]
     driver = f", driver {facts['driver']}" if facts["driver"] else ""
     sections = [f"{facts['kind']}{driver}, jax {jax.__version__}, {facts['software']}; `make benchmark-gpu`."]
-
-    def add(title: str, header: tuple[str, ...], rows: list[list[str]]) -> None:
-        sections.append(f"{title}:\n\n{markdown(header, rows)}")
-        print(f"\n{sections[-1]}", flush=True)
-
     print(sections[0], flush=True)
+
+    def add(title: str, header: tuple[str, ...], measure: Callable[[], Iterable[list[str]]]) -> None:
+        try:
+            result = markdown(header, list(measure()))
+        except subprocess.CalledProcessError as error:  # the other parts are measured nevertheless
+            result = f"Failed with exit status {error.returncode}."
+        sections.append(f"{title}:\n\n{result}")
+        print(f"\n{sections[-1]}", flush=True)
+        if page is not None:
+            write_between(page, "gpu", "\n\n".join(sections))
+
     header = ("rung", "float64 difference", "float32 ratio", "bfloat16 ratio", "holds")
-    add(f"The ladder of the preset `{scale.ladder}`, Flax on this device", header, measure_apart(name, "ladder"))
+    title = f"The ladder of the preset `{scale.ladder}`, Flax on this device"
+    add(title, header, lambda: measure_apart(name, "ladder"))
     header = ("bfloat16", "error, exact", "error, fused", "fused / exact")
-    add("Attention, against PyTorch in float64", header, measure_apart(name, "attention"))
+    add("Attention, against PyTorch in float64", header, lambda: measure_apart(name, "attention"))
     header = ("preset", "sentences", "attention", "deterministic", "steps / s", "target tokens / s", "GB", "MFU")
     title = f"Training in bfloat16, {scale.length} tokens per side"
-    add(title, header, list(training_rows(name, facts["kind"])))
-    header = ("beam", "twinax time / transformers time", "median milliseconds", "same tokens", "devices")
-    add("Decoding in float32", header, list(decoding_rows(scale)))
+    add(title, header, lambda: training_rows(name, facts["kind"]))
     for implementation in ATTENTIONS:
         title = f"Operations of a training step, {implementation} attention"
-        add(title, ("operation", "time"), measure_apart(name, "operations", implementation))
-    if page is not None:
-        write_between(page, "gpu", "\n\n".join(sections))
+        add(title, ("operation", "time"), partial(measure_apart, name, "operations", implementation))
+    header = ("beam", "twinax time / transformers time", "median milliseconds", "same tokens", "devices")
+    add("Decoding in float32", header, lambda: decoding_rows(scale))
 
 
 if __name__ == "__main__":

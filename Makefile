@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution benchmark-gpu multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -129,6 +129,10 @@ benchmark-memory: install
 # What rematerialization and scanned layers cost on a CPU; writes the tables. About four minutes.
 benchmark-execution: install
 	$(BIN)/python -m benchmarks.execution docs/performance.md
+
+# Parity, training and decoding on a GPU or TPU; writes the tables. Refuses a CPU.
+benchmark-gpu: install
+	$(BIN)/python -m benchmarks.gpu docs/performance.md
 
 # Multi30k both ways, with seeds, fine-tuned, scored and proven, into docs/results.md: make multi30k DATA=FOLDER. Hours.
 multi30k: install

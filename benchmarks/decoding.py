@@ -1,16 +1,17 @@
 """Compares the speed of beam search with `transformers`' `generate`, on the same weights, sentences and tokens.
 
 `python -m benchmarks.decoding` alternates both, each in its own process because their threads would slow each other
-down, and prints the median ratio over rounds. Needs `transformers`.
+down, and prints the median ratio over rounds. Both use a GPU if they see one. Needs `transformers`.
 """
 
 import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.progress import track
@@ -20,6 +21,16 @@ BEAMS = (1, 4)
 PAD = 8191
 
 Generate = Callable[[np.ndarray, int], np.ndarray]  # (sources, beam size) -> tokens of the best hypotheses
+
+
+class Row(NamedTuple):
+    """The comparison at one beam size."""
+
+    beam_size: int
+    ratios: list[float]  # twinax time / transformers time, one per round
+    milliseconds: list[float]  # medians: twinax, transformers
+    same: bool  # whether the tokens are equal
+    devices: list[str]  # twinax, transformers
 
 
 def make_model(folder: Path) -> None:
@@ -35,49 +46,54 @@ def make_model(folder: Path) -> None:
     MarianMTModel(MarianConfig(**sizes, **ids)).save_pretrained(folder)
 
 
-def in_flax(folder: Path) -> Generate:
-    """Decoding in twinax, compiled."""
+def in_flax(folder: Path) -> tuple[Generate, str]:
+    """Decoding in twinax, compiled, and its device."""
+    import jax
+
     from twinax import convert, flax_transformer
     from twinax.configs.decoding import DecodingConfig
 
+    jax.config.update("jax_default_matmul_precision", "highest")  # float32 on a GPU too, as in torch
     model = convert.load(folder).to_flax()
 
     def run(src: np.ndarray, beam_size: int) -> np.ndarray:
         config = DecodingConfig(beam_size=beam_size, max_length=TARGET)
         return flax_transformer.generate(model, src, config).tokens[:, 0]
 
-    return run
+    return run, jax.devices()[0].device_kind
 
 
-def in_transformers(folder: Path) -> Generate:
-    """Decoding in `transformers`, eager, with its cache."""
+def in_transformers(folder: Path) -> tuple[Generate, str]:
+    """Decoding in `transformers`, eager, with its cache, and its device."""
     import torch
     from transformers import MarianMTModel
 
-    model = MarianMTModel.from_pretrained(folder).eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = MarianMTModel.from_pretrained(folder).eval().to(device)
 
     def run(src: np.ndarray, beam_size: int) -> np.ndarray:
-        tokens = torch.from_numpy(src)
+        tokens = torch.from_numpy(src).to(device)
         output = model.generate(
             input_ids=tokens, attention_mask=(tokens != PAD).long(), num_beams=beam_size, max_new_tokens=TARGET,
             do_sample=False, early_stopping=False, bad_words_ids=[[PAD]],
         )  # fmt: skip
-        return output[:, 1:].numpy()
+        return output[:, 1:].cpu().numpy()
 
-    return run
+    return run, torch.cuda.get_device_name() if device == "cuda" else device
 
 
-def serve(prepare: Callable[[Path], Generate], folder: Path, requests: Connection) -> None:
-    """Receives (sources, beam size) and sends (seconds, tokens), until it receives None."""
-    run = prepare(folder)
+def serve(prepare: Callable[[Path], tuple[Generate, str]], folder: Path, requests: Connection) -> None:
+    """Sends the device, then receives (sources, beam size) and sends (seconds, tokens), until it receives None."""
+    run, device = prepare(folder)
+    requests.send(device)
     while (request := requests.recv()) is not None:
         begin = time.perf_counter()
         tokens = run(*request)
         requests.send((time.perf_counter() - begin, tokens))
 
 
-def main() -> None:
-    """Prints one line per beam size."""
+def compare(beam_sizes: Sequence[int], rounds: int) -> list[Row]:
+    """Decodes in both, `rounds` times per beam size after a round that compiles."""
     rng = np.random.default_rng(0)
     src = rng.integers(1, PAD, (SENTENCES, SOURCE))
     src = np.where(np.arange(SOURCE) < rng.integers(6, SOURCE + 1, (SENTENCES, 1)), src, PAD)
@@ -90,30 +106,41 @@ def main() -> None:
             processes.append(context.Process(target=serve, args=(prepare, folder, child_pipe), daemon=True))
             processes[-1].start()
             pipes.append(parent_pipe)
-        lines = []
-        for beam_size in BEAMS:
+        devices = [pipe.recv() for pipe in pipes]
+        rows = []
+        for beam_size in beam_sizes:
             seconds: list[list[float]] = []
-            for number in track(range(ROUNDS + 1), f"beam {beam_size}", transient=True):
+            same = True
+            for number in track(range(rounds + 1), f"beam {beam_size}", transient=True):
                 results = []
                 for pipe in pipes:
                     pipe.send((src, beam_size))
                     results.append(pipe.recv())
                 if number:  # the first round compiles
                     seconds.append([result[0] for result in results])
-                same = np.array_equal(*(result[1] for result in results))
+                same &= np.array_equal(*(result[1] for result in results))
             ratios = [flax_time / transformers_time for flax_time, transformers_time in seconds]
             medians = [1000 * statistics.median(times) for times in zip(*seconds, strict=True)]
-            lines.append(
-                f"beam {beam_size}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), medians "
-                f"{medians[0]:.0f} and {medians[1]:.0f} ms, tokens {'equal' if same else 'DIFFERENT'}"
-            )
+            rows.append(Row(beam_size, ratios, medians, same, devices))
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.send(None)
             process.join()
+    return rows
+
+
+def main() -> None:
+    """Prints one line per beam size."""
+    rows = compare(BEAMS, ROUNDS)
     print(
-        f"twinax time / transformers time, {SENTENCES} sentences of at most {SOURCE} tokens, {TARGET} tokens each, CPU"
+        f"twinax time / transformers time, {SENTENCES} sentences of at most {SOURCE} tokens, {TARGET} tokens each, on "
+        f"{' and '.join(rows[0].devices)}"
     )
-    print("\n".join(lines))
+    for row in rows:
+        print(
+            f"beam {row.beam_size}: {statistics.median(row.ratios):.2f} ({min(row.ratios):.2f} to "
+            f"{max(row.ratios):.2f}), medians {row.milliseconds[0]:.0f} and {row.milliseconds[1]:.0f} ms, tokens "
+            f"{'equal' if row.same else 'DIFFERENT'}"
+        )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,14 @@ def write_table(page: Path, name: str, header: Sequence[str], rows: Sequence[Seq
     for row in rows:
         table.add_row(*row)
     Console().print(table)
+    write_between(page, name, markdown(header, rows))
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     lines.insert(1, "|" + "---|" * len(header))
-    write_between(page, name, "\n".join(lines))
+    return "\n".join(lines)
 
 
 def write_between(page: Path, name: str, text: str) -> None:

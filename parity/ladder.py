@@ -171,8 +171,9 @@ def run_ladder(
     oracle: Callable[[Batch], Outputs] | None = None,
     flax: Model | None = None,
     draw: Callable[[int, int], Batch | None] | None = None,
+    backend: str = "cpu",
 ) -> Ladder:
-    """Runs the whole ladder for a model of this config, on the CPU.
+    """Runs the whole ladder for a model of this config, with Flax on the first device of a JAX backend.
 
     `progress` receives (label, completed steps, all steps). The weights are `arrays`, or random. `flax`: a different
     model for Flax, with arrays of the same shapes. `oracle`: computes some of the outputs in float64; both models are
@@ -181,7 +182,7 @@ def run_ladder(
     batch can be much larger than that of the others.
     """
     total = 1 + 2 * POOLED
-    with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
+    with jax.default_device(jax.devices(backend)[0]), jax.default_matmul_precision("highest"):
         is_random = arrays is None and draw is None
         decide = draw is None
         with jax.enable_x64(False):

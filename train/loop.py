@@ -45,6 +45,7 @@ from .tracking.swanlab_tracker import SwanLabTracker, check_swanlab
 from .tracking.tensorboard_tracker import TensorBoardTracker
 from .tracking.tracker import Tracker
 from .warm_start import InitialWeights, read_initial_weights
+from .xla_flags import set_xla_flags
 
 
 class Outcome(NamedTuple):
@@ -71,6 +72,7 @@ def train(
         RunError: the directory is in use or belongs to another run; or a loss is not finite: its batch is saved there.
     """
     keep_freed_memory()
+    set_xla_flags()
     team = team or Team()
     console = console or Console(stderr=True, quiet=not team.is_first)
     check_trainable(run.model)

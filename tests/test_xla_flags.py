@@ -1,0 +1,54 @@
+"""XLA's flags are set before the backend starts, and those of the user take precedence."""
+
+import pytest
+
+from twinax.train.xla_flags import expected_backend, set_xla_flags
+
+OWN = "--xla_gpu_deterministic_ops=false --xla_dump_to=/tmp"
+GPU = "--xla_gpu_deterministic_ops=true"
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags"),
+    [
+        ({"JAX_PLATFORMS": "cpu"}, None),
+        ({"JAX_PLATFORMS": "cpu,cuda", "XLA_FLAGS": OWN}, OWN),
+        ({"JAX_PLATFORMS": "tpu"}, None),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, GPU),
+        ({"JAX_PLATFORMS": "cuda", "XLA_FLAGS": OWN}, f"{GPU} {OWN}"),
+        ({"JAX_PLATFORMS": "cuda", "XLA_FLAGS": "flags.txt"}, "flags.txt"),
+    ],
+)
+def test_the_flags_of_the_expected_backend(environment, flags):
+    set_xla_flags(environment)
+    assert environment.get("XLA_FLAGS") == flags
+
+
+def test_installed_packages_decide(monkeypatch, tmp_path):
+    """The tests run with plain JAX, which computes on the CPU."""
+    assert expected_backend({}) == "cpu"
+    monkeypatch.syspath_prepend(tmp_path)
+    for package, backend in (("libtpu", "tpu"), ("jax_cuda13_plugin", "gpu")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+        assert expected_backend({"XLA_FLAGS": OWN}) == backend
+
+
+STARTED = """
+import os
+import jax
+import twinax.train.loop
+from twinax.train.xla_flags import set_xla_flags
+set_xla_flags()
+jax.config.update("jax_platforms", "cpu")
+print(jax.device_count(), os.environ["XLA_FLAGS"])
+"""
+
+
+def test_xla_accepts_the_flags_and_the_last_of_two_holds(forks):
+    """XLA itself is the oracle: it ends the process at a flag that it does not know."""
+    own = "--xla_force_host_platform_device_count=3 --xla_force_host_platform_device_count=2"
+    result = forks(STARTED, JAX_PLATFORMS="cuda", XLA_FLAGS=own)
+    assert (result.returncode, result.stdout) == (0, f"2 {GPU} {own}\n"), result.stderr
+    unknown = forks("import jax; jax.devices()", XLA_FLAGS="--xla_gpu_deterministic=true")
+    assert "Unknown flag in XLA_FLAGS: --xla_gpu_deterministic=true" in unknown.stderr

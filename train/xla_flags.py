@@ -1,0 +1,44 @@
+"""XLA's flags that training needs, by backend. They work only if they are set before JAX starts the backend."""
+
+import os
+from collections.abc import Mapping, MutableMapping
+from importlib.util import find_spec
+from typing import Literal
+
+Backend = Literal["cpu", "gpu", "tpu"]
+
+# The only flags with a reason today; those for speed wait for a measurement (`make benchmark-gpu`).
+FLAGS: Mapping[Backend, Mapping[str, str]] = {
+    "cpu": {},  # bit-exact as it is
+    "gpu": {
+        # No additions in random order, and no kernels chosen by their time: a resumed run repeats every bit.
+        "--xla_gpu_deterministic_ops": "true",
+    },
+    "tpu": {},  # libtpu reads LIBTPU_INIT_ARGS; in XLA_FLAGS, its flags abort the process
+}
+_BACKENDS: Mapping[str, Backend] = {"cuda": "gpu", "rocm": "gpu", "gpu": "gpu", "tpu": "tpu"}  # by JAX_PLATFORMS
+_PACKAGES = ("jax_cuda12_plugin", "jax_cuda13_plugin")  # of JAX on NVIDIA GPUs
+
+
+def set_xla_flags(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Add the flags of the expected backend to XLA_FLAGS, before the user's own, which take precedence.
+
+    XLA_FLAGS that name a file are not changed.
+    """
+    own = environment.get("XLA_FLAGS", "").strip()
+    flags = " ".join(f"{name}={value}" for name, value in FLAGS[expected_backend(environment)].items())
+    if flags and (not own or own.startswith("-")):
+        environment["XLA_FLAGS"] = f"{flags} {own}".strip()
+
+
+def expected_backend(environment: Mapping[str, str] = os.environ) -> Backend:
+    """The backend that JAX will start, judged without starting it: from JAX_PLATFORMS and the installed packages.
+
+    A machine without a GPU on which JAX's CUDA package is installed counts as a GPU; the CPU ignores its flags.
+    """
+    platform = environment.get("JAX_PLATFORMS", "").lower().split(",")[0].strip()
+    if platform:
+        return _BACKENDS.get(platform, "cpu")
+    if any(find_spec(package) is not None for package in _PACKAGES):
+        return "gpu"
+    return "cpu" if find_spec("libtpu") is None else "tpu"

@@ -23,7 +23,8 @@ import os, signal, sys, time
 from twinax.train.processes import hub, supervisor, team
 
 hub.UNRESPONSIVE, hub.BEHIND, hub.GATHERING, hub.PATIENCE, team.HEARTBEAT = 1.5, 1.5, 3.0, 0.5, 0.3
-supervisor._UNREACHABLE, supervisor.PATIENCE = 1.5, 0.5
+hub._HIDDEN = 0.5
+supervisor.GATHERING, supervisor._NAMELESS, supervisor.PATIENCE = 1.5, 1.5, 0.5
 address, count, number, version, act = sys.argv[1:]
 team._PACKAGES = ("twinax",)
 team.version = lambda name: version
@@ -181,8 +182,8 @@ SCHEDULERS = {
         ("node07:62344", 4, 3, [0]),
     ),
     "Open MPI 5": (
-        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
-        (None, 2, 1, None),
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+        (None, 2, 1, [0]),
     ),
 }
 

@@ -1,13 +1,17 @@
 """`twinax train`."""
 
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from types import FrameType
+from typing import NoReturn
 
+from twinax.configs.errors import CheckpointError
 from twinax.presets.runs import RUN_NAMES
 from twinax.train.processes.supervisor import fork
-from twinax.train.processes.team import Team, take_flags
+from twinax.train.processes.team import Team, Worker, take_flags
 
 from .run_arguments import parse
 from .usage import UsageError, one_line_errors
@@ -38,13 +42,27 @@ def main(arguments: Sequence[str]) -> int:
         status = _train(arguments, worker)
         worker.finish()
         return status
-    except (UsageError, SystemExit) as error:
-        worker.fail(str(error) if isinstance(error, UsageError) else f"ended with status {error.code}")
-        raise
+    except UsageError as error:
+        # orbax cannot write a checkpoint if another process has ended
+        follows = isinstance(error.__context__, CheckpointError)
+        _leave(worker, str(error), 2, f"twinax: {error}", follows=follows)
+    except KeyboardInterrupt:
+        _leave(worker, "was interrupted", 130, "twinax: interrupted")
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        _leave(worker, f"ended with status {code}", code)
     except Exception as error:
-        if worker.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", follows=True):
-            raise
-        raise SystemExit(1) from None
+        line = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        _leave(worker, line, 1, traceback.format_exc().rstrip(), follows=True)
+
+
+def _leave(worker: Worker, line: str, status: int, printed: str = "", *, follows: bool = False) -> NoReturn:
+    """Reports why this process fails, and ends it at once: at exit, JAX would wait for the other processes."""
+    if worker.fail(line, follows=follows) and printed:
+        print(printed, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _train(arguments: Sequence[str], team: Team) -> int:

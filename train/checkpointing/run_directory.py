@@ -26,6 +26,7 @@ from ..warm_start import InitialWeights
 from .checkpoints import CONFIG, SOURCE, read_run
 
 _DATA, _LOCK = "data.json", "lock"
+_SHARED = "the lock of the run directory, which must be on shared storage,"
 _STORAGE_SECONDS = 15  # in which storage must show what another process has written
 
 
@@ -52,6 +53,7 @@ def locked(directory: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
+        os.fsync(file.fileno())
         try:
             yield
         finally:
@@ -81,6 +83,7 @@ def prepare_in(
     if not team.is_first:
         team.agree("the run is prepared")
         _wait_for(directory / CONFIG)
+        team.agree(_SHARED, (directory / _LOCK).read_text(encoding="utf-8"))
         prepared = prepare_again(directory, run, say)
         return prepared, _placement(prepared)
     is_new = not has_begun(directory)
@@ -101,6 +104,7 @@ def prepare_in(
         replace_file(directory / _DATA, _describe(prepared))
     replace_file(directory / CONFIG, prepared.run.to_json())  # last: it marks the directory as complete
     team.agree("the run is prepared")
+    team.agree(_SHARED, (directory / _LOCK).read_text(encoding="utf-8"))
     return prepared, placement
 
 

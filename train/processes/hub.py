@@ -20,6 +20,7 @@ BEHIND = 40.0  # seconds that a process may need for a piece of work that anothe
 GATHERING = 300.0  # seconds in which all processes must connect
 PATIENCE = 3.0  # seconds until a line says who is waited for
 _TOGETHER = 2.0  # seconds in which the failures of other processes may follow from the first
+_HIDDEN = 15.0  # seconds until the cause of an error in communication shows: gloo waits less for a process that hangs
 
 Message = dict[str, Any]
 
@@ -52,7 +53,8 @@ class _Member:
     position: int = 0  # number of the pieces of work that it has begun
     since: float = 0.0  # time when it began the last one
     work: str = "starting"
-    ended: bool = False
+    failed: bool = False
+    ended: bool = False  # or its failure is its own
 
 
 class Hub:
@@ -139,10 +141,10 @@ class Hub:
     def _agree(self, member: _Member, name: str, value: Any) -> None:
         values = self._values.setdefault(name, {})
         values[member.id] = value
-        if differing := [m for m in values if values[m] != values[min(values)]]:
-            first, other = min(values), differing[0]
-            a, b = next(_differences(values[other], values[first], name))
-            self._fail(self.members[other], f"{a}, but process {first} has {b}; start all with the same settings")
+        if 0 in values and (differing := [m for m in values if values[m] != values[0]]):
+            a, b = next(_differences(values[differing[0]], values[0], name))
+            reason = f"{a}, but process 0 has {b}; start all with the same settings"
+            self._fail(self.members[differing[0]], reason)
         elif len(values) == self.count:
             del self._values[name]
             self._send_all({"agreed": name})
@@ -159,7 +161,7 @@ class Hub:
         line = f"{self._name(member)}: {reason}"
         if member.work != "starting":
             line += f"; it had begun {member.work}. Every listed checkpoint is complete: run the same command to resume"
-        member.ended = True
+        member.failed, member.ended = True, rank == 0
         self._failures.append(Failure(rank, time.monotonic(), line, member.id))
         if len(self._failures) == 1:
             self._task(self._end())
@@ -167,6 +169,9 @@ class Hub:
     async def _end(self) -> None:
         """Tells all processes the cause, after those that follow from it have been reported too."""
         await asyncio.sleep(_TOGETHER)
+        limit = time.monotonic() + _HIDDEN
+        while min(self._failures).rank > 0 and time.monotonic() < limit:
+            await asyncio.sleep(0.2)
         cause = min(self._failures)
         for member in self.members.values():
             with suppress(ConnectionError):
@@ -194,16 +199,17 @@ class Hub:
             for member in [m for m in self.members.values() if not m.ended]:
                 if now - member.heard > SILENCE:
                     self._fail(member, f"no sign of life of its machine for {SILENCE:.0f} s")
-                elif now - member.ran > UNRESPONSIVE:
+                elif now - member.ran > UNRESPONSIVE and not member.failed:
                     self._fail(member, f"is stopped, or hangs: it has not responded for {UNRESPONSIVE:.0f} s")
             self._check_positions(now)
 
     def _check_positions(self, now: float) -> None:
         """A process that is behind another one keeps it waiting, because all do the same work together."""
         members = [m for m in self.members.values() if not m.ended]
-        if len(members) < self.count:
+        running = [m for m in members if not m.failed]
+        if len(members) < self.count or not running:
             return
-        last = min(members, key=lambda m: m.position)
+        last = min(running, key=lambda m: m.position)
         waiting = [m.since for m in members if m.position > last.position]
         if waiting and now - min(waiting) > BEHIND:
             self._fail(last, f"hangs: the others have waited for it for {BEHIND:.0f} s")

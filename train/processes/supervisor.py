@@ -16,10 +16,10 @@ from contextlib import suppress
 from tempfile import mkstemp
 from typing import Any, NamedTuple
 
-from .hub import HEARTBEAT, PATIENCE, SILENCE, Hub, Message, encode
+from .hub import GATHERING, HEARTBEAT, PATIENCE, SILENCE, Hub, Message, encode
 from .team import Worker, split_address
 
-_UNREACHABLE = 60.0  # seconds in which process 0 must be reachable
+_NAMELESS = 30.0  # seconds in which the name of process 0's machine must be known
 _PRINTING = 3.0  # seconds in which a process that has failed prints its own error
 _TAIL = 1500  # characters to show of what native code has printed, if it has ended the process
 
@@ -51,7 +51,7 @@ class _Supervisor:
     def __init__(self, pid: int, channel: socket.socket, log: int):
         self._pid, self._channel, self._log = pid, channel, log
         self._id: int | None = None  # of the process in the run; None: not connected
-        self._reported = ""  # what the process has said of its end: finished or failed
+        self._reported = ""  # what the process has said of its end: finished, failed, or follows from another's
         self._printed = ""  # the end of what native code has printed, if that ended the process
         self._hub: Hub | None = None  # in the supervisor of process 0
         self._tasks: list[asyncio.Task[Any]] = []
@@ -75,7 +75,8 @@ class _Supervisor:
             return status if status >= 0 else 128 - status
         if verdict.culprit == self._id and self._printed:
             print(self._printed, file=sys.stderr)
-        if self._reported != "failed" or status <= 0:  # else the process has printed its own error
+        has_printed = self._reported == "failed" or (self._reported == "follows" and verdict.culprit == self._id)
+        if not has_printed or status <= 0:
             self._say(verdict.line)
         return status if status > 0 else 1
 
@@ -125,11 +126,12 @@ class _Supervisor:
             try:
                 return await asyncio.wait_for(asyncio.open_connection(host, port), 5)
             except socket.gaierror:
-                raise ConnectionError(f"--coordinator {address}: {host} is not the name of a machine") from None
+                reason, limit = f"{host} is not the name of a machine", _NAMELESS
             except (OSError, TimeoutError) as error:
                 reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "no answer"
-                waited = time.monotonic() - start
-            if waited > (PATIENCE if is_first else _UNREACHABLE):
+                limit = GATHERING
+            waited = time.monotonic() - start
+            if waited > (PATIENCE if is_first else limit):
                 advice = "process 0 must run on this machine" if is_first else "start process 0 there, or open the port"
                 raise ConnectionError(f"--coordinator {address}: cannot be reached ({reason}); {advice}")
             if waited > PATIENCE and not said:
@@ -140,7 +142,8 @@ class _Supervisor:
     async def _pass_on(self, reader: asyncio.StreamReader) -> None:
         """Passes the messages of the process to the hub."""
         while (message := await _read(reader)) is not None:
-            self._reported = next((word for word in ("finished", "failed") if word in message), self._reported)
+            if "finished" in message or "failed" in message:
+                self._reported = "finished" if "finished" in message else ("follows" if message["rank"] else "failed")
             self._to_hub.write(encode(message))
 
     async def _send_heartbeats(self) -> None:
@@ -164,7 +167,7 @@ class _Supervisor:
         return await team
 
     async def _end_process(self, ended: asyncio.Future[Any]) -> None:
-        if self._reported == "failed":
+        if self._reported:
             await asyncio.wait({ended}, timeout=_PRINTING)
         with suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)

@@ -54,6 +54,7 @@ class Worker(Team):
         self._channel, self._log = channel, log
         self._replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._joined, self._lock = False, Lock()
+        Thread(target=self._listen, name="supervisor", daemon=True).start()
 
     def join(self, launch: Launch) -> None:
         """Connects to the other processes, as the flags or the scheduler say, and starts JAX's service.
@@ -101,8 +102,7 @@ class Worker(Team):
         versions = {name: version(name) for name in _PACKAGES}
         self._send({"coordinator": coordinator, **hello, "versions": versions})
         self._joined = True
-        for work in (self._listen, self._respond):
-            Thread(target=work, name="supervisor", daemon=True).start()
+        Thread(target=self._respond, name="heartbeats", daemon=True).start()
         return self._wait_for("begin")["begin"]
 
     def agree(self, name: str, value: Any = None) -> None:
@@ -217,4 +217,5 @@ def complete(launch: Launch) -> tuple[str | None, int | None, int | None, Sequen
     coordinator, count, process, devices = ClusterEnv.auto_detect_unset_distributed_params(*launch, None, None, 30)
     if count is None and _OPEN_MPI in os.environ:  # from its version 5 on, JAX does not recognize it
         count, process = int(os.environ[_OPEN_MPI]), int(os.environ["OMPI_COMM_WORLD_RANK"])
+        devices = [int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"])]
     return coordinator, count, process, devices

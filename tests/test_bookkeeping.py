@@ -160,7 +160,7 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
     ids = [[*row, eos] for row in tokenizer.encode(texts)]
     remaining_ids = iter(ids)
 
-    def generate(model, src, decoding):
+    def generate(model, src, decoding, put):
         rows = [next(remaining_ids, [eos]) for _ in src]
         longest = max(map(len, rows))
         tokens = np.array([[row + [data.run.model.pad_id] * (longest - len(row))] for row in rows])

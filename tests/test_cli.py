@@ -290,7 +290,7 @@ def test_a_run_directory_names_its_run(command, monkeypatch, corpus):
 
     calls = []
 
-    def train(run, out):
+    def train(run, out, team):
         calls.append((run, out))
         return loop.Outcome(3, None, 15)
 

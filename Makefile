@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution benchmark-gpu multi30k mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -18,7 +18,7 @@ test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10
 
 # Minutes rather than seconds: the larger presets.
-test-slow: install
+test-slow: plan-compiler
 	$(BIN)/python -m pytest -m slow
 
 # The families of transformers, fairseq and Marian against the twins; writes the tables. About four minutes.
@@ -129,6 +129,14 @@ benchmark-memory: install
 # What rematerialization and scanned layers cost on a CPU; writes the tables. About four minutes.
 benchmark-execution: install
 	$(BIN)/python -m benchmarks.execution docs/performance.md
+
+# The base and big model compiled for slices of TPUs, without one; writes the tables and the picture. Under 30 minutes.
+plan-sweep: plan-compiler
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.plan_sweep docs/scaling.md docs/plan.png
+
+# libtpu, in the version that JAX needs: 209 MB. Without JAX_PLATFORMS=cpu it looks for a TPU whenever JAX starts.
+plan-compiler: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plan]'
 
 # Parity, training and decoding on a GPU or TPU; writes the tables. Refuses a CPU.
 benchmark-gpu: install

@@ -29,7 +29,6 @@ from flax import nnx
 from rich.progress import track
 
 from benchmarks import decoding
-from benchmarks.flops import model_flops, utilization
 from benchmarks.pages import markdown, marks, write_between
 from twinax import TransformerConfig
 from twinax.configs.execution import AttentionImplementation, ExecutionConfig
@@ -41,6 +40,8 @@ from twinax.parity.functions import GRADIENTS, LOSS, Batch, random_arrays, rando
 from twinax.parity.ladder import run_ladder
 from twinax.train import step as train_step
 from twinax.train.losses import cross_entropy
+from twinax.train.planning.chips import peak_of
+from twinax.train.planning.flops import model_flops
 from twinax.train.xla_flags import set_xla_flags
 
 ATTENTIONS: tuple[AttentionImplementation, ...] = ("exact", "fused")
@@ -235,9 +236,15 @@ def training_rows(name: str, kind: str) -> Iterator[list[str]]:
             yield [*row, "out of memory", "", "", ""]
             continue
         seconds = figures["seconds"]
-        flops = model_flops(trained_model(scale, preset), sentences, scale.length) / seconds
+        flops = model_flops(trained_model(scale, preset), sentences, scale.length, scale.length) / seconds
         speed = f"{sentences * scale.length / seconds:,.0f}"
         yield [*row, f"{1 / seconds:,.1f}", speed, f"{figures['bytes'] / 1e9:.2f}", utilization(flops, kind)]
+
+
+def utilization(flops_per_second: float, kind: str) -> str:
+    """Percent of the bfloat16 peak of a device, or "unknown peak"."""
+    peak = peak_of(kind)
+    return "unknown peak" if peak is None else f"{flops_per_second / peak:.1%}"
 
 
 def decoding_rows(scale: Scale) -> Iterator[list[str]]:

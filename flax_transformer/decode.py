@@ -84,16 +84,16 @@ def prepare_sources(
 def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, put: Put) -> Search:
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
     src, keep = put(lengthen(src, model.config, model.config.pad_id)), put(lengthen(keep, model.config, False))
-    prefill, extend = _compiled(model.config, config)
+    prefill, extend = search_programs(model.config, config)
     memory, search, past = prefill(arrays, src, keep)
     while int(search.length) < longest and not bool(search.done.all()):
-        past = _grow(past, _round_up(int(search.length) + 1, longest))
+        past = grow(past, _round_up(int(search.length) + 1, longest))
         search, past = extend(arrays, memory, src, keep, search, past)
     return search
 
 
 @lru_cache(maxsize=16)
-def _compiled(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
+def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
     """Two compiled functions: (encoder and initial state, search until it is done or the cache is full)."""
     steps, beam_size = plan(model_config, config), config.beam_size
     slots = np.arange(beam_size, dtype=np.int32)
@@ -221,7 +221,7 @@ def lengthen(values: np.ndarray, config: TransformerConfig, fill: int | bool) ->
     return np.pad(values, ((0, 0), (0, extra)), constant_values=fill)
 
 
-def _grow(past: Past, capacity: int) -> Past:
+def grow(past: Past, capacity: int) -> Past:
     """The cache, padded to `capacity` positions."""
     extra = capacity - past.ancestors.shape[-1]
     layers = jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, extra), *[(0, 0)] * (a.ndim - 2))), past.layers)

@@ -156,9 +156,9 @@ def narrow_operations(
         return scoring._compiled(config)[0](arrays, src, keep, tgt, tgt)
 
     def cached(arrays: Mapping[str, Any]) -> Any:
-        begin, continue_search = decode._compiled(config, decoding)
+        begin, continue_search = decode.search_programs(config, decoding)
         memory, search, past = begin(arrays, src, keep)
-        return continue_search(arrays, memory, src, keep, search, decode._grow(past, 4))
+        return continue_search(arrays, memory, src, keep, search, decode.grow(past, 4))
 
     def uncached(arrays: Mapping[str, Any]) -> Any:
         encode, step = decode._compiled_without_cache(config, decoding)

@@ -255,7 +255,7 @@ def test_few_compiles(twins):
     """Lengths are rounded up: sources of 2 to 9 tokens and targets of up to 9 compile one program each."""
     config = DecodingConfig(beam_size=2, max_length=9)
     jax.clear_caches()
-    begin, go_on = flax_transformer.decode._compiled(CONFIG, config)
+    begin, go_on = flax_transformer.decode.search_programs(CONFIG, config)
     for length in (3, 5, 6):
         flax_transformer.generate(twins[0], sources(4, length), config)
     assert (begin._cache_size(), go_on._cache_size()) == (1, 1)

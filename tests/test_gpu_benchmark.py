@@ -9,13 +9,14 @@ import pytest
 from jax.extend.core import ClosedJaxpr
 
 from benchmarks import gpu
-from benchmarks.flops import model_flops, utilization
+from benchmarks.gpu import utilization
 from benchmarks.pages import marks
 from twinax import TransformerConfig
 from twinax.configs.training import TrainingConfig
 from twinax.flax_transformer.model import Transformer
 from twinax.parity.functions import random_arrays
 from twinax.train.losses import cross_entropy
+from twinax.train.planning.flops import model_flops
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
@@ -38,14 +39,14 @@ def product_flops(jaxpr):
 def test_flops_are_those_of_the_traced_products(preset, ffn_gate):
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 3, "src_vocab_size": 41, "tgt_vocab_size": 41}
     config = TransformerConfig.preset(preset, **sizes, d_model=16, num_heads=2, d_ff=24, ffn_gate=ffn_gate)
-    tokens = jnp.ones((5, 7), int)
+    src, tgt = jnp.ones((5, 7), int), jnp.ones((5, 9), int)
 
     def loss(arrays):
-        logits = Transformer.from_arrays(config, arrays)(tokens, tokens)
-        return cross_entropy(logits, tokens, config.pad_id, TrainingConfig())[0]
+        logits = Transformer.from_arrays(config, arrays)(src, tgt)
+        return cross_entropy(logits, tgt, config.pad_id, TrainingConfig())[0]
 
     program = jax.make_jaxpr(jax.grad(loss))(random_arrays(config, 0))
-    assert product_flops(program.jaxpr) == model_flops(config, 5, 7)
+    assert product_flops(program.jaxpr) == model_flops(config, 5, 7, 9)
 
 
 def test_utilization_needs_a_known_peak():

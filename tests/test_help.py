@@ -18,9 +18,22 @@ from twinax.train_help import FIRST
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 COMMANDS = (
-    *("train", "data", "translate", "evaluate", "score", "parity", "compare", "audit", "convert", "inspect", "demo"),
+    *(
+        "train",
+        "data",
+        "translate",
+        "evaluate",
+        "score",
+        "parity",
+        "compare",
+        "audit",
+        "convert",
+        "inspect",
+        "plan",
+        "demo",
+    ),
 )
-ELSEWHERE = ("parity", "demo")  # run in tests of their own, because they take long
+ELSEWHERE = ("parity", "plan", "demo")  # run in tests of their own, because they take long
 BASICS = {"jax", "torch", "flax", "numpy", "tokenizers", "datasets", "grain", "orbax", "sacrebleu", "matplotlib"}
 
 

@@ -101,7 +101,8 @@ MIRROR = {
 FLAX_ONLY = {
     "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
     | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values", "ATTENTIONS"},
-    "decode": {"Past", "Past.ancestors", "Past.layers", "Put", "SHORTEST", "prepare_sources", "lengthen"},
+    "decode": {"Past", "Past.ancestors", "Past.layers", "Put", "SHORTEST", "prepare_sources", "lengthen"}
+    | {"grow", "search_programs"},
     "dropout": {"threefry_mask"},
     "initializers": {"init"},
     "inputs": {"check_dtypes", "float64_is_on"},

@@ -1,12 +1,15 @@
 """Validation: loss in nats per token, perplexity, BLEU, and sample translations."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..configs.decoding import DecodingConfig
+from ..configs.execution import ExecutionConfig
+from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
@@ -24,6 +27,19 @@ _BLOCK = 100  # sentences per decoding batch
 _SAMPLES = 3  # translations to show
 
 
+def make_validation_loss(
+    config: TransformerConfig, execution: ExecutionConfig
+) -> Callable[[Arrays, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """The jitted (sum of losses in nats without smoothing, tokens) of a batch: arrays, sources, targets, labels."""
+    without_smoothing = TrainingConfig()
+
+    def loss(arrays: Arrays, src: jax.Array, tgt: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = Transformer.from_arrays(config, arrays, execution)(src, tgt)
+        return cross_entropy(logits, labels, config.pad_id, without_smoothing)
+
+    return jax.jit(loss)
+
+
 class Validation:
     """Measures parameters on the validation pairs of a run."""
 
@@ -32,14 +48,7 @@ class Validation:
         run, valid = prepared.run, prepared.valid
         self._buckets = buckets_of(run, valid.lengths, _SHAPES)
         self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
-        model_config, execution = run.model, run.execution
-        without_smoothing = TrainingConfig()
-
-        def loss(arrays: Arrays, src: jax.Array, tgt: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-            logits = Transformer.from_arrays(model_config, arrays, execution)(src, tgt)
-            return cross_entropy(logits, labels, model_config.pad_id, without_smoothing)
-
-        self._loss = jax.jit(loss)
+        self._loss: Any = make_validation_loss(run.model, run.execution)
         self._programs: dict[tuple[int, ...], Any] = {}  # the compiled loss of each batch shape
 
     @property

@@ -70,7 +70,12 @@ class Placement:
 
     def divide(self, array: np.ndarray) -> jax.Array:
         """An array, which every process has, with its rows divided over the devices; their number must allow it."""
-        return _put(array, NamedSharding(self.mesh, _ROWS))
+        return _put(array, self.row_sharding)
+
+    @property
+    def row_sharding(self) -> NamedSharding:
+        """The sharding of an array that has the rows of a batch."""
+        return NamedSharding(self.mesh, _ROWS)
 
     @property
     def shares(self) -> int:
@@ -100,7 +105,7 @@ class Placement:
     def rows(self, sentences: int, parts: int) -> "Rows":
         """The rows of a batch that this process holds: their number is a multiple of all shares times `parts`."""
         total = sentences + -sentences % (self.shares * parts)
-        places = NamedSharding(self.mesh, _ROWS).devices_indices_map((total,))
+        places = self.row_sharding.devices_indices_map((total,))
         owners = np.full(total, jax.process_count())  # the first process that holds a row
         for device, (part,) in places.items():
             owners[part] = np.minimum(owners[part], device.process_index)
@@ -110,7 +115,7 @@ class Placement:
 
     def put_rows(self, arrays: Sequence[np.ndarray], rows: "Rows") -> tuple[jax.Array, ...]:
         """Arrays of a batch, and the numbers of its rows, divided over the devices; given are the rows held here."""
-        sharding = NamedSharding(self.mesh, _ROWS)
+        sharding = self.row_sharding
 
         def put(array: np.ndarray) -> jax.Array:
             def part(index: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import tyro
 
 from .foreign_flags import check_flags
+from .plan_command import plan
 from .text_commands import evaluate, score, translate
 from .usage import CheckpointPath, UsageError, check_exists, download_hint, enable_compilation_cache, one_line_errors
 
@@ -330,7 +331,7 @@ def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
 # These parse their own flags, because the flags depend on the run.
 _OWN_FLAGS: dict[str, Callable[[], int]] = {"train": train, "data": data}
 _COMMANDS = _OWN_FLAGS | {
-    f.__name__: f for f in (translate, evaluate, score, parity, compare, audit, convert, inspect, demo)
+    f.__name__: f for f in (translate, evaluate, score, parity, compare, audit, convert, inspect, plan, demo)
 }
 
 

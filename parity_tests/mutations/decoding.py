@@ -12,7 +12,7 @@ _PUBLISHED = ("parity_tests/test_published.py::test_decoding",)
 DECODING = (
     Mutation(
         "distances from the start of the cache",
-        "flax_transformer.decode._compiled",
+        "flax_transformer.decode.search_programs",
         "beam_size) - time",
         "beam_size)",
         ("parity_tests/test_decoding.py::test_settings_mean_the_same_in_both[negative exponent, lengths, mask value]",),
@@ -152,7 +152,7 @@ DECODING = (
     ),
     Mutation(
         "the cache forgets which hypothesis was continued",
-        "flax_transformer.decode._compiled",
+        "flax_transformer.decode.search_programs",
         "jnp.take_along_axis(ancestors, parents[..., None], axis=1)",
         "ancestors",
         _SEARCH,

@@ -131,12 +131,7 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
         RunError: the directory belongs to a run with other settings or another corpus.
     """
     first_run = _read_config(directory)
-    try:
-        document = json.loads((directory / _DATA).read_text(encoding="utf-8"))
-        buckets = [Bucket(*shape) for shape in document["shapes"]]
-        first_fingerprint = document["ids"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{directory / _DATA}: cannot be read ({error}); the run cannot be resumed without it") from None
+    buckets, first_fingerprint = read_data(directory)
     tokenizers = Tokenizers.load(directory)
     if tokenizers is None:
         raise RunError(f"{directory}: has no tokenizer; the run cannot be resumed without it")
@@ -173,6 +168,15 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
             f"update {end}; choose another directory, with --init-from {directory} to start from these weights"
         )
     return prepared
+
+
+def read_data(directory: Path) -> tuple[list[Bucket], str]:
+    """(batch shapes of a run, hash of its ids). Raises: RunError if its file cannot be read."""
+    try:
+        document = json.loads((directory / _DATA).read_text(encoding="utf-8"))
+        return [Bucket(*shape) for shape in document["shapes"]], document["ids"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{directory / _DATA}: cannot be read ({error}); the run cannot be resumed without it") from None
 
 
 def _with_first_values(run: RunConfig, first_run: RunConfig) -> RunConfig:

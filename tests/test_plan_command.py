@@ -11,6 +11,7 @@ from twinax import TransformerConfig
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.sharding import ShardingConfig
+from twinax.plan_command import find_workload
 from twinax.train.planning import compilation
 from twinax.train.planning.chips import CHIPS
 from twinax.train.planning.compilation import compile_apart
@@ -97,6 +98,23 @@ def test_plan(config, command, tmp_path):
     assert 0 < document["run"]["utilization"] < 1
 
 
+def test_a_run_directory_is_planned_with_its_largest_shape(tmp_path):
+    (tmp_path / "config.json").write_text(RUN.to_json())
+    (tmp_path / "data.json").write_text(json.dumps({"shapes": [[4, 6, 85], [16, 15, 32], [3, 3, 150]], "ids": "a b"}))
+    workload, updates = find_workload(str(tmp_path), None, None, None, "bfloat16")
+    assert (workload.shape(), updates, workload.run.model.compute_dtype) == ("32×(16+15)", 50, "bfloat16")
+
+
+def test_what_the_corpus_determines_is_assumed(capsys):
+    workload, updates = find_workload("multi30k_de_en", None, None, None, None)
+    assert (workload.run.model.tgt_vocab_size, workload.shape(), updates) == (3000, "32×(64+64)", 100_000)
+    assert capsys.readouterr().err == (
+        "twinax: assuming 100,000 updates, because the run is as long as its epochs; set --updates\n"
+    )
+    find_workload("scan", None, None, None, None)
+    assert "assuming vocabularies of" in capsys.readouterr().err
+
+
 def test_plan_that_does_not_fit(config, command, monkeypatch):
     monkeypatch.setitem(CHIPS, "l4", replace(CHIPS["l4"], hbm_bytes=1e6))
     status, out, _ = command("plan", config, "--topology", "l4:1")
@@ -117,9 +135,7 @@ def test_sweep_without_compiler(config, command, tmp_path, monkeypatch):
     """It ranks what it can compute, and says why nothing is compiled."""
     hide_libtpu(monkeypatch)
     picture, document = tmp_path / "sweep.png", tmp_path / "sweep.json"
-    status, out, err = command(
-        *("plan", config, "--topology", "v5e", "--sweep", "--picture", picture, "--json", document)
-    )
+    status, out, err = command(*("plan", config, "--topology", "v5e", "--sweep", "--plot", picture, "--json", document))
     assert status == 0, err
     assert "not compiled: libtpu, the compiler for TPUs, is not installed; run: pip install 'twinax[plan]'" in out
     assert "not possible:" in out
@@ -144,7 +160,7 @@ def test_sweep_without_compiler(config, command, tmp_path, monkeypatch):
         (["{config}", "--topology", "h100:8", "--length", "17"], "must not be above the model's max_length=16"),
         (["{config}", "--topology", "h100:8", "--updates", "0"], "--updates 0: must be at least 1"),
         (["{config}", "--topology", "h100:8", "--compute-dtype", "int8"], "compute_dtype='int8'"),
-        (["{config}", "--topology", "h100:8", "--picture", "a.png"], "--picture a.png: shows a sweep; add --sweep"),
+        (["{config}", "--topology", "h100:8", "--plot", "a.png"], "--plot a.png: shows a sweep; add --sweep"),
         (["{config}", "--topology", "h100", "--sweep", "--mesh", "data=4"], "a sweep tries all meshes; omit it"),
         (["{config}", "--topology", "h100", "--sweep", "--json", "no/such"], "no/such: there is no directory no"),
         (["{text}", "--topology", "h100:8"], "is no JSON"),

@@ -34,14 +34,14 @@ def plan(
     updates: int | None = None,
     compute_dtype: str | None = None,
     sweep: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    picture: str | None = None,
+    plot: str | None = None,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
     """Compile a run for TPUs that are not at hand, and print what it needs and how fast it can be at most.
 
     For a TPU slice, XLA compiles the train step, the validation loss and beam search here, on the CPU; needs
-    twinax[plan]. For GPUs it compiles for virtual devices, so communication is exact and the rest an estimate. Nothing
-    is run: times are lower bounds. Exits with 1 if the run does not fit.
+    twinax[plan]. For GPUs it partitions them for virtual devices: FLOPs and communication are the partitioned
+    program's, the rest is an estimate. Nothing is run: times are lower bounds. Exits with 1 if the run does not fit.
 
     Example: twinax plan base --topology v5e:4x4
 
@@ -56,21 +56,21 @@ def plan(
         updates: length of the run; default: the run's; else 100,000.
         compute_dtype: dtype of the model's products, such as bfloat16; default: the config's.
         sweep: rank all meshes by an estimate, and compile the best two.
-        picture: picture of a sweep to write (.png, .pdf, .svg): time over chips.
+        plot: picture of a sweep to write (.png, .pdf, .svg): time over chips.
         json_file: JSON file to write the results to.
     """
-    if picture is not None and not sweep:
-        raise UsageError(f"--picture {picture}: shows a sweep; add --sweep")
-    check_picture("--picture", picture)
+    if plot is not None and not sweep:
+        raise UsageError(f"--plot {plot}: shows a sweep; add --sweep")
+    check_picture("--plot", plot)
     check_folder(json_file)
     os.environ["JAX_PLATFORMS"] = "cpu"  # a plan needs no accelerator, and must not take one from a training
     with one_line_errors():
-        workload, steps = _workload(model, tokens, length, updates, compute_dtype)
+        workload, steps = find_workload(model, tokens, length, updates, compute_dtype)
         report = import_module("twinax.plan_report")
         if sweep:
             if mesh is not None:
                 raise UsageError(f"--mesh {mesh}: a sweep tries all meshes; omit it")
-            fits, document = report.print_sweep(workload, steps, topology, picture)
+            fits, document = report.print_sweep(workload, steps, topology, plot)
         else:
             sharding = _sharding(mesh, workload.run.sharding)
             fits, document = report.print_plan(workload, steps, topology, sharding, model)
@@ -79,10 +79,10 @@ def plan(
     return 0 if fits else 1
 
 
-def _workload(
+def find_workload(
     model: str, tokens: int | None, length: int | None, updates: int | None, compute_dtype: str | None
 ) -> "tuple[Workload, int]":
-    """(what is planned, number of updates)."""
+    """(what is planned, number of updates), from the flags. Raises: UsageError if they do not fit the model."""
     from twinax.train.planning.workload import Workload
 
     for flag, value in (("--tokens", tokens), ("--length", length), ("--updates", updates)):
@@ -91,6 +91,8 @@ def _workload(
     run, shape = _run(model)
     if compute_dtype is not None:
         run = replace(run, model=run.model.replace(compute_dtype=compute_dtype))
+    if run.model.compute_dtype == "float64":
+        raise UsageError("compute_dtype='float64': is for proofs on a CPU; pass --compute-dtype bfloat16 or float32")
     largest = run.model.max_length
     if length is not None and length > largest:
         raise UsageError(f"--length {length}: must not be above the model's max_length={largest}")
@@ -101,6 +103,11 @@ def _workload(
     rows = tokens // max(src_length, tgt_length)
     if not rows:
         raise UsageError(f"--tokens {tokens}: a sentence has {max(src_length, tgt_length)}; set at least that many")
+    if updates is None and run.loop.updates is None and run.loop.epochs is not None:
+        print(
+            f"twinax: assuming {_UPDATES:,} updates, because the run is as long as its epochs; set --updates",
+            file=sys.stderr,
+        )
     return Workload(run, rows, src_length, tgt_length), updates or run.loop.updates or _UPDATES
 
 

@@ -13,7 +13,7 @@ from twinax.configs.sharding import ShardingConfig
 from twinax.train.planning.compilation import CompiledProgram, check_compiler, compile_apart
 from twinax.train.planning.cost import KINDS, Cost
 from twinax.train.planning.pathologies import pathologies
-from twinax.train.planning.programs import BEAM_SIZE
+from twinax.train.planning.programs import BEAM_SIZE, search_rows
 from twinax.train.planning.roofline import Bound, roofline
 from twinax.train.planning.sweep import Candidate, rank, utilization
 from twinax.train.planning.topology import Topology, family, parse_topology
@@ -37,7 +37,8 @@ def print_plan(
     console, dtype = Console(soft_wrap=True, highlight=False), workload.run.model.compute_dtype
     batch = workload.padded(sharding)
     console.print(f"{name} on {topology.chips:,} × {topology.chip.title} ({topology}), {sharding}", markup=False)
-    console.print(f"batch of {batch.shape()} tokens, {dtype}; beam search with {BEAM_SIZE} hypotheses", markup=False)
+    search = f"beam search of {search_rows(sharding)} sentences with {BEAM_SIZE} hypotheses"
+    console.print(f"batch of {batch.shape()} tokens, {dtype}; {search}", markup=False)
     programs = []
     with Console(stderr=True).status("compiling the train step, validation and beam search; minutes"):
         for program in compile_apart(workload, topology, sharding):
@@ -84,7 +85,7 @@ def _program_table(topology: Topology, dtype: str, programs: Sequence[CompiledPr
 def _fit(program: CompiledProgram, topology: Topology) -> str:
     total, limit = program.memory.total, topology.chip.hbm_bytes
     if program.cost is None or total > limit:
-        return f"{_size(total)}: does not fit by {_size(total - limit)}"
+        return f"{_size(total)}: does not fit" + (f" by {_size(total - limit)}" if total > limit else "")
     return f"{_size(total)}: fits"
 
 
@@ -136,8 +137,8 @@ def _assumptions(topology: Topology) -> str:
     if topology.chip.is_tpu:
         return "compiled for this slice and not run: a step takes longer than the bound, which all parts reach at once"
     return (
-        "computed, not compiled for this chip: the partitioned program of as many CPU devices gives products and "
-        "communication; its temporaries are a CPU's"
+        "computed, not compiled for this chip: the program partitioned for as many CPU devices gives FLOPs and "
+        "communication; its temporaries are a CPU's, and bytes of HBM are an estimate"
     )
 
 

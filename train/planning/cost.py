@@ -18,6 +18,7 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 # they move no data, or their data counts where it is produced
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all"}
 _FREE |= {"partition-id", "replica-id", "optimization-barrier", "iota", "domain", "custom-call", "add-dependency"}
+_Key = tuple[str, int, tuple[tuple[int, ...], ...], int]  # a collective without its count
 _SLICES = {"slice", "dynamic-slice", "gather"}
 
 
@@ -77,14 +78,14 @@ class Memory:
 def cost(program: Program, unknown_trips: float = 1) -> Cost:
     """The cost of one run. A loop whose condition depends on data counts as `unknown_trips` runs of its body."""
     flops, hbm_bytes = 0.0, 0.0
-    collectives: Counter[tuple[str, int, tuple[tuple[int, ...], ...], int]] = Counter()
+    collectives: Counter[_Key] = Counter()
     for name, runs in _runs(program, unknown_trips).items():
         computation = program.computations[name]
         flops += runs * _flops(program, computation)
         for instruction in computation.values():
             hbm_bytes += runs * _bytes(program, computation, instruction)
-            if (collective := _collective(computation, instruction)) is not None:
-                collectives[collective] += runs  # type: ignore[assignment]
+        for collective in _collectives(program, computation):
+            collectives[collective] += runs  # type: ignore[assignment]
     parts = (Collective(*key, count=count) for key, count in collectives.items())
     return Cost(flops, hbm_bytes, tuple(parts))
 
@@ -213,23 +214,36 @@ def _bytes(program: Program, computation: Computation, instruction: Instruction)
     if opcode in _SLICES:
         return sum(2 * t.bytes for t in types if t.in_hbm)
     inner = program.computations[instruction.called("calls") or ""] if opcode == "fusion" else {}
-    updated = _updated(inner, instruction)
-    written = sum(t.bytes for t in types if t.in_hbm) if updated is None else 0
     operands = [computation[name] for name in instruction.operands]
-    read = sum(_read(inner, number, operand) for number, operand in enumerate(operands) if number != updated)
+    if opcode == "dynamic-update-slice":
+        return 2 * operands[1].types[0].bytes * types[0].in_hbm
+    slices = _updated(inner)
+    written = sum(slices.get(number, t.bytes) for number, t in enumerate(types) if t.in_hbm)
+    changed = {target for target in (_target(inner, number) for number in slices) if target is not None}
+    read = sum(_read(inner, number, operand) for number, operand in enumerate(operands) if number not in changed)
     return written + read
 
 
-def _updated(inner: Computation, instruction: Instruction) -> int | None:
-    """The operand that an instruction changes in place, of which it writes only a slice."""
-    if instruction.opcode == "dynamic-update-slice":
-        return 0
+def _results(inner: Computation) -> list[Instruction]:
+    """The instructions that compute the results of a fusion."""
     root = next((i for i in inner.values() if i.is_root), None)
-    while root is not None and root.opcode == "bitcast":
-        root = inner[root.operands[0]]
-    if root is None or root.opcode != "dynamic-update-slice":
-        return None
-    target = _through(inner, root.operands[0])
+    if root is None:
+        return []
+    return [_through(inner, name) for name in (root.operands if root.opcode == "tuple" else (root.name,))]
+
+
+def _updated(inner: Computation) -> dict[int, int]:
+    """Bytes of the slices that a fusion writes into arrays in place, by the number of the result."""
+    return {
+        number: inner[result.operands[1]].types[0].bytes
+        for number, result in enumerate(_results(inner))
+        if result.opcode == "dynamic-update-slice"
+    }
+
+
+def _target(inner: Computation, number: int) -> int | None:
+    """The operand of a fusion that is changed in place."""
+    target = _through(inner, _results(inner)[number].operands[0])
     return int(target.literal) if target.opcode == "parameter" else None
 
 
@@ -247,9 +261,16 @@ def _read(inner: Computation, number: int, operand: Instruction) -> int:
     return whole
 
 
-def _collective(
-    computation: Computation, instruction: Instruction
-) -> tuple[str, int, tuple[tuple[int, ...], ...], int] | None:
+def _collectives(program: Program, computation: Computation) -> Iterator[_Key]:
+    """Those of a computation, and of its fusions: XLA for TPUs fuses some with the products that need them."""
+    for instruction in computation.values():
+        if (key := _collective(computation, instruction)) is not None:
+            yield key
+        elif instruction.opcode == "fusion" and (name := instruction.called("calls")) is not None:
+            yield from _collectives(program, program.computations[name])
+
+
+def _collective(computation: Computation, instruction: Instruction) -> _Key | None:
     """(kind, devices per group, shapes of the results, bytes of the complete arrays); None if it is no collective."""
     opcode = instruction.opcode
     kind = next((k for k in KINDS if opcode in (k, f"{k}-start")), None)

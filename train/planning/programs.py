@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ...configs.decoding import DecodingConfig
+from ...configs.sharding import ShardingConfig
 from ...flax_transformer.decode import grow, search_programs
 from ...formulas.decoding import without_cache
 from ..evaluate import make_validation_loss
@@ -54,8 +55,7 @@ def compile_search(workload: Workload, placement: Placement) -> Compiled:
     decoding = DecodingConfig(beam_size=BEAM_SIZE, max_length=min(workload.tgt_length, model.max_length))
     programs: Any = search_programs(model, decoding)
     prefill, extend = programs
-    rows = max(SENTENCES, placement.shares)
-    rows += -rows % placement.shares
+    rows = search_rows(placement.config)
     sharding, whole = placement.row_sharding, NamedSharding(placement.mesh, PartitionSpec())
     src = jax.ShapeDtypeStruct((rows, workload.src_length), jnp.int32, sharding=sharding)
     keep = jax.ShapeDtypeStruct(src.shape, jnp.bool_, sharding=sharding)
@@ -66,6 +66,12 @@ def compile_search(workload: Workload, placement: Placement) -> Compiled:
     memory, search, past = states
     compiled = extend.lower(arrays, memory, src, keep, search, past).compile()
     return Compiled("beam search", compiled, decoding.max_length or 1)
+
+
+def search_rows(sharding: ShardingConfig) -> int:
+    """Sentences per batch of beam search: devices divide them."""
+    shares = sharding.data * sharding.fsdp
+    return max(SENTENCES + -SENTENCES % shares, shares)
 
 
 def _arrays(workload: Workload, placement: Placement) -> Any:

@@ -29,11 +29,17 @@ class Topology:
 
     @property
     def links(self) -> float:
-        """Links per chip that a slice has: 2 in a dimension that is a ring, fewer at the ends of the others."""
+        """Links per chip that a slice has: 2 in a dimension that is a ring, fewer at the ends of the others.
+
+        In three dimensions a slice of whole cubes has rings, in two dimensions a side of 16.
+        """
         if not self.chip.is_tpu:
             return 1
         sizes = [int(size) for size in self.shape.split("x")]
-        return sum(2 if size % self.chip.ring == 0 else 2 * (size - 1) / size for size in sizes)
+        closed = [size % self.chip.ring == 0 for size in sizes]
+        if self.chip.dimensions == 3:
+            closed = [all(closed)] * 3
+        return sum(2 if ring else 2 * (size - 1) / size for size, ring in zip(sizes, closed, strict=True))
 
     def seconds(self, sent: float, group: int) -> float:
         """A lower bound on the time in which each of `group` devices sends `sent` bytes.

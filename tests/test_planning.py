@@ -133,6 +133,25 @@ def test_bytes_sent(groups):
     assert collective("all-reduce", (whole, whole), groups, "add.1_promoted").sent == 512 * 3 / 4
 
 
+def test_reduce_scatter_of_a_tpu():
+    """A fusion of an all-reduce and the slices that each device keeps sends half of what an all-reduce does."""
+    text = """HloModule m
+%f (p: f32[8,16]) -> f32[2,16] {
+  %p = f32[8,16]{1,0} parameter(0)
+  %i = u32[] partition-id()
+  %z = u32[] constant(0)
+  %c = f32[8,16]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%add
+  ROOT %d = f32[2,16]{1,0} dynamic-slice(%c, %i, %z), dynamic_slice_sizes={2,16}
+}
+ENTRY %e (a: f32[8,16]) -> f32[2,16] {
+  %a = f32[8,16]{1,0} parameter(0)
+  ROOT %s = f32[2,16]{1,0} fusion(%a), kind=kCustom, calls=%f
+}
+"""
+    (collective,) = cost(parse(text)).collectives
+    assert (collective.kind, collective.sent) == ("reduce-scatter", 512 * 3 / 4)
+
+
 def test_bytes_of_hbm():
     """What stays in a TPU's VMEM, S(1), does not count; of an array that is sliced, the slice counts."""
     text = """HloModule m

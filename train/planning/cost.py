@@ -84,7 +84,7 @@ def cost(program: Program, unknown_trips: float = 1) -> Cost:
         flops += runs * _flops(program, computation)
         for instruction in computation.values():
             hbm_bytes += runs * _bytes(program, computation, instruction)
-        for collective in _collectives(program, computation):
+        for collective in _collectives(program, computation, fused=False):
             collectives[collective] += runs  # type: ignore[assignment]
     parts = (Collective(*key, count=count) for key, count in collectives.items())
     return Cost(flops, hbm_bytes, tuple(parts))
@@ -261,13 +261,17 @@ def _read(inner: Computation, number: int, operand: Instruction) -> int:
     return whole
 
 
-def _collectives(program: Program, computation: Computation) -> Iterator[_Key]:
-    """Those of a computation, and of its fusions: XLA for TPUs fuses some with the products that need them."""
+def _collectives(program: Program, computation: Computation, fused: bool) -> Iterator[_Key]:
+    """Those of a computation, and of its fusions.
+
+    XLA for TPUs writes a reduce-scatter as a fusion of an all-reduce and dynamic slices of its results.
+    """
+    scatters = fused and any(i.opcode == "dynamic-slice" for i in computation.values())
     for instruction in computation.values():
         if (key := _collective(computation, instruction)) is not None:
-            yield key
+            yield ("reduce-scatter", *key[1:]) if scatters and key[0] == "all-reduce" else key
         elif instruction.opcode == "fusion" and (name := instruction.called("calls")) is not None:
-            yield from _collectives(program, program.computations[name])
+            yield from _collectives(program, program.computations[name], fused=True)
 
 
 def _collective(computation: Computation, instruction: Instruction) -> _Key | None:

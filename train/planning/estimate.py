@@ -139,10 +139,12 @@ def _collectives(workload: Workload, sharding: ShardingConfig, weights: dict[str
     model, parts = run.model, run.training.accumulation
     itemsize = jnp.dtype(model.compute_dtype).itemsize
     collectives = []
+    scattered = weights["fsdp"] if sharding.data == 1 else 0  # XLA scatters them only if no other axis sums them
     if sharding.fsdp > 1:
         collectives.append(Collective("all-gather", sharding.fsdp, (), weights["fsdp"], 1))
+        collectives.append(Collective("reduce-scatter", sharding.fsdp, (), scattered, 1))
     if shares > 1:
-        collectives.append(Collective("all-reduce", shares, (), weights["gradients"], 1))
+        collectives.append(Collective("all-reduce", shares, (), weights["gradients"] - scattered, 1))
     if sharding.tensor > 1:
         row = workload.rows // (shares * parts) * model.d_model * itemsize
         source, target = row * workload.src_length, row * workload.tgt_length

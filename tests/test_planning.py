@@ -247,6 +247,17 @@ def test_published_utilization_lies_under_the_bound(name, sizes, rows, executed,
     assert limit < measured * 1.5  # the bound says something
 
 
+def test_bound():
+    """The slowest part bounds the time; the others may run beside it."""
+    cost = Cost(197e12 * 3, 819e9 * 2, (Collective("all-gather", 4, (), 100e9, 1),))
+    bound = roofline(cost, parse_topology("v5e:2x2"), "bfloat16")  # 75 GB leave by two links of 50 GB/s
+    assert bound.parts == {"matrix units": 3, "HBM": 2, "links": 0.75}
+    assert (bound.seconds, bound.without_overlap, bound.limit) == (3, 5.75, "matrix units")
+    assert bound.utilization(197e12, 197e12) == pytest.approx(1 / 3)
+    # float32 products run at half the speed on a GPU
+    assert roofline(cost, parse_topology("h100:8"), "float32").matrix_units == 2 * 197e12 * 3 / 989e12
+
+
 def test_model_flops():
     """Literal numbers of a tiny model: 2 FLOPs per weight and token, 4 per width, query and key; three passes."""
     tiny = MODEL.replace(num_encoder_layers=1, num_decoder_layers=1, tied_output=False)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.processes import SETTINGS, Cluster, Stage, compare
 from twinax.configs.errors import RunError
 from twinax.train.processes.exchange import checksum
-from twinax.train.processes.team import Launch, complete, has_tpu, split_address, take_flags
+from twinax.train.processes.team import Launch, complete, split_address, take_flags
 
 # A process without JAX: it meets the others, begins an update, and does what its last argument says.
 PROCESS = """
@@ -196,21 +196,6 @@ def test_a_scheduler_tells_the_numbers(name, monkeypatch):
     words, launch = take_flags(["--src", "x"])
     assert (words, launch) == (["--src", "x"], Launch())
     assert complete(launch) == expected
-
-
-@pytest.mark.parametrize(
-    ("vendor", "device", "expected"), [("ae0", "63", True), ("ae0", "42", False), ("0de", "63", False)]
-)
-def test_libtpu_alone_is_no_tpu(vendor, device, expected, tmp_path, monkeypatch):
-    """`twinax plan` needs libtpu where there is none; Google's network card has the vendor of a TPU."""
-    monkeypatch.setattr("twinax.train.processes.team.find_spec", lambda name: name)
-    monkeypatch.setenv("JAX_PLATFORMS", "")
-    (tmp_path / "0000:00:04.0").mkdir()
-    for name, number in (("vendor", f"0x1{vendor}"), ("device", f"0x00{device}")):
-        (tmp_path / "0000:00:04.0" / name).write_text(f"{number}\n")
-    assert has_tpu(tmp_path) is expected
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert not has_tpu(tmp_path)
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 2**32), st.data())

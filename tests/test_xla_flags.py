@@ -2,7 +2,8 @@
 
 import pytest
 
-from twinax.train.xla_flags import expected_backend, set_xla_flags
+from twinax.train import xla_flags
+from twinax.train.xla_flags import expected_backend, has_tpu, set_xla_flags
 
 OWN = "--xla_gpu_deterministic_ops=false --xla_dump_to=/tmp"
 GPU = "--xla_gpu_deterministic_ops=true"
@@ -25,19 +26,34 @@ def test_the_flags_of_the_expected_backend(environment, flags):
 
 
 def test_installed_packages_decide(monkeypatch, tmp_path):
-    """The tests run with plain JAX, which computes on the CPU."""
+    """The tests run with JAX for the CPU, perhaps with libtpu, which alone is no TPU."""
     assert expected_backend({}) == "cpu"
     monkeypatch.syspath_prepend(tmp_path)
-    for package, backend in (("libtpu", "tpu"), ("jax_cuda13_plugin", "gpu")):
+    for package, backend in (("libtpu", "cpu"), ("jax_cuda13_plugin", "gpu")):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
         assert expected_backend({"XLA_FLAGS": OWN}) == backend
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device", "expected"), [("ae0", "63", True), ("ae0", "42", False), ("0de", "63", False)]
+)
+def test_a_tpu_is_a_device_of_the_machine(vendor, device, expected, tmp_path, monkeypatch):
+    """Google's network card has the vendor of a TPU."""
+    monkeypatch.setattr(xla_flags, "find_spec", lambda name: name if name == "libtpu" else None)
+    (tmp_path / "0000:00:04.0").mkdir()
+    for name, number in (("vendor", f"0x1{vendor}"), ("device", f"0x00{device}")):
+        (tmp_path / "0000:00:04.0" / name).write_text(f"{number}\n")
+    assert has_tpu(tmp_path) is expected
+    monkeypatch.setattr(xla_flags, "has_tpu", lambda: expected)
+    assert expected_backend({}) == ("tpu" if expected else "cpu")
 
 
 STARTED = """
 import os
 import jax
 import twinax.train.loop
+from twinax.train import xla_flags
 from twinax.train.xla_flags import set_xla_flags
 set_xla_flags()
 jax.config.update("jax_platforms", "cpu")

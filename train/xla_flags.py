@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 Backend = Literal["cpu", "gpu", "tpu"]
@@ -17,6 +19,7 @@ FLAGS: Mapping[Backend, Mapping[str, str]] = {
     "tpu": {},  # libtpu reads LIBTPU_INIT_ARGS; in XLA_FLAGS, its flags abort the process
 }
 _BACKENDS: Mapping[str, Backend] = {"cuda": "gpu", "rocm": "gpu", "gpu": "gpu", "tpu": "tpu"}  # by JAX_PLATFORMS
+_GOOGLE, _NETWORK = "0x1ae0", "0x0042"  # PCI ids: the vendor of TPUs, and its network card
 _PACKAGES = ("jax_cuda12_plugin", "jax_cuda13_plugin")  # of JAX on NVIDIA GPUs
 
 
@@ -41,4 +44,14 @@ def expected_backend(environment: Mapping[str, str] = os.environ) -> Backend:
         return _BACKENDS.get(platform, "cpu")
     if any(find_spec(package) is not None for package in _PACKAGES):
         return "gpu"
-    return "cpu" if find_spec("libtpu") is None else "tpu"
+    return "tpu" if find_spec("libtpu") is not None and has_tpu() else "cpu"
+
+
+def has_tpu(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether this machine has a TPU; `twinax plan` needs libtpu on machines that have none."""
+    for folder in devices.glob("*"):
+        with suppress(OSError):
+            vendor, device = ((folder / name).read_text().strip() for name in ("vendor", "device"))
+            if vendor == _GOOGLE and device != _NETWORK:
+                return True
+    return False

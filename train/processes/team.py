@@ -9,18 +9,16 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 from ...configs.errors import RunError
+from ..xla_flags import expected_backend
 from .hub import HEARTBEAT, SILENCE, Message, encode
 
 _PACKAGES = ("twinax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")  # must be of one version
 _FLAGS = ("--coordinator", "--num-processes", "--process-id")
 _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"  # number of processes
-_GOOGLE, _NETWORK = "0x1ae0", "0x0042"  # PCI ids: the vendor of TPUs, and its network card
 _JAX_SECONDS = 120  # for connections and heartbeats of JAX's own service: more than the hub needs to end the run
 
 
@@ -207,19 +205,7 @@ def split_address(address: str) -> tuple[str, int]:
 def _in_cluster() -> bool:
     """Whether there may be other processes: Slurm's, Open MPI's, or on the other machines of a TPU."""
     counts = ("SLURM_STEP_NUM_TASKS", _OPEN_MPI)
-    return any(os.environ.get(name, "1") != "1" for name in counts) or has_tpu()
-
-
-def has_tpu(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """Whether JAX would use a TPU of this machine; `twinax plan` needs libtpu on machines that have none."""
-    if find_spec("libtpu") is None or os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu"):
-        return False
-    for folder in devices.glob("*"):
-        with suppress(OSError):
-            vendor, device = ((folder / name).read_text().strip() for name in ("vendor", "device"))
-            if vendor == _GOOGLE and device != _NETWORK:
-                return True
-    return False
+    return any(os.environ.get(name, "1") != "1" for name in counts) or expected_backend() == "tpu"
 
 
 def complete(launch: Launch) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:

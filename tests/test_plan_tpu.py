@@ -50,7 +50,8 @@ def test_compiled_step_and_estimate(topology, sharding, parts):
     assert program.cost.flops == pytest.approx(model_flops(work.run.model, 256, 64, 64) / chips, rel=0.02)
     assert program.cost.flops == pytest.approx(expected.flops, rel=0.02)
     assert 0 <= program.memory.arguments / memory.arguments - 1 < 0.02  # a TPU pads small arrays
-    assert program.cost.sent == pytest.approx(expected.sent, rel=0.6)  # XLA chooses what to gather
+    # XLA adds gradients by all-reduce where a reduce-scatter would send half, and gathers embeddings in float32.
+    assert 1 / 1.2 < program.cost.sent / expected.sent < 2.2
 
 
 def test_too_large_for_a_chip():

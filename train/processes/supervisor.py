@@ -58,6 +58,7 @@ class _Supervisor:
 
     async def run(self) -> int:
         """The exit status: the process's own, or 1 if another one ends the run."""
+        asyncio.get_running_loop().set_exception_handler(_drop_resets)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._forward, number)
@@ -190,6 +191,12 @@ class _Supervisor:
     def _say(self, line: str) -> None:
         show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar hides it
         print(f"{show_cursor}twinax: {line}", file=sys.stderr, flush=True)
+
+
+def _drop_resets(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Does not print that a connection was reset after its reader was cancelled: the verdict is what is printed."""
+    if not isinstance(context.get("exception"), ConnectionError):
+        loop.default_exception_handler(context)
 
 
 async def _read(reader: asyncio.StreamReader) -> Message | None:

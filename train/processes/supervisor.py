@@ -58,8 +58,8 @@ class _Supervisor:
 
     async def run(self) -> int:
         """The exit status: the process's own, or 1 if another one ends the run."""
-        asyncio.get_running_loop().set_exception_handler(_drop_resets)
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_drop_resets)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._forward, number)
         ended = asyncio.ensure_future(asyncio.to_thread(os.waitpid, self._pid, 0))

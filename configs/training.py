@@ -17,6 +17,9 @@ ClipRule = Literal["torch", "optax"]
 Schedule = Literal["constant", "noam", "inverse_sqrt", "cosine", "linear", "step", "noam_per_part"]
 ENDING = ("cosine", "linear")  # schedules that end at `total_updates`
 Reduction = Literal["tokens", "sum", "parts"]
+Consistency = Literal["none", "simcut", "r_drop"]
+# Those of Gao et al. 2022 and Liang et al. 2021.
+CONSISTENCY_WEIGHTS = {"none": 0.0, "simcut": 3.0, "r_drop": 5.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,9 @@ class TrainingConfig:
     # Loss.
     label_smoothing: float = 0.0  # probability mass moved from the label to other tokens
     smoothing: Smoothing = "all"  # tokens that share this mass
+    consistency: Consistency = "none"  # divergence of two passes of each batch, added to the loss; twice the time
+    consistency_weight: float | None = None  # factor of the divergence; None: 3 for simcut, 5 for r_drop
+    cutoff: float = 0.05  # simcut: share of token embeddings that are zero in the second pass
 
     # Optimizer.
     optimizer: Optimizer = "adam"  # weight_decay is an L2 gradient in adam, decoupled in adamw, as in torch.optim
@@ -62,6 +68,17 @@ class TrainingConfig:
         _check_ranges(self)
         _check_schedule(self)
 
+    @property
+    def passes(self) -> int:
+        """Forward passes of each batch per update."""
+        return 1 if self.consistency == "none" else 2
+
+    @property
+    def divergence_weight(self) -> float:
+        """The factor of the divergence of two passes; 0: there is one pass."""
+        weight = self.consistency_weight
+        return CONSISTENCY_WEIGHTS[self.consistency] if weight is None or self.passes == 1 else weight
+
     @classmethod
     def published(cls, name: str, *, as_published: bool, **changes: Any) -> "TrainingConfig":
         """The training config of a published system, as published or with its mistakes repaired, with fields changed.
@@ -74,11 +91,11 @@ class TrainingConfig:
 
 
 def _check_ranges(config: TrainingConfig) -> None:
-    for name in ("label_smoothing", "beta1", "beta2"):
+    for name in ("label_smoothing", "beta1", "beta2", "cutoff"):
         value = getattr(config, name)
         if not 0 <= value < 1:
             raise ConfigError(f"{name}={value!r}: must be at least 0 and below 1")
-    for name in ("eps", "clip_norm", "learning_rate", "step_factor"):
+    for name in ("eps", "clip_norm", "learning_rate", "step_factor", "consistency_weight"):
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{name}={value!r}: must be a finite number above 0")

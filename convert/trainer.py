@@ -72,6 +72,8 @@ def training_arguments(run: RunConfig) -> dict[str, Any]:
         ConversionError: Trainer has no such schedule, loss or clipping.
     """
     config, warm_up = run.training, run.training.warmup_updates
+    if config.consistency != "none":
+        raise ConversionError(f"consistency={config.consistency!r}: transformers' Trainer has no such loss")
     if config.clip_norm is not None and config.clip_rule != "torch":
         raise ConversionError(f"clip_rule={config.clip_rule!r}: transformers' Trainer clips gradients as torch does")
     last, rate, options = config.final_learning_rate, config.learning_rate, {}

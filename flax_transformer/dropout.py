@@ -13,7 +13,10 @@ from flax import nnx
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from ..configs.schema import TransformerConfig
 from .module import at_least_float32
+
+SECOND_PASS = -(2**31)  # added to the rows of a second pass, so that its masks differ
 
 
 class DropoutKey(NamedTuple):
@@ -21,7 +24,8 @@ class DropoutKey(NamedTuple):
 
     seed: int | Int[Array, ""]
     update: int | Int[Array, ""]  # number of the optimizer update
-    rows: Int[Array, " B"]  # row of each sentence in the whole batch
+    rows: Int[Array, " B"]  # row of each sentence in the whole batch; negative in a second pass
+    cutoff: float = 0.0  # share of the token embeddings of a second pass that are zero
 
 
 class Site(nnx.Module):
@@ -31,15 +35,15 @@ class Site(nnx.Module):
         self.rate, self.generator = rate, generator
         self.site: int | UInt[Array, ""] | None = None  # the Transformer numbers its sites; in a scan, an array
 
-    def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
-        """The keep mask of this shape, batch first: True for elements that are kept.
+    def keep(self, key: DropoutKey, rate: float, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
+        """The keep mask of this rate and shape, batch first: True for elements that are kept.
 
         Raises:
             ValueError: the site has no number.
         """
         if self.site is None:
             raise ValueError("a dropout site has no number: only a complete Transformer numbers its sites")
-        return GENERATORS[self.generator](key, self.site, self.rate, shape)
+        return GENERATORS[self.generator](key, self.site, rate, shape)
 
 
 class Dropout(Site):
@@ -52,7 +56,7 @@ class Dropout(Site):
         if key is None or self.rate == 0:
             return x
         scaled = (at_least_float32(x) / (1 - self.rate)).astype(x.dtype)
-        return jnp.where(self.keep(key, x.shape), scaled, 0)
+        return jnp.where(self.keep(key, self.rate, x.shape), scaled, 0)
 
 
 class LayerDrop(Site):
@@ -66,8 +70,31 @@ class LayerDrop(Site):
     ) -> Float[Array, "B L D"]:
         if key is None or self.rate == 0:
             return after
-        keep = self.keep(key._replace(rows=jnp.zeros(1, int)), (1, 1))
+        keep = self.keep(key._replace(rows=jnp.zeros(1, int)), self.rate, (1, 1))
         return jnp.where(keep[..., None], after, before)
+
+
+class Cutoff(Site):
+    """Zeroes the embeddings of whole tokens of a second pass with probability `key.cutoff`, without scaling.
+
+    It never zeroes padding, BOS, EOS and the start of the decoder.
+
+    Source: Shen et al. 2020, "A Simple but Tough-to-Beat Data Augmentation Approach", section 3.1, token cutoff.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__(0.0, config.dropout_generator)
+        ids = (config.pad_id, config.bos_id, config.eos_id, config.decoder_start_id)
+        self.special_ids = tuple(i for i in ids if i is not None)
+
+    def __call__(
+        self, x: Float[Array, "B L D"], tokens: Int[Array, "B L"], key: DropoutKey | None
+    ) -> Float[Array, "B L D"]:
+        if key is None or key.cutoff == 0:
+            return x
+        special = jnp.isin(tokens, jnp.array(self.special_ids))
+        keep = self.keep(key, key.cutoff, tokens.shape) | special | (key.rows >= 0)[:, None]
+        return jnp.where(keep[..., None], x, 0)
 
 
 def threefry_mask(

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from ..configs.execution import PLAIN, ExecutionConfig
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, KeysValues, MultiHeadAttention
-from .dropout import Dropout, DropoutKey, LayerDrop, Site
+from .dropout import Cutoff, Dropout, DropoutKey, LayerDrop, Site
 from .execution import Executed, run_layers
 from .initializers import LINEAR_INITS
 from .inputs import check_dtypes, check_inputs, check_memory
@@ -240,6 +240,7 @@ class Transformer(nnx.Module):
         self.src_embedding = Embedding(config, config.src_vocab_size, rngs=rngs)
         shared = config.shared_embeddings
         self.tgt_embedding = nnx.data(None) if shared else Embedding(config, config.tgt_vocab_size, rngs=rngs)
+        self.src_cutoff, self.tgt_cutoff = Cutoff(config), Cutoff(config)
         self.src_input = InputStage(config, rngs=rngs)
         self.tgt_input = InputStage(config, rngs=rngs)
         source, target = self.src_input.positions, self.tgt_input.positions
@@ -310,7 +311,8 @@ class Transformer(nnx.Module):
         check_inputs("src", src_tokens, src_mask, self.config.src_vocab_size, self.config.max_length, dropout_key)
         mask = ENCODER_MASKS[self.config.encoder_mask](self.source_keep(src_tokens, src_mask), src_tokens.shape[1])
         record(self, "encoder_mask", mask)
-        x = self.src_input(self.src_embedding(src_tokens), count_positions(self.config, src_tokens), dropout_key)
+        x = self.src_cutoff(self.src_embedding(src_tokens), src_tokens, dropout_key)
+        x = self.src_input(x, count_positions(self.config, src_tokens), dropout_key)
         return self.encoder(x, mask, dropout_key)
 
     def decode(
@@ -353,7 +355,8 @@ class Transformer(nnx.Module):
         `distances` are the indices of the self-attention's keys minus those of the tokens, if a cache adds keys.
         """
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
-        x = DECODER_STARTS[self.config.decoder_start](embedding(tgt_tokens), first)
+        x = self.tgt_cutoff(embedding(tgt_tokens), tgt_tokens, dropout_key)
+        x = DECODER_STARTS[self.config.decoder_start](x, first)
         x = self.tgt_input(x, positions, dropout_key)
         x = self.decoder(x, memory, self_mask, cross_mask, dropout_key, update_cache, distances)
         logits = self.output(x, embedding.embedding[...])

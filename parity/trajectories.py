@@ -45,6 +45,7 @@ class TrajectoryCase:
         """The settings in which the cases differ."""
         parts = [self.training.optimizer, self.training.schedule, f"{self.model.norm_placement}-norm"]
         parts += [f"{self.training.accumulation} micro-batches"] if self.training.accumulation > 1 else []
+        parts += [self.training.consistency] if self.training.consistency != "none" else []
         return ", ".join(parts)
 
     def narrow(self) -> "TrajectoryCase":
@@ -53,7 +54,7 @@ class TrajectoryCase:
 
 
 def trajectory_cases() -> Iterator[TrajectoryCase]:
-    """Half of the 16 combinations; every combination of any three choices occurs."""
+    """Half of the 16 combinations; every combination of any three choices occurs. Then both consistency losses."""
     model = TransformerConfig.preset(
         "tiny", attention_dropout=0.1, ffn_dropout=0.1, param_dtype="float64", compute_dtype="float64"
     )
@@ -70,6 +71,9 @@ def trajectory_cases() -> Iterator[TrajectoryCase]:
             {"norm_placement": "pre", "final_norm": True} if pre else {"norm_placement": "post", "final_norm": False}
         )
         yield TrajectoryCase(model.replace(**placement), TrainingConfig(**settings))
+    noam = replace(training, schedule="noam", learning_rate=0.2)
+    for consistency in ("simcut", "r_drop"):
+        yield TrajectoryCase(model, replace(noam, consistency=consistency))
 
 
 def batch(case: TrajectoryCase, update: int) -> Batch:

@@ -95,7 +95,7 @@ MIRROR = {
             *("inputs", "layers", "model", "module", "ngrams", "scoring"),
         )
     },
-    **{f"train/{name}.py": f"torch_reference/{name}.py" for name in ("losses", "optimizers", "step")},
+    **{f"train/{name}.py": f"torch_reference/{name}.py" for name in ("consistency", "losses", "optimizers", "step")},
 }
 # Names specific to one framework: immutable state, a cache passed as a value, names of leaves.
 FLAX_ONLY = {

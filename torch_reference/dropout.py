@@ -11,9 +11,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from ..configs.schema import TransformerConfig
 from .module import at_least_float32
 
 _WORD = 0xFFFFFFFF  # torch lacks unsigned 32-bit arithmetic: int64, truncated to 32 bits
+
+
+SECOND_PASS = -(2**31)  # added to the rows of a second pass, so that its masks differ
 
 
 class DropoutKey(NamedTuple):
@@ -21,7 +25,8 @@ class DropoutKey(NamedTuple):
 
     seed: int
     update: int  # number of the optimizer update
-    rows: Int[Tensor, " B"]  # row of each sentence in the whole batch
+    rows: Int[Tensor, " B"]  # row of each sentence in the whole batch; negative in a second pass
+    cutoff: float = 0.0  # share of the token embeddings of a second pass that are zero
 
 
 class Site(nn.Module):
@@ -32,8 +37,8 @@ class Site(nn.Module):
         self.rate, self.generator = rate, generator
         self.site: int | None = None  # the Transformer numbers its sites
 
-    def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
-        """The keep mask of this shape, batch first: True for elements that are kept.
+    def keep(self, key: DropoutKey, rate: float, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
+        """The keep mask of this rate and shape, batch first: True for elements that are kept.
 
         Raises:
             ValueError: the site has no number, or its generator exists in JAX only.
@@ -42,7 +47,7 @@ class Site(nn.Module):
             raise ValueError("a dropout site has no number: only a complete Transformer numbers its sites")
         if self.generator not in GENERATORS:
             raise ValueError(f"dropout_generator={self.generator!r}: is available in JAX only; use 'counter'")
-        return GENERATORS[self.generator](key, self.site, self.rate, shape)
+        return GENERATORS[self.generator](key, self.site, rate, shape)
 
 
 class Dropout(Site):
@@ -55,7 +60,7 @@ class Dropout(Site):
         if key is None or self.rate == 0:
             return x
         scaled = (at_least_float32(x) / (1 - self.rate)).to(x.dtype)
-        return torch.where(self.keep(key, tuple(x.shape)), scaled, 0)
+        return torch.where(self.keep(key, self.rate, tuple(x.shape)), scaled, 0)
 
 
 class LayerDrop(Site):
@@ -69,8 +74,31 @@ class LayerDrop(Site):
     ) -> Float[Tensor, "B L D"]:
         if key is None or self.rate == 0:
             return after
-        keep = self.keep(key._replace(rows=torch.zeros_like(key.rows[:1])), (1, 1))
+        keep = self.keep(key._replace(rows=torch.zeros_like(key.rows[:1])), self.rate, (1, 1))
         return torch.where(keep[..., None], after, before)
+
+
+class Cutoff(Site):
+    """Zeroes the embeddings of whole tokens of a second pass with probability `key.cutoff`, without scaling.
+
+    It never zeroes padding, BOS, EOS and the start of the decoder.
+
+    Source: Shen et al. 2020, "A Simple but Tough-to-Beat Data Augmentation Approach", section 3.1, token cutoff.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__(0.0, config.dropout_generator)
+        ids = (config.pad_id, config.bos_id, config.eos_id, config.decoder_start_id)
+        self.special_ids = tuple(i for i in ids if i is not None)
+
+    def forward(
+        self, x: Float[Tensor, "B L D"], tokens: Int[Tensor, "B L"], key: DropoutKey | None
+    ) -> Float[Tensor, "B L D"]:
+        if key is None or key.cutoff == 0:
+            return x
+        special = torch.isin(tokens, tokens.new_tensor(self.special_ids))
+        keep = self.keep(key, key.cutoff, tuple(tokens.shape)) | special | (key.rows >= 0)[:, None]
+        return torch.where(keep[..., None], x, 0)
 
 
 def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:

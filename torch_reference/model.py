@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 
 from ..configs.schema import TransformerConfig
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
-from .dropout import Dropout, DropoutKey, LayerDrop, Site
+from .dropout import Cutoff, Dropout, DropoutKey, LayerDrop, Site
 from .initializers import BIAS_INITS
 from .inputs import check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Linear, Norm, RelativePositions, Residual, count_positions
@@ -216,6 +216,7 @@ class Transformer(nn.Module):
         self.src_embedding = Embedding(config, config.src_vocab_size, generator)
         shared = config.shared_embeddings
         self.tgt_embedding = None if shared else Embedding(config, config.tgt_vocab_size, generator)
+        self.src_cutoff, self.tgt_cutoff = Cutoff(config), Cutoff(config)
         self.src_input = InputStage(config, generator)
         self.tgt_input = InputStage(config, generator)
         source, target = self.src_input.positions, self.tgt_input.positions
@@ -283,7 +284,8 @@ class Transformer(nn.Module):
         check_inputs("src", src_tokens, src_mask, self.config.src_vocab_size, self.config.max_length, dropout_key)
         mask = ENCODER_MASKS[self.config.encoder_mask](self.source_keep(src_tokens, src_mask), src_tokens.shape[1])
         record(self, "encoder_mask", mask)
-        x = self.src_input(self.src_embedding(src_tokens), count_positions(self.config, src_tokens), dropout_key)
+        x = self.src_cutoff(self.src_embedding(src_tokens), src_tokens, dropout_key)
+        x = self.src_input(x, count_positions(self.config, src_tokens), dropout_key)
         return self.encoder(x, mask, dropout_key)
 
     def decode(
@@ -304,7 +306,8 @@ class Transformer(nn.Module):
         record(self, "cross_mask", cross_mask)
         embedding = self.src_embedding if self.tgt_embedding is None else self.tgt_embedding
         first = torch.arange(tgt_tokens.shape[1], device=tgt_tokens.device) == 0
-        x = DECODER_STARTS[config.decoder_start](embedding(tgt_tokens), first)
+        x = self.tgt_cutoff(embedding(tgt_tokens), tgt_tokens, dropout_key)
+        x = DECODER_STARTS[config.decoder_start](x, first)
         x = self.tgt_input(x, count_positions(config, tgt_tokens), dropout_key)
         logits = self.output(self.decoder(x, memory, self_mask, cross_mask, dropout_key), embedding.weight)
         record(self, "logits", logits)

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..configs.training import TrainingConfig
 from ..formulas.refused_updates import describe_refusal
 from ..formulas.schedules import learning_rate
+from .consistency import training_loss
 from .dropout import DropoutKey
-from .losses import cross_entropy
 from .model import Transformer
 from .module import at_least_float32
 from .optimizers import clip
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 class Metrics(NamedTuple):
     """The metrics of a step."""
 
-    loss: float  # nats per token
+    loss: float  # nats per token, with the divergence of consistency training
     tokens: int  # labels that are not padding
     gradient_norm: float  # before clipping
     learning_rate: float
@@ -61,8 +61,7 @@ def train_step(
     total, tokens = 0.0, 0
     for part in (Batch(*(tensor[i::parts] for tensor in batch)) for i in range(parts)):
         key = DropoutKey(config.seed, update, part.rows)
-        logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)
-        loss, count = cross_entropy(logits, part.labels, model.config.pad_id, config)
+        loss, count = training_loss(model, part.src_tokens, part.tgt_tokens, part.labels, key, config)
         (loss / max(int(count), 1) if config.reduction == "parts" else loss).backward()  # accumulates gradients
         total += loss.item()
         tokens += int(count)

@@ -22,7 +22,7 @@ from ..flax_transformer.module import Buffer, at_least_float32, named_arrays
 from ..flax_transformer.unused_parameters import without_gradient
 from ..formulas.refused_updates import describe_refusal
 from ..formulas.schedules import learning_rate
-from .losses import cross_entropy
+from .consistency import training_loss
 from .optimizers import clip, make_optimizer
 from .partitioning import Placement
 
@@ -52,7 +52,7 @@ class TrainState(NamedTuple):
 class Metrics(NamedTuple):
     """What a step reports. The arrays stay on the device: reading one waits for the step."""
 
-    loss: Float[Array, ""]  # nats per token
+    loss: Float[Array, ""]  # nats per token, with the divergence of consistency training
     tokens: Int[Array, ""]  # labels that are not padding
     gradient_norm: Float[Array, ""]  # before clipping
     learning_rate: Float[Array, ""]
@@ -132,8 +132,7 @@ def _accumulate(
         params = params if placement is None else placement.gather(params)
         model = Transformer.from_arrays(model_config, {**state.buffers, **params}, execution)
         key = DropoutKey(state.seed, state.update, part.rows)
-        logits = model(part.src_tokens, part.tgt_tokens, dropout_key=key)
-        return cross_entropy(logits, part.labels, model_config.pad_id, config)
+        return training_loss(model, part.src_tokens, part.tgt_tokens, part.labels, key, config)
 
     def compute(part: Batch) -> tuple[Array, Array, Arrays]:
         (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, part)

@@ -154,7 +154,7 @@ MISTAKES = (
         patch=(
             dropout.Dropout,
             "forward",
-            lambda self, x, key: torch.where(self.keep(key, tuple(x.shape)), x, 0),
+            lambda self, x, key: torch.where(self.keep(key, self.rate, tuple(x.shape)), x, 0),
         ),
     ),
     TwinMistake("output matrix transposed", "logits", arrays=_changed("output.proj.kernel", np.transpose)),

@@ -3,6 +3,7 @@
 from parity_tests.mutations.planting import Mutation
 
 _LOSSES = ("tests/test_losses.py",)
+_CONSISTENCY = ("tests/test_consistency.py",)
 _STEP = ("tests/test_step.py",)
 _OPTIMIZERS = ("tests/test_optimizers.py",)
 _BOOKS = ("tests/test_bookkeeping.py",)
@@ -49,6 +50,34 @@ TRAINING = (
         "q = jnp.where(token == labels[..., None], target.label, q)",
         "q = jnp.where(token == labels[..., None], 1.0, q)",
         _LOSSES,
+    ),
+    Mutation(
+        "no gradient passes through the first prediction",
+        "train.consistency._backward",
+        "(of_first * gradient)",
+        "(0 * of_first * gradient)",
+        _CONSISTENCY,
+    ),
+    Mutation(
+        "both passes have the same dropout masks",
+        "train.consistency._two_passes",
+        "key.rows + SECOND_PASS",
+        "key.rows",
+        _CONSISTENCY,
+    ),
+    Mutation(
+        "the divergence of padding counts",
+        "train.consistency.training_loss",
+        "jnp.where(labels != pad_id, divergence, 0)",
+        "divergence",
+        _CONSISTENCY,
+    ),
+    Mutation(
+        "cutoff in the first pass too",
+        "flax_transformer.dropout.Cutoff.__call__",
+        "(key.rows >= 0)[:, None]",
+        "(key.rows > 2**30)[:, None]",
+        _CONSISTENCY,
     ),
     Mutation(
         "parameters are divided along fsdp where they are used",

@@ -38,12 +38,14 @@ def estimate(workload: Workload, sharding: ShardingConfig) -> tuple[Cost, Memory
     weights = _weight_bytes(workload, sharding)
     kept, products = (_kept_bytes(workload, sharding, only_products) for only_products in (False, True))
     gradients = weights["gradients"]
-    flops = executed_flops(run.model, workload.rows, workload.src_length, workload.tgt_length, run.execution.remat)
+    shape = workload.rows_of_passes, workload.src_length, workload.tgt_length
+    flops = executed_flops(run.model, *shape, run.execution.remat)
     # State, gradients, and what is kept are written and read; weights are read in three products.
     moved = 2 * arguments + 2 * gradients + 3 * run.training.accumulation * weights["products"]
     moved += 2 * kept * run.training.accumulation
     cost = Cost(flops / (shares * sharding.tensor), moved, tuple(_collectives(workload, sharding, weights)))
-    logits = 4 * workload.tokens * run.model.tgt_vocab_size // (shares * run.training.accumulation * sharding.tensor)
+    logits = 4 * workload.rows_of_passes * workload.tgt_length * run.model.tgt_vocab_size
+    logits //= shares * run.training.accumulation * sharding.tensor
     return cost, Memory(arguments, min(kept, products) + logits + gradients)
 
 
@@ -78,7 +80,7 @@ def _weight_bytes(workload: Workload, sharding: ShardingConfig) -> dict[str, int
 def _kept_bytes(workload: Workload, sharding: ShardingConfig, only_products: bool) -> int:
     """Bytes that the backward pass of one micro-batch keeps on a device."""
     run = workload.run
-    rows = workload.rows / (sharding.data * sharding.fsdp * run.training.accumulation)
+    rows = workload.rows_of_passes / (sharding.data * sharding.fsdp * run.training.accumulation)
     lengths = workload.src_length, workload.tgt_length
     traced = _traced_bytes(run.model, sharding.tensor, run.execution, *lengths, only_products)
     return int(traced * rows / _ROWS)
@@ -146,7 +148,7 @@ def _collectives(workload: Workload, sharding: ShardingConfig, weights: dict[str
     if shares > 1:
         collectives.append(Collective("all-reduce", shares, (), weights["gradients"] - scattered, 1))
     if sharding.tensor > 1:
-        row = workload.rows // (shares * parts) * model.d_model * itemsize
+        row = workload.rows_of_passes // (shares * parts) * model.d_model * itemsize
         source, target = row * workload.src_length, row * workload.tgt_length
         # Forward and backward: after each attention and feed-forward layer, and after each look-up. Backward only: the
         # gradients of the encoder's output from each cross-attention, and of the decoder's from the output layer.

@@ -64,5 +64,5 @@ def rank(workload: Workload, topologies: Sequence[Topology]) -> list[Candidate]:
 
 def utilization(workload: Workload, topology: Topology, bound: Bound) -> float:
     """The upper bound on the model FLOPs utilization; rows of padding are no work of the model."""
-    flops = model_flops(workload.run.model, workload.rows, workload.src_length, workload.tgt_length)
+    flops = model_flops(workload.run.model, workload.rows_of_passes, workload.src_length, workload.tgt_length)
     return bound.utilization(flops / topology.chips, topology.chip.peak(workload.run.model.compute_dtype))

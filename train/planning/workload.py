@@ -30,6 +30,11 @@ class Workload:
         """Target tokens per update, padding included."""
         return self.rows * self.tgt_length
 
+    @property
+    def rows_of_passes(self) -> int:
+        """Rows that the model computes: consistency training makes two passes of each."""
+        return self.rows * self.run.training.passes
+
     def shape(self) -> str:
         """The batch shape as `twinax train` prints it."""
         return f"{self.rows}×({self.src_length}+{self.tgt_length})"

@@ -91,6 +91,25 @@ def family(layout: str) -> Family:
     return import_module(f".layouts.{layout}", __package__).FAMILY
 
 
+def fitting_families(config: TransformerConfig) -> dict[str, str]:
+    """By layout: why the family has no such model, the first field that differs; empty if it has."""
+    return {layout: _mismatch(family(layout), config) for layout in LAYOUTS}
+
+
+def describe_fitting(config: TransformerConfig) -> str:
+    """The layouts of the families that have such a model, in words."""
+    fitting = [layout for layout, mismatch in fitting_families(config).items() if not mismatch]
+    return f"fits the families {', '.join(fitting)}" if len(fitting) > 1 else f"fits {' '.join(fitting) or 'no family'}"
+
+
+def _mismatch(target: Family, config: TransformerConfig) -> str:
+    try:
+        target.settings(config)
+    except ConversionError as error:
+        return next(iter(str(error).splitlines()[1:]), str(error)).strip()
+    return ""
+
+
 def _tokenizer_files(path: Path) -> dict[str, bytes]:
     """The tokenizer files of a directory, by their path in other formats; two tokenizers are in folders of twinax."""
     files = {f"{FOLDERS[0]}/{name}": path / name for name in TOKENIZER_FILES}
@@ -129,7 +148,12 @@ def _same(target: Family, documents: Mapping[str, Mapping[str, Any]], config: Tr
 
 
 def _rewrite(target: Family, documents: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:
-    settings = target.settings(config)
+    try:
+        settings = target.settings(config)
+    except ConversionError as error:
+        raise ConversionError(f"{error}\nthe model {describe_fitting(config)}") from None
+    if not documents:  # twinax ends the longest translation with EOS, and so must `generate`
+        settings |= {"forced_eos_token_id": config.eos_id if config.forced_eos_id is None else config.forced_eos_id}
     identity = {"model_type": target.model_type, "is_encoder_decoder": True}
     ids = {name: value for name, value in settings.items() if name.endswith("_token_id") and value is not None}
     repeated = (*target.tables.repeated, "torch_dtype")  # they would contradict the new settings

@@ -172,6 +172,8 @@ def obstacle(checkpoint: Checkpoint, target: Family) -> str | None:
         return None
     if find_spec("torch") is None:
         return "writing it needs PyTorch, which is not installed"
+    if checkpoint.config.output_bias == "learned":
+        return f"output_bias='learned': {target.architecture} does not train its output bias"
     try:
         training_arguments(checkpoint.training.run)
         _Parameters(target, checkpoint).check_decay(checkpoint.training.run)

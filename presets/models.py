@@ -30,7 +30,8 @@ PRESETS: dict[str, TransformerConfig] = {
         norm_placement="pre",
         final_norm=True,
     ),
-    # For a laptop: pre-norm, which trains without a long warm-up (Xiong et al. 2020, section 4).
+    # For a laptop: pre-norm, which trains without a long warm-up (Xiong et al. 2020, section 4). Pegasus has this
+    # shape, so that a trained model can be exported to transformers.
     "small": TransformerConfig(
         src_vocab_size=8_000,
         tgt_vocab_size=8_000,
@@ -44,6 +45,7 @@ PRESETS: dict[str, TransformerConfig] = {
         final_norm=True,
         shared_embeddings=True,
         tied_output=True,
+        positions="sinusoidal_half",
     ),
     # Vaswani et al. 2017, table 3, "base" and "big"; vocabulary of section 5.1.
     "base": _BASE,

@@ -111,6 +111,7 @@ def test_another_layout_lists_every_reason(bart, tmp_path):
         "  embedding_norm='before_dropout': a marian model has 'none'",
         "  positions='learned': a marian model has 'sinusoidal_half'",
         "  position_offset=2: a marian model has 0",
+        "the model fits bart",
     ]
     assert not (tmp_path / "x").exists()
 

@@ -16,7 +16,7 @@ from twinax.convert.dtypes import to_dtype
 from twinax.convert.file_layouts import PUBLISHED
 from twinax.convert.files import read_json
 from twinax.convert.formats import describe, is_layout, layouts
-from twinax.convert.hugging_face import LAYOUTS
+from twinax.convert.hugging_face import LAYOUTS, describe_fitting
 from twinax.convert.lora import read_adapter
 from twinax.convert.single_file import TORCH_SUFFIXES
 from twinax.convert.trainer import has_state
@@ -83,6 +83,7 @@ def convert_checkpoint(
         "read": describe(src),
         "adapter, merged": str(read_adapter(Path(adapter))) if adapter else "",
         **written,
+        "families": "" if layout in LAYOUTS else f"the model {describe_fitting(original.config)} of transformers",
         "weights": outcome.weights,
         "dtype": f"{original.config.param_dtype} → {dtype}: {outcome.movement}" if dtype else "",
         "unused, kept": ", ".join(checkpoint.unused),

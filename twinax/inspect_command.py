@@ -18,6 +18,7 @@ from twinax.configs.errors import CheckpointError, ConversionError, DataError
 from twinax.convert import Checkpoint, checksum, ctranslate2_format
 from twinax.convert.file_layouts import is_published
 from twinax.convert.formats import describe, is_single_file
+from twinax.convert.hugging_face import fitting_families
 from twinax.convert.lazy_arrays import lazy, specs_of
 from twinax.convert.port import flax_specs
 from twinax.convert.single_file import Parts, read_parts
@@ -61,7 +62,10 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     title = escape(printable(str(path)))
     table = Table("", Column("", overflow="fold"), show_header=False, title=title, title_justify="left")
     for name, value in rows.items():
-        if name != "config":
+        if name == "families":
+            rows_by_fit = sorted(value.items(), key=lambda item: item[1] != "")
+            table.add_row(name, escape("\n".join(f"{layout}: {reason or 'fits'}" for layout, reason in rows_by_fit)))
+        elif name != "config":
             table.add_row(name, escape(_text(value)))
         else:
             table.add_row("sizes", ", ".join(f"{field} {value[field]}" for field in _SIZES))
@@ -122,6 +126,7 @@ def _describe(checkpoint: Checkpoint) -> dict[str, Any]:
     rows["ties"] = [text for field, text in ties.items() if getattr(config, field)]
     rows["tokenizer"] = list(checkpoint.files)
     rows |= _tokenizer_obstacle(checkpoint)
+    rows["families"] = fitting_families(config)
     if (training := checkpoint.training) is not None:
         epoch, batch = training.position
         rows["training"] = {"update": training.update, "epoch": epoch, "batch": batch, "seed": training.seed}

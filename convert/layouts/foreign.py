@@ -10,8 +10,9 @@ from ...configs.schema import TransformerConfig
 from ..port import LEAVES
 from ..rules import Rule
 
-# Fields that no other tool stores: a round trip may change them.
-NOT_WRITTEN = ("linear_init", "embedding_init", "compute_dtype", "dropout_generator")
+# Fields that no other tool stores: a round trip may change them. None changes what the model computes; nothing attends
+# to padding in the models of other tools, so that looking it up has no gradient to freeze.
+NOT_WRITTEN = ("linear_init", "embedding_init", "embedding_padding", "compute_dtype", "dropout_generator")
 
 
 def rules_by_module(names: Iterable[str], modules: Mapping[str, str]) -> list[Rule]:

@@ -119,7 +119,7 @@ class Family:
             return canonical(config.replace(**self.fixed(complete)))
 
     def settings(self, config: TransformerConfig) -> dict[str, Any]:
-        """The family's settings of a config.
+        """The family's settings of a config. A learned output bias becomes the family's fixed one, with its values.
 
         Raises:
             ConversionError: lists every field with a value that no model of this family has.
@@ -139,7 +139,9 @@ class Family:
             settings["share_encoder_decoder_embeddings"] = config.shared_embeddings
             settings["decoder_vocab_size"] = config.tgt_vocab_size
         restored = self.config(settings, config.param_dtype)
-        check_restored(up_to_rounding(config), restored, self.model_type, self.model_type)
+        stored = (config.output_bias, restored.output_bias) == ("learned", "stored")
+        stored_config = config.replace(output_bias="stored") if stored else config
+        check_restored(up_to_rounding(stored_config), restored, self.model_type, self.model_type)
         return {name: value for name, value in settings.items() if value is not None or self._default(name) is not None}
 
     def read(self, settings: Settings, arrays: Named) -> tuple[TransformerConfig, LazyArrays, Named]:

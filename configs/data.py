@@ -116,6 +116,7 @@ class TokenizerConfig:
     min_frequency: int = 1  # minimum count of a word, or of a pair that bpe merges; unigram ignores it
     joint: bool = True  # one tokenizer for both languages
     split: Split = "whitespace"  # pre-tokenization; punctuation: at whitespace too; unspaced: for Chinese, Japanese
+    bpe_dropout: float = 0.0  # probability that a merge is skipped in training, drawn anew in every epoch
     languages: tuple[str, ...] = ()  # of source and target, as de en: spaCy's pre-tokenization; needs twinax[spacy]
     lowercase: bool = False
     normalization: Normalization = "nfc"
@@ -143,6 +144,10 @@ class TokenizerConfig:
             raise ConfigError(f"vocab_size={self.vocab_size}: must be above {len(tokens)}, the special tokens")
         if self.min_frequency < 1:
             raise ConfigError(f"min_frequency={self.min_frequency}: must be at least 1")
+        if not 0 <= self.bpe_dropout < 1:
+            raise ConfigError(f"bpe_dropout={self.bpe_dropout}: must be at least 0 and below 1")
+        if self.bpe_dropout and self.kind != "bpe" and not self.load:
+            raise ConfigError(f"bpe_dropout={self.bpe_dropout}: needs kind='bpe', not {self.kind!r}")
         if len(self.load) > 2:
             raise ConfigError(f"load={self.load!r}: must be one tokenizer, or the source's and the target's")
         if self.load:

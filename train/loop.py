@@ -171,7 +171,7 @@ class _Loop:
         team.agree("checkpoint", self.update)
         if saved_updates:
             self.state = self.checkpoints.restore(self.state, self.update)
-            self._check_position()
+            self._resume_position()
         self.log = MetricsLog(directory, self.update, writes=team.is_first)
         if team.is_first:
             self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory))
@@ -193,13 +193,15 @@ class _Loop:
         """The run with the sizes of this mesh."""
         return replace(self.run, sharding=self.placement.config)
 
-    def _check_position(self) -> None:
+    def _resume_position(self) -> None:
         """Raises: CheckpointError if the saved position does not match the corpus and its batch shapes.
 
         A checkpoint of another program, which does not know the epochs, counts all batches in epoch 0.
         """
-        expected = [self.update, *divmod(self.update, self.batches.per_epoch)]
         position = [int(self.state.update), *map(int, self.state.position)]
+        if self.prepared.bpe_dropout is not None and position[1]:
+            self.batches.resume(*position)
+        expected = [self.update, *self.batches.position(self.update)]
         if position not in (expected, [self.update, 0, self.update]):
             rename = f"; rename the folder to {position[0]}" if position[0] != self.update else ""
             raise CheckpointError(
@@ -298,7 +300,7 @@ class _Loop:
 
     def _rows_of(self, update: int) -> Rows:
         """Which rows of an update's batch are in this process."""
-        epoch, number = divmod(update - 1, self.batches.per_epoch)
+        epoch, number = self.batches.position(update - 1)
         return self.rows[self.batches.plan(epoch).buckets[number]]
 
     def _tell(self, padded: PaddedBatch) -> Told:
@@ -317,7 +319,7 @@ class _Loop:
                 f"update {pending.update}: {reason.partition(': ')[2]}; its batch is in {path}. Resuming repeats this "
                 "update: start a new run with a smaller learning_rate, a longer warm-up or clip_norm"
             )
-        epoch, number = divmod(pending.update - 1, self.batches.per_epoch)
+        epoch, number = self.batches.position(pending.update - 1)
         loss, rate, tokens = float(metrics.loss), float(metrics.learning_rate), int(metrics.tokens)
         record = {"update": pending.update, "epoch": epoch, "batch": number, "loss": loss, "tokens": tokens}
         record["checksum"] = int(pending.told.checksum)
@@ -328,7 +330,7 @@ class _Loop:
 
     def _save(self) -> None:
         self.team.begin(f"the checkpoint of update {self.update}")
-        position = jnp.array(divmod(self.update, self.batches.per_epoch), jnp.int32)
+        position = jnp.array(self.batches.position(self.update), jnp.int32)
         self.log.flush()
         self.state = self.state._replace(position=like(position, self.state.position))
         self.checkpoints.save(self.state, self._run_here, self.prepared.tokenizers)

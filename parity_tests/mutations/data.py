@@ -3,6 +3,7 @@
 from parity_tests.mutations.planting import Mutation
 
 _BOOKS = ("tests/test_bookkeeping.py",)
+_BPE_DROPOUT = ("tests/test_bpe_dropout.py",)
 _DATASET = ("tests/test_dataset.py",)
 _CORPUS = ("tests/test_corpus.py",)
 _BUCKETS = ("tests/test_buckets.py",)
@@ -13,9 +14,37 @@ DATA = (
     Mutation(
         "every epoch in the same order",
         "train.data.dataset.Batches.__getitem__",
-        "plan = self.plan(epoch)",
-        "plan = self.plan(0)",
+        "encoded, plan = self._epoch(epoch)",
+        "encoded, plan = self._epoch(0)",
         _BOOKS,
+    ),
+    Mutation(
+        "every epoch has the same BPE-dropout",
+        "train.data.bpe_dropout.BpeDropout.epoch",
+        "(self.seed, number, side)",
+        "(self.seed, 0, side)",
+        _BPE_DROPOUT,
+    ),
+    Mutation(
+        "a skipped merge stays skipped",
+        "train.data.bpe_dropout._merge",
+        "np.atleast_1d(rounds)",
+        "np.atleast_1d(0)",
+        _BPE_DROPOUT,
+    ),
+    Mutation(
+        "merges across words",
+        "train.data.bpe_dropout._possible_merges",
+        "np.append(words[1:] == words[:-1], False)",
+        "np.append(words[1:] >= 0, False)",
+        _BPE_DROPOUT,
+    ),
+    Mutation(
+        "the position of a resumed run is that without BPE-dropout",
+        "train.data.dataset.Batches.position",
+        "if self._resegmentation is None:",
+        "if self._resegmentation is not ...:",
+        _BPE_DROPOUT,
     ),
     Mutation(
         "the data's seed is ignored",

@@ -75,7 +75,7 @@ OTHER_TOOLS = (
     ),
     Mutation(
         "a checkpoint of another program does not resume",
-        "train.loop._Loop._check_position",
+        "train.loop._Loop._resume_position",
         "(expected, [self.update, 0, self.update])",
         "(expected,)",
         ("tests/test_loop.py::test_a_checkpoint_of_another_program_resumes_in_a_later_epoch",),

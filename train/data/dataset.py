@@ -7,7 +7,7 @@ import signal
 from collections.abc import Generator, Iterable, Sequence
 from hashlib import sha256
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -98,14 +98,15 @@ def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides, name: str) -> t
             f"{name}: all {total} pairs are dropped: {empty} have an empty side, {too_long} are longer than "
             f"{sides.longest[0]} source or {sides.longest[1]} target tokens"
         )
-    encoded = EncodedPairs(*_flat(src), *_flat(tgt))
+    encoded = EncodedPairs(*concatenate(src), *concatenate(tgt))
     added = sides.src.added, len(sides.first_ids) + 1
     tokens = tuple(len(ids) - n * len(indices) for ids, n in zip((encoded.src, encoded.tgt), added, strict=True))
     unknown = int((encoded.src == sides.src.unk_id).sum()), int((encoded.tgt == sides.tgt.unk_id).sum())
     return encoded, np.array(indices), Counts(total, len(indices), empty, too_long, (tokens[0], tokens[1]), unknown)
 
 
-def _flat(sentences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def concatenate(sentences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(ids of all sentences, start of each sentence and the end of the last)."""
     starts = np.concatenate([[0], np.cumsum([len(ids) for ids in sentences])])
     return np.concatenate(sentences), starts
 
@@ -140,10 +141,19 @@ def _ignore_interrupts(worker: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class Resegmentation(Protocol):
+    """Gives every epoch its own segmentation of the same sentences."""
+
+    def epoch(self, number: int, longest: tuple[int, int]) -> EncodedPairs:
+        """The pairs of an epoch, at most `longest` source and target tokens each."""
+        ...
+
+
 class Batches:
     """All batches of a run in order; they depend on corpus, shapes and seed alone.
 
-    `rows` are the numbers of the rows to read from the batches of each bucket; None: all.
+    `rows` are the numbers of the rows to read from the batches of each bucket; None: all. With a `resegmentation`, the
+    lengths of an epoch's pairs, and so the number of its batches, are its own.
 
     It is a grain data source, read in this process or in worker processes.
     """
@@ -156,30 +166,59 @@ class Batches:
         seed: int,
         total: int,
         rows: Sequence[np.ndarray] | None = None,
+        resegmentation: Resegmentation | None = None,
     ):
         self.encoded, self.buckets, self.pad_id = encoded, list(buckets), pad_id
         self.seed, self.total = seed, total
-        self._rows = rows
-        self._plan: tuple[int, Plan] | None = None
-        self.per_epoch = count_batches(encoded.lengths, self.buckets)
+        self._rows, self._resegmentation = rows, resegmentation
+        self._epochs: dict[int, tuple[EncodedPairs, Plan]] = {}  # the last two: one is trained on, the other prefetched
+        self._starts = {0: 0}  # the first batch of epochs
+        self.per_epoch = count_batches(encoded.lengths, self.buckets)  # without a resegmentation
 
     def __len__(self) -> int:
         return self.total
 
     def __getitem__(self, index: Any) -> PaddedBatch:
-        epoch, batch = divmod(int(index), self.per_epoch)
-        plan = self.plan(epoch)
+        epoch, batch = self.position(int(index))
+        encoded, plan = self._epoch(epoch)
         number = plan.buckets[batch]
         rows = None if self._rows is None else self._rows[number]
-        return pad_rows(self.encoded, plan.batches[batch], self.buckets[number], self.pad_id, rows)
+        return pad_rows(encoded, plan.batches[batch], self.buckets[number], self.pad_id, rows)
+
+    def position(self, index: int) -> tuple[int, int]:
+        """(epoch, number in the epoch) of a batch."""
+        if self._resegmentation is None:
+            return divmod(index, self.per_epoch)
+        starts = self._starts  # read once, as other threads replace it
+        epoch = max(epoch for epoch, start in starts.items() if start <= index)
+        while index >= (end := starts[epoch] + len(self.plan(epoch).batches)):
+            epoch += 1
+            self._starts = starts = {**starts, epoch: end}
+        return epoch, index - starts[epoch]
+
+    def resume(self, index: int, epoch: int, number: int) -> None:
+        """States the position of a batch, so that earlier epochs need not be segmented to compute it."""
+        self._starts = {0: 0, epoch: index - number}
 
     def plan(self, epoch: int) -> Plan:
-        """The plan of an epoch; the last one is cached."""
-        cached = self._plan  # read once: other threads may replace it
-        if cached is None or cached[0] != epoch:
-            cached = epoch, plan_epoch(self.encoded.lengths, self.buckets, self.seed, epoch)
-            self._plan = cached
-        return cached[1]
+        """The plan of an epoch."""
+        return self._epoch(epoch)[1]
+
+    def pairs(self, epoch: int) -> EncodedPairs:
+        """The pairs as an epoch reads them."""
+        return self._epoch(epoch)[0]
+
+    def _epoch(self, number: int) -> tuple[EncodedPairs, Plan]:
+        epochs = self._epochs  # read once: other threads may replace it
+        if number not in epochs:
+            encoded = self.encoded
+            if self._resegmentation is not None:
+                longest = max(bucket.src_length for bucket in self.buckets), max(b.tgt_length for b in self.buckets)
+                encoded = self._resegmentation.epoch(number, longest)
+            plan = plan_epoch(encoded.lengths, self.buckets, self.seed, number)
+            epochs = {**dict([*epochs.items()][-1:]), number: (encoded, plan)}
+            self._epochs = epochs
+        return epochs[number]
 
     def read(self, start: int, workers: int = 0) -> Generator[PaddedBatch, None, None]:
         """The batches from number `start` on, prefetched by a thread or by worker processes."""

@@ -15,6 +15,7 @@ from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ...convert.atomic_io import write_files
 from ...convert.checkpoint import CONFIG, Checkpoint
+from .bpe_dropout import BpeDropout
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
 from .corpus import read_pairs
 from .dataset import Batches, Counts, EncodedPairs, Sides, encode_pairs
@@ -113,12 +114,14 @@ class PreparedRun(NamedTuple):
     references: list[str]  # texts of the targets of `valid`
     buckets: list[Bucket]
     counts: dict[str, Counts]  # of train and valid
+    bpe_dropout: BpeDropout | None
 
     def batches(self, rows: Sequence[np.ndarray] | None = None) -> Batches:
         """The run's batches in order; `rows` are those to read from the batches of each bucket, by default all."""
         run = self.run
         assert run.loop.updates is not None  # `prepare` has set it
-        return Batches(self.train, self.buckets, run.model.pad_id, run.training.seed, run.loop.updates, rows)
+        pad_id, seed = run.model.pad_id, run.training.seed
+        return Batches(self.train, self.buckets, pad_id, seed, run.loop.updates, rows, self.bpe_dropout)
 
 
 def prepare(
@@ -174,12 +177,17 @@ def prepare(
         if (share := 1 - part_counts.kept / part_counts.read) > _DROPPED_WARNING:
             say(f"warning: {share:.0%} of the {part} pairs are dropped; check the files and the length limits")
     run = replace(run, batches=run.batches.sized(int(train.lengths.sum(0).max())))
+    bpe_dropout, lengths = None, train.lengths
+    if rate := run.tokenizer.bpe_dropout:
+        kept_pairs = [pairs[i] for i in train_indices]
+        bpe_dropout = BpeDropout(tokenizers, kept_pairs, train, rate, run.training.seed)
+        lengths = np.maximum(bpe_dropout.epoch(0, longest).lengths, lengths)  # a shape must hold a pair without dropout
     if buckets is None:
         say("choosing batch shapes")
-    buckets = list(buckets or buckets_of(run, train.lengths, run.batches.shapes))
-    run = run.resolved(count_batches(train.lengths, buckets))
+    buckets = list(buckets or buckets_of(run, lengths, run.batches.shapes))
+    run = run.resolved(count_batches(lengths, buckets))
     references = [held_out[i][1] for i in valid_indices]
-    return PreparedRun(run, tokenizers, train, valid, references, buckets, counts)
+    return PreparedRun(run, tokenizers, train, valid, references, buckets, counts, bpe_dropout)
 
 
 def buckets_of(run: RunConfig, lengths: np.ndarray, shapes: int) -> list[Bucket]:

@@ -54,8 +54,8 @@ def _length_table(prepared: PreparedRun) -> Table:
 
 def _shape_table(prepared: PreparedRun) -> Table:
     """Batch shapes and the padding of the first epoch."""
-    plan = prepared.batches().plan(0)
-    lengths = prepared.train.lengths
+    first_epoch = prepared.batches()
+    plan, lengths = first_epoch.plan(0), first_epoch.pairs(0).lengths
     table = Table("rows", "source", "target", "batches per epoch", "padding", title="shapes", show_footer=True)
     all_positions, all_tokens = 0, 0
     for bucket_index, bucket in enumerate(prepared.buckets):

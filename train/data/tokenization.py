@@ -94,6 +94,10 @@ class FastTokenizer(Tokenizer):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._encode(texts, add_special_tokens=False)]
 
+    def encodings(self, texts: Sequence[str]) -> list[Any]:
+        """The library's encodings of texts, which state the word of each token, without special tokens around them."""
+        return self.fast.encode_batch(list(texts), add_special_tokens=False)
+
     def encode_sources(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
         if self.frame is not None:
             return super().encode_sources(texts, longest)

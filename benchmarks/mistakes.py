@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.multi30k import one_core_each, text, write
+from benchmarks.multi30k_runs import one_core_each, text, write
 from benchmarks.pages import marks, write_between, write_table
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig

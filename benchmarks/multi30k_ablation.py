@@ -1,0 +1,119 @@
+"""What each setting costs or gains on Multi30k, for docs/results.md: one seed, equal minutes, on the validation set.
+
+`python -m benchmarks.multi30k_ablation FOLDER [NAME ...]`: FOLDER has train and val, .de and .en (.gz too); NAMEs
+select rows. A row takes at most 25 minutes, with one training per core. Rows in docs/multi30k/results.json are not
+trained again.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.marked_case import write_marked_case
+from benchmarks.multi30k_runs import OUT, Training, check_files, one_core_each, read_results, text, train_and_score
+from benchmarks.pages import marks, write_table
+from twinax.train.data.corpus import read_lines
+
+PAGE, NAME = Path("docs/results.md"), "multi30k-ablation"
+PREFIX, MARKED_CASE = "ablation-", OUT / "marked_case"
+UPDATES = 3400  # of the base setting, in about 20 minutes on one core of an AMD EPYC
+HEADER = ("setting", "updates", "minutes", "target tokens per second", "perplexity", "BLEU", "BLEU, lower case")
+# The settings of the runs without what the table measures.
+BASE = {
+    "training.consistency": "none",
+    "tokenizer.bpe-dropout": "0.0",
+    "tokenizer.vocab-size": "3000",
+    "model.embedding-dropout": "0.2",
+    "model.residual-dropout": "0.2",
+    "training.learning-rate": "4e-3",
+    "training.warmup-updates": "800",
+    "batches.tokens": "2048",
+    "loop.epochs": "None",
+    "loop.validate-every": "1000",
+    "loop.translations": "0",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A row: what differs from the base, and the share of its updates that takes as many minutes."""
+
+    name: str
+    label: str
+    changes: tuple[tuple[str, str], ...] = ()
+    flags: tuple[str, ...] = ()
+    share: float = 1.0
+
+    @property
+    def training(self) -> Training:
+        """The training of the row, English to German, scored on the validation set."""
+        values = BASE | {"loop.updates": str(round(self.share * UPDATES))} | dict(self.changes)
+        flags = [word for name, value in values.items() for word in (f"--{name}", value)]
+        return Training(f"{PREFIX}{self.name}", ("en", "de"), ("multi30k_en_de", *flags, *self.flags), scored_on="val")
+
+
+def _dropout(rate: str) -> tuple[tuple[str, str], ...]:
+    return (("model.embedding-dropout", rate), ("model.residual-dropout", rate))
+
+
+SETTINGS = (
+    Setting("base", "pre-norm, cased vocabulary of 3,000, dropout 0.2, 4+4 layers of width 128"),
+    Setting("lower", "lowercase vocabulary", flags=("--tokenizer.lowercase",)),
+    Setting(
+        "marked_case",
+        "vocabulary of 3,000 lowercase pieces, with marks for upper case",
+        (("tokenizer.vocab-size", "None"), ("tokenizer.split", "whitespace"), ("tokenizer.load", str(MARKED_CASE))),
+        share=0.9,
+    ),
+    Setting("vocab_2000", "vocabulary of 2,000", (("tokenizer.vocab-size", "2000"),)),
+    Setting("vocab_6000", "vocabulary of 6,000", (("tokenizer.vocab-size", "6000"),), share=0.97),
+    Setting("vocab_10000", "vocabulary of 10,000", (("tokenizer.vocab-size", "10000"),), share=0.8),
+    Setting(
+        "post_norm",
+        "post-norm, learning rate 1.5e-3",
+        (("model.norm-placement", "post"), ("training.learning-rate", "1.5e-3")),
+        ("--model.no-final-norm",),
+    ),
+    Setting("simcut", "SimCut", (("training.consistency", "simcut"),), share=0.5),
+    Setting("r_drop", "R-Drop", (("training.consistency", "r_drop"),), share=0.5),
+    Setting("bpe_dropout", "BPE-dropout 0.1", (("tokenizer.bpe-dropout", "0.1"),), share=0.85),
+    Setting("dropout_0.1", "dropout 0.1", _dropout("0.1")),
+    Setting("dropout_0.3", "dropout 0.3", _dropout("0.3")),
+    Setting("deep", "6+6 layers", (("model.num-encoder-layers", "6"), ("model.num-decoder-layers", "6")), share=0.75),
+    Setting("shallow", "2+2 layers", (("model.num-encoder-layers", "2"), ("model.num-decoder-layers", "2")), share=1.5),
+    Setting("wide", "width 256", (("model.d-model", "256"), ("model.d-ff", "512")), share=0.4),
+    Setting("average", "average of the last 5 checkpoints", (("loop.validate-every", "200"), ("loop.average", "5"))),
+)
+
+
+def main(folder: Path, names: Sequence[str]) -> None:
+    """Trains the missing rows, then writes the table."""
+    marks(PAGE, NAME)
+    check_files(folder, ("de", "en"))
+    OUT.mkdir(parents=True, exist_ok=True)
+    if not MARKED_CASE.is_dir():
+        write_marked_case(
+            MARKED_CASE, 3000, [s for path in text(folder, "train", ("de", "en")) for s in read_lines(str(path))]
+        )
+    chosen = [setting for setting in SETTINGS if not names or setting.name in names]
+    with one_core_each() as run_all:
+        list(run_all(lambda setting: train_and_score(setting.training, folder), chosen))
+    write_table(PAGE, NAME, HEADER, [row for setting in SETTINGS if (row := _row(setting))])
+
+
+def _row(setting: Setting) -> tuple[str, ...] | None:
+    entry = read_results().get(setting.training.name)
+    if entry is None:
+        return None
+    values = {score["name"]: score["value"] for score in entry["scores"]}
+    numbers = f"{entry['updates']:,}", f"{entry['minutes']:.0f}", f"{entry['target_tokens_per_second']:,}"
+    scores = (f"{values[name]:.1f}" for name in ("BLEU", "BLEU, lower case"))
+    return (setting.label, *numbers, f"{entry['validation_perplexity']:.2f}", *scores)
+
+
+if __name__ == "__main__":
+    unknown = [name for name in sys.argv[2:] if name not in {setting.name for setting in SETTINGS}]
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir() or unknown:
+        sys.exit(f"usage: python -m benchmarks.multi30k_ablation FOLDER [{'|'.join(s.name for s in SETTINGS)} ...]")
+    main(Path(sys.argv[1]), sys.argv[2:])

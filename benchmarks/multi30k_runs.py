@@ -1,0 +1,226 @@
+"""Trains and scores models on Multi30k, one training per core, and records what came out of each in docs/multi30k.
+
+A recorded training is not repeated: results.json states its arguments, and its translations are beside it.
+"""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+
+from twinax.train.tracking.metrics import best_update, read_metrics, validations
+
+OUT, RESULTS = Path("runs/multi30k"), Path("docs/multi30k/results.json")
+_RESULTS_LOCK = Lock()
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model to train: its run, languages and arguments, and the part of the corpus that scores it."""
+
+    name: str
+    languages: tuple[str, str]
+    arguments: tuple[str, ...]  # of `twinax train`
+    pairs: int | None = None  # number of training pairs from the start; None: all
+    scored_on: str = "test_2016_flickr"
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return OUT / self.name
+
+    @property
+    def recorded(self) -> dict[str, Any] | None:
+        """What results.json has of this training; None: nothing, or it had other arguments."""
+        entry = read_results().get(self.name)
+        return entry if entry is not None and entry["arguments"] == " ".join(self.arguments) else None
+
+
+def read_results() -> dict[str, Any]:
+    """The recorded trainings by name."""
+    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+
+
+def record(name: str, **values: Any) -> None:
+    """Adds values to a training's record."""
+    with _RESULTS_LOCK:
+        results = read_results()
+        results[name] = results.get(name, {}) | values
+        RESULTS.parent.mkdir(exist_ok=True)
+        write(RESULTS, json.dumps(dict(sorted(results.items())), indent=1, ensure_ascii=False) + "\n")
+
+
+def train_and_score(training: Training, folder: Path) -> None:
+    """Trains a model, scores it, and records both with its translations; does nothing if it is recorded."""
+    if training.recorded is not None:
+        return
+    seconds = train(training, folder)
+    scores = evaluate(training, folder)
+    records = read_metrics(training.run)
+    curve = validations(records)
+    averaged = [r["validation"] for r in records if r.get("averaged")]
+    # The scored checkpoint is the averaged one, else the best.
+    scored = averaged[-1] if averaged else curve[best_update(curve, "loss") or 0]
+    tokens = sum(r["tokens"] for r in records if "tokens" in r)
+    shutil.copy(training.run.with_name(f"{training.name}.translations"), RESULTS.with_name(f"{training.name}.txt"))
+    record(
+        training.name,
+        arguments=" ".join(training.arguments),
+        machine=describe_machine(),
+        scored_on=training.scored_on,
+        updates=max(r["update"] for r in records),
+        minutes=round(seconds / 60, 1),
+        target_tokens_per_second=round(tokens / seconds),
+        validation_perplexity=round(scored["perplexity"], 3),
+        scores=[score for score in scores if score["name"] != "exact match"],
+        curve=[[u, round(v["loss"], 4), v.get("bleu") and round(v["bleu"], 2)] for u, v in curve.items()],
+    )
+
+
+def describe_machine() -> str:
+    """Processor and the versions that determine what is computed."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"one core of {names[0] if names else 'a CPU'}, jaxlib {version('jaxlib')}"
+
+
+@contextmanager
+def one_core_each() -> Iterator[Any]:
+    """Yields a parallel `map` whose calls start their processes on one core each."""
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0)):
+        cores.put(core)
+
+    def on_a_core(function: Any, item: Any) -> Any:
+        core = cores.get()
+        try:
+            os.sched_setaffinity(0, {core})  # of this thread; its children inherit it
+            return function(item)
+        except SystemExit:
+            pool.shutdown(wait=False, cancel_futures=True)  # running calls finish; no other starts
+            raise
+        finally:
+            cores.put(core)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        yield lambda function, items: pool.map(lambda item: on_a_core(function, item), items)
+
+
+def text(folder: Path, part: str, languages: tuple[str, str], pairs: int | None = None) -> list[Path]:
+    """Source and target file of a part of the corpus, or copies of its first pairs."""
+    paths = []
+    for language in languages:
+        path = folder / f"{part}.{language}"
+        paths.append(path if path.is_file() else path.with_name(f"{path.name}.gz"))
+    if pairs is None:
+        return paths
+    return [first_lines(file, pairs) for file in paths]
+
+
+def check_files(folder: Path, languages: Sequence[str] = ("de", "en", "fr")) -> None:
+    """Raises: SystemExit if a file is missing, before hours of work."""
+    parts = ("train", "val", "test_2016_flickr")
+    paths = [path for part in parts for a in languages for path in text(folder, part, (a, a))]
+    if missing := sorted({str(path) for path in paths if not path.is_file()}):
+        sys.exit(f"{folder}: has no {', '.join(missing)}")
+
+
+def first_lines(path: Path, number: int) -> Path:
+    """Copies the first lines of a file; returns the copy."""
+    name = path.name.removesuffix(".gz")
+    copy = OUT / f"{name.split('.')[0]}-{number}.{name.split('.')[-1]}"
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8", newline="\n") as file:
+        copy.write_text("".join(line for _, line in zip(range(number), file, strict=False)), encoding="utf-8")
+    return copy
+
+
+def train(training: Training, folder: Path) -> float:
+    """Trains a model, or goes on where it was stopped; returns its seconds, those of earlier calls included.
+
+    Raises:
+        SystemExit: the existing run was trained with other arguments.
+    """
+    run, flags = training.run, []
+    for part, pairs, prefix in (("train", training.pairs, ""), ("val", None, "valid-")):
+        for side, path in zip(("src", "tgt"), text(folder, part, training.languages, pairs), strict=True):
+            flags += [f"--{prefix}{side}", str(path)]
+    clock, marker = run.with_name(f"{run.name}.seconds"), run.with_name(f"{run.name}.arguments")
+    arguments = " ".join([*training.arguments, *flags])
+    if marker.is_file() and marker.read_text() != arguments:
+        sys.exit(f"{run}: was trained with {marker.read_text()} and not {arguments}; remove {run}* to train it again")
+    write(marker, arguments)
+    earlier_seconds = float(clock.read_text()) if clock.is_file() else 0.0
+    start = time.monotonic()
+    try:
+        call("train", *training.arguments, *flags, "--out", str(run), log=run.with_name(f"{run.name}.log"))
+    finally:
+        seconds = earlier_seconds + time.monotonic() - start
+        write(clock, str(seconds))
+    return seconds
+
+
+def write(path: Path, content: str) -> None:
+    """Writes a file atomically."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(content, encoding="utf-8")
+    temporary.replace(path)
+
+
+def document(path: Path, command: Sequence[str], **options: Any) -> dict[str, Any]:
+    """The JSON document of a command, which is run if the file does not exist.
+
+    Raises:
+        SystemExit: the command failed.
+    """
+    if not path.is_file():
+        temporary = path.with_name(f"{path.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        call(*command, "--json", str(temporary), **options)
+        if not temporary.is_file():
+            sys.exit(f"twinax {' '.join(command)}: failed")
+        temporary.replace(path)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def evaluate(training: Training, folder: Path) -> list[dict[str, Any]]:
+    """The scores on the part that the training names, with a beam of 5."""
+    src, tgt = text(folder, training.scored_on, training.languages)
+    output, path = (training.run.with_name(f"{training.name}.{end}") for end in ("translations", "scores.json"))
+    if not path.is_file():
+        output.unlink(missing_ok=True)
+    command = ("evaluate", str(training.run), "--src", str(src), "--tgt", str(tgt), "--output", str(output))
+    return document(path, command)["scores"]
+
+
+def call(
+    *arguments: str, statuses: tuple[int, ...] = (0,), log: Path | None = None, output: Path | None = None
+) -> None:
+    """Runs twinax; `log` receives standard error, `output` standard output.
+
+    Raises:
+        SystemExit: the exit status is not one of `statuses`.
+    """
+    print("twinax", *arguments, f"2>> {log}" if log is not None else "", flush=True)
+    command = [str(Path(sys.executable).with_name("twinax")), *arguments]
+    with ExitStack() as files:
+        streams = {"stderr": files.enter_context(log.open("a"))} if log is not None else {}
+        streams |= {"stdout": files.enter_context(output.open("w"))} if output is not None else {}
+        process = subprocess.run(command, check=False, **streams)
+    if process.returncode not in statuses:
+        message = (
+            f"twinax {' '.join(arguments)}: exit status {process.returncode}{f', see {log}' if log is not None else ''}"
+        )
+        print(message, file=sys.stderr, flush=True)
+        sys.exit(message)

@@ -226,6 +226,9 @@ def test_data_of_weights_to_start_from_has_their_tokenizer(command, corpus):
     code, out, _ = command("data", *corpus, "--init-from", str(STORED))
     assert code == 0
     assert "20, 20" in out  # the letters that the stored model knows
+    dropout = ("--tokenizer.bpe-dropout", "0.1")  # of the run, not of the tokenizer
+    _, _, err = command("train", *corpus, "--init-from", str(STORED), *dropout)
+    assert "bpe_dropout=0.1: needs kind='bpe', not 'word'" in err
     code, _, err = command("data", *corpus, "--plot", "x.foo")
     assert (code, err) == (2, "twinax: --plot x.foo: must end in .png, .pdf or .svg\n")
 

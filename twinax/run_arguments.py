@@ -171,8 +171,10 @@ def _check_initial(run: RunConfig, base: RunConfig | None) -> None:
     """Raises: UsageError if a flag changes the tokenizer that the initial weights come with."""
     if run.init_from is None or run.tokenizer.load or base is None:
         return
-    languages = {"src_lang": run.tokenizer.src_lang, "tgt_lang": run.tokenizer.tgt_lang}  # a flag may choose them
-    expected = replace(base.tokenizer, **languages)
+    free = {
+        name: getattr(run.tokenizer, name) for name in ("src_lang", "tgt_lang", "bpe_dropout")
+    }  # flags may set them
+    expected = replace(base.tokenizer, **free)
     if run.tokenizer == expected:
         return
     difference = differences(run.tokenizer, expected, "tokenizer.")[0]

@@ -171,10 +171,8 @@ def _check_initial(run: RunConfig, base: RunConfig | None) -> None:
     """Raises: UsageError if a flag changes the tokenizer that the initial weights come with."""
     if run.init_from is None or run.tokenizer.load or base is None:
         return
-    free = {
-        name: getattr(run.tokenizer, name) for name in ("src_lang", "tgt_lang", "bpe_dropout")
-    }  # flags may set them
-    expected = replace(base.tokenizer, **free)
+    settings_of_the_run = ("src_lang", "tgt_lang", "bpe_dropout")
+    expected = replace(base.tokenizer, **{name: getattr(run.tokenizer, name) for name in settings_of_the_run})
     if run.tokenizer == expected:
         return
     difference = differences(run.tokenizer, expected, "tokenizer.")[0]

@@ -1,6 +1,7 @@
 """Tokenizers: splitting, lossless decoding, special ids, and equal ids in `transformers`."""
 
 import json
+import unicodedata
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.marked_case import marked_case_tokenizer
 from twinax.configs import ConfigError
 from twinax.configs.data import ROLES, TokenizerConfig
 from twinax.configs.errors import DataError
@@ -217,3 +219,24 @@ def test_word_characters():
     assert tokenizer.show(tokenizer.encode([text])[0]) == ["\u00ab", "Ah", "!...", "amico_caro", ",", "5", "\u00b0."]
     with pytest.raises(ConfigError, match="split='word_characters': needs kind='word', not 'bpe'"):
         TokenizerConfig(split="word_characters")
+
+
+@pytest.fixture(scope="module")
+def marked_case():
+    return marked_case_tokenizer(TokenizerConfig(split="bytes", vocab_size=330), TEXTS)
+
+
+@given(text=st.text(st.sampled_from("aAbBzZäÄöÖẞßİıMcD .,'\n日\u00a0🙂"), max_size=30))
+def test_marks_for_upper_case_are_lossless(text, marked_case):
+    """Against the text itself, in composed form."""
+    assert marked_case.decode(marked_case.encode([text])) == [unicodedata.normalize("NFC", text)]
+
+
+def test_words_with_and_without_upper_case_share_their_pieces(marked_case, tmp_path):
+    lower, upper = marked_case.encode(["ein kleines haus", "Ein kleines Haus"])
+    mark = marked_case.id_of("îĢĢ")
+    assert [i for i in upper if i != mark] == lower
+    assert upper.count(mark) == 2
+    marked_case.save(tmp_path)
+    again = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert again.decode(again("Ein kleines Haus")["input_ids"], skip_special_tokens=True) == "Ein kleines Haus"

@@ -58,7 +58,6 @@ def record(name: str, **values: Any) -> None:
     with _RESULTS_LOCK:
         results = read_results()
         results[name] = results.get(name, {}) | values
-        RESULTS.parent.mkdir(exist_ok=True)
         write(RESULTS, json.dumps(dict(sorted(results.items())), indent=1, ensure_ascii=False) + "\n")
 
 
@@ -73,8 +72,10 @@ def train_and_score(training: Training, folder: Path) -> None:
     averaged = [r["validation"] for r in records if r.get("averaged")]
     # The scored checkpoint is the averaged one, else the best.
     scored = averaged[-1] if averaged else curve[best_update(curve, "loss") or 0]
+    RESULTS.parent.mkdir(exist_ok=True)
     tokens = sum(r["tokens"] for r in records if "tokens" in r)
-    shutil.copy(training.run.with_name(f"{training.name}.translations"), RESULTS.with_name(f"{training.name}.txt"))
+    if training.scored_on != "val":
+        shutil.copy(training.run.with_name(f"{training.name}.translations"), RESULTS.with_name(f"{training.name}.txt"))
     record(
         training.name,
         arguments=" ".join(training.arguments),

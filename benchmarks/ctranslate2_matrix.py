@@ -118,7 +118,7 @@ def _translations(translator: Translator, texts: Sequence[str], references: Sequ
             seconds = _seconds(engines)
             for name, ids in results.items():
                 hypotheses = translator.tokenizers.tgt.decode(ids)
-                bleu = corpus_scores(hypotheses, references)[1].value
+                bleu = corpus_scores(hypotheses, [references])[1].value
                 different = sum(a != b for a, b in zip(ids, results[REFERENCE], strict=True))
                 ratio = statistics.median(np.array(seconds[name]) / np.array(seconds[REFERENCE]))
                 rows.append((name, str(beam_size), f"{bleu:.2f}", f"{different} of {len(ids):,}", f"{ratio:.2f}"))

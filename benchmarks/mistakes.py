@@ -147,7 +147,7 @@ def measure(variant: Variant, folder: Path, updates: int) -> None:
         src, tgt = (_lines(path) for path in text(folder, "val", ("de", "en")))
         decoding = {"beam_size": 1, "max_length": min(LONGEST, config.model.max_length)}
         translations = load(variant.run).translate(src, framework="torch", **decoding)  # torch needs no compilation
-        scores = {score.name: score.value for score in corpus_scores(translations, tgt)}
+        scores = {score.name: score.value for score in corpus_scores(translations, [tgt])}
         results["bleu"] = scores["BLEU, lower case"]
     results["minutes"] = float(clock.read_text()) / 60
     write(variant.run.with_suffix(".json"), json.dumps(results))

@@ -94,7 +94,7 @@ def test_a_directory_without_a_tokenizer_translates_no_text(tmp_path):
 
 def test_scores_are_sacrebleu_s():
     predictions, references = ["The small House stands", "a dog"], ["The small house stands here", "a dog"]
-    scores = {score.name: score for score in corpus_scores(predictions, references, "intl")}
+    scores = {score.name: score for score in corpus_scores(predictions, [references], "intl")}
     assert scores["BLEU"].value == corpus_bleu(predictions, [references], tokenize="intl").score
     lowercase_bleu = corpus_bleu(predictions, [references], tokenize="intl", lowercase=True).score
     assert scores["BLEU, lower case"].value == lowercase_bleu
@@ -104,9 +104,9 @@ def test_scores_are_sacrebleu_s():
     assert "case:mixed" in scores["BLEU"].signature
     assert "tok:intl" in scores["BLEU, lower case"].signature
     with pytest.raises(DataError, match="tokenize='nope': must be one of none, zh"):
-        corpus_scores(predictions, references, "nope")
+        corpus_scores(predictions, [references], "nope")
     with pytest.raises(DataError, match="1 translations and 2 references"):
-        corpus_scores(predictions[:1], references)
+        corpus_scores(predictions[:1], [references])
 
 
 @pytest.fixture

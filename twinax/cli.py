@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 
 import tyro
 
+from .evaluate_command import evaluate
 from .foreign_flags import check_flags
 from .plan_command import plan
-from .text_commands import evaluate, score, translate
+from .text_commands import score, translate
 from .usage import CheckpointPath, UsageError, check_exists, download_hint, enable_compilation_cache, one_line_errors
 
 _DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."

@@ -98,7 +98,7 @@ def demo(out: Path, updates: int, test: int) -> Results:
         texts, different, count = _translate(translator, pairs)
         references = [pair.italian for pair in pairs]
         exact[name] = sum(map(str.__eq__, texts, references)) / len(pairs)
-        bleu[name] = corpus_scores(texts, references)[0].value
+        bleu[name] = corpus_scores(texts, [references])[0].value
         different_tokens, all_tokens = different_tokens + different, all_tokens + count
     _show(translator, out, console)
     arrays = _through_pytorch(translator, out / "model.pt")

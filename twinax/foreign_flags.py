@@ -70,7 +70,7 @@ _SEARCH = _table(
 )
 _FILES = _table(
     ("--source --source-file --input --ref-src", "--src"),
-    ("--target --target-file --reference --references --ref", "--tgt"),
+    ("--target --target-file --reference --ref", "--tgt"),
 )
 FOREIGN: dict[str, dict[str, str]] = {
     "train": _TRAIN,

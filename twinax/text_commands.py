@@ -1,10 +1,8 @@
-"""`twinax translate`, `twinax evaluate`, `twinax score`: text in, text or numbers out."""
+"""`twinax translate` and `twinax score`: text in, text or numbers out."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -13,7 +11,6 @@ from .usage import (
     CheckpointPath,
     UsageError,
     check_exists,
-    check_folder,
     check_picture,
     enable_compilation_cache,
     one_line_errors,
@@ -75,9 +72,9 @@ def translate(
     with one_line_errors():
         flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
         flags |= {"n_best": n_best, "no_repeat_ngram_size": no_repeat_ngram_size}
-        _check_decoding(flags)
-        translator = decoding_in(_load(checkpoint, adapter), src_lang, tgt_lang, forced_bos)
-        decoding = _decoding(translator, flags, ignore_generation_config)
+        check_decoding(flags)
+        translator = decoding_in(load_translator(checkpoint, adapter), src_lang, tgt_lang, forced_bos)
+        decoding = decoding_config(translator, flags, ignore_generation_config)
         picture_done = attention is None
 
         def show(lines: Sequence[str], first: int, progress: Callable[[int], None] = lambda count: None) -> None:
@@ -108,102 +105,6 @@ def translate(
     return 0
 
 
-def evaluate(
-    checkpoint: CheckpointPath,
-    *,
-    adapter: str | None = None,
-    src: str | None = None,
-    tgt: str | None = None,
-    dataset: str | None = None,
-    subset: str | None = None,
-    split: str | None = None,
-    src_column: str | None = None,
-    tgt_column: str | None = None,
-    beam_size: int | None = None,
-    length_exponent: float | None = None,
-    max_length: int | None = None,
-    no_repeat_ngram_size: int | None = None,
-    ignore_generation_config: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    src_lang: str | None = None,
-    tgt_lang: str | None = None,
-    forced_bos: str | None = None,
-    tokenize: str = "13a",
-    json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
-    output: str | None = None,
-    framework: Framework = "flax",
-) -> int:
-    """Translate a file and score it against its reference: cased and lowercased BLEU, chrF, TER and exact match.
-
-    sacreBLEU's scores are printed with their signatures. Exact match is the percentage of translations equal to their
-    reference.
-
-    Example: twinax evaluate runs/de_en --src test.de --tgt test.en
-
-    Args:
-        checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
-            file, a fairseq checkpoint or its directory.
-        adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
-        src: text file, one sentence per line (.gz too).
-        tgt: its reference translations.
-        dataset: instead of --src and --tgt: file with two columns (.tsv .csv .json .jsonl .parquet, or .txt in SCAN's
-            format), directory, or hub name.
-        subset: subset of a hub dataset or directory, such as "de-en" of opus_books.
-        split: split of a hub dataset or directory; default: test.
-        src_column: source column, or the source language in a column "translation".
-        tgt_column: the same for references; without both, a .tsv file has no header.
-        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's (1 if
-            it sets none), else 5.
-        length_exponent: scores are sums of log-probabilities divided by length to this power. Default: the
-            directory's, else 1.
-        max_length: maximum length of a translation in tokens, including EOS; default: the directory's (20 if it sets
-            none), else the model's maximum.
-        no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
-        ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
-        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
-        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
-        forced_bos: first token of every translation, or its id.
-        tokenize: sacreBLEU's tokenisation for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
-        json_file: JSON file to write the results to.
-        output: file to write the translations to.
-        framework: the twin that computes.
-    """
-    check_exists(checkpoint, *filter(None, (src, tgt, adapter)))
-    for path in (json_file, output):
-        check_folder(path)
-    with one_line_errors():
-        corpus = {"src": src, "tgt": tgt, "dataset": dataset, "subset": subset}
-        corpus |= {"src_column": src_column, "tgt_column": tgt_column}
-        flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
-        flags |= {"no_repeat_ngram_size": no_repeat_ngram_size}
-        _check_decoding(flags)
-        scores = import_module("twinax.train.scores")
-        pairs = list(_pairs(**corpus, split=split))
-        scores.corpus_scores(["a"], ["a"], tokenize)  # checks --tokenize before minutes of translation
-        translator = decoding_in(_load(checkpoint, adapter), src_lang, tgt_lang, forced_bos)
-        decoding = _decoding(translator, flags, ignore_generation_config)
-        sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        truncated = translator.too_long(sources)
-        warn_about_text(translator, sources)
-        with import_module("twinax.train.tracking.progress").progress_bar() as progress:
-            hypotheses = translator.hypotheses(
-                sources, decoding, framework, lambda count: progress("sentences", count, len(pairs))
-            )
-        texts = [_one_line(n_best[0].text) if n_best else "" for n_best in hypotheses]
-        results = scores.corpus_scores(texts, references, tokenize)
-        _show_scores(results, len(pairs), len(truncated))
-        if output is not None:
-            Path(output).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-        if json_file is not None:
-            corpus = {name: value for name, value in (corpus | {"split": split}).items() if value is not None}
-            inputs = {"checkpoint": checkpoint, **corpus, "pairs": len(pairs), "cut": len(truncated)}
-            settings = {name: getattr(decoding, name) for name in flags}
-            first = {"src_lang": src_lang, "tgt_lang": tgt_lang, "forced_bos": forced_bos}
-            settings |= {name: value for name, value in first.items() if value is not None}
-            document = {**inputs, **settings, "framework": framework, "scores": [score._asdict() for score in results]}
-            Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    return 0
-
-
 def score(
     checkpoint: CheckpointPath,
     *,
@@ -230,8 +131,8 @@ def score(
     """
     check_exists(checkpoint, src, tgt, *filter(None, [adapter]))
     with one_line_errors():
-        pairs = list(_pairs(src=src, tgt=tgt))
-        translator = decoding_in(_load(checkpoint, adapter), src_lang, tgt_lang, None)
+        pairs = list(read_pairs(src=src, tgt=tgt))
+        translator = decoding_in(load_translator(checkpoint, adapter), src_lang, tgt_lang, None)
         sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         warn_about_text(translator, sources)
         for value in translator.score(sources, targets, framework, f"{src} and {tgt}, line"):
@@ -239,7 +140,7 @@ def score(
     return 0
 
 
-def _load(checkpoint: str, adapter: str | None) -> Any:
+def load_translator(checkpoint: str, adapter: str | None) -> Any:
     """Loads the translator of a checkpoint, enables the compilation cache and prints assumed settings.
 
     Raises:
@@ -276,13 +177,13 @@ def warn_about_text(translator: Any, sources: Sequence[str]) -> None:
         print(f"twinax: {warning}", file=sys.stderr)
 
 
-def _check_decoding(flags: Mapping[str, Any]) -> None:
+def check_decoding(flags: Mapping[str, Any]) -> None:
     """Raises: ConfigError if a flag has an invalid value, before the checkpoint is read."""
     fields = {name: value for name, value in flags.items() if value is not None}
     import_module("twinax.configs.decoding").DecodingConfig(**{"beam_size": flags.get("n_best", 1), **fields})
 
 
-def _decoding(translator: Any, flags: Mapping[str, Any], ignore: bool) -> Any:
+def decoding_config(translator: Any, flags: Mapping[str, Any], ignore: bool) -> Any:
     """The decoding settings: of the flags, then of the directory, which are printed, then the defaults.
 
     `ignore`: the directory's are not applied; the defaults are printed in their place.
@@ -305,7 +206,7 @@ def _source_lines(path: str | None) -> Iterator[str]:
     return corpus.read_lines(path) if path is not None else corpus.decode_lines(sys.stdin.buffer, "standard input")
 
 
-def _pairs(*, split: str | None = None, **corpus: Any) -> Iterator[tuple[str, str]]:
+def read_pairs(*, split: str | None = None, **corpus: Any) -> Iterator[tuple[str, str]]:
     """Sentence pairs of two files or of a dataset; the default split, except for single files, is test."""
     data = import_module("twinax.configs.data")
     name = corpus.get("dataset")
@@ -326,25 +227,14 @@ def _terminal_lines() -> Iterator[str]:
 
 def _lines_of(hypotheses: Sequence[Any], number: int, n_best: int, scores: bool) -> Iterator[str]:
     """The lines to print for a source; one line even if there is no hypothesis."""
-    rows = [(h.score, _one_line(h.text)) for h in hypotheses] or [(0.0, "")]
+    rows = [(h.score, one_line(h.text)) for h in hypotheses] or [(0.0, "")]
     for value, text in rows:
         yield (f"{number}\t" if n_best > 1 else "") + (f"{value:.6f}\t" if scores else "") + text
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """The text without line breaks."""
     return " ".join(text.splitlines())
-
-
-def _show_scores(results: Sequence[Any], pairs: int, truncated: int) -> None:
-    rich = import_module("rich.table")
-    columns = rich.Column(""), rich.Column("", justify="right"), rich.Column("signature", overflow="fold")
-    table = rich.Table(*columns, title=f"sentences: {pairs:,}")
-    for result in results:
-        table.add_row(result.name, f"{result.value:.2f}", result.signature)
-    import_module("rich.console").Console().print(table)
-    if truncated:
-        noun = "source" if truncated == 1 else "sources"
-        print(f"twinax: truncated {truncated} {noun} with more tokens than the model's maximum", file=sys.stderr)
 
 
 def _draw(translator: Any, lines: Sequence[str], results: Sequence[Any], path: str | None) -> bool:

@@ -1,0 +1,217 @@
+"""`twinax evaluate`: scores of one system, or of several in comparison."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from .text_commands import (
+    Framework,
+    check_decoding,
+    decoding_config,
+    decoding_in,
+    load_translator,
+    one_line,
+    read_pairs,
+    warn_about_text,
+)
+from .usage import UsageError, check_exists, check_folder, one_line_errors
+
+_WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".npz", ".msgpack")  # endings of files that are no text
+Systems = Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SYSTEM [SYSTEM ...]")]
+_Flag = tyro.conf.FlagCreatePairsOff
+
+
+def evaluate(
+    systems: Systems,
+    *,
+    adapter: str | None = None,
+    src: str | None = None,
+    tgt: str | None = None,
+    references: tuple[str, ...] = (),
+    dataset: str | None = None,
+    subset: str | None = None,
+    split: str | None = None,
+    src_column: str | None = None,
+    tgt_column: str | None = None,
+    beam_size: int | None = None,
+    length_exponent: float | None = None,
+    max_length: int | None = None,
+    no_repeat_ngram_size: int | None = None,
+    ignore_generation_config: Annotated[bool, _Flag] = False,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    forced_bos: str | None = None,
+    tokenize: str = "13a",
+    bootstrap: Annotated[bool, _Flag] = False,
+    paired: Annotated[bool, _Flag] = False,
+    json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
+    output: str | None = None,
+    framework: Framework = "flax",
+) -> int:
+    """Translate a file and score it against its reference: cased and lowercased BLEU, chrF, TER and exact match.
+
+    sacreBLEU's scores are printed with their signatures. Exact match is the percentage of translations equal to a
+    reference. Several systems are compared with --paired.
+
+    Example: twinax evaluate runs/de_en --src test.de --tgt test.en
+
+    Args:
+        systems: runs, checkpoints, Hugging Face directories with their tokenizers, .pt or .safetensors files, fairseq
+            checkpoints or their directories; or text files with translations, one per line (.gz too).
+        adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
+        src: text file, one sentence per line (.gz too).
+        tgt: its reference translations.
+        references: files with further reference translations.
+        dataset: instead of --src and --tgt: file with two columns (.tsv .csv .json .jsonl .parquet, or .txt in SCAN's
+            format), directory, or hub name.
+        subset: subset of a hub dataset or directory, such as "de-en" of opus_books.
+        split: split of a hub dataset or directory; default: test.
+        src_column: source column, or the source language in a column "translation".
+        tgt_column: the same for references; without both, a .tsv file has no header.
+        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's (1 if
+            it sets none), else 5.
+        length_exponent: scores are sums of log-probabilities divided by length to this power. Default: the
+            directory's, else 1.
+        max_length: maximum length of a translation in tokens, including EOS; default: the directory's (20 if it sets
+            none), else the model's maximum.
+        no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
+        ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
+        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
+        forced_bos: first token of every translation, or its id.
+        tokenize: sacreBLEU's tokenisation for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
+        json_file: JSON file to write the results to.
+        output: file to write the translations to; of several systems, FILE.1, FILE.2 and so on.
+        bootstrap: print 95 % confidence intervals, of 1,000 resamples of the sentences.
+        paired: compare the systems with the first one, by paired bootstrap with 1,000 resamples.
+        framework: the twin that computes.
+    """
+    check_exists(*systems, *filter(None, (src, tgt, adapter)), *references)
+    _check_systems(systems, paired)
+    outputs = _outputs(output, len(systems))
+    for path in (json_file, *outputs):
+        check_folder(path)
+    with one_line_errors():
+        corpus = {"src": src, "tgt": tgt, "dataset": dataset, "subset": subset}
+        corpus |= {"src_column": src_column, "tgt_column": tgt_column}
+        flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
+        flags |= {"no_repeat_ngram_size": no_repeat_ngram_size}
+        check_decoding(flags)
+        scores = import_module("twinax.train.scores")
+        pairs = list(read_pairs(**corpus, split=split))
+        all_references = [[pair[1] for pair in pairs], *(_lines(path, len(pairs)) for path in references)]
+        scores.corpus_scores(["a"], [["a"]], tokenize)  # checks --tokenize before minutes of translation
+        given = {system: _lines(system, len(pairs)) for system in systems if is_text(system)}
+        languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "forced_bos": forced_bos}
+        results = []
+        for system in systems:
+            if system in given:
+                results.append(_Translations(system, given[system]))
+                continue
+            translator = decoding_in(load_translator(system, adapter), src_lang, tgt_lang, forced_bos)
+            decoding = decoding_config(translator, flags, ignore_generation_config)
+            settings = {name: getattr(decoding, name) for name in flags}
+            settings |= {name: value for name, value in languages.items() if value is not None}
+            texts, cut = _translate(translator, [pair[0] for pair in pairs], decoding, framework)
+            results.append(_Translations(system, texts, cut, {**settings, "framework": framework}))
+        texts_of = {result.system: result.texts for result in results}
+        if paired:
+            scores_of = scores.compare_systems(texts_of, all_references, tokenize)
+        else:
+            (result,) = results
+            scores_of = {result.system: scores.corpus_scores(result.texts, all_references, tokenize, bootstrap)}
+        _show(scores_of, len(pairs), sum(result.cut for result in results))
+        for path, result in zip(outputs, results, strict=False):
+            Path(path).write_text("".join(f"{text}\n" for text in result.texts), encoding="utf-8")
+        if json_file is not None:
+            corpus = {name: value for name, value in (corpus | {"split": split}).items() if value is not None}
+            corpus |= {"references": [*references]} if references else {}
+            documents = [result.document(corpus, len(pairs), scores_of[result.system]) for result in results]
+            document = {"systems": documents} if len(documents) > 1 else documents[0]
+            Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+class _Translations(NamedTuple):
+    """The translations of a system; how many sources were cut, and the settings that made them."""
+
+    system: str
+    texts: Sequence[str]
+    cut: int = 0
+    settings: Mapping[str, Any] = {}
+
+    def document(self, corpus: Mapping[str, Any], pairs: int, scores: Sequence[Any]) -> dict[str, Any]:
+        """What --json writes of the system."""
+        inputs = {"checkpoint": self.system, **corpus, "pairs": pairs, "cut": self.cut}
+        return {**inputs, **self.settings, "scores": [score.stated() for score in scores]}
+
+
+def is_text(system: str) -> bool:
+    """Whether a system is a text file with its translations, not a checkpoint."""
+    return Path(system).is_file() and not system.lower().endswith(_WEIGHTS)
+
+
+def _check_systems(systems: Sequence[str], paired: bool) -> None:
+    """Raises: UsageError if the systems cannot be compared."""
+    if not systems:
+        raise UsageError("evaluate: needs a checkpoint, or a text file with translations")
+    if len(systems) > 1 and not paired:
+        raise UsageError(f"evaluate: {len(systems)} systems are compared with --paired; add it, or name one system")
+    if paired and len(systems) == 1:
+        raise UsageError("--paired: needs at least two systems; name the others after the first, the baseline")
+    if len({*systems}) < len(systems):
+        raise UsageError(f"evaluate: {max(systems, key=systems.count)} is named twice")
+
+
+def _outputs(output: str | None, number: int) -> list[str]:
+    if output is None:
+        return []
+    return [output] if number == 1 else [f"{output}.{i}" for i in range(1, number + 1)]
+
+
+def _lines(path: str, pairs: int) -> list[str]:
+    """The lines of a text file. Raises: UsageError if it has another number of lines than the corpus has pairs."""
+    lines = list(import_module("twinax.train.data.corpus").read_lines(path))
+    if len(lines) != pairs:
+        raise UsageError(f"{path}: has {len(lines)} lines, and there are {pairs} pairs")
+    return lines
+
+
+def _translate(translator: Any, sources: Sequence[str], decoding: Any, framework: Framework) -> tuple[list[str], int]:
+    """(translations, number of sources that were truncated)."""
+    truncated = translator.too_long(sources)
+    warn_about_text(translator, sources)
+    with import_module("twinax.train.tracking.progress").progress_bar() as progress:
+        hypotheses = translator.hypotheses(
+            sources, decoding, framework, lambda count: progress("sentences", count, len(sources))
+        )
+    return [one_line(n_best[0].text) if n_best else "" for n_best in hypotheses], len(truncated)
+
+
+def _show(scores_of: Mapping[str, Sequence[Any]], pairs: int, truncated: int) -> None:
+    """Prints a table: a row per score of one system, or per system and score."""
+    rich = import_module("rich.table")
+    system = [rich.Column("system", overflow="fold")] if len(scores_of) > 1 else []
+    columns = rich.Column(""), rich.Column("", justify="right"), rich.Column("signature", overflow="fold")
+    table = rich.Table(*system, *columns, title=f"sentences: {pairs:,}")
+    for scores in zip(*scores_of.values(), strict=True):
+        for name, score in zip(scores_of, scores, strict=True):
+            first = name == next(iter(scores_of))
+            cells = [score.name if first else "", _value(score), score.signature if first else ""]
+            table.add_row(*([name] if system else []), *cells)
+    import_module("rich.console").Console().print(table)
+    if truncated:
+        noun = "source" if truncated == 1 else "sources"
+        print(f"twinax: truncated {truncated} {noun} with more tokens than the model's maximum", file=sys.stderr)
+
+
+def _value(score: Any) -> str:
+    """The score, its interval, and its p-value."""
+    text = f"{score.value:.2f}"
+    text += f" ({score.mean:.2f} ± {score.interval:.2f})" if score.interval is not None else ""
+    return text + (f", p = {score.p_value:.4f}" if score.p_value is not None else "")

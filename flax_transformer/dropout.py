@@ -25,7 +25,7 @@ class DropoutKey(NamedTuple):
     seed: int | Int[Array, ""]
     update: int | Int[Array, ""]  # number of the optimizer update
     rows: Int[Array, " B"]  # row of each sentence in the whole batch; negative in a second pass
-    cutoff: float = 0.0  # share of the token embeddings of a second pass that are zero
+    cutoff: float | None = None  # share of the token embeddings of a second pass that are zero
 
 
 class Site(nnx.Module):
@@ -90,7 +90,7 @@ class Cutoff(Site):
     def __call__(
         self, x: Float[Array, "B L D"], tokens: Int[Array, "B L"], key: DropoutKey | None
     ) -> Float[Array, "B L D"]:
-        if key is None or key.cutoff == 0:
+        if key is None or key.cutoff is None:
             return x
         special = jnp.isin(tokens, jnp.array(self.special_ids))
         keep = self.keep(key, key.cutoff, tokens.shape) | special | (key.rows >= 0)[:, None]

@@ -35,7 +35,7 @@ def training_loss(
     total, tokens = cross_entropy(first, labels, pad_id, config)
     if config.consistency == "none":
         return total, tokens
-    cutoff = config.cutoff if config.consistency == "simcut" else 0.0
+    cutoff = config.cutoff if config.consistency == "simcut" else None
     second_key = key._replace(rows=key.rows + SECOND_PASS, cutoff=cutoff)
     second = model(src_tokens, tgt_tokens, dropout_key=second_key)
     if config.consistency == "simcut":

@@ -26,7 +26,7 @@ class DropoutKey(NamedTuple):
     seed: int
     update: int  # number of the optimizer update
     rows: Int[Tensor, " B"]  # row of each sentence in the whole batch; negative in a second pass
-    cutoff: float = 0.0  # share of the token embeddings of a second pass that are zero
+    cutoff: float | None = None  # share of the token embeddings of a second pass that are zero
 
 
 class Site(nn.Module):
@@ -94,7 +94,7 @@ class Cutoff(Site):
     def forward(
         self, x: Float[Tensor, "B L D"], tokens: Int[Tensor, "B L"], key: DropoutKey | None
     ) -> Float[Tensor, "B L D"]:
-        if key is None or key.cutoff == 0:
+        if key is None or key.cutoff is None:
             return x
         special = torch.isin(tokens, tokens.new_tensor(self.special_ids))
         keep = self.keep(key, key.cutoff, tuple(tokens.shape)) | special | (key.rows >= 0)[:, None]

@@ -53,7 +53,7 @@ def _two_passes(
     The rows of a sentence follow each other, so that both are on its device.
     """
     rows = jnp.stack([key.rows, key.rows + SECOND_PASS], axis=1).reshape(-1)
-    cutoff = config.cutoff if config.consistency == "simcut" else 0.0
+    cutoff = config.cutoff if config.consistency == "simcut" else None
     src_tokens, tgt_tokens = (jnp.repeat(tokens, 2, axis=0) for tokens in (src_tokens, tgt_tokens))
     logits = model(src_tokens, tgt_tokens, dropout_key=key._replace(rows=rows, cutoff=cutoff))
     logits = logits.reshape(-1, 2, *logits.shape[1:])

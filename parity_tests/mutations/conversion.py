@@ -252,7 +252,7 @@ CONVERSION = (
     ),
     Mutation(
         "translate does not say what was assumed",
-        "text_commands._load",
+        "text_commands.load_translator",
         "report_assumed(checkpoint, translator.checkpoint)",
         "pass",
         ("tests/test_published_files.py::test_what_computes_says_it_too",),

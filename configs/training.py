@@ -33,9 +33,9 @@ class TrainingConfig:
     # Loss.
     label_smoothing: float = 0.0  # probability mass moved from the label to other tokens
     smoothing: Smoothing = "all"  # tokens that share this mass
-    consistency: Consistency = "none"  # divergence of two passes of each batch, added to the loss; twice the time
+    consistency: Consistency = "none"  # divergence of two passes of each batch, added to the loss; twice the tokens
     consistency_weight: float | None = None  # factor of the divergence; None: 3 for simcut, 5 for r_drop
-    cutoff: float = 0.05  # simcut: share of token embeddings that are zero in the second pass
+    cutoff: float = 0.05  # simcut: probability of zeroing a token's embedding in the second pass
 
     # Optimizer.
     optimizer: Optimizer = "adam"  # weight_decay is an L2 gradient in adam, decoupled in adamw, as in torch.optim

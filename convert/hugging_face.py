@@ -17,7 +17,7 @@ from .files import has_flax_weights, read_json, read_weights
 from .foreign_directories import hugging_face_obstacle, project_obstacle
 from .generation import decoding_document
 from .layouts.canonical import up_to_rounding
-from .layouts.foreign import NOT_WRITTEN
+from .layouts.foreign import not_written
 from .layouts.hugging_face import Family
 from .layouts.hugging_face_settings import DECODING
 from .lora import merge_adapter, read_adapter
@@ -144,7 +144,7 @@ def _same(target: Family, documents: Mapping[str, Mapping[str, Any]], config: Tr
     if not dtypes <= {None, config.param_dtype}:
         return False
     original = target.config(target.resolve(settings, config.tied_output), config.param_dtype)
-    return original == up_to_rounding(config).replace(**{name: getattr(original, name) for name in NOT_WRITTEN})
+    return original == up_to_rounding(config).replace(**{name: getattr(original, name) for name in not_written(config)})
 
 
 def _rewrite(target: Family, documents: dict[str, Any], config: TransformerConfig) -> dict[str, Any]:

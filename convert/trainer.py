@@ -30,7 +30,7 @@ from .arrays import to_torch_tensor
 from .checkpoint import CONFIG, Checkpoint, Training
 from .files import read_torch
 from .layouts.canonical import up_to_rounding
-from .layouts.foreign import NOT_WRITTEN
+from .layouts.foreign import not_written
 from .layouts.hugging_face import Family
 from .lazy_arrays import Spec
 from .port import flax_specs
@@ -256,7 +256,7 @@ class _Parameters:
 
 def check_model(config: TransformerConfig, expected: TransformerConfig) -> None:
     """Raises: ConversionError if a run's model, `expected`, is another function than a checkpoint's, dropout aside."""
-    names = [f.name for f in fields(config) if f.name not in NOT_WRITTEN and "drop" not in f.name]
+    names = [f.name for f in fields(config) if f.name not in not_written(expected) and "drop" not in f.name]
     first, second = up_to_rounding(config), up_to_rounding(expected)
     differences = [name for name in names if getattr(first, name) != getattr(second, name)]
     if differences:

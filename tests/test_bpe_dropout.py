@@ -1,5 +1,6 @@
 """BPE-dropout against the library without dropout, and against the paper's algorithm, computed exactly."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -11,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers import models
+from tokenizers import models, pre_tokenizers, trainers
 
 from twinax.configs import ConfigError, TransformerConfig
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.errors import DataError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.train.data.bpe_dropout import BpeDropout, Characters, Merges, segment
+from twinax.train.data.buckets import Bucket
 from twinax.train.data.dataset import Sides, encode_pairs
 from twinax.train.data.prepare import prepare
-from twinax.train.data.tokenization import FastTokenizer, train_tokenizer
+from twinax.train.data.tokenization import FastTokenizer, read_fast, train_tokenizer
 from twinax.train.loop import train
 from twinax.train.tracking.metrics import read_metrics
 
@@ -28,6 +30,7 @@ TEXT = (
     "ein Mann läuft über den Platz, der Hund läuft ihm nach; a man's dog isn't running — the man's running 'til 10:45 "
 )
 WORDS = TEXT.split()
+LARGE = [Bucket(400, 400, 1)]
 SIZES = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_encoder_layers": 1, "num_decoder_layers": 1, "max_length": 64}
 
 
@@ -53,7 +56,7 @@ def test_without_dropout_it_is_the_library_s(number, texts, tokenizers):
     """Special tokens in the text, unknown characters and spaces included."""
     tokenizer = tokenizers[number]
     dropout, encoded = dropout_of(tokenizer, [*texts, TEXT, "</s> a </s>"], 0.0)
-    for side, own in zip(encoded, dropout.epoch(5, (400, 400)), strict=True):
+    for side, own in zip(encoded, dropout.epoch(5, LARGE), strict=True):
         np.testing.assert_array_equal(side, own)
 
 
@@ -106,12 +109,11 @@ def test_each_epoch_pair_and_side_has_its_own_and_other_pairs_do_not_matter(toke
     again, _ = dropout_of(tokenizer, [*texts, texts[4]], 0.3, seed=3)
     other_seed, _ = dropout_of(tokenizer, [*texts, texts[4]], 0.3, seed=4)
     shorter, _ = dropout_of(tokenizer, ["a man", *texts[1:]], 0.3, seed=3)
-    longest = (400, 400)
-    first, second = dropout.epoch(0, longest), dropout.epoch(1, longest)
-    assert first.fingerprint() == again.epoch(0, longest).fingerprint()
-    assert len({first.fingerprint(), second.fingerprint(), other_seed.epoch(0, longest).fingerprint()}) == 3
+    first, second = dropout.epoch(0, LARGE), dropout.epoch(1, LARGE)
+    assert first.fingerprint() == again.epoch(0, LARGE).fingerprint()
+    assert len({first.fingerprint(), second.fingerprint(), other_seed.epoch(0, LARGE).fingerprint()}) == 3
     assert [ids.tolist() for ids in first.sources(range(1, 30))] == [
-        ids.tolist() for ids in shorter.epoch(0, longest).sources(range(1, 30))
+        ids.tolist() for ids in shorter.epoch(0, LARGE).sources(range(1, 30))
     ]
     assert first.sources([4])[0].tolist() != first.sources([30])[0].tolist()
     assert tokenizer.decode(first.sources(range(31))) == tokenizer.decode(encoded.sources(range(31)))
@@ -122,8 +124,8 @@ def test_each_epoch_pair_and_side_has_its_own_and_other_pairs_do_not_matter(toke
 def test_what_becomes_too_long_stays_as_it_is(tokenizers):
     dropout, encoded = dropout_of(tokenizers[0], [TEXT, "a man", "der Hund läuft"], 0.9)
     longest = tuple(int(n) for n in encoded.lengths[2] + 3)
-    epoch = dropout.epoch(0, longest)
-    free = dropout.epoch(0, (400, 400))
+    epoch = dropout.epoch(0, [Bucket(*longest, 1)])
+    free = dropout.epoch(0, LARGE)
     assert epoch.sources([0])[0].tolist() == encoded.sources([0])[0].tolist()
     assert epoch.targets([0])[0].tolist() == encoded.targets([0])[0].tolist()
     assert free.lengths[0, 0] > longest[0]
@@ -131,6 +133,43 @@ def test_what_becomes_too_long_stays_as_it_is(tokenizers):
         fits = (free.lengths[i] <= longest).all()
         expected = free if fits else encoded
         assert epoch.sources([i])[0].tolist() == expected.sources([i])[0].tolist()
+
+
+def test_a_pair_that_no_bucket_holds_stays_as_it_is(tokenizers):
+    """Its source is shorter than one bucket's, its target than another's."""
+    dropout, encoded = dropout_of(tokenizers[0], [TEXT, "a man"], 0.9)
+    free, (src_length, tgt_length) = dropout.epoch(0, LARGE), encoded.lengths[0].tolist()
+    assert (free.lengths[0] > encoded.lengths[0]).all()
+    buckets = [Bucket(src_length, 400, 1), Bucket(400, tgt_length, 1)]
+    epoch = dropout.epoch(0, buckets)
+    assert epoch.sources([0])[0].tolist() == encoded.sources([0])[0].tolist()
+    assert epoch.targets([0])[0].tolist() == encoded.targets([0])[0].tolist()
+    assert epoch.sources([1])[0].tolist() == free.sources([1])[0].tolist()
+
+
+@pytest.mark.parametrize("affix", ["continuing_subword_prefix", "end_of_word_suffix"])
+def test_without_dropout_it_is_the_library_s_with_affixes(affix):
+    library = LibraryTokenizer(models.BPE(unk_token="<unk>", **{affix: "##" if "prefix" in affix else "@"}))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    specials = ["<pad>", "<s>", "</s>", "<unk>"]
+    options = {affix: "##" if "prefix" in affix else "@"}
+    library.train_from_iterator([TEXT] * 3, trainers.BpeTrainer(vocab_size=120, special_tokens=specials, **options))
+    roles = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+    dropout, encoded = dropout_of(FastTokenizer(library, roles), [TEXT, "der Hund"], 0.0)
+    for side, own in zip(encoded, dropout.epoch(0, LARGE), strict=True):
+        np.testing.assert_array_equal(side, own)
+    assert (
+        dropout_of(FastTokenizer(library, roles), [TEXT], 0.5)[0].epoch(0, LARGE).lengths[0, 0] > encoded.lengths[0, 0]
+    )
+
+
+def test_dropout_of_a_tokenizer_s_file_is_off(tokenizers, tmp_path):
+    """`tokenizers` draws it without a seed."""
+    document = json.loads(tokenizers[0].fast.to_str())
+    document["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    fast = read_fast(tmp_path / "tokenizer.json")
+    assert fast.encode(TEXT).ids == tokenizers[0].fast.encode(TEXT).ids
 
 
 @pytest.fixture(scope="module")
@@ -193,5 +232,8 @@ def test_what_cannot_drop_merges_is_refused():
         TokenizerConfig(bpe_dropout=1.0)
     with pytest.raises(DataError, match=r"^bpe_dropout: needs a BPE tokenizer; omit it, or train one"):
         Merges.of(train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=60), WORDS))
+    model = models.BPE({"a": 0, "b": 1, "ab": 2, "<u>": 3}, [("a", "b")], ignore_merges=True)
+    with pytest.raises(DataError, match=r"^bpe_dropout: the tokenizer has words that no merges give"):
+        Merges.of(FastTokenizer(LibraryTokenizer(model), dict.fromkeys(("pad", "eos", "unk"), "<u>")))
     with pytest.raises(DataError, match=r"^bpe_dropout: the tokenizer has no merges; train one with a larger"):
         Merges.of(tokenizer_of(vocab_size=260))

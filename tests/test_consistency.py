@@ -88,6 +88,11 @@ def test_divergence_of_a_suppressed_token():
     assert float(consistency.divergences(*both)[0, 0]) == pytest.approx(float(without[0, 0]), rel=1e-13)
     gradients = jax.grad(lambda a, b: consistency.divergences(a, b).sum(), argnums=(0, 1))(*both)
     assert all(jnp.isfinite(gradient).all() for gradient in gradients)
+    torch_both = [torch.from_numpy(np.array(a)).requires_grad_() for a in both]
+    (divergence := torch_consistency.divergences(*torch_both)).sum().backward()
+    assert divergence.item() == pytest.approx(float(without[0, 0]), rel=1e-13)
+    for own, side in zip(gradients, torch_both, strict=True):
+        np.testing.assert_allclose(own, side.grad, rtol=1e-10, atol=1e-14)
     assert jnp.isinf(consistency.divergences(first, both[1])[0, 0])
 
 

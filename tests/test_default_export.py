@@ -97,6 +97,16 @@ def test_a_frozen_padding_embedding_makes_no_difference():
         np.testing.assert_array_equal(gradient, frozen[name], err_msg=name)
 
 
+def test_a_padding_embedding_that_starts_the_decoder_is_not_passed_over():
+    """It has a gradient, which a family that freezes it would drop."""
+    config = TransformerConfig.preset("small", d_model=8, num_heads=2, d_ff=16)
+    assert fitting_families(config)["pegasus"] == ""
+    same_start = config.replace(decoder_start_id=config.pad_id)
+    expected = "embedding_padding='trained': a pegasus model has 'frozen'"
+    assert fitting_families(same_start)["pegasus"] == expected
+    assert fitting_families(same_start.replace(embedding_padding="frozen"))["pegasus"] == ""
+
+
 def test_the_error_of_another_family_says_which_fits(checkpoint, command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     convert.save(checkpoint, tmp_path / "own.safetensors")

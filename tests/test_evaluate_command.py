@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twinax import evaluate_command
 from twinax.configs.errors import DataError
 from twinax.train.scores import compare_systems, corpus_scores
+from twinax.usage import UsageError
 
 MODEL = str(Path(__file__).parent / "checkpoints" / "v1")
 WORDS = ["the", "a", "cat", "dog", "sees", "old", "man", "House", "near", "runs", ",", ".", "!"]
@@ -96,6 +98,36 @@ def test_a_model_and_a_file_are_compared(folder, command):
     assert out.count("b.txt") == 5
 
 
+def test_text_files_need_no_sources(folder, command):
+    printed = [command("evaluate", "a.txt", *sources, "--tgt", "tgt.txt") for sources in ((), ("--src", "src"))]
+    assert printed[0] == printed[1]
+    assert printed[0][0] == 0
+
+
+def test_an_earlier_system_is_kept_when_a_later_one_fails(folder, command, monkeypatch):
+    translate = evaluate_command._translate
+
+    def failing(translator, *arguments):
+        if Path("out.1").exists():
+            raise UsageError("no memory")
+        return translate(translator, *arguments)
+
+    monkeypatch.setattr(evaluate_command, "_translate", failing)
+    Path("second").symlink_to(MODEL)
+    translations = ("--src", "src", "--tgt", "tgt.txt", "--paired", "--output", "out", "--beam-size", "1")
+    assert command("evaluate", MODEL, "second", *translations)[0] == 2
+    assert Path("out.1").read_text() == "A B\n" * 40
+    assert not Path("out.2").exists()
+
+
+def test_a_model_card_states_no_comparison(folder, command):
+    assert command("evaluate", "a.txt", "b.txt", "--tgt", "tgt.txt", "--paired", "--json", "e.json")[0] == 0
+    code, _, err = command("convert", MODEL, "out", "--layout", "pegasus", "--scores", "e.json")
+    assert (code, err) == (
+        2, "twinax: --scores e.json: compares systems; pass the scores of one, without --paired\n"
+    )  # fmt: skip
+
+
 def test_a_match_with_any_reference_is_exact(texts):
     first, second = ["a b", "c", "d  e"], ["x", "c", "d e"]
     (*_, score) = corpus_scores(["x", "c", "d e"], [first, second])
@@ -115,12 +147,16 @@ def test_a_match_with_any_reference_is_exact(texts):
         (("a.txt", "b.txt", "a.txt", "--paired"), "evaluate: a.txt is named twice"),
         (("a.txt", "nowhere", "--paired"), "nowhere: there is no such file or directory"),
         (("short", MODEL, "--paired"), "short: has 1 lines, and there are 40 pairs"),
+        (("a.txt", "--beam-size", "2"), "--beam-size: every system is a text file, nothing is translated; omit it"),
+        (("a.txt", "empty", "--paired"), "empty: is an empty directory"),
+        (("a.txt", "--json", "a.txt"), "a.txt: is an input of this command; name another file to write"),
         (("a.txt", "--references", "short"), "short: has 1 lines, and there are 40 pairs"),
         (("a.txt", "--references", "nowhere"), "nowhere: there is no such file or directory"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_any_translation(folder, command, arguments, message):
     Path("short").write_text("A\n")
+    Path("empty").mkdir()
     code, out, err = command("evaluate", *arguments, "--src", "src", "--tgt", "tgt.txt", "--output", "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

@@ -50,4 +50,5 @@ def divergences(first: Float[Tensor, "B T V"], second: Float[Tensor, "B T V"]) -
     """KL(p || q) = sum_v p_v (log p_v - log q_v) in nats, of p = softmax(first) and q = softmax(second)."""
     log_p, log_q = (at_least_float32(logits).log_softmax(-1) for logits in (first, second))
     p = log_p.exp()
-    return torch.where(p > 0, p * (log_p - log_q), 0).sum(-1)
+    # Tokens without probability are excluded before the product, or -inf minus -inf has a gradient of NaN.
+    return (p * torch.where(p > 0, log_p - log_q, 0)).sum(-1)

@@ -65,7 +65,7 @@ def compare_systems(
         _check_lengths(translations, references)
     for metric_name, metric in _metrics(tokenize).items():
         test = _computed(tokenize, PairedTest, [*systems.items()], {metric_name: metric}, references, "bs")
-        signatures, results = test()
+        signatures, results = _computed(tokenize, test)
         ((name, signature),) = signatures.items()
         for system, result in zip(systems, results[name], strict=True):
             numbers = (_number(value) for value in (result.mean, result.ci, result.p_value))

@@ -64,7 +64,7 @@ def evaluate(
         systems: runs, checkpoints, Hugging Face directories with their tokenizers, .pt or .safetensors files, fairseq
             checkpoints or their directories; or text files with translations, one per line (.gz too).
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
-        src: text file, one sentence per line (.gz too).
+        src: text file, one sentence per line (.gz too); not needed if all systems are text files.
         tgt: its reference translations.
         references: files with further reference translations.
         dataset: instead of --src and --tgt: file with two columns (.tsv .csv .json .jsonl .parquet, or .txt in SCAN's
@@ -93,32 +93,42 @@ def evaluate(
     """
     check_exists(*systems, *filter(None, (src, tgt, adapter)), *references)
     _check_systems(systems, paired)
+    texts_only = all(map(is_text, systems))
     outputs = _outputs(output, len(systems))
-    for path in (json_file, *outputs):
-        check_folder(path)
+    _check_outputs([*filter(None, (json_file, *outputs))], (*systems, *filter(None, (src, tgt)), *references))
     with one_line_errors():
         corpus = {"src": src, "tgt": tgt, "dataset": dataset, "subset": subset}
         corpus |= {"src_column": src_column, "tgt_column": tgt_column}
         flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
         flags |= {"no_repeat_ngram_size": no_repeat_ngram_size}
         check_decoding(flags)
+        if texts_only and (flag := next((name for name, value in flags.items() if value is not None), None)):
+            raise UsageError(f"--{flag.replace('_', '-')}: every system is a text file, nothing is translated; omit it")
         scores = import_module("twinax.train.scores")
-        pairs = list(read_pairs(**corpus, split=split))
+        sources = {"src": tgt} if texts_only and src is None else {}  # which nobody reads
+        pairs = list(read_pairs(**corpus | sources, split=split))
         all_references = [[pair[1] for pair in pairs], *(_lines(path, len(pairs)) for path in references)]
         scores.corpus_scores(["a"], [["a"]], tokenize)  # checks --tokenize before minutes of translation
         given = {system: _lines(system, len(pairs)) for system in systems if is_text(system)}
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "forced_bos": forced_bos}
+        translators = {
+            system: decoding_in(load_translator(system, adapter), src_lang, tgt_lang, forced_bos)
+            for system in systems
+            if system not in given
+        }
         results = []
-        for system in systems:
+        for system, path in zip(systems, outputs or [None] * len(systems), strict=True):
             if system in given:
                 results.append(_Translations(system, given[system]))
-                continue
-            translator = decoding_in(load_translator(system, adapter), src_lang, tgt_lang, forced_bos)
-            decoding = decoding_config(translator, flags, ignore_generation_config)
-            settings = {name: getattr(decoding, name) for name in flags}
-            settings |= {name: value for name, value in languages.items() if value is not None}
-            texts, cut = _translate(translator, [pair[0] for pair in pairs], decoding, framework)
-            results.append(_Translations(system, texts, cut, {**settings, "framework": framework}))
+            else:
+                translator = translators.pop(system)
+                decoding = decoding_config(translator, flags, ignore_generation_config)
+                settings = {name: getattr(decoding, name) for name in flags}
+                settings |= {name: value for name, value in languages.items() if value is not None}
+                texts, cut = _translate(translator, [pair[0] for pair in pairs], decoding, framework)
+                results.append(_Translations(system, texts, cut, {**settings, "framework": framework}))
+            if path is not None:  # at once: a later system may fail
+                results[-1].write(path)
         texts_of = {result.system: result.texts for result in results}
         if paired:
             scores_of = scores.compare_systems(texts_of, all_references, tokenize)
@@ -126,8 +136,6 @@ def evaluate(
             (result,) = results
             scores_of = {result.system: scores.corpus_scores(result.texts, all_references, tokenize, bootstrap)}
         _show(scores_of, len(pairs), sum(result.cut for result in results))
-        for path, result in zip(outputs, results, strict=False):
-            Path(path).write_text("".join(f"{text}\n" for text in result.texts), encoding="utf-8")
         if json_file is not None:
             corpus = {name: value for name, value in (corpus | {"split": split}).items() if value is not None}
             corpus |= {"references": [*references]} if references else {}
@@ -144,6 +152,10 @@ class _Translations(NamedTuple):
     texts: Sequence[str]
     cut: int = 0
     settings: Mapping[str, Any] = {}
+
+    def write(self, path: str) -> None:
+        """Writes the translations, one per line."""
+        Path(path).write_text("".join(f"{text}\n" for text in self.texts), encoding="utf-8")
 
     def document(self, corpus: Mapping[str, Any], pairs: int, scores: Sequence[Any]) -> dict[str, Any]:
         """What --json writes of the system."""
@@ -166,6 +178,15 @@ def _check_systems(systems: Sequence[str], paired: bool) -> None:
         raise UsageError("--paired: needs at least two systems; name the others after the first, the baseline")
     if len({*systems}) < len(systems):
         raise UsageError(f"evaluate: {max(systems, key=systems.count)} is named twice")
+
+
+def _check_outputs(outputs: Sequence[str], inputs: Sequence[str]) -> None:
+    """Raises: UsageError if a file cannot be written, or is an input."""
+    read = {Path(path).resolve() for path in inputs}
+    for path in outputs:
+        check_folder(path)
+        if Path(path).resolve() in read:
+            raise UsageError(f"{path}: is an input of this command; name another file to write")
 
 
 def _outputs(output: str | None, number: int) -> list[str]:

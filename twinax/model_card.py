@@ -34,8 +34,11 @@ def read_scores(paths: Sequence[str]) -> list[dict[str, Any]]:
     documents = []
     for path in paths:
         try:
-            documents.append(json.loads(Path(path).read_text(encoding="utf-8")))
-            _check_scores(documents[-1])
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            if "systems" in document:
+                raise UsageError(f"--scores {path}: compares systems; pass the scores of one, without --paired")
+            _check_scores(document)
+            documents.append(document)
         except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             raise UsageError(f"--scores {path}: is not a file that `twinax evaluate --json` wrote") from None
     return documents

@@ -17,7 +17,7 @@ from ..port import flax_specs
 from ..rules import Rule, target_specs, translate
 from .canonical import canonical
 from .fairseq_settings import ACTIVATIONS, ARCHITECTURES, DEFAULTS, EQUAL, REFUSED, SETTINGS
-from .foreign import NOT_WRITTEN, check_layers, check_restored, errors_by_setting, rules_by_module
+from .foreign import check_layers, check_restored, errors_by_setting, not_written, rules_by_module
 from .hugging_face import EMBEDDING_NORMS, FINAL_NORMS, LAYERS, POSITIONS
 from .m2m100 import position_table
 
@@ -101,7 +101,7 @@ def settings_of(config: TransformerConfig) -> dict[str, Any]:
 
 def same_model(a: TransformerConfig, b: TransformerConfig) -> bool:
     """Whether two configs have the same settings in fairseq."""
-    return canonical(a) == canonical(b).replace(**{name: getattr(canonical(a), name) for name in NOT_WRITTEN})
+    return canonical(a) == canonical(b).replace(**{name: getattr(canonical(a), name) for name in not_written(a)})
 
 
 def read(settings: Settings, arrays: Arrays) -> tuple[TransformerConfig, Arrays]:

@@ -10,9 +10,16 @@ from ...configs.schema import TransformerConfig
 from ..port import LEAVES
 from ..rules import Rule
 
-# Fields that no other tool stores: a round trip may change them. None changes what the model computes; nothing attends
-# to padding in the models of other tools, so that looking it up has no gradient to freeze.
-NOT_WRITTEN = ("linear_init", "embedding_init", "embedding_padding", "compute_dtype", "dropout_generator")
+_NOT_WRITTEN = ("linear_init", "embedding_init", "compute_dtype", "dropout_generator")
+
+
+def not_written(config: TransformerConfig) -> tuple[str, ...]:
+    """The fields that no other tool stores: a round trip may change them, but not what the model computes.
+
+    Nothing attends to padding in the models of other tools, so that its embedding has no gradient to freeze unless the
+    decoder starts with it.
+    """
+    return _NOT_WRITTEN if config.decoder_start_id == config.pad_id else (*_NOT_WRITTEN, "embedding_padding")
 
 
 def rules_by_module(names: Iterable[str], modules: Mapping[str, str]) -> list[Rule]:
@@ -36,7 +43,7 @@ def check_restored(config: TransformerConfig, restored: TransformerConfig, tool:
     problems = [
         f"{f.name}={getattr(config, f.name)!r}: a {model} model has {getattr(restored, f.name)!r}"
         for f in fields(config)
-        if f.name not in NOT_WRITTEN and getattr(config, f.name) != getattr(restored, f.name)
+        if f.name not in not_written(config) and getattr(config, f.name) != getattr(restored, f.name)
     ]
     if problems:
         raise ConversionError(f"{tool} has no such model:\n  " + "\n  ".join(problems))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...configs.errors import DataError
+from .buckets import Bucket
 from .dataset import EncodedPairs, concatenate
 from .tokenization import FastTokenizer
 from .tokenizer import Tokenizer
@@ -40,6 +41,8 @@ class Merges(NamedTuple):
         size = max(vocabulary.values()) + 1
         if not model["merges"]:
             raise DataError("bpe_dropout: the tokenizer has no merges; train one with a larger --tokenizer.vocab-size")
+        if model.get("ignore_merges"):
+            raise DataError("bpe_dropout: the tokenizer has words that no merges give (ignore_merges); omit it")
         texts = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
         ids = np.array([[vocabulary[a], vocabulary[b], vocabulary[a + b.removeprefix(prefix)]] for a, b in texts])
         parts = {int(merged): (int(left), int(right)) for left, right, merged in ids[::-1]}
@@ -66,13 +69,14 @@ class Characters(NamedTuple):
     ) -> "Characters":
         """Those of texts, from their ids, which may have special tokens around them."""
         expanded: dict[int, list[int]] = {}
-        ids, begins_word = [], []
+        ids, begins_word = [], []  # of each sentence
         for sentence, starts in zip(encoded, _word_starts(tokenizer, texts, encoded), strict=True):
             characters = [expanded.setdefault(token, merges.characters(token)) for token in sentence.tolist()]
             ids.append(np.array([i for part in characters for i in part], np.int32))
             firsts = zip(characters, starts, strict=True)
-            begins_word += [start and i == 0 for part, start in firsts for i in range(len(part))]
-        return cls(*concatenate(ids)[:1], np.array(begins_word), concatenate(ids)[1])
+            begins_word.append(np.array([start and i == 0 for part, start in firsts for i in range(len(part))], bool))
+        all_ids, bounds = concatenate(ids)
+        return cls(all_ids, np.concatenate(begins_word), bounds)
 
 
 def _word_starts(tokenizer: Tokenizer, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> Iterator[list[bool]]:
@@ -82,7 +86,9 @@ def _word_starts(tokenizer: Tokenizer, texts: Sequence[str], encoded: Sequence[n
         encodings = tokenizer.encodings(texts[start : start + _CHUNK])
         for encoding, sentence in zip(encodings, encoded[start : start + _CHUNK], strict=True):
             numbers, length = encoding.word_ids, len(encoding.ids)
-            before = next(k for k in range(len(sentence)) if sentence[k : k + length].tolist() == encoding.ids)
+            places = (k for k in range(len(sentence)) if sentence[k : k + length].tolist() == encoding.ids)
+            if (before := next(places, None)) is None:
+                raise DataError("bpe_dropout: the tokenizer splits a text differently with special tokens; omit it")
             inner = [i == 0 or number is None or number != numbers[i - 1] for i, number in enumerate(numbers)]
             yield [True] * before + inner + [True] * (len(sentence) - length - before)
 
@@ -111,14 +117,15 @@ class BpeDropout:
             for side, (tokenizer, merges, ids) in enumerate(zip(tokenizers, self._merges, sides, strict=True))
         ]
 
-    def epoch(self, number: int, longest: tuple[int, int]) -> EncodedPairs:
-        """The pairs of an epoch; one that becomes longer than `longest` keeps the segmentation without dropout."""
+    def epoch(self, number: int, buckets: Sequence[Bucket]) -> EncodedPairs:
+        """The pairs of an epoch; one that becomes too long for every bucket keeps the segmentation without dropout."""
         sides = [
             segment(characters, merges, self.rate, (self.seed, number, side))
             for side, (characters, merges) in enumerate(zip(self._characters, self._merges, strict=True))
         ]
         pairs = EncodedPairs(*concatenate(sides[0]), *concatenate(sides[1]))
-        too_long = np.flatnonzero((pairs.lengths > np.array(longest)).any(1))
+        shapes = np.array([(bucket.src_length, bucket.tgt_length) for bucket in buckets])
+        too_long = np.flatnonzero(~(pairs.lengths[:, None] <= shapes).all(-1).any(-1))
         for i, src, tgt in zip(too_long, self.encoded.sources(too_long), self.encoded.targets(too_long), strict=True):
             sides[0][i], sides[1][i] = src, tgt
         return EncodedPairs(*concatenate(sides[0]), *concatenate(sides[1])) if len(too_long) else pairs

@@ -144,8 +144,8 @@ def _ignore_interrupts(worker: int, workers: int) -> None:
 class Resegmentation(Protocol):
     """Gives every epoch its own segmentation of the same sentences."""
 
-    def epoch(self, number: int, longest: tuple[int, int]) -> EncodedPairs:
-        """The pairs of an epoch, at most `longest` source and target tokens each."""
+    def epoch(self, number: int, buckets: Sequence[Bucket]) -> EncodedPairs:
+        """The pairs of an epoch, each of which one of the buckets holds."""
         ...
 
 
@@ -213,8 +213,7 @@ class Batches:
         if number not in epochs:
             encoded = self.encoded
             if self._resegmentation is not None:
-                longest = max(bucket.src_length for bucket in self.buckets), max(b.tgt_length for b in self.buckets)
-                encoded = self._resegmentation.epoch(number, longest)
+                encoded = self._resegmentation.epoch(number, self.buckets)
             plan = plan_epoch(encoded.lengths, self.buckets, self.seed, number)
             epochs = {**dict([*epochs.items()][-1:]), number: (encoded, plan)}
             self._epochs = epochs

@@ -181,7 +181,8 @@ def prepare(
     if rate := run.tokenizer.bpe_dropout:
         kept_pairs = [pairs[i] for i in train_indices]
         bpe_dropout = BpeDropout(tokenizers, kept_pairs, train, rate, run.training.seed)
-        lengths = np.maximum(bpe_dropout.epoch(0, longest).lengths, lengths)  # a shape must hold a pair without dropout
+        first_epoch = bpe_dropout.epoch(0, [Bucket(*longest, 1)])
+        lengths = np.maximum(first_epoch.lengths, lengths)  # a shape must hold a pair without dropout
     if buckets is None:
         say("choosing batch shapes")
     buckets = list(buckets or buckets_of(run, lengths, run.batches.shapes))

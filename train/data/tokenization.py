@@ -96,7 +96,7 @@ class FastTokenizer(Tokenizer):
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
         """The library's encodings of texts, which state the word of each token, without special tokens around them."""
-        return self.fast.encode_batch(list(texts), add_special_tokens=False)
+        return self._encode(texts, add_special_tokens=False)
 
     def encode_sources(self, texts: Sequence[str], longest: int | None = None) -> list[list[int]]:
         if self.frame is not None:
@@ -193,9 +193,11 @@ def read_fast(path: Path) -> LibraryTokenizer:
         fast = LibraryTokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
         raise DataError(f"{path}: is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
-    # A file may set truncation and padding; twinax does both itself.
+    # A file may set truncation, padding and dropout; twinax does them itself.
     fast.no_truncation()
     fast.no_padding()
+    if isinstance(fast.model, models.BPE):
+        fast.model.dropout = None
     return fast
 
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k multi30k-ablation mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -145,6 +145,10 @@ benchmark-gpu: install
 # Multi30k both ways, with seeds, fine-tuned, scored and proven, into docs/results.md: make multi30k DATA=FOLDER. Hours.
 multi30k: install
 	$(BIN)/python -m benchmarks.multi30k "$(DATA)" $(SEEDS)
+
+# The two best of these models as float16 files in runs/multi30k, and their SHA-256 into docs/results.md. Hours.
+models: install
+	$(BIN)/python -m benchmarks.multi30k_models "$(DATA)"
 
 # What each setting of a training on Multi30k costs or gains, into docs/results.md. Six hours of one core.
 multi30k-ablation: install

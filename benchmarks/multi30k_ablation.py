@@ -2,7 +2,7 @@
 
 `python -m benchmarks.multi30k_ablation FOLDER [NAME ...]`: FOLDER has train and val, .de and .en (.gz too); NAMEs
 select rows. A row takes at most 25 minutes, with one training per core. Rows in docs/multi30k/results.json are not
-trained again.
+trained again. p is the p-value of the paired bootstrap of BLEU against the first row.
 """
 
 import sys
@@ -11,14 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.marked_case import write_marked_case
-from benchmarks.multi30k_runs import OUT, Training, check_files, one_core_each, read_results, text, train_and_score
+from benchmarks.multi30k_runs import (
+    OUT,
+    Training,
+    check_files,
+    one_core_each,
+    read_results,
+    record,
+    text,
+    train_and_score,
+)
 from benchmarks.pages import marks, write_table
 from twinax.train.data.corpus import read_lines
+from twinax.train.scores import compare_systems
 
 PAGE, NAME = Path("docs/results.md"), "multi30k-ablation"
 PREFIX, MARKED_CASE = "ablation-", OUT / "marked_case"
-UPDATES = 3400  # of the base setting, in about 20 minutes on one core of an AMD EPYC
-HEADER = ("setting", "updates", "minutes", "target tokens per second", "perplexity", "BLEU", "BLEU, lower case")
+UPDATES = 5600  # of the base setting, in about 20 minutes on one core of an AMD EPYC
+HEADER = ("setting", "updates", "minutes", "target tokens per second", "perplexity", "BLEU", "BLEU, lower case", "p")
 # The settings of the runs without what the table measures.
 BASE = {
     "training.consistency": "none",
@@ -26,11 +36,13 @@ BASE = {
     "tokenizer.vocab-size": "3000",
     "model.embedding-dropout": "0.2",
     "model.residual-dropout": "0.2",
-    "training.learning-rate": "4e-3",
-    "training.warmup-updates": "800",
-    "batches.tokens": "2048",
+    "training.optimizer": "adamw",
+    "training.weight-decay": "0.1",
+    "training.learning-rate": "3e-3",
+    "training.warmup-updates": "1200",
+    "batches.tokens": "1024",
     "loop.epochs": "None",
-    "loop.validate-every": "1000",
+    "loop.validate-every": "1400",
     "loop.translations": "0",
 }
 
@@ -58,7 +70,15 @@ def _dropout(rate: str) -> tuple[tuple[str, str], ...]:
 
 
 SETTINGS = (
-    Setting("base", "pre-norm, cased vocabulary of 3,000, dropout 0.2, 4+4 layers of width 128"),
+    Setting("base", "pre-norm, cased vocabulary of 3,000, dropout 0.2, 4+4 layers of width 128, weight decay 0.1"),
+    Setting(
+        "tokens_2048",
+        "batches of 2,048 tokens, learning rate 4e-3",
+        (("batches.tokens", "2048"), ("training.learning-rate", "4e-3"), ("training.warmup-updates", "600")),
+        share=0.5,
+    ),
+    Setting("no_decay", "no weight decay", (("training.weight-decay", "0.0"),)),
+    Setting("decay_0.3", "weight decay 0.3", (("training.weight-decay", "0.3"),)),
     Setting("lower", "lowercase vocabulary", flags=("--tokenizer.lowercase",)),
     Setting(
         "marked_case",
@@ -66,7 +86,6 @@ SETTINGS = (
         (("tokenizer.vocab-size", "None"), ("tokenizer.split", "whitespace"), ("tokenizer.load", str(MARKED_CASE))),
         share=0.9,
     ),
-    Setting("vocab_2000", "vocabulary of 2,000", (("tokenizer.vocab-size", "2000"),)),
     Setting("vocab_6000", "vocabulary of 6,000", (("tokenizer.vocab-size", "6000"),), share=0.97),
     Setting("vocab_10000", "vocabulary of 10,000", (("tokenizer.vocab-size", "10000"),), share=0.8),
     Setting(
@@ -83,7 +102,7 @@ SETTINGS = (
     Setting("deep", "6+6 layers", (("model.num-encoder-layers", "6"), ("model.num-decoder-layers", "6")), share=0.75),
     Setting("shallow", "2+2 layers", (("model.num-encoder-layers", "2"), ("model.num-decoder-layers", "2")), share=1.5),
     Setting("wide", "width 256", (("model.d-model", "256"), ("model.d-ff", "512")), share=0.4),
-    Setting("average", "average of the last 5 checkpoints", (("loop.validate-every", "200"), ("loop.average", "5"))),
+    Setting("average", "average of the last 5 checkpoints", (("loop.validate-every", "300"), ("loop.average", "5"))),
 )
 
 
@@ -99,7 +118,21 @@ def main(folder: Path, names: Sequence[str]) -> None:
     chosen = [setting for setting in SETTINGS if not names or setting.name in names]
     with one_core_each() as run_all:
         list(run_all(lambda setting: train_and_score(setting.training, folder), chosen))
+    _compare(*text(folder, "val", ("en", "de"))[1:])
     write_table(PAGE, NAME, HEADER, [row for setting in SETTINGS if (row := _row(setting))])
+
+
+def _compare(reference: Path) -> None:
+    """Records the p-value of each row's BLEU against the base's, as far as the translations are in runs/multi30k."""
+    base = SETTINGS[0].training
+    references = [list(read_lines(str(reference)))]
+    for setting in SETTINGS[1:]:
+        entry = setting.training.recorded
+        files = [OUT / f"{training.name}.translations" for training in (base, setting.training)]
+        if entry is not None and "p_value" not in entry and base.recorded and all(map(Path.is_file, files)):
+            systems = {str(path): list(read_lines(str(path))) for path in files}
+            (bleu, *_) = compare_systems(systems, references)[str(files[1])]
+            record(setting.training.name, p_value=round(bleu.p_value or 0.0, 4))
 
 
 def _row(setting: Setting) -> tuple[str, ...] | None:
@@ -109,7 +142,8 @@ def _row(setting: Setting) -> tuple[str, ...] | None:
     values = {score["name"]: score["value"] for score in entry["scores"]}
     numbers = f"{entry['updates']:,}", f"{entry['minutes']:.0f}", f"{entry['target_tokens_per_second']:,}"
     scores = (f"{values[name]:.1f}" for name in ("BLEU", "BLEU, lower case"))
-    return (setting.label, *numbers, f"{entry['validation_perplexity']:.2f}", *scores)
+    p_value = f"{entry['p_value']:.3f}" if "p_value" in entry else "–"
+    return (setting.label, *numbers, f"{entry['validation_perplexity']:.2f}", *scores, p_value)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,8 @@ def _compare(reference: Path) -> None:
         if entry is not None and "p_value" not in entry and base.recorded and all(map(Path.is_file, files)):
             systems = {str(path): list(read_lines(str(path))) for path in files}
             (bleu, *_) = compare_systems(systems, references)[str(files[1])]
-            record(setting.training.name, p_value=round(bleu.p_value or 0.0, 4))
+            assert bleu.p_value is not None  # only the first system has none
+            record(setting.training.name, p_value=round(bleu.p_value, 4))
 
 
 def _row(setting: Setting) -> tuple[str, ...] | None:

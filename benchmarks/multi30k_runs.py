@@ -54,10 +54,10 @@ def read_results() -> dict[str, Any]:
 
 
 def record(name: str, **values: Any) -> None:
-    """Adds values to a training's record."""
+    """Adds values to a training's record; values with `arguments` are a new training and replace it."""
     with _RESULTS_LOCK:
         results = read_results()
-        results[name] = results.get(name, {}) | values
+        results[name] = values if "arguments" in values else results.get(name, {}) | values
         write(RESULTS, json.dumps(dict(sorted(results.items())), indent=1, ensure_ascii=False) + "\n")
 
 

@@ -4,7 +4,8 @@
 
 Offline, with local files: `twinax train multi30k_de_en --src train.de --tgt train.en --valid-src val.de
 --valid-tgt val.en`. Model sizes from "Good for Misconceived Reasons" (Wu et al. 2021): 4+4 layers of width 128.
-Uncased BLEU 41.5 on test_2016 (13a, beam 5), after 86 minutes on one core of a busy AMD EPYC: docs/results.md.
+With a lowercase vocabulary, uncased BLEU was 41.5 on test_2016 (13a, beam 5), after 86 minutes on one core of a busy
+AMD EPYC: docs/results.md. Today's settings, which keep case, were not measured.
 """
 
 from ..configs.data import BatchConfig, CorpusConfig, TokenizerConfig

@@ -225,6 +225,12 @@ def test_training_resumes_with_the_next_batch(run, tmp_path):
     assert records[15]["batch"] > 0
 
 
+def test_ids_of_another_tokenizer_are_refused(tokenizers):
+    ids = [np.array(tokenizers[0].encode([TEXT])[0])]
+    with pytest.raises(DataError, match="bpe_dropout: the tokenizer splits a text differently with special tokens"):
+        Characters.of(tokenizers[1], Merges.of(tokenizers[1]), [TEXT], ids)
+
+
 def test_what_cannot_drop_merges_is_refused():
     with pytest.raises(ConfigError, match=r"bpe_dropout=0.1: needs kind='bpe', not 'word'"):
         TokenizerConfig(kind="word", bpe_dropout=0.1)

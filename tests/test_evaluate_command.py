@@ -148,6 +148,7 @@ def test_a_match_with_any_reference_is_exact(texts):
         (("a.txt", "nowhere", "--paired"), "nowhere: there is no such file or directory"),
         (("short", MODEL, "--paired"), "short: has 1 lines, and there are 40 pairs"),
         (("a.txt", "--beam-size", "2"), "--beam-size: every system is a text file, nothing is translated; omit it"),
+        (("a.txt", "--tgt-lang", "de"), "--tgt-lang: every system is a text file"),
         (("a.txt", "empty", "--paired"), "empty: is an empty directory"),
         (("a.txt", "--json", "a.txt"), "a.txt: is an input of this command; name another file to write"),
         (("a.txt", "--references", "short"), "short: has 1 lines, and there are 40 pairs"),

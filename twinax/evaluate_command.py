@@ -95,34 +95,37 @@ def evaluate(
     _check_systems(systems, paired)
     texts_only = all(map(is_text, systems))
     outputs = _outputs(output, len(systems))
-    _check_outputs([*filter(None, (json_file, *outputs))], (*systems, *filter(None, (src, tgt)), *references))
+    _check_outputs([*filter(None, (json_file, *outputs))], (*systems, *filter(None, (src, tgt, dataset)), *references))
     with one_line_errors():
         corpus = {"src": src, "tgt": tgt, "dataset": dataset, "subset": subset}
         corpus |= {"src_column": src_column, "tgt_column": tgt_column}
         flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
         flags |= {"no_repeat_ngram_size": no_repeat_ngram_size}
         check_decoding(flags)
-        if texts_only and (flag := next((name for name, value in flags.items() if value is not None), None)):
-            raise UsageError(f"--{flag.replace('_', '-')}: every system is a text file, nothing is translated; omit it")
+        languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "forced_bos": forced_bos}
+        if texts_only:
+            _check_unset(flags | languages | {"adapter": adapter})
         scores = import_module("twinax.train.scores")
         sources = {"src": tgt} if texts_only and src is None else {}  # which nobody reads
         pairs = list(read_pairs(**corpus | sources, split=split))
         all_references = [[pair[1] for pair in pairs], *(_lines(path, len(pairs)) for path in references)]
         scores.corpus_scores(["a"], [["a"]], tokenize)  # checks --tokenize before minutes of translation
         given = {system: _lines(system, len(pairs)) for system in systems if is_text(system)}
-        languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "forced_bos": forced_bos}
         translators = {
             system: decoding_in(load_translator(system, adapter), src_lang, tgt_lang, forced_bos)
             for system in systems
             if system not in given
+        }
+        decodings = {
+            system: decoding_config(translator, flags, ignore_generation_config)
+            for system, translator in translators.items()
         }
         results = []
         for system, path in zip(systems, outputs or [None] * len(systems), strict=True):
             if system in given:
                 results.append(_Translations(system, given[system]))
             else:
-                translator = translators.pop(system)
-                decoding = decoding_config(translator, flags, ignore_generation_config)
+                translator, decoding = translators.pop(system), decodings[system]
                 settings = {name: getattr(decoding, name) for name in flags}
                 settings |= {name: value for name, value in languages.items() if value is not None}
                 texts, cut = _translate(translator, [pair[0] for pair in pairs], decoding, framework)
@@ -178,6 +181,13 @@ def _check_systems(systems: Sequence[str], paired: bool) -> None:
         raise UsageError("--paired: needs at least two systems; name the others after the first, the baseline")
     if len({*systems}) < len(systems):
         raise UsageError(f"evaluate: {max(systems, key=systems.count)} is named twice")
+
+
+def _check_unset(flags: Mapping[str, Any]) -> None:
+    """Raises: UsageError if a flag of translation is given, where nothing is translated."""
+    for name, value in flags.items():
+        if value is not None:
+            raise UsageError(f"--{name.replace('_', '-')}: every system is a text file, nothing is translated; omit it")
 
 
 def _check_outputs(outputs: Sequence[str], inputs: Sequence[str]) -> None:

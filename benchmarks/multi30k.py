@@ -8,6 +8,7 @@ continued.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 
@@ -22,12 +23,14 @@ from benchmarks.multi30k_runs import (
     record,
     text,
     train_and_score,
+    train_starts,
 )
 from benchmarks.pages import marks
 from twinax.train.data.corpus import read_lines
 
 OWN_PAIRS = 2000
-DIRECTIONS = {"de_en": ("de", "en"), "en_de": ("en", "de")}
+DIRECTIONS = ("de_en", "en_de")
+LANGUAGES = {"de_en": ("de", "en"), "en_de": ("en", "de"), "both": ("en", "de")}
 # Settings of the Marian family of transformers, for a model that is exported to it.
 MARIAN = ("--model.norm-placement", "post", "--model.no-final-norm", "--training.learning-rate", "1.5e-3")
 
@@ -38,25 +41,32 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
         marks(PAGE, name)
     check_files(folder)
     OUT.mkdir(parents=True, exist_ok=True)
+    both = [seeded_training("both", seed, None, *arguments) for seed in range(seeds)]
     trainings = [
-        Training(f"{name}-{seed}", languages, (f"multi30k_{name}", "--training.seed", str(seed), *arguments))
-        for seed in range(seeds)
-        for name, languages in DIRECTIONS.items()
+        seeded_training(name, seed, start, *arguments) for seed, start in enumerate(both) for name in DIRECTIONS
     ]
     best = trainings[0]
-    trainings.append(Training("marian", ("de", "en"), ("multi30k_de_en", *MARIAN, *arguments)))
+    marian = Training("marian", LANGUAGES["de_en"], ("multi30k_de_en", *MARIAN, *arguments))
     # A corpus of one's own: only its files as arguments, then also the initial weights.
-    trainings.append(Training("fr_en", ("fr", "en"), (), OWN_PAIRS))
-    tuned = Training("fr_en-tuned", ("fr", "en"), ("--init-from", str(best.run)), OWN_PAIRS)
+    own = Training("fr_en", ("fr", "en"), (), OWN_PAIRS)
+    tuned = replace(own, name="fr_en-tuned", start=best)
     with one_core_each() as run_all:
-        list(run_all(lambda training: train_and_score(training, folder), trainings))
-        list(run_all(lambda training: train_and_score(training, folder), [tuned]))
+        for group in (both, [*trainings, marian, own], [tuned]):
+            missing = [training for training in group if training.recorded is None]
+            train_starts(run_all, missing, folder)
+            list(run_all(lambda training: train_and_score(training, folder), missing))
     example = [next(iter(read_lines(str(path)))) for path in text(folder, "test_2016_flickr", best.languages)]
-    for training, layout in ((best, "pegasus"), (trainings[1], "pegasus"), (trainings[-2], "marian")):
+    for training, layout in ((best, "pegasus"), (trainings[1], "pegasus"), (marian, "marian")):
         printed = prove(training, layout, folder)
         if training is best and printed:
             draw_proof(training, printed, (example[0], example[1]))
-    write_page([*trainings, tuned], text(folder, "test_2016_flickr", best.languages))
+    write_page([*trainings, *both, marian, own, tuned], text(folder, "test_2016_flickr", best.languages))
+
+
+def seeded_training(name: str, seed: int, start: Training | None = None, *arguments: str) -> Training:
+    """The training of a ready-made run with this seed."""
+    arguments = (f"multi30k_{name}", "--training.seed", str(seed), *arguments)
+    return Training(f"{name}-{seed}", LANGUAGES[name], arguments, start=start)
 
 
 def prove(training: Training, layout: str, folder: Path) -> str:

@@ -10,7 +10,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
-from benchmarks.multi30k import DIRECTIONS
+from benchmarks.multi30k import DIRECTIONS, seeded_training
 from benchmarks.multi30k_runs import (
     OUT,
     Training,
@@ -21,6 +21,7 @@ from benchmarks.multi30k_runs import (
     read_results,
     record,
     train,
+    train_starts,
 )
 from benchmarks.pages import marks, write_table
 
@@ -35,6 +36,7 @@ def main(folder: Path) -> int:
     trainings = [best_seed(direction) for direction in DIRECTIONS]
     OUT.mkdir(parents=True, exist_ok=True)
     with one_core_each() as run_all:
+        train_starts(run_all, trainings, folder)
         list(run_all(lambda training: train(training, folder), trainings))
     statuses = [_write(training) for training in trainings]
     rows = [
@@ -48,12 +50,12 @@ def main(folder: Path) -> int:
 
 def best_seed(direction: str) -> Training:
     """The recorded training of a direction with the lowest validation perplexity. Raises: SystemExit if none is."""
-    results = read_results()
-    names = [name for name in results if name.rpartition("-")[0] == direction and name.rpartition("-")[2].isdigit()]
-    if not names:
-        sys.exit(f"docs/multi30k/results.json: has no {direction}-0; run make multi30k first")
-    best = min(names, key=lambda name: results[name]["validation_perplexity"])
-    return Training(best, DIRECTIONS[direction], tuple(results[best]["arguments"].split()))
+    seeds = (name.rpartition("-")[2] for name in read_results() if name.startswith(f"{direction}-"))
+    trainings = [seeded_training(direction, int(seed), seeded_training("both", int(seed))) for seed in seeds]
+    perplexities = {t: t.recorded["validation_perplexity"] for t in trainings if t.recorded is not None}
+    if not perplexities:
+        sys.exit(f"docs/multi30k/results.json: has no {direction}-0 of today's settings; run make multi30k first")
+    return min(perplexities, key=lambda training: perplexities[training])
 
 
 def _write(training: Training) -> int:

@@ -35,6 +35,12 @@ class Training:
     arguments: tuple[str, ...]  # of `twinax train`
     pairs: int | None = None  # number of training pairs from the start; None: all
     scored_on: str = "test_2016_flickr"
+    start: "Training | None" = None  # whose weights it starts from
+
+    @property
+    def all_arguments(self) -> tuple[str, ...]:
+        """The arguments of `twinax train`, initial weights included."""
+        return (*self.arguments, *(("--init-from", str(self.start.run)) if self.start is not None else ()))
 
     @property
     def run(self) -> Path:
@@ -45,7 +51,7 @@ class Training:
     def recorded(self) -> dict[str, Any] | None:
         """What results.json has of this training; None: nothing, or it had other arguments."""
         entry = read_results().get(self.name)
-        return entry if entry is not None and entry["arguments"] == " ".join(self.arguments) else None
+        return entry if entry is not None and entry["arguments"] == " ".join(self.all_arguments) else None
 
 
 def read_results() -> dict[str, Any]:
@@ -78,7 +84,7 @@ def train_and_score(training: Training, folder: Path) -> None:
         shutil.copy(training.run.with_name(f"{training.name}.translations"), RESULTS.with_name(f"{training.name}.txt"))
     record(
         training.name,
-        arguments=" ".join(training.arguments),
+        arguments=" ".join(training.all_arguments),
         machine=describe_machine(),
         scored_on=training.scored_on,
         updates=max(r["update"] for r in records),
@@ -88,6 +94,14 @@ def train_and_score(training: Training, folder: Path) -> None:
         scores=[score for score in scores if score["name"] != "exact match"],
         curve=[[u, round(v["loss"], 4), v.get("bleu") and round(v["bleu"], 2)] for u, v in curve.items()],
     )
+
+
+def train_starts(run_all: Any, trainings: Sequence[Training], folder: Path) -> None:
+    """Trains the models whose weights these trainings start from, or goes on where they were stopped."""
+    starts = [start for start in dict.fromkeys(training.start for training in trainings) if start is not None]
+    if starts:
+        train_starts(run_all, [start for start in starts if not start.run.is_dir()], folder)
+        list(run_all(lambda start: train(start, folder), starts))
 
 
 def describe_machine() -> str:
@@ -158,14 +172,14 @@ def train(training: Training, folder: Path) -> float:
         for side, path in zip(("src", "tgt"), text(folder, part, training.languages, pairs), strict=True):
             flags += [f"--{prefix}{side}", str(path)]
     clock, marker = run.with_name(f"{run.name}.seconds"), run.with_name(f"{run.name}.arguments")
-    arguments = " ".join([*training.arguments, *flags])
+    arguments = " ".join([*training.all_arguments, *flags])
     if marker.is_file() and marker.read_text() != arguments:
         sys.exit(f"{run}: was trained with {marker.read_text()} and not {arguments}; remove {run}* to train it again")
     write(marker, arguments)
     earlier_seconds = float(clock.read_text()) if clock.is_file() else 0.0
     start = time.monotonic()
     try:
-        call("train", *training.arguments, *flags, "--out", str(run), log=run.with_name(f"{run.name}.log"))
+        call("train", *training.all_arguments, *flags, "--out", str(run), log=run.with_name(f"{run.name}.log"))
     finally:
         seconds = earlier_seconds + time.monotonic() - start
         write(clock, str(seconds))

@@ -9,20 +9,21 @@ import io
 import sys
 import tokenize
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.execution import ExecutionConfig
-from twinax.configs.run import LoopConfig
+from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.schema import TransformerConfig
 from twinax.configs.sharding import ShardingConfig
 from twinax.configs.training import TrainingConfig
 
 # section of the page -> (config, flags)
 _SECTIONS: dict[str, tuple[type, str]] = {
+    "The run": (RunConfig, "`--init-from runs/de_en`"),
     "The model": (TransformerConfig, "`--model.d-model 128` of `twinax train`, and so on"),
     "The training step": (TrainingConfig, "`--training.learning-rate 1e-3`"),
     "The corpus": (CorpusConfig, "`--src a.de`, `--dataset opus_books`: with or without the prefix `corpus.`"),
@@ -53,7 +54,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(kind: Any) -> Iterator[Setting]:
-    """The fields of a config in their order."""
+    """The fields of a config in their order, without those that are configs of their own."""
     source = inspect.getsource(kind)
     comments = _comments(source)
     (body,) = ast.parse(source).body
@@ -61,7 +62,11 @@ def settings_of(kind: Any) -> Iterator[Setting]:
     hints, defaults = get_type_hints(kind), {f.name: f.default for f in fields(kind)}
     group, above = "", 0
     for node in body.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and not is_dataclass(hints[node.target.id])
+        ):
             between = [text for line, (alone, text) in comments.items() if alone and above < line < node.lineno]
             group = " ".join(between) or group
             _, comment = comments.get(node.end_lineno or 0, (False, ""))

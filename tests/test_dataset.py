@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.errors import DataError
 from twinax.configs.run import RunConfig
+from twinax.configs.schema import TransformerConfig
 from twinax.train.data.buckets import Bucket, choose_buckets
 from twinax.train.data.dataset import Batches, Sides, encode_pairs, pad_rows
 from twinax.train.data.prepare import Tokenizers, prepare, with_tokenizers
@@ -133,6 +134,39 @@ def test_prepare_fits_the_model_to_the_tokenizer_and_counts(files):
     assert len(data.buckets) <= 3
     assert data.run.tokenizer.vocab_size == 1000  # the smallest, for so few pairs
     assert data.run.loop.updates == 2000
+
+
+def test_both_directions(files):
+    """The exchanged pairs follow the others, and no pair that is held out is trained on when exchanged."""
+
+    def texts(data, part):
+        pairs = getattr(data, part)
+        src, tgt = (side(range(len(pairs))) for side in (pairs.sources, pairs.targets))
+        decode = data.tokenizers.tgt.decode
+        return list(zip(decode([ids[:-1] for ids in src]), decode([ids[1:-1] for ids in tgt]), strict=True))
+
+    one, both = (
+        prepare(
+            RunConfig(
+                corpus=CorpusConfig(**files, held_out=20),
+                both_directions=both_directions,
+                tokenizer=TokenizerConfig(kind="word"),
+            )
+        )
+        for both_directions in (False, True)
+    )
+    for part in ("train", "valid"):
+        pairs = texts(one, part)
+        assert texts(both, part) == pairs + [pair[::-1] for pair in pairs]
+    assert both.references == [pair[1] for pair in texts(both, "valid")]
+    separate = RunConfig(
+        corpus=CorpusConfig(**files),
+        both_directions=True,
+        tokenizer=TokenizerConfig(kind="word", joint=False),
+        model=TransformerConfig.preset("tiny", shared_embeddings=False),
+    )
+    with pytest.raises(DataError, match=r"both_directions=True: .* use one tokenizer for both sides"):
+        prepare(separate)
 
 
 def test_weights_that_exist_keep_their_sizes(files):

@@ -23,6 +23,7 @@ def test_ready_made_runs_go_through_json(name):
 def test_a_run_goes_through_json():
     run = RunConfig(
         corpus=CORPUS,
+        both_directions=True,
         init_from="x",
         tokenizer=TokenizerConfig(load=("p", "q")),
         model=TransformerConfig.preset("tiny", mask_value=-1e9),
@@ -41,6 +42,7 @@ def test_json_that_is_no_run():
         ({**document, "loop": 3}, "loop: must be a JSON object, not int"),
         ({**document, "loop": {"update": 3}}, "loop: has unknown fields update; its fields are average"),
         ({**document, "init_from": 3}, "init_from=3"),
+        ({**document, "both_directions": 1}, "both_directions=1: must be true or false"),
     ]
     for values, text in cases:
         with pytest.raises(ConfigError, match=text):

@@ -139,10 +139,15 @@ def prepare(
         DataError: the corpus or a tokenizer cannot be used, or a tokenizer has tokens beyond `sizes`.
         ConfigError: the config is inconsistent with the corpus.
     """
-    pairs, held_out = _split(run)
+    pairs, held_out = _read(run)
     say(f"first pair: {pairs[0][0][:100]!r} and {pairs[0][1][:100]!r}")
     run = replace(run, tokenizer=run.tokenizer.sized(len(pairs)))
     tokenizers = tokenizers or _make_tokenizers(run.tokenizer, pairs, say)
+    if run.both_directions and (tokenizers.src.target is not tokenizers.tgt or tokenizers.src.languages):
+        raise DataError(
+            "both_directions=True: each side has sentences of both languages; use one tokenizer for both sides, "
+            "without languages"
+        )
     if sizes is None:
         fitted = with_tokenizers(run.model, tokenizers)
     else:
@@ -212,6 +217,21 @@ def describe_tokens(config: TokenizerConfig, counts: Counts, pairs: Pairs) -> st
     units = [len(pairs) if unit == "sentence" else sum(len(pair[side].split()) for pair in pairs) for side in (0, 1)]
     src, tgt = (tokens / n for tokens, n in zip(counts.tokens, units, strict=True))
     return f"tokens per {unit}: {src:.2f} in sources, {tgt:.2f} in targets{', lowercased' * config.lowercase}"
+
+
+def _read(run: RunConfig) -> tuple[Pairs, Pairs]:
+    """(training pairs, validation pairs), each followed by its exchanged pairs if the run has both directions.
+
+    Source: Ding et al. 2021, "Improving Neural Machine Translation by Bidirectional Training", section 2.
+    """
+    train, valid = _split(run)
+    if not run.both_directions:
+        return train, valid
+    return _with_exchanged(train), _with_exchanged(valid)
+
+
+def _with_exchanged(pairs: Pairs) -> Pairs:
+    return pairs + [(target, source) for source, target in pairs]
 
 
 def _split(run: RunConfig) -> tuple[Pairs, Pairs]:

@@ -1,0 +1,25 @@
+"""Both directions of Multi30k with one model, from which multi30k_de_en and multi30k_en_de go on.
+
+    twinax train multi30k_both
+    twinax train multi30k_en_de --init-from runs/multi30k_both
+
+Bidirectional training (Ding et al. 2021): every pair is also trained on with source and target exchanged; the language
+of the source determines that of the translation. The rate stays constant after warm-up, because training goes on in one
+direction. Offline: see multi30k_de_en.
+"""
+
+from dataclasses import replace
+
+from ..configs.run import LoopConfig, RunConfig
+from . import multi30k_en_de
+
+
+def config() -> RunConfig:
+    """The config of the run."""
+    run = multi30k_en_de.config()
+    return replace(
+        run,
+        both_directions=True,
+        training=replace(run.training, schedule="constant"),
+        loop=LoopConfig(updates=8000, validate_every=2000),
+    )

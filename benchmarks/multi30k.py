@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 
-from benchmarks.multi30k_page import PAGE, PARTS, draw_proof, write_page
+from benchmarks.multi30k_page import EXAMPLE, PAGE, PARTS, draw_proof, write_page
 from benchmarks.multi30k_runs import (
     OUT,
     Training,
@@ -26,41 +26,45 @@ from benchmarks.multi30k_runs import (
     train_starts,
 )
 from benchmarks.pages import marks
-from twinax.train.data.corpus import read_lines
 
 OWN_PAIRS = 2000
 DIRECTIONS = ("de_en", "en_de")
+LAYOUTS = {"de_en-0": "pegasus", "en_de-0": "pegasus", "marian": "marian"}  # of the models that are exported and proven
 LANGUAGES = {"de_en": ("de", "en"), "en_de": ("en", "de"), "both": ("en", "de")}
 # Settings of the Marian family of transformers, for a model that is exported to it.
 MARIAN = ("--model.norm-placement", "post", "--model.no-final-norm", "--training.learning-rate", "1.5e-3")
 
 
 def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
-    """Runs the missing trainings and proofs, then writes tables and pictures."""
+    """Runs the missing trainings and proofs, seed by seed, and writes tables and pictures after each step."""
     for name in PARTS:
         marks(PAGE, name)
     check_files(folder)
     OUT.mkdir(parents=True, exist_ok=True)
-    both = [seeded_training("both", seed, None, *arguments) for seed in range(seeds)]
-    trainings = [
-        seeded_training(name, seed, start, *arguments) for seed, start in enumerate(both) for name in DIRECTIONS
-    ]
-    best = trainings[0]
-    marian = Training("marian", LANGUAGES["de_en"], ("multi30k_de_en", *MARIAN, *arguments))
-    # A corpus of one's own: only its files as arguments, then also the initial weights.
-    own = Training("fr_en", ("fr", "en"), (), OWN_PAIRS)
-    tuned = replace(own, name="fr_en-tuned", start=best)
-    with one_core_each() as run_all:
-        for group in (both, [*trainings, marian, own], [tuned]):
-            missing = [training for training in group if training.recorded is None]
+    steps = trainings_by_step(seeds, arguments)
+    for step in steps:
+        missing = [training for training in step if training.recorded is None]
+        with one_core_each() as run_all:
             train_starts(run_all, missing, folder)
             list(run_all(lambda training: train_and_score(training, folder), missing))
-    example = [next(iter(read_lines(str(path)))) for path in text(folder, "test_2016_flickr", best.languages)]
-    for training, layout in ((best, "pegasus"), (trainings[1], "pegasus"), (marian, "marian")):
-        printed = prove(training, layout, folder)
-        if training is best and printed:
-            draw_proof(training, printed, (example[0], example[1]))
-    write_page([*trainings, *both, marian, own, tuned], text(folder, "test_2016_flickr", best.languages))
+        for training in step:
+            if training.name in LAYOUTS:
+                prove(training, LAYOUTS[training.name], folder)
+        write_page([training for step in steps for training in step], folder)
+
+
+def trainings_by_step(seeds: int, arguments: Sequence[str]) -> list[list[Training]]:
+    """All trainings; those of a step may start from those of earlier steps."""
+    # A corpus of one's own: only its files as arguments, then also the initial weights.
+    own = Training("fr_en", ("fr", "en"), (), OWN_PAIRS)
+    steps = []
+    for seed in range(seeds):
+        both = seeded_training("both", seed, None, *arguments)
+        steps += [[both], [seeded_training(name, seed, both, *arguments) for name in DIRECTIONS]]
+    steps[0].append(own)
+    marian = Training("marian", LANGUAGES["de_en"], ("multi30k_de_en", *MARIAN, *arguments))
+    steps.insert(2, [marian, replace(own, name="fr_en-tuned", start=steps[1][0])])
+    return steps
 
 
 def seeded_training(name: str, seed: int, start: Training | None = None, *arguments: str) -> Training:
@@ -69,13 +73,13 @@ def seeded_training(name: str, seed: int, start: Training | None = None, *argume
     return Training(f"{name}-{seed}", LANGUAGES[name], arguments, start=start)
 
 
-def prove(training: Training, layout: str, folder: Path) -> str:
+def prove(training: Training, layout: str, folder: Path) -> None:
     """Exports a model, runs the ladder on the test set, and compares all translations with those of transformers.
 
-    Returns what the command printed; nothing if it is recorded.
+    The proof is recorded, and that of the first model drawn; nothing is done if it is recorded already.
     """
     if "proof" in (training.recorded or {}):
-        return ""
+        return
     directory = training.run.with_name(f"{training.name}-{layout}")
     marker = directory.with_name(f"{directory.name}.done")
     if not marker.is_file():
@@ -87,7 +91,8 @@ def prove(training: Training, layout: str, folder: Path) -> str:
     output = directory.with_name(f"{directory.name}.parity.txt")
     proof = document(output.with_suffix(".json"), command, statuses=(0, 1), output=output)
     record(training.name, layout=layout, proof=proof)
-    return output.read_text(encoding="utf-8")
+    if training.name == EXAMPLE:
+        draw_proof(training, output.read_text(encoding="utf-8"), folder)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,13 @@ from benchmarks.multi30k_runs import (
     OUT,
     Training,
     check_files,
+    describe_minutes,
     one_core_each,
     read_results,
     record,
     text,
     train_and_score,
+    train_starts,
 )
 from benchmarks.pages import marks, write_table
 from twinax.train.data.corpus import read_lines
@@ -56,19 +58,23 @@ class Setting:
     changes: tuple[tuple[str, str], ...] = ()
     flags: tuple[str, ...] = ()
     share: float = 1.0
+    start: "Setting | None" = None  # whose weights it starts from
 
     @property
     def training(self) -> Training:
         """The training of the row, English to German, scored on the validation set."""
         values = BASE | {"loop.updates": str(round(self.share * UPDATES))} | dict(self.changes)
         flags = [word for name, value in values.items() for word in (f"--{name}", value)]
-        return Training(f"{PREFIX}{self.name}", ("en", "de"), ("multi30k_en_de", *flags, *self.flags), scored_on="val")
+        arguments = ("multi30k_en_de", *flags, *self.flags)
+        start = self.start and self.start.training
+        return Training(f"{PREFIX}{self.name}", ("en", "de"), arguments, scored_on="val", start=start)
 
 
 def _dropout(rate: str) -> tuple[tuple[str, str], ...]:
     return (("model.embedding-dropout", rate), ("model.residual-dropout", rate))
 
 
+BOTH = Setting("both", "both directions", (("training.schedule", "constant"),), ("--both-directions",), share=1 / 3)
 SETTINGS = (
     Setting("base", "pre-norm, cased vocabulary of 3,000, dropout 0.2, 4+4 layers of width 128, weight decay 0.1"),
     Setting(
@@ -94,6 +100,13 @@ SETTINGS = (
         (("model.norm-placement", "post"), ("training.learning-rate", "1.5e-3")),
         ("--model.no-final-norm",),
     ),
+    Setting(
+        "both_first",
+        "both directions in the first third of the updates",
+        (("training.warmup-updates", "200"),),
+        share=2 / 3,
+        start=BOTH,
+    ),
     Setting("simcut", "SimCut", (("training.consistency", "simcut"),), share=0.5),
     Setting("r_drop", "R-Drop", (("training.consistency", "r_drop"),), share=0.5),
     Setting("bpe_dropout", "BPE-dropout 0.1", (("tokenizer.bpe-dropout", "0.1"),), share=0.85),
@@ -116,8 +129,10 @@ def main(folder: Path, names: Sequence[str]) -> None:
             MARKED_CASE, 3000, [s for path in text(folder, "train", ("de", "en")) for s in read_lines(str(path))]
         )
     chosen = [setting for setting in SETTINGS if not names or setting.name in names]
+    missing = [setting.training for setting in chosen if setting.training.recorded is None]
     with one_core_each() as run_all:
-        list(run_all(lambda setting: train_and_score(setting.training, folder), chosen))
+        train_starts(run_all, missing, folder)
+        list(run_all(lambda training: train_and_score(training, folder), missing))
     _compare(*text(folder, "val", ("en", "de"))[1:])
     write_table(PAGE, NAME, HEADER, [row for setting in SETTINGS if (row := _row(setting))])
 
@@ -141,7 +156,7 @@ def _row(setting: Setting) -> tuple[str, ...] | None:
     if entry is None:
         return None
     values = {score["name"]: score["value"] for score in entry["scores"]}
-    numbers = f"{entry['updates']:,}", f"{entry['minutes']:.0f}", f"{entry['target_tokens_per_second']:,}"
+    numbers = f"{entry['updates']:,}", describe_minutes(entry), f"{entry['target_tokens_per_second']:,}"
     scores = (f"{values[name]:.1f}" for name in ("BLEU", "BLEU, lower case"))
     p_value = f"{entry['p_value']:.3f}" if "p_value" in entry else "–"
     return (setting.label, *numbers, f"{entry['validation_perplexity']:.2f}", *scores, p_value)

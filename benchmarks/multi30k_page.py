@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 import twinax
-from benchmarks.multi30k_runs import RESULTS, Training, read_results
+from benchmarks.multi30k_runs import RESULTS, Training, describe_minutes, text
 from benchmarks.pages import write_between, write_table
 from twinax.attention_plot import attention_plot
 from twinax.train.data.corpus import read_lines
@@ -31,25 +31,33 @@ PROOF = (
     "tokens",
     "score difference",
 )
-EXAMPLES = 5  # translations
+EXAMPLE, EXAMPLES = "de_en-0", 5  # the training whose first translations are shown
 
 
-def write_page(trainings: Sequence[Training], example_files: Sequence[Path]) -> None:
-    """Fills the page from the records of trainings; `example_files`: source and reference of the first one."""
-    results = read_results()
-    entries = {training.name: results[training.name] for training in trainings}
+def write_page(trainings: Sequence[Training], folder: Path) -> None:
+    """Fills the page from the records of those trainings that are recorded; `folder` has the corpus."""
+    entries = {training.name: entry for training in trainings if (entry := training.recorded) is not None}
     write_table(PAGE, "multi30k", HEADER, [_scores(name, entry) for name, entry in entries.items()])
     write_table(PAGE, "multi30k-seeds", SEEDS, [*_seeds(entries)])
     signatures = {score["name"]: score["signature"] for entry in entries.values() for score in entry["scores"]}
-    write_between(PAGE, "multi30k-signatures", "\n".join(f"- {name}: `{text}`" for name, text in signatures.items()))
+    write_between(
+        PAGE, "multi30k-signatures", "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())
+    )
     rows = [row for name, entry in entries.items() if "proof" in entry for row in _proof(name, entry)]
     write_table(PAGE, "multi30k-proof", PROOF, rows)
-    src, tgt = example_files
-    files = (src, RESULTS.with_name(f"{trainings[0].name}.txt"), tgt)
+    for training in trainings:
+        if training.name == EXAMPLE and EXAMPLE in entries:
+            write_between(PAGE, "multi30k-translations", _translations(training, folder))
+    plot({name: entry["curve"] for name, entry in entries.items()}, PAGE.with_name(CURVES))
+
+
+def _translations(training: Training, folder: Path) -> str:
+    """The first test sentences, their translations and references, as a block of Markdown."""
+    src, tgt = text(folder, training.scored_on, training.languages)
+    files = (src, RESULTS.with_name(f"{training.name}.txt"), tgt)
     sides = [list(read_lines(str(path)))[:EXAMPLES] for path in files]
     lines = [f"source      {s}\ntranslation {t}\nreference   {r}\n" for s, t, r in zip(*sides, strict=True)]
-    write_between(PAGE, "multi30k-translations", "\n".join(["```", "\n".join(lines).rstrip(), "```"]))
-    plot({name: entry["curve"] for name, entry in entries.items()}, PAGE.with_name(CURVES))
+    return "\n".join(["```", "\n".join(lines).rstrip(), "```"])
 
 
 def _values(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -60,7 +68,7 @@ def _scores(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     """A run's row."""
     values = _values(entry)
     numbers = [f"{values[metric]:.2f}" for metric in METRICS]
-    cost = f"{entry['updates']:,}", f"{entry['minutes']:.0f}", f"{entry['target_tokens_per_second']:,}"
+    cost = f"{entry['updates']:,}", describe_minutes(entry), f"{entry['target_tokens_per_second']:,}"
     return (name, *numbers, f"{entry['validation_perplexity']:.2f}", *cost)
 
 
@@ -113,12 +121,13 @@ def plot(curves: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_proof(training: Training, printed: str, example: tuple[str, str]) -> None:
-    """Draws the ladder as printed, and the attention weights of a translation: last layer, mean of its heads."""
+def draw_proof(training: Training, printed: str, folder: Path) -> None:
+    """Draws the ladder as printed, and the attention weights of the first test sentence (last layer, mean of heads)."""
+    example = [next(iter(read_lines(str(path)))) for path in text(folder, training.scored_on, training.languages)]
     command = f"twinax parity {training.name} --src test --tgt test --translations"
     table = printed[printed.index("┏") :]  # without the paths of this machine
     draw_text(f"{command}\n{table}", PAGE.with_name(LADDER))
-    attention = twinax.load(str(training.run)).attention(*example)
+    attention = twinax.load(str(training.run)).attention(example[0], example[1])
     attention_plot(attention.weights, attention.targets, attention.sources, PAGE.with_name(ATTENTION))
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -43,6 +43,11 @@ class Training:
         return (*self.arguments, *(("--init-from", str(self.start.run)) if self.start is not None else ()))
 
     @property
+    def starts(self) -> list["Training"]:
+        """The trainings that its weights come from, the last one first."""
+        return [] if self.start is None else [self.start, *self.start.starts]
+
+    @property
     def run(self) -> Path:
         """The run directory."""
         return OUT / self.name
@@ -67,6 +72,11 @@ def record(name: str, **values: Any) -> None:
         write(RESULTS, json.dumps(dict(sorted(results.items())), indent=1, ensure_ascii=False) + "\n")
 
 
+def describe_minutes(entry: Mapping[str, Any]) -> str:
+    """The minutes of a recorded training, then those of the trainings that its weights come from."""
+    return " + ".join(f"{minutes:.0f}" for minutes in (entry["minutes"], *entry.get("minutes_of_starts", ())))
+
+
 def train_and_score(training: Training, folder: Path) -> None:
     """Trains a model, scores it, and records both with its translations; does nothing if it is recorded."""
     if training.recorded is not None:
@@ -89,6 +99,7 @@ def train_and_score(training: Training, folder: Path) -> None:
         scored_on=training.scored_on,
         updates=max(r["update"] for r in records),
         minutes=round(seconds / 60, 1),
+        minutes_of_starts=[round(_seconds_of(start) / 60, 1) for start in training.starts],
         target_tokens_per_second=round(tokens / seconds),
         validation_perplexity=round(scored["perplexity"], 3),
         scores=[score for score in scores if score["name"] != "exact match"],
@@ -171,19 +182,28 @@ def train(training: Training, folder: Path) -> float:
     for part, pairs, prefix in (("train", training.pairs, ""), ("val", None, "valid-")):
         for side, path in zip(("src", "tgt"), text(folder, part, training.languages, pairs), strict=True):
             flags += [f"--{prefix}{side}", str(path)]
-    clock, marker = run.with_name(f"{run.name}.seconds"), run.with_name(f"{run.name}.arguments")
+    marker = run.with_name(f"{run.name}.arguments")
     arguments = " ".join([*training.all_arguments, *flags])
     if marker.is_file() and marker.read_text() != arguments:
         sys.exit(f"{run}: was trained with {marker.read_text()} and not {arguments}; remove {run}* to train it again")
     write(marker, arguments)
-    earlier_seconds = float(clock.read_text()) if clock.is_file() else 0.0
+    earlier_seconds = _seconds_of(training)
     start = time.monotonic()
     try:
         call("train", *training.all_arguments, *flags, "--out", str(run), log=run.with_name(f"{run.name}.log"))
     finally:
         seconds = earlier_seconds + time.monotonic() - start
-        write(clock, str(seconds))
+        write(_clock(training), str(seconds))
     return seconds
+
+
+def _clock(training: Training) -> Path:
+    return training.run.with_name(f"{training.name}.seconds")
+
+
+def _seconds_of(training: Training) -> float:
+    """The seconds that a training has taken so far."""
+    return float(_clock(training).read_text()) if _clock(training).is_file() else 0.0
 
 
 def write(path: Path, content: str) -> None:

@@ -19,7 +19,7 @@ def config() -> RunConfig:
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
         tokenizer=TokenizerConfig(split="bytes", vocab_size=3000),
-        batches=BatchConfig(tokens=2048),
+        batches=BatchConfig(tokens=1024),
         model=TransformerConfig.preset(
             "small",
             d_model=128,
@@ -31,7 +31,13 @@ def config() -> RunConfig:
             residual_dropout=0.2,
         ),
         training=TrainingConfig(
-            label_smoothing=0.1, schedule="cosine", learning_rate=4e-3, warmup_updates=1200, clip_norm=1.0
+            label_smoothing=0.1,
+            optimizer="adamw",
+            weight_decay=0.1,
+            schedule="cosine",
+            learning_rate=3e-3,
+            warmup_updates=1600,
+            clip_norm=1.0,
         ),
-        loop=LoopConfig(epochs=36),
+        loop=LoopConfig(epochs=40, validate_every=2000),
     )

@@ -16,4 +16,4 @@ from . import multi30k_de_en
 def config() -> RunConfig:
     """The config of the run."""
     run = multi30k_de_en.config()
-    return replace(run, corpus=replace(run.corpus, src_column="en", tgt_column="de"), loop=replace(run.loop, epochs=56))
+    return replace(run, corpus=replace(run.corpus, src_column="en", tgt_column="de"))

@@ -1,9 +1,9 @@
 """All Multi30k results: both directions, exported, fine-tuned, scored and proven, written into docs/results.md.
 
 `python -m benchmarks.multi30k FOLDER [SEEDS [ARGUMENT ...]]`: FOLDER has train, val and test_2016_flickr, .de, .en and
-.fr (.gz too); SEEDS is the number of seeds per direction; further arguments go to every `twinax train`. It takes hours,
-with one training per core. Trainings in docs/multi30k/results.json are not repeated, and what is in runs/multi30k is
-continued.
+.fr (.gz too); SEEDS is the number of seeds per direction; further arguments go to every `twinax train` of a ready-made
+run. It takes hours, with one training per core. Trainings in docs/multi30k/results.json are not repeated, and those in
+runs/multi30k are resumed.
 """
 
 import sys
@@ -14,16 +14,17 @@ from shutil import rmtree
 
 from benchmarks.multi30k_page import EXAMPLE, PAGE, PARTS, draw_proof, write_page
 from benchmarks.multi30k_runs import (
-    OUT,
     Training,
+    alone,
     call,
     check_files,
     document,
     one_core_each,
     record,
     text,
+    train,
     train_and_score,
-    train_starts,
+    train_initial,
 )
 from benchmarks.pages import marks
 
@@ -40,59 +41,61 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
     for name in PARTS:
         marks(PAGE, name)
     check_files(folder)
-    OUT.mkdir(parents=True, exist_ok=True)
     steps = trainings_by_step(seeds, arguments)
-    for step in steps:
-        missing = [training for training in step if training.recorded is None]
-        with one_core_each() as run_all:
-            train_starts(run_all, missing, folder)
-            list(run_all(lambda training: train_and_score(training, folder), missing))
-        for training in step:
-            if training.name in LAYOUTS:
+    trainings = [training for step in steps for training in step]
+    with alone(), one_core_each() as map_on_cores:
+        for step in steps:
+            missing = [training for training in step if training.recorded is None]
+            train_initial(map_on_cores, missing, folder)
+            list(map_on_cores(lambda training: train_and_score(training, folder), missing))
+            write_page(trainings, folder)
+    with alone():
+        for training in trainings:
+            if training.name in LAYOUTS and "proof" not in (training.recorded or {}):
                 prove(training, LAYOUTS[training.name], folder)
-        write_page([training for step in steps for training in step], folder)
+                write_page(trainings, folder)
 
 
-def trainings_by_step(seeds: int, arguments: Sequence[str]) -> list[list[Training]]:
-    """All trainings; those of a step may start from those of earlier steps."""
+def trainings_by_step(seeds: int, arguments: Sequence[str] = ()) -> list[list[Training]]:
+    """All trainings; those of a step may start from the weights of earlier steps."""
+    steps: list[list[Training]] = []
+    for seed in range(seeds):
+        both = seeded_training("both", seed, arguments)
+        steps += [[both], [seeded_training(name, seed, arguments, both) for name in DIRECTIONS]]
+    (first_both, (first_direction, _), *later_steps) = steps
+    marian = Training("marian", LANGUAGES["de_en"], ("multi30k_de_en", *MARIAN, *arguments))
     # A corpus of one's own: only its files as arguments, then also the initial weights.
     own = Training("fr_en", ("fr", "en"), (), OWN_PAIRS)
-    steps = []
-    for seed in range(seeds):
-        both = seeded_training("both", seed, None, *arguments)
-        steps += [[both], [seeded_training(name, seed, both, *arguments) for name in DIRECTIONS]]
-    steps[0].append(own)
-    marian = Training("marian", LANGUAGES["de_en"], ("multi30k_de_en", *MARIAN, *arguments))
-    steps.insert(2, [marian, replace(own, name="fr_en-tuned", start=steps[1][0])])
-    return steps
+    tuned = replace(own, name="fr_en-tuned", initial=first_direction)
+    return [[*first_both, own], steps[1], [marian, tuned], *later_steps]
 
 
-def seeded_training(name: str, seed: int, start: Training | None = None, *arguments: str) -> Training:
+def seeded_training(name: str, seed: int, arguments: Sequence[str] = (), initial: Training | None = None) -> Training:
     """The training of a ready-made run with this seed."""
     arguments = (f"multi30k_{name}", "--training.seed", str(seed), *arguments)
-    return Training(f"{name}-{seed}", LANGUAGES[name], arguments, start=start)
+    return Training(f"{name}-{seed}", LANGUAGES[name], arguments, initial=initial)
 
 
 def prove(training: Training, layout: str, folder: Path) -> None:
     """Exports a model, runs the ladder on the test set, and compares all translations with those of transformers.
 
-    The proof is recorded, and that of the first model drawn; nothing is done if it is recorded already.
+    Draws the proof of the example, and records it. The training is repeated if its run is not here.
     """
-    if "proof" in (training.recorded or {}):
-        return
-    directory = training.run.with_name(f"{training.name}-{layout}")
-    marker = directory.with_name(f"{directory.name}.done")
+    train_initial(map, [training] if not training.is_finished else [], folder)
+    train(training, folder)
+    directory = training.file(layout)
+    marker = training.file(f"{layout}.done")
     if not marker.is_file():
         rmtree(directory, ignore_errors=True)
         call("convert", str(training.run), str(directory), "--layout", layout)
         marker.touch()
     src, tgt = text(folder, "test_2016_flickr", training.languages)
     command = ("parity", str(directory), "--src", str(src), "--tgt", str(tgt), "--translations")
-    output = directory.with_name(f"{directory.name}.parity.txt")
-    proof = document(output.with_suffix(".json"), command, statuses=(0, 1), output=output)
-    record(training.name, layout=layout, proof=proof)
+    output = training.file("parity.txt")
+    proof = document(training.file("parity.json"), command, statuses=(0, 1), output=output)
     if training.name == EXAMPLE:
         draw_proof(training, output.read_text(encoding="utf-8"), folder)
+    record(training.name, layout=layout, proof=proof)
 
 
 if __name__ == "__main__":

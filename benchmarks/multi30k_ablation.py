@@ -1,27 +1,33 @@
 """What each setting costs or gains on Multi30k, for docs/results.md: one seed, equal minutes, on the validation set.
 
 `python -m benchmarks.multi30k_ablation FOLDER [NAME ...]`: FOLDER has train and val, .de and .en (.gz too); NAMEs
-select rows. A row takes at most 25 minutes, with one training per core. Rows in docs/multi30k/results.json are not
-trained again. p is the p-value of the paired bootstrap of BLEU against the first row.
+select rows. With one training per core, a row takes at most 25 minutes, but the longer ones of the base setting more.
+Rows in docs/multi30k/results.json are not trained again. p is the p-value of the paired bootstrap of BLEU against the
+base setting, whose translations are in docs/multi30k.
 """
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from benchmarks.marked_case import write_marked_case
 from benchmarks.multi30k_runs import (
     OUT,
+    RESULTS,
     Training,
+    alone,
     check_files,
     describe_minutes,
     one_core_each,
-    read_results,
     record,
+    scores_by_name,
     text,
     train_and_score,
-    train_starts,
+    train_initial,
 )
 from benchmarks.pages import marks, write_table
 from twinax.train.data.corpus import read_lines
@@ -31,6 +37,7 @@ PAGE, NAME = Path("docs/results.md"), "multi30k-ablation"
 PREFIX, MARKED_CASE = "ablation-", OUT / "marked_case"
 UPDATES = 5600  # of the base setting, in about 20 minutes on one core of an AMD EPYC
 HEADER = ("setting", "updates", "minutes", "target tokens per second", "perplexity", "BLEU", "BLEU, lower case", "p")
+LENGTHS_NAME, CURVE = "multi30k-minutes", "multi30k-minutes.png"
 # The settings of the runs without what the table measures.
 BASE = {
     "training.consistency": "none",
@@ -58,7 +65,7 @@ class Setting:
     changes: tuple[tuple[str, str], ...] = ()
     flags: tuple[str, ...] = ()
     share: float = 1.0
-    start: "Setting | None" = None  # whose weights it starts from
+    initial: "Setting | None" = None  # whose weights it starts from
 
     @property
     def training(self) -> Training:
@@ -66,8 +73,8 @@ class Setting:
         values = BASE | {"loop.updates": str(round(self.share * UPDATES))} | dict(self.changes)
         flags = [word for name, value in values.items() for word in (f"--{name}", value)]
         arguments = ("multi30k_en_de", *flags, *self.flags)
-        start = self.start and self.start.training
-        return Training(f"{PREFIX}{self.name}", ("en", "de"), arguments, scored_on="val", start=start)
+        initial = self.initial and self.initial.training
+        return Training(f"{PREFIX}{self.name}", ("en", "de"), arguments, scored_on="val", initial=initial)
 
 
 def _dropout(rate: str) -> tuple[tuple[str, str], ...]:
@@ -105,7 +112,7 @@ SETTINGS = (
         "both directions in the first third of the updates",
         (("training.warmup-updates", "200"),),
         share=2 / 3,
-        start=BOTH,
+        initial=BOTH,
     ),
     Setting("simcut", "SimCut", (("training.consistency", "simcut"),), share=0.5),
     Setting("r_drop", "R-Drop", (("training.consistency", "r_drop"),), share=0.5),
@@ -117,53 +124,76 @@ SETTINGS = (
     Setting("wide", "width 256", (("model.d-model", "256"), ("model.d-ff", "512")), share=0.4),
     Setting("average", "average of the last 5 checkpoints", (("loop.validate-every", "300"), ("loop.average", "5"))),
 )
+BASE_TRANSLATIONS = RESULTS.with_name(f"{PREFIX}base.txt")
+# The base setting in other lengths.
+LENGTHS = tuple(Setting(f"updates_{n}", f"{n:,} updates", share=n / UPDATES) for n in (2800, 11_200, 22_400))
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
     """Trains the missing rows, then writes the table."""
     marks(PAGE, NAME)
+    marks(PAGE, LENGTHS_NAME)
     check_files(folder, ("de", "en"))
-    OUT.mkdir(parents=True, exist_ok=True)
-    if not MARKED_CASE.is_dir():
-        write_marked_case(
-            MARKED_CASE, 3000, [s for path in text(folder, "train", ("de", "en")) for s in read_lines(str(path))]
-        )
-    chosen = [setting for setting in SETTINGS if not names or setting.name in names]
+    chosen = [setting for setting in (*SETTINGS, *LENGTHS) if not names or setting.name in names]
     missing = [setting.training for setting in chosen if setting.training.recorded is None]
-    with one_core_each() as run_all:
-        train_starts(run_all, missing, folder)
-        list(run_all(lambda training: train_and_score(training, folder), missing))
-    _compare(*text(folder, "val", ("en", "de"))[1:])
+    with alone(), one_core_each() as map_on_cores:
+        if not MARKED_CASE.is_dir():
+            train_text = [s for path in text(folder, "train", ("de", "en")) for s in read_lines(str(path))]
+            write_marked_case(MARKED_CASE, 3000, train_text)
+        train_initial(map_on_cores, missing, folder)
+        list(map_on_cores(lambda training: train_and_score(training, folder), missing))
+    _compare([setting.training for setting in SETTINGS], *text(folder, "val", ("en", "de"))[1:])
     write_table(PAGE, NAME, HEADER, [row for setting in SETTINGS if (row := _row(setting))])
+    lengths = [(setting, row) for setting in (SETTINGS[0], *LENGTHS) if (row := _row(setting))]
+    write_table(PAGE, LENGTHS_NAME, HEADER[1:-1], [row[1:-1] for _, row in lengths])
+    if lengths:
+        _plot([setting.training for setting, _ in lengths])
 
 
-def _compare(reference: Path) -> None:
-    """Records the p-value of each row's BLEU against the base's, as far as the translations are in runs/multi30k."""
-    base = SETTINGS[0].training
+def _compare(trainings: Sequence[Training], reference: Path) -> None:
+    """Records the p-value of each BLEU against that of the first training, as far as the translations are here."""
+    base, *others = trainings
+    if base.file("translations").is_file():
+        shutil.copy(base.file("translations"), BASE_TRANSLATIONS)
+    if not BASE_TRANSLATIONS.is_file():
+        return
     references = [list(read_lines(str(reference)))]
-    for setting in SETTINGS[1:]:
-        entry = setting.training.recorded
-        files = [OUT / f"{training.name}.translations" for training in (base, setting.training)]
-        if entry is not None and "p_value" not in entry and base.recorded and all(map(Path.is_file, files)):
-            systems = {str(path): list(read_lines(str(path))) for path in files}
-            (bleu, *_) = compare_systems(systems, references)[str(files[1])]
+    for training in others:
+        path = training.file("translations")
+        if training.recorded is not None and path.is_file():
+            systems = {name: list(read_lines(str(file))) for name, file in (("", BASE_TRANSLATIONS), ("other", path))}
+            (bleu, *_) = compare_systems(systems, references)["other"]
             assert bleu.p_value is not None  # only the first system has none
-            record(setting.training.name, p_value=round(bleu.p_value, 4))
+            record(training.name, p_value=round(bleu.p_value, 4))
 
 
 def _row(setting: Setting) -> tuple[str, ...] | None:
-    entry = read_results().get(setting.training.name)
+    entry = setting.training.recorded
     if entry is None:
         return None
-    values = {score["name"]: score["value"] for score in entry["scores"]}
+    values = scores_by_name(entry)
     numbers = f"{entry['updates']:,}", describe_minutes(entry), f"{entry['target_tokens_per_second']:,}"
     scores = (f"{values[name]:.1f}" for name in ("BLEU", "BLEU, lower case"))
     p_value = f"{entry['p_value']:.3f}" if "p_value" in entry else "–"
     return (setting.label, *numbers, f"{entry['validation_perplexity']:.2f}", *scores, p_value)
 
 
+def _plot(trainings: Sequence[Training]) -> None:
+    """Plots BLEU over minutes: each point is a training of its own, because the schedule ends with it."""
+    entries = [entry for training in trainings if (entry := training.recorded) is not None]
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for name in ("BLEU", "BLEU, lower case"):
+        points = sorted((entry["minutes"], scores_by_name(entry)[name]) for entry in entries)
+        axes.plot(*zip(*points, strict=True), "o-", label=name)
+    axes.set(xlabel="minutes on one core", ylabel="BLEU on the validation set", xscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(PAGE.with_name(CURVE), dpi=120)
+
+
 if __name__ == "__main__":
-    unknown = [name for name in sys.argv[2:] if name not in {setting.name for setting in SETTINGS}]
-    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir() or unknown:
-        sys.exit(f"usage: python -m benchmarks.multi30k_ablation FOLDER [{'|'.join(s.name for s in SETTINGS)} ...]")
+    known = [setting.name for setting in (*SETTINGS, *LENGTHS)]
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir() or not {*sys.argv[2:]} <= {*known}:
+        sys.exit(f"usage: python -m benchmarks.multi30k_ablation FOLDER [{'|'.join(known)} ...]")
     main(Path(sys.argv[1]), sys.argv[2:])

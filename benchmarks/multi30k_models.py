@@ -14,6 +14,7 @@ from benchmarks.multi30k import DIRECTIONS, seeded_training
 from benchmarks.multi30k_runs import (
     OUT,
     Training,
+    alone,
     call,
     check_files,
     describe_machine,
@@ -21,7 +22,7 @@ from benchmarks.multi30k_runs import (
     read_results,
     record,
     train,
-    train_starts,
+    train_initial,
 )
 from benchmarks.pages import marks, write_table
 
@@ -34,10 +35,9 @@ def main(folder: Path) -> int:
     marks(PAGE, NAME)
     check_files(folder, ("de", "en"))
     trainings = [best_seed(direction) for direction in DIRECTIONS]
-    OUT.mkdir(parents=True, exist_ok=True)
-    with one_core_each() as run_all:
-        train_starts(run_all, trainings, folder)
-        list(run_all(lambda training: train(training, folder), trainings))
+    with alone(), one_core_each() as map_on_cores:
+        train_initial(map_on_cores, [training for training in trainings if not training.is_finished], folder)
+        list(map_on_cores(lambda training: train(training, folder), trainings))
     statuses = [_write(training) for training in trainings]
     rows = [
         (model["file"], name, model["size"], f"`{model['sha256']}`", model["machine"])
@@ -50,8 +50,9 @@ def main(folder: Path) -> int:
 
 def best_seed(direction: str) -> Training:
     """The recorded training of a direction with the lowest validation perplexity. Raises: SystemExit if none is."""
-    seeds = (name.rpartition("-")[2] for name in read_results() if name.startswith(f"{direction}-"))
-    trainings = [seeded_training(direction, int(seed), seeded_training("both", int(seed))) for seed in seeds]
+    names = [name for name in read_results() if name.rpartition("-")[0] == direction]
+    seeds = [int(seed) for name in names if (seed := name.rpartition("-")[2]).isdigit()]
+    trainings = [seeded_training(direction, seed, initial=seeded_training("both", seed)) for seed in seeds]
     perplexities = {t: t.recorded["validation_perplexity"] for t in trainings if t.recorded is not None}
     if not perplexities:
         sys.exit(f"docs/multi30k/results.json: has no {direction}-0 of today's settings; run make multi30k first")

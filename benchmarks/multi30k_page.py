@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 import twinax
-from benchmarks.multi30k_runs import RESULTS, Training, describe_minutes, text
+from benchmarks.multi30k_runs import RESULTS, Training, describe_minutes, scores_by_name, text
 from benchmarks.pages import write_between, write_table
 from twinax.attention_plot import attention_plot
 from twinax.train.data.corpus import read_lines
@@ -48,7 +48,8 @@ def write_page(trainings: Sequence[Training], folder: Path) -> None:
     for training in trainings:
         if training.name == EXAMPLE and EXAMPLE in entries:
             write_between(PAGE, "multi30k-translations", _translations(training, folder))
-    plot({name: entry["curve"] for name, entry in entries.items()}, PAGE.with_name(CURVES))
+    if entries:
+        plot({name: entry["curve"] for name, entry in entries.items()}, PAGE.with_name(CURVES))
 
 
 def _translations(training: Training, folder: Path) -> str:
@@ -60,13 +61,9 @@ def _translations(training: Training, folder: Path) -> str:
     return "\n".join(["```", "\n".join(lines).rstrip(), "```"])
 
 
-def _values(entry: Mapping[str, Any]) -> dict[str, float]:
-    return {score["name"]: score["value"] for score in entry["scores"]}
-
-
 def _scores(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     """A run's row."""
-    values = _values(entry)
+    values = scores_by_name(entry)
     numbers = [f"{values[metric]:.2f}" for metric in METRICS]
     cost = f"{entry['updates']:,}", describe_minutes(entry), f"{entry['target_tokens_per_second']:,}"
     return (name, *numbers, f"{entry['validation_perplexity']:.2f}", *cost)
@@ -77,7 +74,7 @@ def _seeds(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     rows = []
     seeded = sorted(name for name in entries if name.rpartition("-")[2].isdigit())
     for direction, names in groupby(seeded, key=lambda name: name.rpartition("-")[0]):
-        values = [_values(entries[name]) for name in names]
+        values = [scores_by_name(entries[name]) for name in names]
         if len(values) > 1:
             columns = [[scores[metric] for scores in values] for metric in METRICS]
             rows.append((direction, str(len(values)), *(f"{mean(c):.2f} ± {stdev(c):.2f}" for c in columns)))

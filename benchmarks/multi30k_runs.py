@@ -3,6 +3,7 @@
 A recorded training is not repeated: results.json states its arguments, and its translations are beside it.
 """
 
+import fcntl
 import gzip
 import json
 import os
@@ -35,17 +36,22 @@ class Training:
     arguments: tuple[str, ...]  # of `twinax train`
     pairs: int | None = None  # number of training pairs from the start; None: all
     scored_on: str = "test_2016_flickr"
-    start: "Training | None" = None  # whose weights it starts from
+    initial: "Training | None" = None  # whose weights it starts from
 
     @property
     def all_arguments(self) -> tuple[str, ...]:
         """The arguments of `twinax train`, initial weights included."""
-        return (*self.arguments, *(("--init-from", str(self.start.run)) if self.start is not None else ()))
+        return (*self.arguments, *(("--init-from", str(self.initial.run)) if self.initial is not None else ()))
 
     @property
-    def starts(self) -> list["Training"]:
+    def earlier(self) -> list["Training"]:
         """The trainings that its weights come from, the last one first."""
-        return [] if self.start is None else [self.start, *self.start.starts]
+        return [] if self.initial is None else [self.initial, *self.initial.earlier]
+
+    @property
+    def commands(self) -> list[str]:
+        """The arguments that determine its weights: its own, then those of the earlier trainings."""
+        return [" ".join(training.all_arguments) for training in (self, *self.earlier)]
 
     @property
     def run(self) -> Path:
@@ -56,7 +62,16 @@ class Training:
     def recorded(self) -> dict[str, Any] | None:
         """What results.json has of this training; None: nothing, or it had other arguments."""
         entry = read_results().get(self.name)
-        return entry if entry is not None and entry["arguments"] == " ".join(self.all_arguments) else None
+        return entry if entry is not None and entry["commands"] == self.commands else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its run is here and complete."""
+        return self.file("done").is_file()
+
+    def file(self, ending: str) -> Path:
+        """A file beside the run."""
+        return self.run.with_name(f"{self.name}.{ending}")
 
 
 def read_results() -> dict[str, Any]:
@@ -65,22 +80,37 @@ def read_results() -> dict[str, Any]:
 
 
 def record(name: str, **values: Any) -> None:
-    """Adds values to a training's record; values with `arguments` are a new training and replace it."""
+    """Adds values to a training's record; values with `commands` are a new training and replace it."""
     with _RESULTS_LOCK:
         results = read_results()
-        results[name] = values if "arguments" in values else results.get(name, {}) | values
+        results[name] = values if "commands" in values else results.get(name, {}) | values
         write(RESULTS, json.dumps(dict(sorted(results.items())), indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Holds the lock of runs/multi30k. Raises: SystemExit if another process holds it."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    with (OUT / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit(f"{OUT}: another process trains here; wait for it")
+        yield
+
+
+def scores_by_name(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The recorded scores of a training."""
+    return {score["name"]: score["value"] for score in entry["scores"]}
 
 
 def describe_minutes(entry: Mapping[str, Any]) -> str:
     """The minutes of a recorded training, then those of the trainings that its weights come from."""
-    return " + ".join(f"{minutes:.0f}" for minutes in (entry["minutes"], *entry.get("minutes_of_starts", ())))
+    return " + ".join(f"{minutes:.0f}" for minutes in (entry["minutes"], *entry["earlier_minutes"]))
 
 
 def train_and_score(training: Training, folder: Path) -> None:
-    """Trains a model, scores it, and records both with its translations; does nothing if it is recorded."""
-    if training.recorded is not None:
-        return
+    """Trains a model, scores it, and records both with its translations."""
     seconds = train(training, folder)
     scores = evaluate(training, folder)
     records = read_metrics(training.run)
@@ -91,15 +121,15 @@ def train_and_score(training: Training, folder: Path) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     tokens = sum(r["tokens"] for r in records if "tokens" in r)
     if training.scored_on != "val":
-        shutil.copy(training.run.with_name(f"{training.name}.translations"), RESULTS.with_name(f"{training.name}.txt"))
+        shutil.copy(training.file("translations"), RESULTS.with_name(f"{training.name}.txt"))
     record(
         training.name,
-        arguments=" ".join(training.all_arguments),
+        commands=training.commands,
         machine=describe_machine(),
         scored_on=training.scored_on,
         updates=max(r["update"] for r in records),
         minutes=round(seconds / 60, 1),
-        minutes_of_starts=[round(_seconds_of(start) / 60, 1) for start in training.starts],
+        earlier_minutes=[round(_seconds_of(earlier) / 60, 1) for earlier in training.earlier],
         target_tokens_per_second=round(tokens / seconds),
         validation_perplexity=round(scored["perplexity"], 3),
         scores=[score for score in scores if score["name"] != "exact match"],
@@ -107,12 +137,13 @@ def train_and_score(training: Training, folder: Path) -> None:
     )
 
 
-def train_starts(run_all: Any, trainings: Sequence[Training], folder: Path) -> None:
-    """Trains the models whose weights these trainings start from, or goes on where they were stopped."""
-    starts = [start for start in dict.fromkeys(training.start for training in trainings) if start is not None]
-    if starts:
-        train_starts(run_all, [start for start in starts if not start.run.is_dir()], folder)
-        list(run_all(lambda start: train(start, folder), starts))
+def train_initial(map_on_cores: Any, trainings: Sequence[Training], folder: Path) -> None:
+    """Trains the models whose weights these trainings start from, as far as they are not finished."""
+    initial = dict.fromkeys(training.initial for training in trainings)
+    missing = [training for training in initial if training is not None and not training.is_finished]
+    if missing:
+        train_initial(map_on_cores, missing, folder)
+        list(map_on_cores(lambda training: train(training, folder), missing))
 
 
 def describe_machine() -> str:
@@ -173,37 +204,40 @@ def first_lines(path: Path, number: int) -> Path:
 
 
 def train(training: Training, folder: Path) -> float:
-    """Trains a model, or goes on where it was stopped; returns its seconds, those of earlier calls included.
+    """Trains a model, or resumes it; returns its seconds, those of interrupted calls included.
 
     Raises:
         SystemExit: the existing run was trained with other arguments.
     """
-    run, flags = training.run, []
+    flags = []
     for part, pairs, prefix in (("train", training.pairs, ""), ("val", None, "valid-")):
         for side, path in zip(("src", "tgt"), text(folder, part, training.languages, pairs), strict=True):
             flags += [f"--{prefix}{side}", str(path)]
-    marker = run.with_name(f"{run.name}.arguments")
-    arguments = " ".join([*training.all_arguments, *flags])
-    if marker.is_file() and marker.read_text() != arguments:
-        sys.exit(f"{run}: was trained with {marker.read_text()} and not {arguments}; remove {run}* to train it again")
-    write(marker, arguments)
+    marker, commands = training.file("arguments"), "\n".join([*training.commands, " ".join(flags)])
+    if marker.is_file() and marker.read_text() != commands:
+        was = marker.read_text()
+        sys.exit(
+            f"{training.run}: was trained with\n{was}\nand not\n{commands}\nTo train it again, remove {training.run}*"
+        )
+    if training.is_finished:
+        return _seconds_of(training)
+    write(marker, commands)
     earlier_seconds = _seconds_of(training)
     start = time.monotonic()
     try:
-        call("train", *training.all_arguments, *flags, "--out", str(run), log=run.with_name(f"{run.name}.log"))
+        arguments = (*training.all_arguments, *flags, "--out", str(training.run))
+        call("train", *arguments, log=training.file("log"))
+        training.file("done").touch()
     finally:
         seconds = earlier_seconds + time.monotonic() - start
-        write(_clock(training), str(seconds))
+        write(training.file("seconds"), str(seconds))
     return seconds
-
-
-def _clock(training: Training) -> Path:
-    return training.run.with_name(f"{training.name}.seconds")
 
 
 def _seconds_of(training: Training) -> float:
     """The seconds that a training has taken so far."""
-    return float(_clock(training).read_text()) if _clock(training).is_file() else 0.0
+    clock = training.file("seconds")
+    return float(clock.read_text()) if clock.is_file() else 0.0
 
 
 def write(path: Path, content: str) -> None:
@@ -232,7 +266,7 @@ def document(path: Path, command: Sequence[str], **options: Any) -> dict[str, An
 def evaluate(training: Training, folder: Path) -> list[dict[str, Any]]:
     """The scores on the part that the training names, with a beam of 5."""
     src, tgt = text(folder, training.scored_on, training.languages)
-    output, path = (training.run.with_name(f"{training.name}.{end}") for end in ("translations", "scores.json"))
+    output, path = training.file("translations"), training.file("scores.json")
     if not path.is_file():
         output.unlink(missing_ok=True)
     command = ("evaluate", str(training.run), "--src", str(src), "--tgt", str(tgt), "--output", str(output))

@@ -68,12 +68,14 @@ def _default_training() -> TrainingConfig:
     )
 
 
-def fine_tuning(model: TransformerConfig) -> TrainingConfig:
-    """The default settings for training that starts from trained weights: a low rate and a short warm-up.
+def fine_tuning_defaults(model: TransformerConfig) -> TrainingConfig:
+    """The default settings of a run that starts from trained weights: a low learning rate and a short warm-up.
 
-    learning rate after warm-up: 0.064 / d_model, which is 5e-4 at width 128 and 1.25e-4 at width 512
+    learning rate after warm-up: 0.064 / d_model, which is 5e-4 at width 128 and 1.25e-4 at width 512; at most 1e-3
     """
-    return replace(_default_training(), learning_rate=0.064 / model.d_model, warmup_updates=100)
+    default = _default_training()
+    rate = min(0.064 / model.d_model, default.learning_rate)
+    return replace(default, learning_rate=rate, warmup_updates=100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class RunConfig:
     """
 
     corpus: CorpusConfig
-    both_directions: bool = False  # also train and validate on every pair with source and target exchanged
+    both_directions: bool = False  # also train and validate on every pair with source and target swapped
     init_from: str | None = None  # run, checkpoint or Hugging Face directory that the initial weights are loaded from
     adapter: str | None = None  # directory of a LoRA adapter, merged into the initial weights
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -112,6 +114,12 @@ class RunConfig:
             raise ConfigError(
                 "shared_embeddings=True: needs one tokenizer for both sides; use a joint tokenizer, or set "
                 "shared_embeddings=False"
+            )
+        if self.both_directions and (separate or self.tokenizer.languages):
+            cause = "tokenizer.languages" if self.tokenizer.languages else "a tokenizer per side"
+            raise ConfigError(
+                f"both_directions=True: each side has sentences of both languages, which {cause} would keep apart; use "
+                "one tokenizer for both sides"
             )
         for side in ("src", "tgt"):
             name = f"max_{side}_length"

@@ -1,11 +1,11 @@
-"""Both directions of Multi30k with one model, from which multi30k_de_en and multi30k_en_de go on.
+"""Both directions of Multi30k with one model, whose weights multi30k_de_en and multi30k_en_de can start from.
 
     twinax train multi30k_both
     twinax train multi30k_en_de --init-from runs/multi30k_both
 
-Bidirectional training (Ding et al. 2021): every pair is also trained on with source and target exchanged; the language
-of the source determines that of the translation. The rate stays constant after warm-up, because training goes on in one
-direction. Offline: see multi30k_de_en.
+Bidirectional training (Ding et al. 2021): every pair is also trained on with source and target swapped. The language of
+the source determines that of the translation. The learning rate stays constant after warm-up, because training continues
+in one direction. Offline: see multi30k_de_en.
 """
 
 from dataclasses import replace

@@ -2,9 +2,7 @@
 
     twinax train multi30k_de_en_t5
 
-Offline: see multi30k_de_en. The whole run has not been measured. With `--loop.epochs None --loop.updates 600
---training.warmup-updates 200 --batches.shapes 4`, the validation loss after 200, 400 and 600 updates is 4.52, 4.03 and
-3.88 nats per token.
+Offline: see multi30k_de_en. Not measured.
 """
 
 from dataclasses import replace

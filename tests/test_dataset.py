@@ -1,5 +1,7 @@
 """Encoding of pairs, dropped pairs, and batches, which do not depend on the number of workers."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,6 @@ from hypothesis import strategies as st
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.errors import DataError
 from twinax.configs.run import RunConfig
-from twinax.configs.schema import TransformerConfig
 from twinax.train.data.buckets import Bucket, choose_buckets
 from twinax.train.data.dataset import Batches, Sides, encode_pairs, pad_rows
 from twinax.train.data.prepare import Tokenizers, prepare, with_tokenizers
@@ -136,8 +137,9 @@ def test_prepare_fits_the_model_to_the_tokenizer_and_counts(files):
     assert data.run.loop.updates == 2000
 
 
-def test_both_directions(files):
-    """The exchanged pairs follow the others, and no pair that is held out is trained on when exchanged."""
+@pytest.mark.parametrize("held_out", [None, 20])
+def test_both_directions(files, held_out):
+    """The swapped pairs follow the others, with the same tokenizer; no held-out pair is trained on when swapped."""
 
     def texts(data, part):
         pairs = getattr(data, part)
@@ -145,28 +147,37 @@ def test_both_directions(files):
         decode = data.tokenizers.tgt.decode
         return list(zip(decode([ids[:-1] for ids in src]), decode([ids[1:-1] for ids in tgt]), strict=True))
 
+    for name in ("src", "tgt"):  # words that occur once
+        path = Path(files[name])
+        path.write_text(path.read_text() + f"{name} a\n")
+    validation = {"valid_src": files["src"], "valid_tgt": files["tgt"]} if held_out is None else {}
     one, both = (
         prepare(
             RunConfig(
-                corpus=CorpusConfig(**files, held_out=20),
+                corpus=CorpusConfig(**files, **validation, held_out=held_out),
                 both_directions=both_directions,
-                tokenizer=TokenizerConfig(kind="word"),
+                tokenizer=TokenizerConfig(kind="word", min_frequency=2),
             )
         )
         for both_directions in (False, True)
     )
+    assert both.run.model == one.run.model
+    assert both.run.tokenizer == one.run.tokenizer
     for part in ("train", "valid"):
         pairs = texts(one, part)
         assert texts(both, part) == pairs + [pair[::-1] for pair in pairs]
-    assert both.references == [pair[1] for pair in texts(both, "valid")]
-    separate = RunConfig(
-        corpus=CorpusConfig(**files),
-        both_directions=True,
-        tokenizer=TokenizerConfig(kind="word", joint=False),
-        model=TransformerConfig.preset("tiny", shared_embeddings=False),
-    )
-    with pytest.raises(DataError, match=r"both_directions=True: .* use one tokenizer for both sides"):
-        prepare(separate)
+    assert len(both.references) == 2 * len(one.references)
+    assert both.references[: len(one.references)] == one.references
+
+
+def test_both_directions_need_one_tokenizer_without_languages(files):
+    run = RunConfig(corpus=CorpusConfig(**files), both_directions=True)
+    other_tokenizer = train_tokenizer(TokenizerConfig(kind="word"), WORDS)
+    multilingual = train_tokenizer(TokenizerConfig(kind="word"), WORDS)
+    multilingual.languages = object()
+    for tokenizers in (Tokenizers(TOKENIZER, other_tokenizer), Tokenizers(multilingual, multilingual)):
+        with pytest.raises(DataError, match=r"both_directions=True: .* use one tokenizer for both sides, without"):
+            prepare(run, tokenizers)
 
 
 def test_weights_that_exist_keep_their_sizes(files):

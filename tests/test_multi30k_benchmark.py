@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import multi30k, multi30k_page, multi30k_runs
-from benchmarks.multi30k_runs import describe_minutes, record, train_starts
+from benchmarks.multi30k_runs import describe_minutes, record, train_initial
 
 FOLDER = Path("corpus")
 
@@ -16,8 +16,9 @@ def trained(monkeypatch, tmp_path):
     names = []
 
     def train(training, folder):
-        assert training.start is None or training.start.run.is_dir()
+        assert training.initial is None or training.initial.run.is_dir()
         training.run.mkdir(parents=True, exist_ok=True)
+        training.file("done").touch()
         names.append(training.name)
         return 60.0
 
@@ -28,30 +29,77 @@ def trained(monkeypatch, tmp_path):
 
 def test_initial_weights_are_trained_first(trained):
     """The weights of fr_en-tuned are those of a direction, which starts from both directions."""
-    (tuned,) = (t for step in multi30k.trainings_by_step(1, ()) for t in step if t.name == "fr_en-tuned")
-    train_starts(map, [tuned, tuned], FOLDER)
+    (tuned,) = (t for step in multi30k.trainings_by_step(1) for t in step if t.name == "fr_en-tuned")
+    assert [training.name for training in tuned.earlier] == ["de_en-0", "both-0"]
+    train_initial(map, [tuned, tuned], FOLDER)
     assert trained == ["both-0", "de_en-0"]
-    assert [start.name for start in tuned.starts] == ["de_en-0", "both-0"]
     trained.clear()
-    train_starts(map, [tuned], FOLDER)
-    assert trained == ["de_en-0"]  # continues it, in case that it was stopped
+    train_initial(map, [tuned], FOLDER)
+    assert trained == []
+    tuned.earlier[1].file("done").unlink()
+    train_initial(map, [tuned], FOLDER)
+    assert trained == []  # not needed: what starts from it is finished
+    tuned.earlier[0].file("done").unlink()
+    train_initial(map, [tuned], FOLDER)
+    assert trained == ["both-0", "de_en-0"]
 
 
-def test_a_step_needs_only_weights_of_earlier_steps():
-    earlier = set()
-    for step in multi30k.trainings_by_step(3, ("--batches.shapes", "4")):
-        assert all(training.start is None or training.start.name in earlier for training in step)
-        assert all("--batches.shapes 4" in " ".join(t.all_arguments) for t in step if not t.name.startswith("fr_en"))
-        earlier |= {training.name for training in step}
-    assert multi30k_page.EXAMPLE in earlier
-    assert set(multi30k.LAYOUTS) <= earlier
+def test_each_seed_starts_from_both_directions_with_the_same_seed():
+    steps = multi30k.trainings_by_step(3, ("--batches.shapes", "4"))
+    trainings = {training.name: training for step in steps for training in step}
+    initial = {name: t.initial.name for name, t in trainings.items() if t.initial is not None}
+    seeds = {f"{name}-{seed}": f"both-{seed}" for name in ("de_en", "en_de") for seed in range(3)}
+    assert initial == {**seeds, "fr_en-tuned": "de_en-0"}
+    assert {t.name for t in trainings.values() if "--batches.shapes 4" not in t.commands[0]} == {"fr_en", "fr_en-tuned"}
+    names = [[training.name for training in step] for step in steps]
+    for name, earlier in initial.items():
+        assert next(i for i, step in enumerate(names) if earlier in step) < next(
+            i for i, step in enumerate(names) if name in step
+        )
+    assert {multi30k_page.EXAMPLE, *multi30k.LAYOUTS} <= {*trainings}
 
 
-def test_a_record_of_other_arguments_does_not_count(monkeypatch, tmp_path):
-    monkeypatch.setattr(multi30k_runs, "RESULTS", tmp_path / "results.json")
-    one, other = (multi30k.seeded_training("de_en", 0, None, *words) for words in ((), ("--loop.epochs", "1")))
-    record(one.name, arguments=" ".join(one.all_arguments), minutes=80.2)
-    record(one.name, minutes_of_starts=[30.6])
-    assert one.recorded is not None
-    assert other.recorded is None
-    assert describe_minutes(one.recorded) == "80 + 31"
+@pytest.fixture
+def results(monkeypatch, tmp_path):
+    for module in (multi30k_runs, multi30k_page):
+        monkeypatch.setattr(module, "RESULTS", tmp_path / "results.json")
+
+
+def entry(training):
+    scores = [{"name": name, "value": 40.0, "signature": name} for name in multi30k_page.METRICS]
+    numbers = {"updates": 9, "minutes": 80.2, "earlier_minutes": [30.6], "target_tokens_per_second": 4000}
+    curve = [[3, 5.0, None], [9, 2.0, None]]
+    return {"commands": training.commands, **numbers, "validation_perplexity": 4.1, "scores": scores, "curve": curve}
+
+
+def test_a_record_of_other_arguments_does_not_count(results):
+    """Nor does one whose initial weights were trained with others."""
+
+    def training(arguments, initial_arguments):
+        both = multi30k.seeded_training("both", 0, initial_arguments)
+        return multi30k.seeded_training("de_en", 0, arguments, both)
+
+    recorded = training((), ())
+    record("de_en-0", **entry(recorded))
+    record("de_en-0", layout="pegasus")
+    assert recorded.recorded is not None
+    assert describe_minutes(recorded.recorded) == "80 + 31"
+    for others in (((), ("--loop.updates", "9")), (("--loop.epochs", "1"), ())):
+        assert training(*others).recorded is None
+
+
+def test_the_page_shows_what_is_recorded(results, monkeypatch, tmp_path):
+    page = tmp_path / "results.md"
+    page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in multi30k_page.PARTS))
+    monkeypatch.setattr(multi30k_page, "PAGE", page)
+    trainings = [training for step in multi30k.trainings_by_step(2) for training in step]
+    multi30k_page.write_page(trainings, FOLDER)
+    assert "| both-0" not in page.read_text()
+    for training in trainings:
+        if training.name in ("both-0", "en_de-0", "en_de-1"):
+            record(training.name, **entry(training))
+    multi30k_page.write_page(trainings, FOLDER)
+    rows = [line.split(" | ")[0] for line in page.read_text().splitlines() if "80 + 31" in line]
+    assert rows == ["| both-0", "| en_de-0", "| en_de-1"]
+    assert "| en_de | 2 | 40.00 ± 0.00 |" in page.read_text()
+    assert (tmp_path / multi30k_page.CURVES).is_file()

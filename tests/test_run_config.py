@@ -7,7 +7,7 @@ import pytest
 from twinax.configs import ConfigError, TransformerConfig
 from twinax.configs import run as run_module
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
-from twinax.configs.run import LoopConfig, RunConfig, differences
+from twinax.configs.run import LoopConfig, RunConfig, differences, fine_tuning_defaults
 from twinax.configs.training import TrainingConfig
 from twinax.presets.runs import RUNS, run_preset
 
@@ -49,6 +49,12 @@ def test_json_that_is_no_run():
             RunConfig.from_dict(values)
 
 
+@pytest.mark.parametrize(("width", "rate"), [(32, 1e-3), (64, 1e-3), (128, 5e-4), (512, 1.25e-4), (1024, 6.25e-5)])
+def test_fine_tuning_lowers_the_rate_of_wide_models(width, rate):
+    model = TransformerConfig.preset("small", d_model=width)
+    assert fine_tuning_defaults(model).learning_rate == pytest.approx(rate)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -62,6 +68,21 @@ def test_json_that_is_no_run():
         (lambda: CorpusConfig(src="a", tgt="b", valid_src="c", valid_tgt="d", held_out=3), "held_out=3: conflicts"),
         (lambda: CorpusConfig(src="a", tgt="b", held_out=0), "held_out=0: must be at least 1"),
         (lambda: RunConfig(corpus=CORPUS, tokenizer=TokenizerConfig(joint=False)), "shared_embeddings=True: needs one"),
+        (
+            lambda: RunConfig(
+                corpus=CORPUS,
+                both_directions=True,
+                tokenizer=TokenizerConfig(load=("a", "b")),
+                model=TransformerConfig.preset("tiny", shared_embeddings=False),
+            ),
+            "both_directions=True: .* which a tokenizer per side would keep apart",
+        ),
+        (
+            lambda: RunConfig(
+                corpus=CORPUS, both_directions=True, tokenizer=TokenizerConfig(kind="word", languages=("de", "en"))
+            ),
+            "both_directions=True: .* which tokenizer.languages would keep apart",
+        ),
         (lambda: RunConfig(corpus=CORPUS, batches=BatchConfig(max_src_length=999)), "max_src_length=999: must not be"),
         (
             lambda: CorpusConfig(dataset="a.jsonl", split="test"),

@@ -12,7 +12,7 @@ import tyro
 
 from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.errors import ConfigError
-from twinax.configs.run import RunConfig, differences, fine_tuning
+from twinax.configs.run import RunConfig, differences, fine_tuning_defaults
 from twinax.presets.runs import RUN_NAMES, RUNS, run_preset
 from twinax.train.data.spacy_pretokenizer import has_spacy
 
@@ -108,7 +108,7 @@ def _base(name: str | None, directory: Path | None, words: Sequence[str]) -> Run
         base = replace(base, tokenizer=TokenizerConfig())
     if (init_from := _value(words, "--init-from")) is not None:
         model, tokenizer = _settings_of(init_from, _value(words, "--adapter"))
-        base = base or RunConfig(corpus=tyro.MISSING_NONPROP, training=fine_tuning(model))
+        base = base or RunConfig(corpus=tyro.MISSING_NONPROP, training=fine_tuning_defaults(model))
         loads_tokenizer = _value(words, "--tokenizer.load") is not None
         base = replace(base, model=model, tokenizer=TokenizerConfig() if loads_tokenizer else tokenizer)
     return base

@@ -139,15 +139,13 @@ def prepare(
         DataError: the corpus or a tokenizer cannot be used, or a tokenizer has tokens beyond `sizes`.
         ConfigError: the config is inconsistent with the corpus.
     """
-    pairs, held_out = _read(run)
+    pairs, held_out = _split(run)
     say(f"first pair: {pairs[0][0][:100]!r} and {pairs[0][1][:100]!r}")
     run = replace(run, tokenizer=run.tokenizer.sized(len(pairs)))
     tokenizers = tokenizers or _make_tokenizers(run.tokenizer, pairs, say)
-    if run.both_directions and (tokenizers.src.target is not tokenizers.tgt or tokenizers.src.languages):
-        raise DataError(
-            "both_directions=True: each side has sentences of both languages; use one tokenizer for both sides, "
-            "without languages"
-        )
+    if run.both_directions:
+        _check_both_directions(tokenizers)
+        pairs, held_out = _with_swapped(pairs), _with_swapped(held_out)
     if sizes is None:
         fitted = with_tokenizers(run.model, tokenizers)
     else:
@@ -219,19 +217,21 @@ def describe_tokens(config: TokenizerConfig, counts: Counts, pairs: Pairs) -> st
     return f"tokens per {unit}: {src:.2f} in sources, {tgt:.2f} in targets{', lowercased' * config.lowercase}"
 
 
-def _read(run: RunConfig) -> tuple[Pairs, Pairs]:
-    """(training pairs, validation pairs), each followed by its exchanged pairs if the run has both directions.
+def _with_swapped(pairs: Pairs) -> Pairs:
+    """The pairs, then the same with source and target swapped.
 
     Source: Ding et al. 2021, "Improving Neural Machine Translation by Bidirectional Training", section 2.
     """
-    train, valid = _split(run)
-    if not run.both_directions:
-        return train, valid
-    return _with_exchanged(train), _with_exchanged(valid)
-
-
-def _with_exchanged(pairs: Pairs) -> Pairs:
     return pairs + [(target, source) for source, target in pairs]
+
+
+def _check_both_directions(tokenizers: Tokenizers) -> None:
+    """Raises: DataError if a tokenizer is for one language."""
+    if tokenizers.src is not tokenizers.tgt or tokenizers.src.languages is not None:
+        raise DataError(
+            "both_directions=True: each side has sentences of both languages, but these tokenizers have a language per "
+            "side; use one tokenizer for both sides, without languages"
+        )
 
 
 def _split(run: RunConfig) -> tuple[Pairs, Pairs]:

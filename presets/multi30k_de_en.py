@@ -1,6 +1,7 @@
 """German to English on Multi30k (Elliott et al. 2016): 29,000 image captions, downloaded from the hub.
 
-    twinax train multi30k_de_en
+    twinax train multi30k_both
+    twinax train multi30k_de_en --init-from runs/multi30k_both
 
 Offline, with local files: `twinax train multi30k_de_en --src train.de --tgt train.en --valid-src val.de
 --valid-tgt val.en`. Model sizes from "Good for Misconceived Reasons" (Wu et al. 2021): 4+4 layers of width 128.

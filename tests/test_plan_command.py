@@ -107,7 +107,7 @@ def test_a_run_directory_is_planned_with_its_largest_shape(tmp_path):
 
 def test_what_the_corpus_determines_is_assumed(capsys):
     workload, updates = find_workload("multi30k_de_en", None, None, None, None)
-    assert (workload.run.model.tgt_vocab_size, workload.shape(), updates) == (3000, "32×(64+64)", 100_000)
+    assert (workload.run.model.tgt_vocab_size, workload.shape(), updates) == (3000, "16×(64+64)", 100_000)
     assert capsys.readouterr().err == (
         "twinax: assuming 100,000 updates, because the run is as long as its epochs; set --updates\n"
     )

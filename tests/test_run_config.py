@@ -25,7 +25,7 @@ def test_a_run_goes_through_json():
         corpus=CORPUS,
         both_directions=True,
         init_from="x",
-        tokenizer=TokenizerConfig(load=("p", "q")),
+        tokenizer=TokenizerConfig(load=("p",)),
         model=TransformerConfig.preset("tiny", mask_value=-1e9),
         loop=LoopConfig(epochs=3, patience=2),
     )

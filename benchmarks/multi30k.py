@@ -14,6 +14,7 @@ from shutil import rmtree
 
 from benchmarks.multi30k_page import EXAMPLE, PAGE, PARTS, draw_proof, write_page
 from benchmarks.multi30k_runs import (
+    TEST,
     Training,
     alone,
     call,
@@ -31,7 +32,7 @@ from benchmarks.pages import marks
 OWN_PAIRS = 2000
 DIRECTIONS = ("de_en", "en_de")
 LAYOUTS = {"de_en-0": "pegasus", "en_de-0": "pegasus", "marian": "marian"}  # of the models that are exported and proven
-LANGUAGES = {"de_en": ("de", "en"), "en_de": ("en", "de"), "both": ("en", "de")}
+LANGUAGES = {"de_en": ("de", "en"), "en_de": ("en", "de")}
 # Settings of the Marian family of transformers, for a model that is exported to it.
 MARIAN = ("--model.norm-placement", "post", "--model.no-final-norm", "--training.learning-rate", "1.5e-3")
 
@@ -58,22 +59,19 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
 
 def trainings_by_step(seeds: int, arguments: Sequence[str] = ()) -> list[list[Training]]:
     """All trainings; those of a step may start from the weights of earlier steps."""
-    steps: list[list[Training]] = []
-    for seed in range(seeds):
-        both = seeded_training("both", seed, arguments)
-        steps += [[both], [seeded_training(name, seed, arguments, both) for name in DIRECTIONS]]
-    (first_both, (first_direction, _), *later_steps) = steps
+    seeded = [[seeded_training(name, seed, arguments) for name in DIRECTIONS] for seed in range(seeds)]
+    first, *others = seeded
     marian = Training("marian", LANGUAGES["de_en"], ("multi30k_de_en", *MARIAN, *arguments))
     # A corpus of one's own: only its files as arguments, then also the initial weights.
     own = Training("fr_en", ("fr", "en"), (), OWN_PAIRS)
-    tuned = replace(own, name="fr_en-tuned", initial=first_direction)
-    return [[*first_both, own], steps[1], [marian, tuned], *later_steps]
+    tuned = replace(own, name="fr_en-tuned", initial=first[0])
+    return [first, [marian, own, tuned], *others]
 
 
-def seeded_training(name: str, seed: int, arguments: Sequence[str] = (), initial: Training | None = None) -> Training:
-    """The training of a ready-made run with this seed."""
-    arguments = (f"multi30k_{name}", "--training.seed", str(seed), *arguments)
-    return Training(f"{name}-{seed}", LANGUAGES[name], arguments, initial=initial)
+def seeded_training(direction: str, seed: int, arguments: Sequence[str] = ()) -> Training:
+    """The training of a direction's ready-made run with this seed."""
+    arguments = (f"multi30k_{direction}", "--training.seed", str(seed), *arguments)
+    return Training(f"{direction}-{seed}", LANGUAGES[direction], arguments)
 
 
 def prove(training: Training, layout: str, folder: Path) -> None:
@@ -89,7 +87,7 @@ def prove(training: Training, layout: str, folder: Path) -> None:
         rmtree(directory, ignore_errors=True)
         call("convert", str(training.run), str(directory), "--layout", layout)
         marker.touch()
-    src, tgt = text(folder, "test_2016_flickr", training.languages)
+    src, tgt = text(folder, TEST, training.languages)
     command = ("parity", str(directory), "--src", str(src), "--tgt", str(tgt), "--translations")
     output = training.file("parity.txt")
     proof = document(training.file("parity.json"), command, statuses=(0, 1), output=output)

@@ -22,7 +22,6 @@ from benchmarks.multi30k_runs import (
     read_results,
     record,
     train,
-    train_initial,
 )
 from benchmarks.pages import marks, write_table
 
@@ -36,7 +35,6 @@ def main(folder: Path) -> int:
     check_files(folder, ("de", "en"))
     trainings = [best_seed(direction) for direction in DIRECTIONS]
     with alone(), one_core_each() as map_on_cores:
-        train_initial(map_on_cores, [training for training in trainings if not training.is_finished], folder)
         list(map_on_cores(lambda training: train(training, folder), trainings))
     statuses = [_write(training) for training in trainings]
     rows = [
@@ -52,7 +50,7 @@ def best_seed(direction: str) -> Training:
     """The recorded training of a direction with the lowest validation perplexity. Raises: SystemExit if none is."""
     names = [name for name in read_results() if name.rpartition("-")[0] == direction]
     seeds = [int(seed) for name in names if (seed := name.rpartition("-")[2]).isdigit()]
-    trainings = [seeded_training(direction, seed, initial=seeded_training("both", seed)) for seed in seeds]
+    trainings = [seeded_training(direction, seed) for seed in seeds]
     perplexities = {t: t.recorded["validation_perplexity"] for t in trainings if t.recorded is not None}
     if not perplexities:
         sys.exit(f"docs/multi30k/results.json: has no {direction}-0 of today's settings; run make multi30k first")

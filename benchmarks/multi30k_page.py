@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 import twinax
-from benchmarks.multi30k_runs import RESULTS, Training, describe_minutes, scores_by_name, text
+from benchmarks.multi30k_runs import RESULTS, TEST, VALIDATION, Training, describe_minutes, scores_by_name, text
 from benchmarks.pages import write_between, write_table
 from twinax.attention_plot import attention_plot
 from twinax.train.data.corpus import read_lines
@@ -18,7 +18,7 @@ PAGE = Path("docs/results.md")
 PARTS = ("multi30k", "multi30k-seeds", "multi30k-signatures", "multi30k-proof", "multi30k-translations")
 CURVES, LADDER, ATTENTION = "multi30k.png", "parity.png", "attention.png"
 METRICS = ("BLEU", "BLEU, lower case", "chrF", "TER")
-HEADER = ("run", *METRICS, "validation perplexity", "updates", "minutes", "target tokens per second")
+HEADER = ("run", *METRICS, "validation BLEU", "perplexity", "updates", "minutes", "target tokens per second")
 SEEDS = ("direction", "seeds", *METRICS)
 PROOF = (
     "run",
@@ -39,7 +39,7 @@ def write_page(trainings: Sequence[Training], folder: Path) -> None:
     entries = {training.name: entry for training in trainings if (entry := training.recorded) is not None}
     write_table(PAGE, "multi30k", HEADER, [_scores(name, entry) for name, entry in entries.items()])
     write_table(PAGE, "multi30k-seeds", SEEDS, [*_seeds(entries)])
-    signatures = {score["name"]: score["signature"] for entry in entries.values() for score in entry["scores"]}
+    signatures = {score["name"]: score["signature"] for entry in entries.values() for score in entry["scores"][TEST]}
     write_between(
         PAGE, "multi30k-signatures", "\n".join(f"- {name}: `{signature}`" for name, signature in signatures.items())
     )
@@ -54,7 +54,7 @@ def write_page(trainings: Sequence[Training], folder: Path) -> None:
 
 def _translations(training: Training, folder: Path) -> str:
     """The first test sentences, their translations and references, as a block of Markdown."""
-    src, tgt = text(folder, training.scored_on, training.languages)
+    src, tgt = text(folder, TEST, training.languages)
     files = (src, RESULTS.with_name(f"{training.name}.txt"), tgt)
     sides = [list(read_lines(str(path)))[:EXAMPLES] for path in files]
     lines = [f"source      {s}\ntranslation {t}\nreference   {r}\n" for s, t, r in zip(*sides, strict=True)]
@@ -63,10 +63,11 @@ def _translations(training: Training, folder: Path) -> str:
 
 def _scores(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     """A run's row."""
-    values = scores_by_name(entry)
+    values = scores_by_name(entry, TEST)
     numbers = [f"{values[metric]:.2f}" for metric in METRICS]
+    validation = f"{scores_by_name(entry, VALIDATION)['BLEU']:.2f}", f"{entry['validation_perplexity']:.2f}"
     cost = f"{entry['updates']:,}", describe_minutes(entry), f"{entry['target_tokens_per_second']:,}"
-    return (name, *numbers, f"{entry['validation_perplexity']:.2f}", *cost)
+    return (name, *numbers, *validation, *cost)
 
 
 def _seeds(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -74,7 +75,7 @@ def _seeds(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     rows = []
     seeded = sorted(name for name in entries if name.rpartition("-")[2].isdigit())
     for direction, names in groupby(seeded, key=lambda name: name.rpartition("-")[0]):
-        values = [scores_by_name(entries[name]) for name in names]
+        values = [scores_by_name(entries[name], TEST) for name in names]
         if len(values) > 1:
             columns = [[scores[metric] for scores in values] for metric in METRICS]
             rows.append((direction, str(len(values)), *(f"{mean(c):.2f} ± {stdev(c):.2f}" for c in columns)))
@@ -120,7 +121,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
 
 def draw_proof(training: Training, printed: str, folder: Path) -> None:
     """Draws the ladder as printed, and the attention weights of the first test sentence (last layer, mean of heads)."""
-    example = [next(iter(read_lines(str(path)))) for path in text(folder, training.scored_on, training.languages)]
+    example = [next(iter(read_lines(str(path)))) for path in text(folder, TEST, training.languages)]
     command = f"twinax parity {training.name} --src test --tgt test --translations"
     table = printed[printed.index("┏") :]  # without the paths of this machine
     draw_text(f"{command}\n{table}", PAGE.with_name(LADDER))

@@ -24,18 +24,19 @@ from typing import Any
 from twinax.train.tracking.metrics import best_update, read_metrics, validations
 
 OUT, RESULTS = Path("runs/multi30k"), Path("docs/multi30k/results.json")
+VALIDATION, TEST = "val", "test_2016_flickr"
 _RESULTS_LOCK = Lock()
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model to train: its run, languages and arguments, and the part of the corpus that scores it."""
+    """A model to train: its run, languages and arguments, and the parts of the corpus that score it."""
 
     name: str
     languages: tuple[str, str]
     arguments: tuple[str, ...]  # of `twinax train`
     pairs: int | None = None  # number of training pairs from the start; None: all
-    scored_on: str = "test_2016_flickr"
+    parts: tuple[str, ...] = (VALIDATION, TEST)  # of the corpus, that score it
     initial: "Training | None" = None  # whose weights it starts from
 
     @property
@@ -99,9 +100,9 @@ def alone() -> Iterator[None]:
         yield
 
 
-def scores_by_name(entry: Mapping[str, Any]) -> dict[str, float]:
-    """The recorded scores of a training."""
-    return {score["name"]: score["value"] for score in entry["scores"]}
+def scores_by_name(entry: Mapping[str, Any], part: str) -> dict[str, float]:
+    """The recorded scores of a training on a part of the corpus."""
+    return {score["name"]: score["value"] for score in entry["scores"][part]}
 
 
 def describe_minutes(entry: Mapping[str, Any]) -> str:
@@ -112,7 +113,7 @@ def describe_minutes(entry: Mapping[str, Any]) -> str:
 def train_and_score(training: Training, folder: Path) -> None:
     """Trains a model, scores it, and records both with its translations."""
     seconds = train(training, folder)
-    scores = evaluate(training, folder)
+    scores = {part: evaluate(training, part, folder) for part in training.parts}
     records = read_metrics(training.run)
     curve = validations(records)
     averaged = [r["validation"] for r in records if r.get("averaged")]
@@ -120,19 +121,18 @@ def train_and_score(training: Training, folder: Path) -> None:
     scored = averaged[-1] if averaged else curve[best_update(curve, "loss") or 0]
     RESULTS.parent.mkdir(exist_ok=True)
     tokens = sum(r["tokens"] for r in records if "tokens" in r)
-    if training.scored_on != "val":
-        shutil.copy(training.file("translations"), RESULTS.with_name(f"{training.name}.txt"))
+    if TEST in training.parts:
+        shutil.copy(training.file(f"{TEST}.txt"), RESULTS.with_name(f"{training.name}.txt"))
     record(
         training.name,
         commands=training.commands,
         machine=describe_machine(),
-        scored_on=training.scored_on,
         updates=max(r["update"] for r in records),
         minutes=round(seconds / 60, 1),
         earlier_minutes=[round(_seconds_of(earlier) / 60, 1) for earlier in training.earlier],
         target_tokens_per_second=round(tokens / seconds),
         validation_perplexity=round(scored["perplexity"], 3),
-        scores=[score for score in scores if score["name"] != "exact match"],
+        scores=scores,
         curve=[[u, round(v["loss"], 4), v.get("bleu") and round(v["bleu"], 2)] for u, v in curve.items()],
     )
 
@@ -188,7 +188,7 @@ def text(folder: Path, part: str, languages: tuple[str, str], pairs: int | None 
 
 def check_files(folder: Path, languages: Sequence[str] = ("de", "en", "fr")) -> None:
     """Raises: SystemExit if a file is missing, before hours of work."""
-    parts = ("train", "val", "test_2016_flickr")
+    parts = ("train", VALIDATION, TEST)
     paths = [path for part in parts for a in languages for path in text(folder, part, (a, a))]
     if missing := sorted({str(path) for path in paths if not path.is_file()}):
         sys.exit(f"{folder}: has no {', '.join(missing)}")
@@ -210,7 +210,7 @@ def train(training: Training, folder: Path) -> float:
         SystemExit: the existing run was trained with other arguments.
     """
     flags = []
-    for part, pairs, prefix in (("train", training.pairs, ""), ("val", None, "valid-")):
+    for part, pairs, prefix in (("train", training.pairs, ""), (VALIDATION, None, "valid-")):
         for side, path in zip(("src", "tgt"), text(folder, part, training.languages, pairs), strict=True):
             flags += [f"--{prefix}{side}", str(path)]
     marker, commands = training.file("arguments"), "\n".join([*training.commands, " ".join(flags)])
@@ -263,14 +263,14 @@ def document(path: Path, command: Sequence[str], **options: Any) -> dict[str, An
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def evaluate(training: Training, folder: Path) -> list[dict[str, Any]]:
-    """The scores on the part that the training names, with a beam of 5."""
-    src, tgt = text(folder, training.scored_on, training.languages)
-    output, path = training.file("translations"), training.file("scores.json")
+def evaluate(training: Training, part: str, folder: Path) -> list[dict[str, Any]]:
+    """The scores on a part of the corpus, with a beam of 5."""
+    src, tgt = text(folder, part, training.languages)
+    output, path = training.file(f"{part}.txt"), training.file(f"{part}.json")
     if not path.is_file():
         output.unlink(missing_ok=True)
     command = ("evaluate", str(training.run), "--src", str(src), "--tgt", str(tgt), "--output", str(output))
-    return document(path, command)["scores"]
+    return [score for score in document(path, command)["scores"] if score["name"] != "exact match"]
 
 
 def call(
@@ -281,7 +281,7 @@ def call(
     Raises:
         SystemExit: the exit status is not one of `statuses`.
     """
-    print("twinax", *arguments, f"2>> {log}" if log is not None else "", flush=True)
+    print(f"twinax {' '.join(arguments)}{f' 2>> {log}' if log is not None else ''}\n", end="", flush=True)
     command = [str(Path(sys.executable).with_name("twinax")), *arguments]
     with ExitStack() as files:
         streams = {"stderr": files.enter_context(log.open("a"))} if log is not None else {}

@@ -6,7 +6,7 @@ from ..configs.errors import ConfigError
 from ..configs.run import RunConfig
 from ..published.registry import SYSTEMS, recipe
 
-_OWN = ("multi30k_de_en", "multi30k_en_de", "multi30k_both", "multi30k_de_en_t5", "scan")
+_OWN = ("multi30k_de_en", "multi30k_en_de", "multi30k_de_en_t5", "scan")
 _PUBLISHED = {f"published/{name}{variant}": (name, not variant) for name in SYSTEMS for variant in ("", ":repaired")}
 RUNS = (*_OWN, *_PUBLISHED)
 # A short form of `RUNS` for messages.

@@ -1,5 +1,6 @@
 """The benchmark on Multi30k: what is trained in which order, and what is recorded."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,29 +28,38 @@ def trained(monkeypatch, tmp_path):
     return names
 
 
+def chain(*arguments):
+    """Three trainings, each from the weights of the one before; the arguments are those of the first."""
+    first = multi30k_runs.Training("first", ("de", "en"), arguments)
+    second = multi30k_runs.Training("second", ("de", "en"), (), initial=first)
+    return first, second, multi30k_runs.Training("third", ("de", "en"), (), initial=second)
+
+
 def test_initial_weights_are_trained_first(trained):
-    """The weights of fr_en-tuned are those of a direction, which starts from both directions."""
-    (tuned,) = (t for step in multi30k.trainings_by_step(1) for t in step if t.name == "fr_en-tuned")
-    assert [training.name for training in tuned.earlier] == ["de_en-0", "both-0"]
-    train_initial(map, [tuned, tuned], FOLDER)
-    assert trained == ["both-0", "de_en-0"]
+    first, second, third = chain()
+    assert third.earlier == [second, first]
+    train_initial(map, [third, third], FOLDER)
+    assert trained == ["first", "second"]
     trained.clear()
-    train_initial(map, [tuned], FOLDER)
+    train_initial(map, [third], FOLDER)
     assert trained == []
-    tuned.earlier[1].file("done").unlink()
-    train_initial(map, [tuned], FOLDER)
+    first.file("done").unlink()
+    train_initial(map, [third], FOLDER)
     assert trained == []  # not needed: what starts from it is finished
-    tuned.earlier[0].file("done").unlink()
-    train_initial(map, [tuned], FOLDER)
-    assert trained == ["both-0", "de_en-0"]
+    second.file("done").unlink()
+    train_initial(map, [third], FOLDER)
+    assert trained == ["first", "second"]
 
 
-def test_each_seed_starts_from_both_directions_with_the_same_seed():
+def test_both_directions_are_trained_once_per_seed():
     steps = multi30k.trainings_by_step(3, ("--batches.shapes", "4"))
     trainings = {training.name: training for step in steps for training in step}
+    seeds = {f"{name}-{seed}": str(seed) for name in ("de_en", "en_de") for seed in range(3)}
+    assert {*trainings} == {*seeds, "marian", "fr_en", "fr_en-tuned"}
+    for name, seed in seeds.items():
+        assert trainings[name].arguments[:3] == (f"multi30k_{name[:5]}", "--training.seed", seed)
     initial = {name: t.initial.name for name, t in trainings.items() if t.initial is not None}
-    seeds = {f"{name}-{seed}": f"both-{seed}" for name in ("de_en", "en_de") for seed in range(3)}
-    assert initial == {**seeds, "fr_en-tuned": "de_en-0"}
+    assert initial == {"fr_en-tuned": "de_en-0"}
     assert {t.name for t in trainings.values() if "--batches.shapes 4" not in t.commands[0]} == {"fr_en", "fr_en-tuned"}
     names = [[training.name for training in step] for step in steps]
     for name, earlier in initial.items():
@@ -68,24 +78,19 @@ def results(monkeypatch, tmp_path):
 def entry(training):
     scores = [{"name": name, "value": 40.0, "signature": name} for name in multi30k_page.METRICS]
     numbers = {"updates": 9, "minutes": 80.2, "earlier_minutes": [30.6], "target_tokens_per_second": 4000}
-    curve = [[3, 5.0, None], [9, 2.0, None]]
-    return {"commands": training.commands, **numbers, "validation_perplexity": 4.1, "scores": scores, "curve": curve}
+    measured = {"validation_perplexity": 4.1, "curve": [[3, 5.0, None], [9, 2.0, None]]}
+    return {"commands": training.commands, **numbers, **measured, "scores": dict.fromkeys(training.parts, scores)}
 
 
 def test_a_record_of_other_arguments_does_not_count(results):
     """Nor does one whose initial weights were trained with others."""
-
-    def training(arguments, initial_arguments):
-        both = multi30k.seeded_training("both", 0, initial_arguments)
-        return multi30k.seeded_training("de_en", 0, arguments, both)
-
-    recorded = training((), ())
-    record("de_en-0", **entry(recorded))
-    record("de_en-0", layout="pegasus")
-    assert recorded.recorded is not None
-    assert describe_minutes(recorded.recorded) == "80 + 31"
-    for others in (((), ("--loop.updates", "9")), (("--loop.epochs", "1"), ())):
-        assert training(*others).recorded is None
+    *_, training = chain()
+    record("third", **entry(training))
+    record("third", layout="pegasus")
+    assert training.recorded is not None
+    assert describe_minutes(training.recorded) == "80 + 31"
+    assert chain("--loop.updates", "9")[-1].recorded is None
+    assert replace(training, arguments=("--loop.epochs", "1")).recorded is None
 
 
 def test_the_page_shows_what_is_recorded(results, monkeypatch, tmp_path):
@@ -94,12 +99,12 @@ def test_the_page_shows_what_is_recorded(results, monkeypatch, tmp_path):
     monkeypatch.setattr(multi30k_page, "PAGE", page)
     trainings = [training for step in multi30k.trainings_by_step(2) for training in step]
     multi30k_page.write_page(trainings, FOLDER)
-    assert "| both-0" not in page.read_text()
+    assert "| en_de" not in page.read_text()
     for training in trainings:
-        if training.name in ("both-0", "en_de-0", "en_de-1"):
+        if training.name in ("fr_en", "en_de-0", "en_de-1"):
             record(training.name, **entry(training))
     multi30k_page.write_page(trainings, FOLDER)
     rows = [line.split(" | ")[0] for line in page.read_text().splitlines() if "80 + 31" in line]
-    assert rows == ["| both-0", "| en_de-0", "| en_de-1"]
+    assert rows == ["| en_de-0", "| fr_en", "| en_de-1"]
     assert "| en_de | 2 | 40.00 ± 0.00 |" in page.read_text()
     assert (tmp_path / multi30k_page.CURVES).is_file()

@@ -281,6 +281,7 @@ def call(
     Raises:
         SystemExit: the exit status is not one of `statuses`.
     """
+    # One string with its newline, because threads print at the same time.
     print(f"twinax {' '.join(arguments)}{f' 2>> {log}' if log is not None else ''}\n", end="", flush=True)
     command = [str(Path(sys.executable).with_name("twinax")), *arguments]
     with ExitStack() as files:

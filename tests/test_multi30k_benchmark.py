@@ -76,10 +76,14 @@ def results(monkeypatch, tmp_path):
 
 
 def entry(training):
-    scores = [{"name": name, "value": 40.0, "signature": name} for name in multi30k_page.METRICS]
+    values = {multi30k_runs.VALIDATION: 41.0, multi30k_runs.TEST: 40.0}
+    scores = {
+        part: [{"name": name, "value": values[part], "signature": name} for name in multi30k_page.METRICS]
+        for part in training.parts
+    }
     numbers = {"updates": 9, "minutes": 80.2, "earlier_minutes": [30.6], "target_tokens_per_second": 4000}
     measured = {"validation_perplexity": 4.1, "curve": [[3, 5.0, None], [9, 2.0, None]]}
-    return {"commands": training.commands, **numbers, **measured, "scores": dict.fromkeys(training.parts, scores)}
+    return {"commands": training.commands, **numbers, **measured, "scores": scores}
 
 
 def test_a_record_of_other_arguments_does_not_count(results):
@@ -104,7 +108,7 @@ def test_the_page_shows_what_is_recorded(results, monkeypatch, tmp_path):
         if training.name in ("fr_en", "en_de-0", "en_de-1"):
             record(training.name, **entry(training))
     multi30k_page.write_page(trainings, FOLDER)
-    rows = [line.split(" | ")[0] for line in page.read_text().splitlines() if "80 + 31" in line]
-    assert rows == ["| en_de-0", "| fr_en", "| en_de-1"]
+    rows = [line.split(" | ")[:7] for line in page.read_text().splitlines() if "80 + 31" in line]
+    assert rows == [[f"| {name}", *["40.00"] * 4, "41.00", "4.10"] for name in ("en_de-0", "fr_en", "en_de-1")]
     assert "| en_de | 2 | 40.00 ± 0.00 |" in page.read_text()
     assert (tmp_path / multi30k_page.CURVES).is_file()

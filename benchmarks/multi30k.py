@@ -58,14 +58,13 @@ def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
 
 
 def trainings_by_step(seeds: int, arguments: Sequence[str] = ()) -> list[list[Training]]:
-    """All trainings; those of a step may start from the weights of earlier steps."""
+    """All trainings; those of the last step may start from the weights of the step before."""
     seeded = [[seeded_training(name, seed, arguments) for name in DIRECTIONS] for seed in range(seeds)]
-    first, *others = seeded
     marian = Training("marian", LANGUAGES["de_en"], ("multi30k_de_en", *MARIAN, *arguments))
     # A corpus of one's own: only its files as arguments, then also the initial weights.
     own = Training("fr_en", ("fr", "en"), (), OWN_PAIRS)
-    tuned = replace(own, name="fr_en-tuned", initial=first[0])
-    return [first, [marian, own, tuned], *others]
+    tuned = replace(own, name="fr_en-tuned", initial=seeded[-1][0])
+    return [*seeded, [marian, own, tuned]]
 
 
 def seeded_training(direction: str, seed: int, arguments: Sequence[str] = ()) -> Training:

@@ -13,6 +13,10 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be used; the message states which one, and why."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is damaged, so that an earlier one of the run can replace it."""
+
+
 class DataError(ValueError):
     """A corpus, a tokenizer or a tracker cannot be used; the message states which one, and why."""
 

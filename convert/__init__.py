@@ -1,6 +1,7 @@
 """Conversion of weights between the two frameworks, and between checkpoint layouts."""
 
 from ..configs.errors import ConversionError
+from ..configs.verification import verifying
 from .checkpoint import Checkpoint, checksum
 from .formats import load, save
 from .hugging_face import family
@@ -20,4 +21,5 @@ __all__ = [
     "to_params",
     "to_state_dict",
     "to_torch",
+    "verifying",
 ]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}{_MARK}"
     with _locked(path.parent, _ATTEMPTS) as alone:
-        for leftover in path.parent.glob(f"{escape(prefix)}*") if alone else ():
+        for leftover in path.parent.glob(f".*{_MARK}*") if alone else ():
             with _locked(leftover) as free:
                 if free:
                     _remove(leftover)

@@ -17,6 +17,7 @@ from ..configs.errors import ConfigError, ConversionError
 from ..configs.schema import TransformerConfig
 from .atomic_io import new_directory, write_files
 from .checkpoint import CONFIG, FOLDERS, TOKENIZER_FILES, Checkpoint
+from .checksums import checksums_of_files, verify_files
 from .ctranslate2_binary import read_model, write_model
 from .files import read_json
 from .layouts import ctranslate2
@@ -24,6 +25,7 @@ from .unreadable import printable
 
 LAYOUT = "ctranslate2"
 MODEL, TWINAX = "model.bin", "twinax.json"  # TWINAX: config, layout and documents, which CTranslate2 does not read
+CHECKSUMS = "checksums"  # key in TWINAX: the checksums of the other files
 QUANTIZATIONS = ("int8", "int8_float32", "float16")
 _SLACK = 1e-4  # float32 rounds a weight times its scale, up to 127, before it is rounded to an int8
 _SMALLEST = np.float32(127) / np.finfo(np.float32).max  # largest weight of a row whose scale is a finite float32
@@ -49,6 +51,7 @@ def read(path: Path) -> Checkpoint:
         ConversionError: a file is missing or damaged, or the variables do not fit the config.
     """
     values = read_json(path / TWINAX)
+    verify_files(path, values.get(CHECKSUMS))
     config = _config(path, values)
     variables = {name: _dequantize(array) for name, array in _read_variables(path).items()}
     try:
@@ -69,6 +72,11 @@ def describe(path: Path) -> str:
         if quantization := read_json(path / TWINAX).get("quantization"):
             return f"CTranslate2 directory, {printable(quantization)}"
     return "CTranslate2 directory"
+
+
+def protection(path: Path) -> str | None:
+    """What the files are compared with when they are read; None: nothing."""
+    return "checksums" if CHECKSUMS in read_json(path / TWINAX) else None
 
 
 def read_config(path: Path) -> TransformerConfig:
@@ -97,9 +105,10 @@ def write(checkpoint: Checkpoint, path: Path, layout: str, quantization: str | N
         config = config.replace(decoder_start_id=None)
     with new_directory(path) as folder:
         write_into(folder, config, checkpoint.arrays, source, target, quantization)
-        values = {"layout": checkpoint.layout, "documents": checkpoint.documents, "config": checkpoint.config.to_dict()}
-        _write_json(folder / TWINAX, values | {"quantization": quantization})
         write_files(folder, checkpoint.files)
+        values = {"layout": checkpoint.layout, "documents": checkpoint.documents, "config": checkpoint.config.to_dict()}
+        checksums = checksums_of_files(folder)
+        _write_json(folder / TWINAX, values | {"quantization": quantization, CHECKSUMS: checksums})
 
 
 def write_into(

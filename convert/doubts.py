@@ -1,6 +1,9 @@
-"""What a checkpoint of another project does not settle: the program that wrote it may have computed something else."""
+"""What is doubtful about a checkpoint: its weights, or whether the program that wrote it computed something else."""
 
 import re
+from collections.abc import Mapping
+
+import numpy as np
 
 from .checkpoint import CONFIG, MARIAN_OPTIONS, Checkpoint
 
@@ -27,3 +30,11 @@ def doubt_of(checkpoint: Checkpoint) -> str | None:
             "transformers 4 did not (docs/families.md)"
         )
     return None
+
+
+def describe_not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """One line on the arrays that hold NaN or infinite numbers; None if there are none."""
+    names = [name for name in arrays if not np.isfinite(arrays[name]).all()]
+    if not names:
+        return None
+    return f"{len(names)} of {len(arrays)} arrays hold NaN or infinite numbers, first {names[0]}"

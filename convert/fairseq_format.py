@@ -54,7 +54,7 @@ def read(path: Path) -> Checkpoint:
     Raises:
         ConversionError: a file is missing or damaged, or twinax does not support the model or a setting.
     """
-    file = _file_in(path) if path.is_dir() else path
+    file = file_in(path) if path.is_dir() else path
     advice = f"where fairseq is installed, run: {_PLAIN} {file} PLAIN.pt; then convert PLAIN.pt"
     content = read_torch(file, advice)
     if not isinstance(content, dict):
@@ -128,7 +128,7 @@ def _is_same(path: Path, content: bytes) -> bool:
     return path.is_file() and path.read_bytes() == content
 
 
-def _file_in(folder: Path) -> Path:
+def file_in(folder: Path) -> Path:
     """The checkpoint in a directory. Raises: ConversionError if several could be meant."""
     names = {path.name for path in folder.glob("*.pt")}
     preferred = next((name for name in _NAMES if name in names), None)

@@ -5,6 +5,7 @@ import re
 import warnings
 import zipfile
 from argparse import Namespace
+from collections.abc import Sequence
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ import numpy as np
 from ..configs.errors import ConversionError
 from . import legacy_flax
 from .arrays import view_of_torch
-from .safetensors_files import read_safetensors, read_safetensors_metadata
+from .checksums import verify_zip
+from .headers import pickled_names, safetensors_header
+from .safetensors_files import has_checksums, read_safetensors, read_safetensors_metadata
+from .untrusted import check_declared_bytes
 
 WEIGHTS = "model.safetensors"
+CHECKSUMS = "checksums"  # key of the arrays' checksums in a .pt that twinax wrote
 _INDEX = ".index.json"
 _MAPPED = (".pt", ".pth", ".bin")  # by other suffixes, torch.load would choose another reader
 # in the order in which `transformers` looks for them
@@ -117,9 +122,33 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
 def read_torch(path: Path, advice: str = "save only the state dict") -> Any:
     """The content of a PyTorch file, on the CPU; executes none of its code. `advice`: what to do if it holds code.
 
+    The entries of a zip archive are compared with their CRC-32; only the pickle if the file has `CHECKSUMS`.
+
     Raises:
         ConversionError: PyTorch is not installed, the file is damaged, or reading it requires executing code.
     """
+    content = _load_torch(path, advice)
+    if zipfile.is_zipfile(path):
+        verify_zip(path, pickles_only=isinstance(content, dict) and CHECKSUMS in content)
+    return content
+
+
+def protection_of(path: Path) -> str | None:
+    """What the tensors in a file are compared with when it is read; None: nothing."""
+    if safetensors_header(path) is not None:
+        return "checksums" if has_checksums(path) else None
+    if not zipfile.is_zipfile(path):
+        return None
+    return "checksums or CRC-32" if CHECKSUMS in pickled_names(path)[1] else "CRC-32"
+
+
+def common_protection(paths: Sequence[Path]) -> str | None:
+    """What all files are compared with; None: nothing, at least for one of them."""
+    protections = {protection_of(path) for path in paths}
+    return None if None in protections else " and ".join(sorted(filter(None, protections))) or None
+
+
+def _load_torch(path: Path, advice: str) -> Any:
     import pickle
 
     try:
@@ -154,6 +183,7 @@ def to_arrays(tensors: Any, path: Path) -> dict[str, np.ndarray]:
 
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ConversionError(f"{path}: is not a state dict, a mapping from names to tensors")
+    check_declared_bytes(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
     arrays = {}
     for name, tensor in tensors.items():
         try:

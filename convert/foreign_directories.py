@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.errors import ConversionError
+from ..configs.printing import escape
 from .checkpoint import CONFIG
 from .files import FORMS, read_json, weight_files
 from .foreign_files import file_obstacle, weights_obstacle
-from .unreadable import COMPARE, NOT_READABLE, READABLE, Obstacle, one_line, printable
+from .unreadable import COMPARE, NOT_READABLE, READABLE, Obstacle, printable
 
 # Weights that a Hugging Face directory can have, one of which twinax reads
 _WEIGHTS = (*FORMS, *(f"{form}.index.json" for form in FORMS))
@@ -154,13 +155,13 @@ def _adapter(path: Path, names: list[str]) -> Obstacle | None:
     if kind in _PROMPTS:
         return Obstacle(f"a PEFT adapter ({kind})", f"prompts before the input of {base}", NOT_READABLE)
     if kind == "LORA":
-        command = f"`twinax convert BASE NEW --layout FAMILY --adapter {one_line(str(path))}`"
+        command = f"`twinax convert BASE NEW --layout FAMILY --adapter {escape(str(path))}`"
         advice = f"pass its base model and the adapter: {command}"
         return Obstacle("a LoRA adapter", reason, advice)
     name = f"PEFT adapter ({printable(kind)})"
     advice = (
         "merge it, `from peft import AutoPeftModelForSeq2SeqLM as Model; "
-        f"model = Model.from_pretrained({one_line(str(path))!r}).merge_and_unload(); "
+        f"model = Model.from_pretrained({escape(str(path))!r}).merge_and_unload(); "
         "model.save_pretrained('merged')`, and run `twinax inspect merged`"
     )
     return Obstacle(f"a {name}", reason, advice)
@@ -190,7 +191,7 @@ def _single_file(path: Path, names: list[str]) -> Obstacle | None:
     files = [n for n in names if n.endswith((".pt", ".pth", ".ckpt", ".safetensors", ".npz", ".bin"))]
     if not files:
         return None
-    advice = f"pass the file: `twinax inspect {one_line(str(path / files[0]))}`"
+    advice = f"pass the file: `twinax inspect {escape(str(path / files[0]))}`"
     return Obstacle("a directory with files of weights", f"it has {len(files)} and no {CONFIG}", advice)
 
 

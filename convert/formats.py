@@ -18,11 +18,14 @@ from pathlib import Path
 
 from ..configs import registry
 from ..configs.errors import ConversionError
+from ..configs.printing import escape
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
+from ..configs.verification import is_verifying, verifying
 from . import ctranslate2_format, fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
 from .file_layouts import file_layouts, is_file_layout
+from .files import common_protection, protection_of, weight_files
 from .foreign_directories import directory_obstacle, unidentified_directory
 from .foreign_files import file_obstacle, unidentified_file
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
@@ -36,7 +39,8 @@ from .single_file import (
     read_training,
     write_file,
 )
-from .unreadable import READABLE, Obstacle, UnreadableError, one_line, printable
+from .unreadable import READABLE, Obstacle, UnreadableError, printable
+from .untrusted import check_entries, reading
 
 Config = TransformerConfig | str | None
 
@@ -47,6 +51,7 @@ class Format:
 
     recognises: Callable[[Path], bool]  # whether a path holds this format
     describe: Callable[[Path], str]  # a description of the checkpoint at a path
+    protection: Callable[[Path], str | None]  # what its weights are compared with on reading: checksums, CRC-32, None
     read: Callable[[Path], Checkpoint]
     read_config: Callable[[Path], TransformerConfig]
     accepts: Callable[[Path, str], bool]  # whether (a new path, a layout) select this format
@@ -57,6 +62,7 @@ def _file(suffixes: tuple[str, ...], recognises: Callable[[Path], bool], descrip
     return Format(
         recognises=lambda path: path.is_file() and recognises(path),
         describe=lambda path: description,
+        protection=protection_of,
         read=read_file,
         read_config=lambda path: read_file(path).config,
         accepts=lambda path, layout: path.suffix.lower() in suffixes and is_file_layout(layout),
@@ -72,6 +78,7 @@ _TORCH = _file(TORCH_SUFFIXES, is_torch, "PyTorch file")
 _HUGGING_FACE = Format(
     recognises=lambda path: (path / CONFIG).is_file(),
     describe=lambda path: "Hugging Face directory",
+    protection=lambda path: common_protection(weight_files(path)),
     read=read_directory,
     read_config=lambda path: read_directory(path).config,
     accepts=lambda path, layout: layout in LAYOUTS and not has_suffix(path),
@@ -80,6 +87,7 @@ _HUGGING_FACE = Format(
 _FAIRSEQ = Format(
     recognises=fairseq_format.recognises,
     describe=lambda path: f"fairseq {'directory' if path.is_dir() else 'checkpoint'}",
+    protection=lambda path: protection_of(fairseq_format.file_in(path) if path.is_dir() else path),
     read=fairseq_format.read,
     read_config=lambda path: fairseq_format.read(path).config,
     accepts=lambda path, layout: layout == "fairseq" and path.suffix.lower() in ("", *fairseq_format.SUFFIXES),
@@ -88,6 +96,7 @@ _FAIRSEQ = Format(
 _MARIAN = Format(
     recognises=marian_format.recognises,
     describe=lambda path: "Marian model",
+    protection=protection_of,
     read=marian_format.read,
     read_config=lambda path: marian_format.read(path).config,
     accepts=lambda path, layout: layout == "marian_npz" and path.suffix.lower() == marian_format.SUFFIX,
@@ -96,6 +105,7 @@ _MARIAN = Format(
 _CTRANSLATE2 = Format(
     recognises=ctranslate2_format.recognises,
     describe=ctranslate2_format.describe,
+    protection=ctranslate2_format.protection,
     read=ctranslate2_format.read,
     read_config=ctranslate2_format.read_config,
     accepts=lambda path, layout: layout == ctranslate2_format.LAYOUT and not has_suffix(path),
@@ -163,24 +173,31 @@ def load(
 
 def _load(path: Path, config: Config, adapter: str | PathLike[str] | None, run: RunConfig | None) -> Checkpoint:
     """As `load`, memory-mapped."""
+    form = _format_of(path)
+    with reading(path):
+        return _read(form, path, config, adapter, run)
+
+
+def _read(
+    form: Format, path: Path, config: Config, adapter: str | PathLike[str] | None, run: RunConfig | None
+) -> Checkpoint:
     if adapter is not None:
         if config is not None:
             raise ConversionError(f"{path}: an adapter is merged into a Hugging Face directory; omit `config`")
         if run is not None:
             raise ConversionError(f"{path}: an adapter changes the weights, which the optimizer's state does not fit")
-        return _load_adapted(path, Path(adapter))
+        return _read_adapted(form, path, Path(adapter))
     if run is not None:
-        return _load_training(path, config, run)
+        return _read_training(form, path, config, run)
     if config is None:
-        return _format_of(path).read(path)
-    if path.is_dir() or not is_single_file(path):
+        return form.read(path)
+    if form not in (_SAFETENSORS, _TORCH):
         raise ConversionError(f"{path}: has its own config; omit `config`")
     return read_file(path, config)
 
 
-def _load_adapted(path: Path, adapter: Path) -> Checkpoint:
+def _read_adapted(form: Format, path: Path, adapter: Path) -> Checkpoint:
     """The checkpoint in a Hugging Face directory with a LoRA adapter merged. Raises: ConversionError, as `load`."""
-    form = _format_of(path)
     if form is not _HUGGING_FACE:
         raise ConversionError(
             f"{path}: is a {form.describe(path)}; the adapter {adapter} is merged into the Hugging Face directory of "
@@ -189,9 +206,8 @@ def _load_adapted(path: Path, adapter: Path) -> Checkpoint:
     return read_directory(path, adapter)
 
 
-def _load_training(path: Path, config: Config, run: RunConfig) -> Checkpoint:
+def _read_training(form: Format, path: Path, config: Config, run: RunConfig) -> Checkpoint:
     """The checkpoint at a path with the state that a run resumes from. Raises: ConversionError, as `load`."""
-    form = _format_of(path)
     if form is _TORCH:
         return read_training(path, config, run)
     if form is not _HUGGING_FACE or config is not None:
@@ -202,14 +218,23 @@ def _load_training(path: Path, config: Config, run: RunConfig) -> Checkpoint:
 
 def load_config(path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None) -> TransformerConfig:
     """The config of the checkpoint at a path. Raises: CheckpointError, ConversionError, as `load`."""
-    if adapter is not None:
-        return _load_adapted(Path(path), Path(adapter)).config
-    return _format_of(Path(path)).read_config(Path(path))
+    path = Path(path)
+    form = _format_of(path)
+    with reading(path), verifying(False):
+        return form.read_config(path) if adapter is None else _read_adapted(form, path, Path(adapter)).config
 
 
 def describe(path: str | PathLike[str]) -> str:
     """A description of the checkpoint at a path that `load` reads."""
     return _format_of(Path(path)).describe(Path(path))
+
+
+def describe_verification(path: str | PathLike[str]) -> str:
+    """What `load` compares the weights at a path with."""
+    if not is_verifying():
+        return "not verified: --no-verify"
+    protection = _format_of(Path(path)).protection(Path(path))
+    return f"{protection} of all arrays match" if protection else "not verified: the file has no checksums"
 
 
 def save(
@@ -262,6 +287,8 @@ def save(
 
 def _format_of(path: Path) -> Format:
     """The format of a path. Raises: ConversionError if `load` cannot read the path."""
+    if path.is_dir():
+        check_entries(path)
     if path.is_file() and not _is_toolkit(path) and (obstacle := file_obstacle(path)):
         raise UnreadableError(path, obstacle)
     selected = next((form for form in formats() if form.recognises(path)), None)
@@ -289,4 +316,4 @@ def _child_obstacle(path: Path) -> Obstacle | None:
         return None
     child = max(sorted(children), key=lambda path: path.stat().st_mtime)  # the newest, of several of a training
     kind = "neither a run, nor a checkpoint, nor a Hugging Face directory"
-    return Obstacle(kind, f"the checkpoint is in {printable(child.name)}", f"pass {one_line(str(child))}")
+    return Obstacle(kind, f"the checkpoint is in {printable(child.name)}", f"pass {escape(str(child))}")

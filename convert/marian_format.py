@@ -12,6 +12,7 @@ from .atomic_io import new_file
 from .checkpoint import MARIAN_OPTIONS, Checkpoint
 from .headers import zip_names
 from .layouts import marian_npz
+from .untrusted import check_declared_bytes
 
 LAYOUT = "marian_npz"
 SUFFIX = ".npz"
@@ -78,7 +79,10 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         # opened here, because numpy leaves a damaged file open
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            check_declared_bytes(sum(entry.file_size for entry in file.zip.infolist()))
             return {name: file[name] for name in file.files}
+    except ConversionError as error:
+        raise ConversionError(f"{path}: {error}") from None
     except Exception as error:  # a damaged file can raise anything
         reason = " ".join(str(error).split())[:200]
         raise ConversionError(f"{path}: not a complete .npz file of plain arrays: {reason}") from None

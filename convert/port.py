@@ -18,6 +18,7 @@ from ..flax_transformer.module import Buffer, join_path, named_arrays
 from .arrays import from_torch, to_jax_arrays, to_torch_tensor
 from .lazy_arrays import Spec
 from .rules import IDENTITY, TRANSPOSE, Rule, Transform, Translation, translate
+from .untrusted import check_declared_size
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +105,7 @@ def port_of(config: TransformerConfig, trained_only: bool = False) -> Translatio
 @lru_cache(maxsize=16)
 def flax_specs(config: TransformerConfig, trained_only: bool = False) -> Mapping[str, Spec]:
     """Shapes and dtypes of the Flax model's arrays, by name."""
+    check_declared_size(config)
     shapes = _flax_shapes(config.replace(param_dtype="float32", compute_dtype="float32"), trained_only)
     return MappingProxyType({name: Spec(shape, config.param_dtype) for name, shape in shapes.items()})
 

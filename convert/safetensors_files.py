@@ -13,6 +13,7 @@ import numpy as np
 import safetensors
 
 from ..configs.errors import ConversionError
+from .checksums import PLACEHOLDER, checksum_of, checksum_of_json, verify_arrays, verify_json
 from .headers import safetensors_header
 from .lazy_arrays import Spec, contiguous_bytes, lazy, specs_of
 from .progress import advance
@@ -25,10 +26,13 @@ _DTYPES = {  # by the names of the format
 _NUMPY = {**{name: np.dtype(dtype) for name, dtype in _DTYPES.items()}, "BF16": np.dtype(ml_dtypes.bfloat16)}
 _NAMES = {str(dtype): name for name, dtype in _NUMPY.items()}
 _ALIGNMENT = 8  # of the first array, so that a reader can map it
+_CHECKSUMS = "twinax_checksums"  # key in the metadata: checksums of the arrays by name, and of the other metadata
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(arrays by name, metadata) of a file. The arrays are read-only views of it, which must stay as it is.
+
+    Where twinax wrote the file, the arrays are compared with their checksums.
 
     Raises:
         ConversionError: the file is damaged, or has a dtype that numpy lacks.
@@ -52,7 +56,26 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
         if isinstance(error, ConversionError):
             raise
         raise ConversionError(f"{path}: not a complete safetensors file: {error}") from None
+    if (text := metadata.pop(_CHECKSUMS, None)) is not None:
+        _verify(arrays, metadata, text, path)
     return dict(sorted(arrays.items())), metadata
+
+
+def _verify(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], text: str, path: Path) -> None:
+    """Compare arrays and metadata with their checksums. Raises: ConversionError if one differs."""
+    try:
+        checksums = json.loads(text)
+        verify_json(metadata, checksums["metadata"], path)
+        verify_arrays(arrays, checksums["arrays"], path)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        if isinstance(error, ConversionError):
+            raise
+        raise ConversionError(f"{path}: damaged: its checksums cannot be read: {error}") from None
+
+
+def has_checksums(path: Path) -> bool:
+    """Whether a file stores checksums of its arrays."""
+    return _CHECKSUMS in ((safetensors_header(path) or {}).get("__metadata__") or {})
 
 
 def read_safetensors_metadata(path: Path) -> dict[str, str]:
@@ -65,21 +88,35 @@ def read_safetensors_metadata(path: Path) -> dict[str, str]:
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write arrays to a file, in the order of their names; each is computed and written before the next."""
+    """Write arrays to a file, in the order of their names; each is computed and written before the next.
+
+    Their checksums are filled in at the end.
+    """
     specs = dict(sorted(specs_of(arrays).items()))
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    checksums = dict.fromkeys(specs, PLACEHOLDER)
+    with path.open("wb") as file:
+        file.write(_head(specs, metadata, checksums))
+        for name in specs:
+            array = np.asarray(arrays[name], order="C")
+            content = contiguous_bytes(array)
+            file.write(content)
+            checksums[name] = checksum_of(array)
+            advance(len(content))
+        file.seek(0)
+        file.write(_head(specs, metadata, checksums))
+
+
+def _head(specs: Mapping[str, Spec], metadata: Mapping[str, str], checksums: Mapping[str, str]) -> bytes:
+    """The bytes before the arrays, as many with all checksums."""
+    stored = {"arrays": checksums, "metadata": checksum_of_json(dict(metadata))}
+    header: dict[str, object] = {"__metadata__": {**metadata, _CHECKSUMS: json.dumps(stored)}}
     position = 0
     for name, spec in specs.items():
         first, position = position, position + size_of(spec)
         header[name] = {"dtype": _NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [first, position]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in specs:
-            content = contiguous_bytes(arrays[name])
-            file.write(content)
-            advance(len(content))
+    return len(text).to_bytes(8, "little") + text
 
 
 def write_shards(

@@ -1,8 +1,9 @@
 """A complete checkpoint in one file: PyTorch's .pt, or .safetensors.
 
-A .pt file is a dict with `model` (a state dict), `config`, `layout`, `files` (of tokenizers) and, for a training,
-`optimizer` (a state dict of `torch.optim`), `run`, `update`, `seed` and `position`. A .safetensors file has the same
-entries in its metadata, and the optimizer's arrays as `optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME`.
+A .pt file is a dict with `model` (a state dict), `config`, `layout`, `files` (of tokenizers), `checksums` and, for a
+training, `optimizer` (a state dict of `torch.optim`), `run`, `update`, `seed` and `position`. A .safetensors file has
+the same entries in its metadata, and the optimizer's arrays as `optimizer.exp_avg.NAME` and
+`optimizer.exp_avg_sq.NAME`.
 """
 
 import base64
@@ -21,6 +22,7 @@ from ..configs.schema import TransformerConfig
 from .arrays import torch_view
 from .atomic_io import new_file
 from .checkpoint import MOMENTS, Checkpoint, Training
+from .checksums import checksum_of, verify_arrays, verify_zip
 from .file_layouts import (
     from_named,
     is_file_layout,
@@ -30,10 +32,11 @@ from .file_layouts import (
     stated_settings,
     to_named,
 )
-from .files import read_torch, to_arrays
+from .files import CHECKSUMS, read_torch, to_arrays
 from .lazy_arrays import lazy
 from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .safetensors_files import read_safetensors, write_safetensors
+from .untrusted import reading
 from .user_optimizer import with_user_optimizer
 
 TORCH_SUFFIXES = (".pt", ".pth")
@@ -91,13 +94,14 @@ def read_training(path: Path, config: TransformerConfig | str | None, run: RunCo
     if parts.content.get("optimizer") is None:
         raise ConversionError(f"{path}: has no optimizer; looked for {', '.join(_OPTIMIZERS)} beside the state dict")
     checkpoint = parts.checkpoint(run.model if config is None else config)
-    with parts._file_errors():
+    with _file_errors(path):
         return with_user_optimizer(checkpoint, parts.content["model"], parts.layout, parts.content["optimizer"], run)
 
 
 def read_parts(path: Path) -> "Parts":
     """The content of a file. Raises: ConversionError if the file is missing or damaged."""
-    return Parts(path, _read_safetensors(path) if is_safetensors(path) else _read_torch(path))
+    with _file_errors(path), reading(path):
+        return Parts(path, _read_safetensors(path) if is_safetensors(path) else _read_torch(path))
 
 
 def is_safetensors(path: Path) -> bool:
@@ -131,7 +135,7 @@ class Parts(NamedTuple):
     @property
     def layout(self) -> str:
         """The layout of the weights. Raises: ConversionError if twinax does not support it."""
-        with self._file_errors():
+        with _file_errors(self.path):
             layout = layout_of(self.content["model"]) if self.bare else self.content["layout"]
             if not is_file_layout(layout):
                 raise ConversionError(f"layout={layout!r}: there is no such layout of a file")
@@ -139,7 +143,7 @@ class Parts(NamedTuple):
 
     def checkpoint(self, config: TransformerConfig | str | None = None) -> Checkpoint:
         """The checkpoint. Raises: ConversionError if there is not exactly one config, or the arrays do not fit it."""
-        with self._file_errors():
+        with _file_errors(self.path), reading(self.path):
             if config is not None and not self.bare:
                 raise ConversionError("has its own config; omit the other one")
             model, assumed = self.content["model"], ()
@@ -164,16 +168,17 @@ class Parts(NamedTuple):
         except ConversionError:  # unknown names, as in a Hugging Face file
             return False
 
-    @contextmanager
-    def _file_errors(self) -> Iterator[None]:
-        """Convert exceptions caused by the file's content to ConversionErrors that name the file."""
-        try:
-            yield
-        except ConversionError as error:
-            raise ConversionError(str(error) if str(self.path) in str(error) else f"{self.path}: {error}") from None
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise ConversionError(f"{self.path}: is not in twinax's format: {reason}") from None
+
+@contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    """Convert exceptions caused by the file's content to ConversionErrors that name the file."""
+    try:
+        yield
+    except ConversionError as error:
+        raise ConversionError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConversionError(f"{path}: is not in twinax's format: {reason}") from None
 
 
 def _describe(checkpoint: Checkpoint, layout: str) -> dict[str, Any]:
@@ -197,8 +202,10 @@ def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndar
     content["files"] = dict(checkpoint.files)
     if checkpoint.training is not None:
         content["optimizer"] = to_torch_optimizer(checkpoint.training, checkpoint.to_torch())
-    with new_file(path) as temporary:
-        torch.save(content, temporary)
+    content[CHECKSUMS] = {name: checksum_of(array) for name, array in _arrays_of(content, path).items()}
+    # An open file, because for a path its name would be in the archive.
+    with new_file(path) as temporary, temporary.open("wb") as file:
+        torch.save(content, file)
 
 
 def _write_safetensors(
@@ -217,6 +224,10 @@ def _write_safetensors(
 def _read_torch(path: Path) -> dict[str, Any]:
     content = read_torch(path)
     if isinstance(content, dict) and _MARK in content:
+        try:
+            verify_arrays(_arrays_of(content, path), content.get(CHECKSUMS), path)
+        except ConversionError:  # damaged, or trained on in PyTorch and saved again: then the archive is not damaged
+            verify_zip(path)
         return content | {part: to_arrays(content.get(part), path) for part in ("model", "unused")}
     wrapper = next((n for n in _WRAPPERS if isinstance(content, dict) and isinstance(content.get(n), dict)), None)
     if wrapper is None:
@@ -226,6 +237,14 @@ def _read_torch(path: Path) -> dict[str, Any]:
     skipped = tuple(str(name) for name in content if name != wrapper and not (name == "settings" and fields))
     optimizer = next((content[name] for name in _OPTIMIZERS if name in content), None)
     return {"model": arrays, "stated": fields, "skipped": skipped, "optimizer": optimizer}
+
+
+def _arrays_of(content: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
+    """All tensors of a .pt that twinax wrote; the optimizer's by number of parameter and name."""
+    parts = {part: content.get(part, {}) for part in ("model", "unused")}
+    if content.get("optimizer") is not None:
+        parts |= {f"optimizer.{i}": state for i, state in content["optimizer"]["state"].items()}
+    return {f"{part}.{n}": array for part, tensors in parts.items() for n, array in to_arrays(tensors, path).items()}
 
 
 def _unwrap(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

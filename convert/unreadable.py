@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.errors import ConversionError
+from ..configs.printing import escape
 
 NOT_READABLE = "nothing here can read it"
 COMPARE = f"{NOT_READABLE}; `twinax compare` checks a JAX port of such a model (docs/compare.md)"
@@ -28,16 +29,11 @@ class UnreadableError(ConversionError):
     """A file or directory that twinax identifies but cannot read."""
 
     def __init__(self, path: Path, obstacle: Obstacle):
-        super().__init__(f"{one_line(str(path))}: is {obstacle.kind}: {obstacle.reason}; {obstacle.advice}")
+        super().__init__(f"{escape(str(path))}: is {obstacle.kind}: {obstacle.reason}; {obstacle.advice}")
         self.obstacle = obstacle
-
-
-def one_line(text: str) -> str:
-    """A text with escapes for line breaks and for what cannot be printed."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable(value: Any) -> str:
     """A value from a file as short text on one line."""
-    text = one_line(value if isinstance(value, str) else repr(value))
+    text = escape(value if isinstance(value, str) else repr(value))
     return text if len(text) <= _LENGTH else f"{text[:_LENGTH]}…"

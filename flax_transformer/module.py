@@ -48,9 +48,10 @@ def at_least_float32(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def on_host(array: jax.Array) -> np.ndarray:
+def on_host(array: jax.Array | np.ndarray) -> np.ndarray:
     """All of an array, in every process of a run."""
-    return np.asarray(array if array.is_fully_addressable else process_allgather(array, tiled=True))
+    spread = isinstance(array, jax.Array) and not array.is_fully_addressable
+    return np.asarray(process_allgather(array, tiled=True) if spread else array)
 
 
 def join_path(path: tuple[Any, ...]) -> str:

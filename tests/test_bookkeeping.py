@@ -194,5 +194,5 @@ def test_patience(run, tmp_path):
     run = replace(run, loop=LoopConfig(updates=30, validate_every=1, patience=2, translations=0))
     outcome = train(run, tmp_path / "r", QUIET)
     assert outcome.update == 3  # the first is best, and the next two are not better
-    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["1", "3"]  # best and last
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["1", "2", "3"]  # best and last two
     assert train(run, tmp_path / "r", QUIET).update == 3

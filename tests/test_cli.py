@@ -323,4 +323,5 @@ def test_a_run_directory_names_its_run(command, monkeypatch, corpus):
     command("train", "runs/own", "--loop.updates", "9")
     assert (calls[0][0].model, calls[0][0].loop.updates, calls[0][1]) == (run_config.model, 9, out)
     code, _, err = command("train", "runs/own", "--out", "elsewhere")
-    assert (code, err) == (2, "twinax: --out elsewhere: runs/own is resumed in its own directory; omit --out\n")
+    advice = "omit --out, or pass --init-from for a new run with these settings"
+    assert (code, err) == (2, f"twinax: --out elsewhere: runs/own is resumed in its own directory; {advice}\n")

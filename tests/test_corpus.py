@@ -70,7 +70,7 @@ def test_what_datasets_reads(folder, kind, layout):
     assert list(read_pairs(CorpusConfig(dataset=name, **columns))) == PAIRS
     if kind == "directory":
         assert list(read_pairs(CorpusConfig(dataset=name, split="validation", **columns))) == PAIRS[:1]
-    with pytest.raises(DataError, match=f"^{name}: has no column 'fr'; it has {'de, en'}$"):
+    with pytest.raises(DataError, match=rf"^{name}(, line 1)?: has no column 'fr'; it has {'de, en'}$"):
         list(read_pairs(CorpusConfig(dataset=name, src_column="de", tgt_column="fr")))
     with pytest.raises(DataError, match=f"^{name}: set src_column and tgt_column"):
         list(read_pairs(CorpusConfig(dataset=name)))
@@ -81,7 +81,7 @@ def test_a_missing_text_is_empty_and_a_number_is_refused(folder):
     config = CorpusConfig(dataset="a.jsonl", src_column="de", tgt_column="en")
     assert list(read_pairs(config)) == [("", "x"), ("y", "z")]
     (folder / "b.jsonl").write_text('{"de": 3, "en": "x"}\n')
-    with pytest.raises(DataError, match=r"^b\.jsonl, row 1: column de has int 3, not text$"):
+    with pytest.raises(DataError, match=r"^b\.jsonl, line 1: column de has int 3, not text$"):
         list(read_pairs(CorpusConfig(dataset="b.jsonl", src_column="de", tgt_column="en")))
 
 
@@ -119,7 +119,7 @@ def test_damaged_missing_and_empty_files(folder):
         r"odd\.tsv, line 2: must have at least 2 columns, not 1": CorpusConfig(dataset="odd.tsv"),
         r"odd\.tsv: has no column 'de'; it has a, b": CorpusConfig(dataset="odd.tsv", src_column="de", tgt_column="en"),
         r"plain\.txt, line 1: is not 'IN: \.\.\. OUT: \.\.\.'": CorpusConfig(dataset="plain.txt"),
-        r"bad\.jsonl: datasets cannot load it: ": CorpusConfig(dataset="bad.jsonl", src_column="a", tgt_column="b"),
+        r"bad\.jsonl, line 1: is not JSON: ": CorpusConfig(dataset="bad.jsonl", src_column="a", tgt_column="b"),
         "no/such_dataset: datasets cannot load it: ": CorpusConfig(
             dataset="no/such_dataset", src_column="a", tgt_column="b"
         ),

@@ -158,7 +158,7 @@ def test_what_it_cannot_express_is_refused(name):
 def test_all_problems_are_listed_before_anything_is_written(folder, command):
     config = CONFIG.replace(norm="sample_std_norm", v_head_dim=7, mask_value=-1.5)
     convert.save(Checkpoint(config, random_arrays(config, 0)), "odd.safetensors")
-    code, _, err = command("convert", "odd.safetensors", "ct2", "--layout", "ctranslate2")
+    code, _, err = command("convert", "odd.safetensors", "ct2", "--layout", "ctranslate2", "--verbose")
     assert (code, len(err.splitlines()), (folder / "ct2").exists()) == (2, 4, False)
 
 
@@ -199,6 +199,10 @@ def test_damaged_files_get_one_line(damage, folder, command):
     assert command("convert", "model.safetensors", "ct2", "--layout", "ctranslate2")[0] == 0
     path = folder / "ct2" / "model.bin"
     path.write_bytes(damage(path.read_bytes()))
-    code, _, err = command("convert", "ct2", "x.pt")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "ct2/model.bin: is damaged or of another version" in err
+    for flags, reason in (
+        ((), "damaged or edited: does not match"),
+        (("--no-verify",), "is damaged or of another version"),
+    ):
+        code, _, err = command("convert", "ct2", "x.pt", *flags)
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert f"ct2/model.bin: {reason}" in err

@@ -389,7 +389,7 @@ def test_inspect_prints_a_table_and_the_other_commands_one_line(command, tmp_pat
     path, report = tmp_path / "a.gguf", tmp_path / "report.json"
     path.write_bytes(Q4)
     code, out, err = command("inspect", path, "--json", report)
-    assert (code, err) == (1, "")
+    assert (code, err) == (2, "")
     rows = json.loads(report.read_text())
     assert [*rows] == ["path", "type", "obstacle", "what to do", "tensors"]
     assert all(word in out for word in ("obstacle", "what to do", "general.file_type=15 (Q4_K_M)"))

@@ -3,6 +3,7 @@
 Two kills here; `make kill-test` does twenty and prints its counts.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -43,8 +44,8 @@ main()
 class Runs:
     """Start the command on one corpus, with a directory per run."""
 
-    def __init__(self, folder, updates):
-        self.folder, self.updates = folder, updates
+    def __init__(self, folder, updates, workers=0):
+        self.folder, self.updates, self.workers = folder, updates, workers
         rng = np.random.default_rng(0)
         lines = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(80)]
         (folder / "src").write_text("\n".join(lines) + "\n")
@@ -52,8 +53,14 @@ class Runs:
 
     def start(self, name):
         corpus = ("--src", str(self.folder / "src"), "--tgt", str(self.folder / "tgt"))
-        command = (*corpus, *SETTINGS, "--loop.updates", str(self.updates), "--out", str(self.folder / name))
-        environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "JAX_PLATFORMS": "cpu"}
+        settings = (*SETTINGS, "--loop.updates", str(self.updates), "--batches.workers", str(self.workers))
+        command = (*corpus, *settings, "--out", str(self.folder / name))
+        environment = {
+            **os.environ,
+            "TWINAX_TEST": str(self.folder),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "JAX_PLATFORMS": "cpu",
+        }
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         code = [sys.executable, "-c", CODE, "train", *command]
         return subprocess.Popen(code, stderr=subprocess.PIPE, text=True, env=environment)
@@ -81,6 +88,21 @@ class Runs:
         process.kill()
         process.communicate()
         return not ended
+
+
+def processes_of(folder):
+    """The ids of the processes that a training in this folder has started."""
+    mark = f"TWINAX_TEST={folder}\0".encode()
+    ids = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            if mark in path.read_bytes() + b"\0":
+                ids.append(int(path.parent.name))
+    return ids
+
+
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 def listed(directory):
@@ -131,6 +153,36 @@ def kill_and_compare(folder: Path, kills: int, updates: int, seed: int) -> Count
         for key, array in left.items():
             assert np.asarray(array).tobytes() == np.asarray(right[key]).tobytes(), key
     return counts
+
+
+def kill_with_workers(folder: Path, kills: int, seed: int) -> Counter[str]:
+    """Counts of events; fails if a worker or a segment of shared memory outlives its training."""
+    runs, rng, counts = Runs(folder, updates=10**6, workers=2), random.Random(seed), Counter()
+    before = shared_memory()
+    while counts["kills"] < kills:
+        assert runs.kill("killed", rng.uniform(0, 2))
+        counts["kills"] += 1
+        for _ in range(100):  # a worker that is being started notices it late
+            if not processes_of(folder):
+                break
+            time.sleep(0.1)
+        assert processes_of(folder) == []
+        assert shared_memory() <= before
+    return counts
+
+
+def test_workers_end_with_their_training(tmp_path):
+    assert kill_with_workers(tmp_path, kills=1, seed=0)["kills"] == 1
+    runs = Runs(tmp_path, updates=4, workers=1)
+    assert "leaked" not in runs.finish("finished")
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_ten_kills_with_workers(tmp_path, capsys):
+    counts = kill_with_workers(tmp_path, kills=10, seed=1)
+    with capsys.disabled():
+        print("\n" + "\n".join(f"{name} with workers: {number}" for name, number in counts.items()))
 
 
 def test_two_kills(tmp_path):

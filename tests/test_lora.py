@@ -176,7 +176,7 @@ def test_the_command_merges(adapted, tmp_path, command):
     assert "LoRA, rank 4, 4 modules, base model unknown" in " ".join(out.split())
     assert checksum(convert.load(tmp_path / "merged").arrays) == checksum(convert.load(base, adapter=adapter).arrays)
     code, out, err = command("inspect", adapter)
-    assert code == 1
+    assert code == 2
     assert "--adapter" in out
 
 

@@ -60,7 +60,7 @@ def test_what_would_train_padding_is_refused_before_the_training(case, folder):
     run = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), init_from="a.pt", model=checkpoint.config, training=training)
     if message is None:
         convert.save(trained, "b.npz", layout="marian_npz")
-        assert read_initial_weights(run).limit is None
+        assert read_initial_weights(run).notes == ()
     else:
         with pytest.raises(ConversionError, match="padding, which Marian does not store"):
             convert.save(trained, "b.npz", layout="marian_npz")
@@ -74,9 +74,9 @@ def test_trained_positions_are_announced(folder, command):
     corpus, model = CorpusConfig(src="a", tgt="b"), convert.load("x.pt").config
     weights = read_initial_weights(RunConfig(corpus=corpus, init_from="x.pt", model=model, training=TrainingConfig()))
     assert weights is not None
-    assert weights.limit == (
+    assert weights.notes == (
         "x.pt: source and target will have their own trained positions, but a Marian .npz has one table (Wpos): the "
-        "trained model cannot be written as .npz"
+        "trained model cannot be written as .npz",
     )
 
 

@@ -102,7 +102,7 @@ def test_a_process_that_fails_ends_the_others_with_one_line(address, act):
     expected = CULPRIT + re.escape(ENDINGS[act])
     for process in others:
         code, errors = process.end()
-        assert (code, len(errors.splitlines())) == (1, 1), errors
+        assert (code, len(errors.splitlines())) == (2, 1), errors
         assert re.match(expected, errors), errors
     code, errors = culprit.end()
     assert code != 0
@@ -137,7 +137,7 @@ def test_processes_that_are_not_of_one_run_are_refused(address, case):
     processes = [Process(address, count, number, version=version) for count, number, version in members]
     for process in processes:
         code, errors = process.end()
-        assert code == 1
+        assert code == 2
         assert re.match(expected, errors.splitlines()[-1]), errors
 
 
@@ -145,7 +145,7 @@ def test_a_coordinator_that_cannot_be_used(address):
     code, errors = Process(address, 2, 1).end()
     first, last = errors.splitlines()
     assert (code, first) == (
-        1,
+        2,
         f"twinax: waiting for process 0 at {address}, which cannot be reached yet ({REFUSED_TEXT})",
     )
     assert last.startswith(

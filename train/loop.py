@@ -7,9 +7,10 @@ after the last checkpoint are computed again, with the same result.
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 from flax import nnx
 from rich.console import Console
 
-from ..configs.errors import CheckpointError, RunError
+from ..configs.errors import CheckpointError, DamagedCheckpointError, RunError
 from ..configs.run import RunConfig
 from ..configs.sharding import ShardingConfig
 from ..configs.training import check_trainable
@@ -30,6 +31,7 @@ from .compilation_cache import use_compilation_cache
 from .data.buckets import Bucket
 from .data.dataset import PaddedBatch
 from .data.prepare import PreparedRun
+from .divergence import describe_way_back
 from .evaluate import Validation
 from .malloc import keep_freed_memory
 from .milestones import Milestones
@@ -80,17 +82,14 @@ def train(
     if run.loop.swanlab is not None:
         check_swanlab(run.loop.swanlab)
     cache_directory = use_compilation_cache()
-    with locked(directory) if team.is_first else nullcontext():
-
-        def say(line: str) -> None:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    with locked(directory, say) if team.is_first else nullcontext():
         # On resume the initial weights are not read: their file may no longer exist.
         is_new = not any((directory / CHECKPOINTS).glob("[0-9]*"))
         team.agree("run", {"new": is_new, **_comparable(run)})
         initial_weights = read_initial_weights(run) if is_new else None
         if initial_weights is not None:
-            for line in filter(None, (initial_weights.assumed, initial_weights.limit)):
+            for line in initial_weights.notes:
                 say(line)
         prepared, placement = prepare_in(directory, run, initial_weights, say, team)
         say(describe_devices([device.device_kind for device in jax.devices()], placement.config, team.count))
@@ -101,7 +100,7 @@ def train(
                 f"pass --training.warmup-updates {max(updates // 10, 1)}"
             )
         say(f"compilation cache: {cache_directory or 'none'}")
-        return _Loop(prepared, directory, placement, initial_weights, console, trackers, team).go()
+        return _Loop(prepared, directory, placement, initial_weights, console, say, trackers, team).go()
 
 
 def _comparable(run: RunConfig) -> dict[str, Any]:
@@ -147,6 +146,7 @@ class _Loop:
         placement: Placement,
         initial_weights: InitialWeights | None,
         console: Console,
+        say: Callable[[str], None],
         trackers: Sequence[Tracker],
         team: Team,
     ):
@@ -166,13 +166,12 @@ class _Loop:
             directory / CHECKPOINTS, lambda updates: self.milestones.checkpoints_to_keep(updates)
         )
         self.update = 0
-        if saved_updates := self.checkpoints.updates:
-            self.update = saved_updates[-1]
-        team.agree("checkpoint", self.update)
+        saved_updates = self.checkpoints.updates
+        team.agree("checkpoint", saved_updates[-1:])
         if saved_updates:
-            self.state = self.checkpoints.restore(self.state, self.update)
+            self.update, self.state = self.checkpoints.restore_newest(self.state, say)
             self._resume_position()
-        self.log = MetricsLog(directory, self.update, writes=team.is_first)
+        self.log = MetricsLog(directory, self.update, say, writes=team.is_first)
         if team.is_first:
             self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory))
             self.log.add(*trackers)
@@ -231,6 +230,7 @@ class _Loop:
                 self.progress, self.stop = progress, stop
                 if self.update:
                     progress.say(f"resuming after update {self.update:,}{self._other_mesh()}")
+                    self._repeat_validations()
                     self._validate_if_due()  # the process may have been killed between checkpoint and validation
                 if self._continues():
                     progress.say(self._describe_compilation())
@@ -315,9 +315,10 @@ class _Loop:
             path = self.directory / f"batch-{pending.update}.npz"
             if self.team.is_first:
                 np.savez(path, **self.prepared.batches()[pending.update - 1]._asdict())
+            way_back = describe_way_back(self.directory, self.run, self.log.records, self.checkpoints.updates)
             raise RunError(
                 f"update {pending.update}: {reason.partition(': ')[2]}; its batch is in {path}. Resuming repeats this "
-                "update: start a new run with a smaller learning_rate, a longer warm-up or clip_norm"
+                f"update. {way_back}"
             )
         epoch, number = self.batches.position(pending.update - 1)
         loss, rate, tokens = float(metrics.loss), float(metrics.learning_rate), int(metrics.tokens)
@@ -339,15 +340,27 @@ class _Loop:
         if self.milestones.validation_due(self.update) and self.update not in self.log.validations:
             self._report(self.state, {})
 
-    def _report(self, state: TrainState, notes: dict[str, Any]) -> dict[str, Any]:
-        """Validates a state, writes the record and prints it."""
+    def _repeat_validations(self) -> None:
+        """Repeats validations of earlier checkpoints whose records are damaged, because one may be the best."""
+        due = [u for u in self.checkpoints.updates if u < self.update and self.milestones.validation_due(u)]
+        for update in due:
+            if update in self.log.validations:
+                continue
+            try:
+                self._report(self.checkpoints.restore(self.state, update), {}, update)
+            except DamagedCheckpointError as error:
+                self.checkpoints.set_aside(update, error, self.progress.say)
+
+    def _report(self, state: TrainState, notes: dict[str, Any], update: int | None = None) -> dict[str, Any]:
+        """Validates a state, by default the current one, writes the record and prints it."""
+        update = self.update if update is None else update
         start = time.monotonic()
         self.progress.pause()
-        self.team.begin(f"the validation of update {self.update}")
+        self.team.begin(f"the validation of update {update}")
         with self.stop.during("this validation"):
             scores = self.validation.measure({**state.buffers, **state.params})
-        self.log.write({"update": self.update, **notes, "validation": scores})
-        label = f"average of {', '.join(map(str, notes['averaged']))}" if notes else f"update {self.update:,}"
+        self.log.write({"update": update, **notes, "validation": scores})
+        label = f"average of {', '.join(map(str, notes['averaged']))}" if notes else f"update {update:,}"
         self.progress.validated(label, scores, time.monotonic() - start)
         return scores
 

@@ -36,10 +36,10 @@ class Milestones:
         return best_update(validations, self._loop.metric)
 
     def checkpoints_to_keep(self, updates: Sequence[int]) -> set[int]:
-        """The updates whose checkpoints are kept: the last one, those to average, and the best."""
+        """The updates whose checkpoints are kept: the last two, in case one is damaged, those to average, the best."""
         validated = [u for u in updates if self.validation_due(u)]
         best = self.best(updates)
-        return {*updates[-1:], *validated[-self._loop.average :], *([best] if best is not None else [])}
+        return {*updates[-2:], *validated[-self._loop.average :], *([best] if best is not None else [])}
 
     def continues(self, update: int) -> bool:
         """Whether another update follows: False after the last one or when patience is exhausted."""

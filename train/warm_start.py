@@ -11,8 +11,9 @@ from ..configs.data import TokenizerConfig
 from ..configs.errors import CheckpointError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
+from ..convert.doubts import describe_not_finite
 from ..convert.file_layouts import describe_assumed
-from ..convert.formats import load, load_config
+from ..convert.formats import describe_verification, load, load_config
 from ..convert.marian_format import LAYOUT as MARIAN
 from ..convert.port import flax_specs
 from ..flax_transformer.model import Transformer
@@ -29,8 +30,7 @@ class InitialWeights:
     arrays: Mapping[str, Any]
     tokenizers: Tokenizers | None
     source: str | None = None  # layout and documents of their directory, which the run's checkpoints keep
-    assumed: str | None = None  # one line on what was assumed about a published system's file
-    limit: str | None = None  # one line on why the trained model cannot be written in the format of its source
+    notes: tuple[str, ...] = ()  # one line each: what was assumed, was not verified, or will not be possible
 
     def check(self, model: TransformerConfig) -> None:
         """Raises: CheckpointError if the arrays do not fit the model, vocabulary sizes aside."""
@@ -74,9 +74,12 @@ def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     if tokenizers is None and not run.tokenizer.load:
         needed = needed_files(checkpoint.documents.get(CONFIG, {}))
         raise CheckpointError(f"{path}: has no tokenizer (it needs {needed}); pass one by --tokenizer.load")
-    assumed = describe_assumed(str(path), checkpoint) if checkpoint.assumed else None
+    notes = [describe_assumed(str(path), checkpoint) if checkpoint.assumed else None, limit]
+    verification = describe_verification(path)
+    notes += [f"{path}: {verification}"] if verification.startswith("not ") else []
+    notes += [f"{path}: {doubt}" for doubt in [describe_not_finite(checkpoint.arrays)] if doubt]
     source = source_of(checkpoint) if checkpoint.documents else None
-    return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, source, assumed, limit)
+    return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, source, tuple(filter(None, notes)))
 
 
 def _marian_limit(model: TransformerConfig, run: RunConfig, path: Path) -> str | None:

@@ -1,6 +1,5 @@
 """`twinax audit`: finds mistakes in a model."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from twinax.presets.models import PRESETS
 from twinax.published.registry import SYSTEMS
 from twinax.train.tracking.progress import progress_bar
 
-from .usage import UsageError, check_folder, report_assumed
+from .usage import UsageError, check_folder, report_assumed, write_json
 
 REPAIRED = "repaired"
 
@@ -54,7 +53,7 @@ def examine(model: str, seed: int, json_file: str | None) -> bool:
     if subject.arrays is None:
         console.print("weights: random, because a config has none", style="dim")
     if json_file is not None:
-        Path(json_file).write_text(json.dumps(audit.document(), indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, audit.document())
     return audit.ok
 
 

@@ -13,13 +13,19 @@ from typing import Annotated, Literal
 
 import tyro
 
+from twinax.configs.verification import verifying
+
 from .evaluate_command import evaluate
 from .foreign_flags import check_flags
+from .messages import DEFECT, describe_defect, one_line, set_encoding_errors, show_all
 from .plan_command import plan
 from .text_commands import score, translate
 from .usage import CheckpointPath, UsageError, check_exists, download_hint, enable_compilation_cache, one_line_errors
 
-_DESCRIPTION = "Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal."
+_DESCRIPTION = """Twin encoder-decoder Transformers, one in JAX and one in PyTorch, proven equal.
+
+Every command takes --no-verify (read checkpoints without comparing arrays with their checksums) and --verbose (list all
+problems of an input, not only the first three)."""
 
 
 def parity(
@@ -219,6 +225,7 @@ def convert(
     languages: tuple[str, ...] = (),
     scores: tuple[str, ...] = (),
     quantize: Literal["int8", "int8_float32", "float16"] | None = None,
+    with_paths: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimizer.
 
@@ -252,6 +259,7 @@ def convert(
             system.
         scores: files of `twinax evaluate --json`, for the model card of a family's directory.
         quantize: for --layout ctranslate2: int8, int8_float32 or float16 weights, which are rounded.
+        with_paths: keep the paths of this machine in the run and the settings; default: of each path, its last part.
     """
     check_exists(src, *filter(None, [adapter]))
     with one_line_errors():
@@ -270,6 +278,7 @@ def convert(
             tokenizer=tokenizer,
             languages=languages,
             scores=scores,
+            with_paths=with_paths,
         )
 
 
@@ -282,7 +291,7 @@ def inspect(
     """Print the contents of a checkpoint: format, layout, config, counts, dtypes, ties, training, checksum.
 
     The checksum covers the weights by Flax name, so that it is the same in every format and layout. For anything that
-    twinax cannot read, prints what it is, which setting is the obstacle, and what to do, and exits with 1.
+    twinax cannot read, prints what it is, which setting is the obstacle, and what to do, and exits with 2.
 
     Example: twinax inspect runs/de_en
 
@@ -336,12 +345,30 @@ _COMMANDS = _OWN_FLAGS | {
 }
 
 
+def _run(name: str) -> int:
+    """Runs a command with the arguments of the process; returns its exit status."""
+    if name in _OWN_FLAGS:
+        return _OWN_FLAGS[name]()
+    return tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="twinax", description=_DESCRIPTION)
+
+
+def _take(flag: str) -> bool:
+    """Whether the arguments contain a flag of all commands, which is removed from them."""
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    if flag not in sys.argv[2:end]:
+        return False
+    sys.argv.remove(flag)
+    return True
+
+
 def main() -> None:
     """Entry point of the command."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
     )  # raises an exception, so that contexts are closed
+    set_encoding_errors("backslashreplace", sys.stdout, sys.stderr)  # tables have characters that a terminal may lack
+    show_all(_take("--verbose"))
     try:
         if name == "--version":
             print(f"twinax {version('twinax')}")
@@ -349,12 +376,11 @@ def main() -> None:
         if name[:1] not in ("", "-") and name not in _COMMANDS:
             hint = "".join(f"; did you mean {suggestion}?" for suggestion in get_close_matches(name, _COMMANDS, 1))
             raise UsageError(f"{name}: there is no such command; the commands are {', '.join(_COMMANDS)}{hint}")
-        check_flags(name, sys.argv[2:])
-        if name in _OWN_FLAGS:
-            sys.exit(_OWN_FLAGS[name]())
-        sys.exit(tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="twinax", description=_DESCRIPTION))
+        with verifying(not _take("--no-verify")):
+            check_flags(name, sys.argv[2:])
+            sys.exit(_run(name))
     except UsageError as error:
-        print(f"twinax: {error}", file=sys.stderr)
+        print(f"twinax: {one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader closed the pipe; otherwise Python would report it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -362,3 +388,9 @@ def main() -> None:
     except KeyboardInterrupt:
         print("twinax: interrupted", file=sys.stderr)
         sys.exit(130)
+    except MemoryError:
+        print("twinax: the memory of this machine is not enough", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        print(f"twinax: {describe_defect(error)}", file=sys.stderr)
+        sys.exit(DEFECT)

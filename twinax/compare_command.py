@@ -2,7 +2,6 @@
 
 import importlib.util
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from twinax.parity.inference import infer_weights
 from twinax.parity.weight_rules import apply_rules, read_rules
 from twinax.parity.weights import match_weights
 
-from .usage import UsageError, check_folder
+from .usage import UsageError, check_folder, write_json
 
 _RATE = 1e-3  # learning rate where an optimizer is only named
 _EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2, "gradients undecided": 2}
@@ -75,7 +74,7 @@ def run(
         raise UsageError(str(error)) from None
     show(comparison, (reference, candidate))
     if json_file is not None:
-        Path(json_file).write_text(json.dumps(as_document(comparison), indent=2) + "\n")
+        write_json(json_file, as_document(comparison))
     if report is not None:
         replace_file(Path(report), page(comparison, (reference, candidate)))
     return _EXIT.get(comparison.verdict, 1)

@@ -15,9 +15,10 @@ from twinax.convert.atomic_io import check_new
 from twinax.convert.dtypes import to_dtype
 from twinax.convert.file_layouts import PUBLISHED
 from twinax.convert.files import read_json
-from twinax.convert.formats import describe, is_layout, layouts
+from twinax.convert.formats import describe, describe_verification, is_layout, layouts
 from twinax.convert.hugging_face import LAYOUTS, describe_fitting
 from twinax.convert.lora import read_adapter
+from twinax.convert.privacy import without_paths
 from twinax.convert.single_file import TORCH_SUFFIXES
 from twinax.convert.trainer import has_state
 
@@ -47,6 +48,7 @@ def convert_checkpoint(
     tokenizer: Sequence[str],
     languages: Sequence[str],
     scores: Sequence[str],
+    with_paths: bool,
 ) -> int:
     """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if something differs; nothing is written."""
     _check_layout(layout, quantization, scores)
@@ -55,6 +57,7 @@ def convert_checkpoint(
     shard_bytes = None if max_shard_size is None else _bytes_of(max_shard_size)
     score_documents = read_scores(scores)
     original = _read(src, config, adapter, run)
+    original = original if with_paths else without_paths(original)
     checkpoint, new_files, pretokenization = original, {}, ""
     if tokenizer:
         new_files, pretokenization = tokenizer_files(checkpoint, tokenizer, languages)
@@ -80,7 +83,7 @@ def convert_checkpoint(
         card=card if layout in LAYOUTS else None,
     )
     rows = {
-        "read": describe(src),
+        "read": f"{describe(src)}; {describe_verification(src)}",
         "adapter, merged": str(read_adapter(Path(adapter))) if adapter else "",
         **written,
         "families": "" if layout in LAYOUTS else f"the model {describe_fitting(original.config)} of transformers",

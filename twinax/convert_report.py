@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from twinax.configs.printing import escape_lines
 from twinax.convert import Checkpoint, checksum, ctranslate2_format
 from twinax.convert.checkpoint import FOLDERS, MOMENTS
 from twinax.convert.file_layouts import PUBLISHED
@@ -118,5 +119,5 @@ def print_report(title: str, rows: Mapping[str, str]) -> None:
     """Prints a table of the rows; what differs is in red."""
     table = Table("", "", show_header=False, title=escape(title), title_justify="left")
     for name, text in rows.items():
-        table.add_row(name, Text(text, "bold red" if "DIFFERENT" in text else ""))
+        table.add_row(name, Text(escape_lines(text), "bold red" if "DIFFERENT" in text else ""))
     Console().print(table)

@@ -1,6 +1,5 @@
 """`twinax parity --engines`: one beam search in Flax, PyTorch, `transformers` and CTranslate2."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +18,7 @@ from twinax.train.tracking.progress import progress_bar
 from twinax.train.translator import load
 
 from .text_commands import decoding_in
-from .usage import UsageError, check_folder, report_assumed
+from .usage import UsageError, check_folder, report_assumed, write_json
 
 
 def compare_searches(
@@ -70,7 +69,7 @@ def compare_searches(
     print(("equal" if equal else "DIFFERENT") + (f", without {', '.join(missing)}" if missing else ""))
     if json_file is not None:
         document = {"engines": [agreement.document() for agreement in agreements], "missing": missing, "equal": equal}
-        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, document)
     return equal
 
 

@@ -1,6 +1,5 @@
 """`twinax evaluate`: scores of one system, or of several in comparison."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -19,7 +18,7 @@ from .text_commands import (
     read_pairs,
     warn_about_text,
 )
-from .usage import UsageError, check_exists, check_folder, one_line_errors
+from .usage import UsageError, check_exists, check_folder, one_line_errors, write_json
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".npz", ".msgpack")  # endings of files that are no text
 Systems = Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SYSTEM [SYSTEM ...]")]
@@ -144,7 +143,7 @@ def evaluate(
             corpus |= {"references": [*references]} if references else {}
             documents = [result.document(corpus, len(pairs), scores_of[result.system]) for result in results]
             document = {"systems": documents} if len(documents) > 1 else documents[0]
-            Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            write_json(json_file, document)
     return 0
 
 

@@ -1,6 +1,5 @@
 """`twinax inspect`: print the contents of a checkpoint, or why twinax cannot read it."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple, fields
@@ -15,9 +14,10 @@ from rich.table import Column, Table
 from twinax import convert
 from twinax.configs import TransformerConfig
 from twinax.configs.errors import CheckpointError, ConversionError, DataError
+from twinax.configs.printing import escape_lines
 from twinax.convert import Checkpoint, checksum, ctranslate2_format
 from twinax.convert.file_layouts import is_published
-from twinax.convert.formats import describe, is_single_file
+from twinax.convert.formats import describe, describe_verification, is_single_file
 from twinax.convert.hugging_face import fitting_families
 from twinax.convert.lazy_arrays import lazy, specs_of
 from twinax.convert.port import flax_specs
@@ -27,7 +27,7 @@ from twinax.convert.verification import number_of
 from twinax.train.checkpointing.checkpoints import is_run_or_checkpoint
 from twinax.train.translator import Translator
 
-from .usage import check_folder, report_assumed
+from .usage import check_folder, report_assumed, write_json
 
 _SIZES = (
     "d_model",
@@ -41,10 +41,10 @@ _SIZES = (
 
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
-    """Prints the contents of a checkpoint, or why twinax cannot read it. Exit status: 1 if it cannot."""
+    """Prints the contents of a checkpoint, or why twinax cannot read it. Exit status: 2 if it cannot."""
     check_folder(json_file)
     rows: dict[str, Any] = {}
-    status, arrays = 1, {}
+    status, arrays = 2, {}
     try:
         rows, arrays = _contents(path)
         status = 0
@@ -58,7 +58,7 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     }
     if json_file is not None:
         document = {"path": str(path), **rows, "tensors": details}
-        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, document)
     title = escape(printable(str(path)))
     table = Table("", Column("", overflow="fold"), show_header=False, title=title, title_justify="left")
     for name, value in rows.items():
@@ -66,7 +66,7 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
             rows_by_fit = sorted(value.items(), key=lambda item: item[1] != "")
             table.add_row(name, escape("\n".join(f"{layout}: {reason or 'fits'}" for layout, reason in rows_by_fit)))
         elif name != "config":
-            table.add_row(name, escape(_text(value)))
+            table.add_row(name, escape(escape_lines(_text(value))))
         else:
             table.add_row("sizes", ", ".join(f"{field} {value[field]}" for field in _SIZES))
             table.add_row("settings", "; ".join(_settings(value)) or "the defaults")
@@ -75,7 +75,9 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     if tensors and arrays:
         listing = Table(Column("array", overflow="fold"), "shape", "dtype", "sha256")
         for name, detail in details.items():
-            listing.add_row(escape(name), "×".join(map(str, detail["shape"])), detail["dtype"], detail["sha256"][:16])
+            listing.add_row(
+                escape(escape_lines(name)), "×".join(map(str, detail["shape"])), detail["dtype"], detail["sha256"][:16]
+            )
         console.print(listing)
     return status
 
@@ -94,7 +96,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
         arrays = checkpoint.tensors
     if checkpoint is not None:
         report_assumed(str(path), checkpoint)
-    rows: dict[str, Any] = {"format": describe(path), "layout": layout}
+    rows: dict[str, Any] = {"format": describe(path), "verified": describe_verification(path), "layout": layout}
     rows |= ({"holds": contents} if contents else {}) | (_describe(checkpoint) if checkpoint else {})
     rows["arrays"] = dict(Counter(spec.dtype for spec in specs_of(arrays).values()))
     return rows, arrays

@@ -1,6 +1,5 @@
 """`twinax parity`: loads the models and inputs that the ladder compares."""
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from twinax.train.tracking.progress import progress_bar
 from twinax.train.translator import Translator, load
 
 from .text_commands import decoding_in, warn_about_text
-from .usage import UsageError, check_folder, report_assumed
+from .usage import UsageError, check_folder, report_assumed, write_json
 
 _MAX_SENTENCES = 400  # of a file; the ladder needs fewer
 
@@ -105,7 +104,7 @@ def prove(
     print("equal" + (f", assuming {', '.join(assumed)}" if assumed else "") if equal else "DIFFERENT")
     if json_file is not None:
         document |= {"equal": equal, "given": assumed}
-        Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_json(json_file, document)
     return equal
 
 

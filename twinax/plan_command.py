@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from .usage import UsageError, check_folder, check_picture, one_line_errors
+from .usage import UsageError, check_folder, check_picture, one_line_errors, write_json
 
 if TYPE_CHECKING:
     from twinax.configs.run import RunConfig
@@ -75,7 +75,7 @@ def plan(
             sharding = _sharding(mesh, workload.run.sharding)
             fits, document = report.print_plan(workload, steps, topology, sharding, model)
         if json_file is not None:
-            Path(json_file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+            write_json(json_file, document)
     return 0 if fits else 1
 
 

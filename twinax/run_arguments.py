@@ -59,10 +59,17 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
         raise UsageError(str(error)) from None
     _check_from_tokenizers(parsed.run, base)
     _check_initial(parsed.run, base)
-    if directory is not None and parsed.out is not None:
-        raise UsageError(f"--out {parsed.out}: {directory} is resumed in its own directory; omit --out")
-    out = directory or Path(parsed.out or Path("runs") / (name or "own").replace(":", "-"))
-    run = parsed.run if directory is not None else _with_available_pretokenizer(parsed.run, base)
+    starts_anew = directory is None or _value(words, "--init-from") is not None
+    if directory is not None and parsed.out is not None and not starts_anew:
+        raise UsageError(
+            f"--out {parsed.out}: {directory} is resumed in its own directory; omit --out, or pass --init-from for a "
+            "new run with these settings"
+        )
+    if directory is not None and parsed.out is None and starts_anew:
+        raise UsageError(f"--init-from {parsed.run.init_from}: needs --out, the directory of the new run")
+    out = directory if not starts_anew else Path(parsed.out or Path("runs") / (name or "own").replace(":", "-"))
+    run = _with_available_pretokenizer(parsed.run, base) if starts_anew else parsed.run
+    assert out is not None
     return Arguments(name, run, out, parsed.plot if plot else None, parsed.print_config)
 
 
@@ -89,10 +96,10 @@ def _base(name: str | None, directory: Path | None, words: Sequence[str]) -> Run
         from twinax.train.checkpointing.checkpoints import read_run
 
         try:
-            base = read_run(directory)
+            base = _with_length(read_run(directory), words)
         except CheckpointError as error:
             raise UsageError(str(error)) from None
-        return _with_length(base, words)
+        return base if _value(words, "--init-from") is None else _with_initial(base, words)
     if name is not None and name not in RUNS:
         suggestions = get_close_matches(name, RUNS, 1)
         hint = f"; did you mean {suggestions[0]}?" if suggestions else ""
@@ -106,12 +113,15 @@ def _base(name: str | None, directory: Path | None, words: Sequence[str]) -> Run
         base = replace(base, corpus=replace(base.corpus, valid_split=None, valid_dataset=None))
     if base is not None and _value(words, "--tokenizer.load") is not None:
         base = replace(base, tokenizer=TokenizerConfig())
-    if (init_from := _value(words, "--init-from")) is not None:
-        model, tokenizer = _settings_of(init_from, _value(words, "--adapter"))
-        base = base or RunConfig(corpus=tyro.MISSING_NONPROP, training=fine_tuning_defaults(model))
-        loads_tokenizer = _value(words, "--tokenizer.load") is not None
-        base = replace(base, model=model, tokenizer=TokenizerConfig() if loads_tokenizer else tokenizer)
-    return base
+    return base if _value(words, "--init-from") is None else _with_initial(base, words)
+
+
+def _with_initial(base: RunConfig | None, words: Sequence[str]) -> RunConfig:
+    """The run with the model and the tokenizer of its initial weights; None: fine-tuning with its defaults."""
+    model, tokenizer = _settings_of(str(_value(words, "--init-from")), _value(words, "--adapter"))
+    run = RunConfig(corpus=tyro.MISSING_NONPROP, training=fine_tuning_defaults(model)) if base is None else base
+    loads_tokenizer = _value(words, "--tokenizer.load") is not None
+    return replace(run, model=model, tokenizer=TokenizerConfig() if loads_tokenizer else tokenizer)
 
 
 def _with_available_pretokenizer(run: RunConfig, base: RunConfig | None) -> RunConfig:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from .messages import set_encoding_errors
 from .usage import (
     CheckpointPath,
     UsageError,
@@ -69,6 +70,7 @@ def translate(
     """
     check_exists(checkpoint, *filter(None, (source, adapter)))
     check_picture("--attention", attention)
+    set_encoding_errors("strict", sys.stdout)  # a translation is complete or not printed
     with one_line_errors():
         flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
         flags |= {"n_best": n_best, "no_repeat_ngram_size": no_repeat_ngram_size}

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
@@ -13,6 +12,7 @@ from twinax.presets.runs import RUN_NAMES
 from twinax.train.processes.supervisor import fork
 from twinax.train.processes.team import Team, Worker, take_flags
 
+from .messages import DEFECT, describe_defect, one_line
 from .run_arguments import parse
 from .usage import UsageError, one_line_errors
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     except UsageError as error:
         # orbax cannot write a checkpoint if another process has ended
         follows = isinstance(error.__context__, CheckpointError)
-        _leave(worker, str(error), 2, f"twinax: {error}", follows=follows)
+        _leave(worker, str(error), 2, f"twinax: {one_line(str(error))}", follows=follows)
     except KeyboardInterrupt:
         _leave(worker, "was interrupted", 130, "twinax: interrupted")
     except SystemExit as error:
@@ -53,13 +53,22 @@ def main(arguments: Sequence[str]) -> int:
         _leave(worker, f"ended with status {code}", code)
     except Exception as error:
         line = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        _leave(worker, line, 1, traceback.format_exc().rstrip(), follows=True)
+        _leave(worker, line, DEFECT, follows=True, defect=error)
 
 
-def _leave(worker: Worker, line: str, status: int, printed: str = "", *, follows: bool = False) -> NoReturn:
+def _leave(
+    worker: Worker,
+    line: str,
+    status: int,
+    printed: str = "",
+    *,
+    follows: bool = False,
+    defect: Exception | None = None,
+) -> NoReturn:
     """Reports why this process fails, and ends it at once: at exit, JAX would wait for the other processes."""
-    if worker.fail(line, follows=follows) and printed:
-        print(printed, file=sys.stderr)
+    if worker.fail(line, follows=follows):
+        printed = printed if defect is None else f"twinax: {describe_defect(defect)}"
+        print(printed, end="\n" if printed else "", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

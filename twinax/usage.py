@@ -1,13 +1,14 @@
 """Shared by the commands: the compilation cache, one-line errors and notes on assumed settings."""
 
+import json
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from os.path import exists
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -44,6 +45,18 @@ def check_folder(path: str | None) -> None:
         raise UsageError(f"{path}: is a directory; pass a file name")
 
 
+def write_json(path: str, document: Any) -> None:
+    """Atomically writes JSON values to a file. Raises: UsageError if it cannot be written."""
+    temporary = Path(f"{path}.tmp")
+    try:
+        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def check_picture(flag: str, path: str | None) -> None:
     """Raises: UsageError if a picture cannot be written there."""
     check_folder(path)
@@ -52,10 +65,10 @@ def check_picture(flag: str, path: str | None) -> None:
 
 
 def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
-    """Prints one line each: what was assumed about a published system's file, and `doubt_of` another project's."""
-    from twinax.convert.doubts import doubt_of
+    """Prints one line each: what is doubtful about a checkpoint, and what was assumed about a published system's."""
+    from twinax.convert.doubts import describe_not_finite, doubt_of
 
-    if (doubt := doubt_of(checkpoint)) is not None:
+    for doubt in filter(None, (doubt_of(checkpoint), describe_not_finite(checkpoint.arrays))):
         print(f"twinax: {name}: {doubt}", file=sys.stderr)
     if checkpoint.assumed:
         from twinax.convert.file_layouts import describe_assumed
@@ -77,6 +90,10 @@ def one_line_errors() -> Iterator[None]:
         raise
     except OSError as error:
         raise UsageError(f"{error.filename or 'a file'}: {error.strerror or error}") from None
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the output is {error.encoding}, which has no {error.object[error.start]!a}; set PYTHONIOENCODING=utf-8"
+        ) from None
     except ValueError as error:
         if not type(error).__module__.startswith("twinax."):
             raise

@@ -71,8 +71,8 @@ CONVERSION = (
     Mutation(
         "all arrays of a file in memory",
         "convert.safetensors_files.write_safetensors",
-        "    header: dict[str, object]",
-        "    arrays = {name: np.array(arrays[name]) for name in specs}\n    header: dict[str, object]",
+        "    checksums = dict",
+        "    arrays = {name: np.array(arrays[name]) for name in specs}\n    checksums = dict",
         _STREAMING,
     ),
     Mutation(

@@ -1,15 +1,19 @@
 """Checkpoints of a run, written asynchronously and atomically.
 
 A checkpoint is a folder named after its number of updates: `state` (orbax: model, optimizer, update, seed of dropout,
-position in the data) and `run` (config.json, tokenizers).
+position in the data) and `run` (config.json, tokenizers, checksums.json).
 """
 
 import contextlib
 import json
+import logging
+import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,21 +22,25 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ...configs.errors import CheckpointError, ConfigError, DataError
+from ...configs.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from ...configs.run import RunConfig
 from ...convert.checkpoint import Checkpoint
+from ...convert.untrusted import check_declared_size
 from ...flax_transformer.model import Transformer
 from ...flax_transformer.module import named_arrays, on_host
 from ..data.prepare import Tokenizers
 from ..partitioning import on_one_device
 from ..step import TrainState, init_state
 from ..tracking.metrics import best_update, read_metrics, validations
+from .state_checksums import checksums_of_arrays, read_checksums, verify_arrays, write_checksums
 
 CONFIG = "config.json"
 SOURCE = "source.json"  # layout and documents of the directory that weights came from
 CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
 WEIGHTS = "weights"  # replaces `state` in a checkpoint of weights alone, which `convert` writes
+_NOT_DAMAGE = "PERMISSION_DENIED|RESOURCE_EXHAUSTED|Permission denied|Cannot allocate"  # in messages of tensorstore
 _PROCESSES = "processes"  # their number, when a checkpoint was written
+DAMAGED = "damaged"  # in a run directory: checkpoints that could not be read
 _DELETED = "deleted"  # a checkpoint is moved here before deletion, so that none is listed in part
 
 
@@ -93,11 +101,14 @@ class Checkpoints:
         if update in self.updates:
             return
 
+        checksums = checksums_of_arrays(state)  # now, because the state may be donated
+
         def write(folder: Path) -> None:
             write_run(folder, run, tokenizers)
             (folder / _PROCESSES).write_text(f"{jax.process_count()}\n", encoding="utf-8")
             if self.source is not None:
                 (folder / SOURCE).write_text(self.source, encoding="utf-8")
+            write_checksums(folder, checksums)
 
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=_Files(write))
         self.wait()
@@ -107,6 +118,42 @@ class Checkpoints:
     def restore(self, like: TrainState, update: int) -> TrainState:
         """The state of a checkpoint, on the devices of `like`. Raises: CheckpointError if it cannot be read."""
         return _restore(self.directory / str(update), like)
+
+    def restore_newest(self, like: TrainState, say: Callable[[str], None]) -> tuple[int, TrainState]:
+        """(update, state) of the newest checkpoint that is not damaged; newer ones are moved to `DAMAGED`.
+
+        Raises:
+            CheckpointError: none can be read.
+        """
+        *earlier, newest = self.updates
+        while True:
+            try:
+                return newest, self.restore(like, newest)
+            except DamagedCheckpointError as error:
+                if not earlier:
+                    raise CheckpointError(f"{error}; the run has no earlier checkpoint to resume from") from None
+                self.set_aside(newest, error, say)
+                say(f"resuming from the checkpoint before it, update {earlier[-1]:,}")
+            *earlier, newest = earlier
+
+    def set_aside(self, update: int, error: DamagedCheckpointError, say: Callable[[str], None]) -> None:
+        """Moves a damaged checkpoint to `DAMAGED`, and says so.
+
+        Raises:
+            CheckpointError: there are other processes, which may have read it.
+        """
+        folder = self.directory / str(update)
+        if jax.process_count() > 1:
+            raise CheckpointError(f"{error}; move {folder} away to resume from the checkpoint before it")
+        target = self.directory.parent / DAMAGED / str(update)
+        for number in count(2):
+            if not target.exists():
+                break
+            target = target.with_name(f"{update}-{number}")
+        target.parent.mkdir(exist_ok=True)
+        folder.rename(target)
+        self._manager.reload()
+        say(f"{error}; it is now in {target}")
 
     def wait(self) -> None:
         """Waits until the last checkpoint is written. Raises: CheckpointError if it cannot be."""
@@ -152,7 +199,8 @@ def write_run(folder: Path, run: RunConfig, tokenizers: Tokenizers) -> None:
 
 
 def read_run(folder: Path) -> RunConfig:
-    """The config that `write_run` wrote. Raises: CheckpointError if it is missing or cannot be read."""
+    """The config that `write_run` wrote. Raises: CheckpointError if it is missing, damaged or cannot be read."""
+    read_checksums(folder)
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if isinstance(values, dict) and "model_type" in values:
@@ -188,6 +236,7 @@ def read_checkpoint(path: Path) -> RunCheckpoint:
         CheckpointError: there is no checkpoint, or it cannot be read.
     """
     folder = folder_of(path)
+    read_checksums(folder / "run")
     try:
         tokenizers = Tokenizers.load(folder / "run")
     except DataError as error:
@@ -220,6 +269,8 @@ def folder_of(path: Path) -> Path:
     averaged, updates = (_numbers(path / name) for name in (AVERAGED, CHECKPOINTS))
     if averaged:
         return path / AVERAGED / str(averaged[-1])
+    if not updates and (path / CONFIG).is_file():
+        raise CheckpointError(f"{path}: is a run without a checkpoint; to train it, run: twinax train {path}")
     if not updates:
         raise CheckpointError(f"{path}: is neither a checkpoint nor a run with one")
     metric = read_run(path / CHECKPOINTS / str(updates[-1]) / "run").loop.metric
@@ -236,7 +287,8 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _abstract_state(run: RunConfig) -> TrainState:
-    """Shapes and dtypes of a run's state, placed on one device."""
+    """Shapes and dtypes of a run's state, placed on one device. Raises: ConversionError, as `check_declared_size`."""
+    check_declared_size(run.model)
     arrays = named_arrays(Transformer.abstract(run.model))
     return on_one_device(
         jax.eval_shape(lambda arrays: init_state(Transformer.from_arrays(run.model, arrays), run.training), arrays)
@@ -247,12 +299,16 @@ def _restore(folder: Path, like: TrainState) -> TrainState:
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     try:
         with ocp.StandardCheckpointer() as reader:
-            return reader.restore(folder.absolute() / "state", abstract)
+            state = reader.restore(folder.absolute() / "state", abstract)
     except Exception as error:  # orbax and tensorstore raise many types
-        raise CheckpointError(
-            f"{folder}: cannot be read: {' '.join(str(error).split())[:300]}; if the run has an older checkpoint, "
-            "remove this one and run the same command to resume"
-        ) from None
+        # orbax leaves the coroutines of other arrays unawaited, which asyncio would report too
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        reason = " ".join(str(error).split())[:300]
+        kind = CheckpointError if re.search(_NOT_DAMAGE, reason) else DamagedCheckpointError
+        raise kind(f"{folder}: cannot be read: {reason}") from None
+    verify_arrays(state, folder)
+    return state
 
 
 def average(states: Sequence[Mapping[str, Any]]) -> dict[str, jax.Array]:

@@ -33,6 +33,7 @@ from .checkpoints import (
     read_state,
     source_of,
 )
+from .state_checksums import CHECKSUMS, checksums_of_arrays, read_checksums, verify_arrays, write_checksums
 
 _MODEL = "model.json"  # replaces the run's config in a checkpoint of weights alone
 _UNUSED = "unused.safetensors"  # of a converted Hugging Face directory
@@ -61,6 +62,10 @@ def _describe(path: Path) -> str:
     return f"run, {'averaged checkpoint' if folder.parent.name == AVERAGED else 'checkpoint'} {folder.name}"
 
 
+def _protection(path: Path) -> str | None:
+    return "checksums" if (folder_of(path) / "run" / CHECKSUMS).is_file() else None
+
+
 def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     with new_directory(path) as folder, jax.enable_x64(True):  # without it, JAX would convert float64 to float32
         (folder / "run").mkdir()
@@ -70,15 +75,13 @@ def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
             write_safetensors(folder / "run" / _UNUSED, checkpoint.unused, {})
         if checkpoint.training is not None:
             (folder / "run" / CONFIG).write_text(checkpoint.training.run.to_json(), encoding="utf-8")
-            _save(folder / "state", _train_state(checkpoint, checkpoint.training))
+            tree: Any = _train_state(checkpoint, checkpoint.training)
         else:
             (folder / "run" / _MODEL).write_text(checkpoint.config.to_json() + "\n", encoding="utf-8")
-            _save(folder / WEIGHTS, dict(checkpoint.arrays))
-
-
-def _save(folder: Path, tree: Any) -> None:
-    with ocp.StandardCheckpointer() as writer:
-        writer.save(folder, tree)
+            tree = dict(checkpoint.arrays)
+        write_checksums(folder / "run", checksums_of_arrays(tree))
+        with ocp.StandardCheckpointer() as writer:
+            writer.save(folder / (WEIGHTS if checkpoint.training is None else "state"), tree)
 
 
 def _read_training(folder: Path) -> Checkpoint:
@@ -102,6 +105,7 @@ def _read_weights(folder: Path) -> Checkpoint:
             arrays = _to_numpy(reader.restore(folder.absolute() / WEIGHTS))
     except Exception as error:  # orbax and tensorstore raise many types
         raise CheckpointError(f"{folder}: cannot be read: {' '.join(str(error).split())[:300]}") from None
+    verify_arrays(arrays, folder)
     translate([], arrays, flax_specs(config))  # raises if names or shapes do not match
     return Checkpoint(config, arrays, **_other_contents(folder))
 
@@ -128,6 +132,7 @@ def _texts(value: Any, path: Path) -> tuple[str, ...]:
 
 
 def _model_config(folder: Path) -> TransformerConfig:
+    read_checksums(folder / "run")
     try:
         return TransformerConfig.from_dict(read_json(folder / "run" / _MODEL))
     except (ConfigError, TypeError) as error:
@@ -153,6 +158,7 @@ FORMATS = {
     "run": Format(
         recognises=is_run_or_checkpoint,
         describe=_describe,
+        protection=_protection,
         read=read,
         read_config=_read_config,
         accepts=lambda path, layout: layout == "twinax" and not path.suffix[1:].isalpha(),

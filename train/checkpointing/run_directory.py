@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from ...configs.errors import CheckpointError, DataError, RunError
 from ...configs.run import RunConfig, differences
@@ -31,8 +32,8 @@ _STORAGE_SECONDS = 15  # in which storage must show what another process has wri
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Makes the directory and locks it. Raises: RunError if another process uses it."""
+def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Makes the directory and locks it; where files cannot be locked, says so. Raises: RunError if it is in use."""
     try:
         new_directories = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
@@ -40,16 +41,12 @@ def locked(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"{directory}: cannot be used as a run directory: {error.strerror}") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it, however the process ends
-            if not os.path.samestat(os.fstat(file.fileno()), os.stat(directory / _LOCK)):
-                raise OSError  # another process removed it in between
-        except OSError:
+        if not _lock(file, directory, say):
             file.seek(0)
             raise RunError(
                 f"{directory}: is in use by another process ({file.read().strip() or 'unknown'}); wait for it, stop "
                 "it, or choose another directory"
-            ) from None
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
@@ -62,6 +59,18 @@ def locked(directory: Path) -> Iterator[None]:
                 for path in new_directories:
                     if not any(path.iterdir()):
                         path.rmdir()
+
+
+def _lock(file: IO[str], directory: Path, say: Callable[[str], None]) -> bool:
+    """Locks the file of a run directory; False if another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it, however the process ends
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(directory / _LOCK))  # else another has removed it
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError as error:  # a network file system without locks
+        say(f"{directory}: cannot be locked ({error.strerror}); make sure that no other process trains there")
+        return True
 
 
 def has_begun(directory: Path) -> bool:

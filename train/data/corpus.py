@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from ...configs.errors import DataError
 Pairs = Iterator[tuple[str, str]]
 
 # Suffix of a file -> the builder of `datasets` that reads it.
-_BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_BUILDERS = {".csv": "csv", ".parquet": "parquet"}
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -81,6 +82,8 @@ def _columns(config: CorpusConfig, dataset: str) -> Pairs:
         return _tab_separated(config, dataset)
     if ending == ".txt":
         return _scan(dataset)
+    if ending in (".json", ".jsonl"):
+        return _json(config, dataset)
     return _with_datasets(config, dataset, _BUILDERS.get(ending))
 
 
@@ -108,12 +111,54 @@ def _scan(path: str) -> Pairs:
         yield command, actions
 
 
+def _json(config: CorpusConfig, path: str) -> Pairs:
+    """Objects with both columns, or with a `translation` that has both: one per line, or all in one list.
+
+    Not by `datasets`, because a file of `null` crashes the process there.
+    """
+    names = _columns_of(config, path)
+    for place, row in _json_rows(path):
+        if isinstance(row, dict) and isinstance(row.get("translation"), dict):
+            row = row["translation"]
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, {place}: is {json.dumps(row)[:60]}, not an object with both columns")
+        for name in names:
+            if name not in row:
+                _missing(f"{path}, {place}", name, [str(column) for column in row])
+        yield _text(path, place, names[0], row), _text(path, place, names[1], row)
+
+
+def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each row. Raises: DataError if it is not JSON."""
+    lines = ((number, line) for number, line in enumerate(read_lines(path), 1) if line.strip())
+    number, first = next(lines, (1, ""))
+    if first.lstrip().startswith("["):
+        rows = _parse("\n".join((first, *(line for _, line in lines))), path)
+        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+        return
+    for place, line in itertools.chain([(number, first)] if first else [], lines):
+        yield f"line {place}", _parse(line, f"{path}, line {place}")
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: is not JSON: {error}") from None
+
+
+def _columns_of(config: CorpusConfig, name: str) -> tuple[str, str]:
+    """The names of both columns. Raises: DataError if they are not set."""
+    if config.src_column is None or config.tgt_column is None:
+        raise DataError(f"{name}: set src_column and tgt_column to the columns of source and target")
+    return config.src_column, config.tgt_column
+
+
 def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pairs:
     """A file through its builder, or a directory or hub name directly."""
     import datasets
 
-    if config.src_column is None or config.tgt_column is None:
-        raise DataError(f"{name}: set src_column and tgt_column to the columns of source and target")
+    wanted = _columns_of(config, name)
     if builder is not None and not Path(name).is_file():
         raise DataError(f"{name}: there is no such file")
     try:
@@ -134,7 +179,7 @@ def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pair
     else:
         prefix = ""
         columns = rows.column_names
-    names = [prefix + c if c in columns else _missing(name, c, columns) for c in (config.src_column, config.tgt_column)]
+    names = [prefix + c if c in columns else _missing(name, c, columns) for c in wanted]
     iterator = iter(rows.select_columns(names))
     number = 0
     while True:
@@ -145,13 +190,17 @@ def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pair
             raise DataError(f"{name}, row {number}: cannot be read: {' '.join(str(error).split())[:200]}") from None
         if row is None:
             return
-        yield _text(name, number, names[0], row), _text(name, number, names[1], row)
+        yield _text(name, f"row {number}", names[0], row), _text(name, f"row {number}", names[1], row)
 
 
-def _text(name: str, number: int, column: str, row: Any) -> str:
+def _text(name: str, place: str, column: str, row: Any) -> str:
     value = row[column]
     if value is not None and not isinstance(value, str):
-        raise DataError(f"{name}, row {number}: column {column} has {type(value).__name__} {value!r}, not text")
+        raise DataError(f"{name}, {place}: column {column} has {type(value).__name__} {value!r}, not text")
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:  # JSON can escape half a character
+        raise DataError(f"{name}, {place}: column {column} has a lone surrogate: {value!a}"[:300]) from None
     return value or ""
 
 

@@ -3,10 +3,14 @@
 Letters: P pairs, B rows, S source length, T target length.
 """
 
+import os
 import signal
+import sys
 from collections.abc import Generator, Iterable, Sequence
 from hashlib import sha256
 from itertools import islice
+from multiprocessing import parent_process
+from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -137,8 +141,20 @@ def pad_rows(
     return PaddedBatch(src, tgt, labels)
 
 
-def _ignore_interrupts(worker: int, workers: int) -> None:
+def _initialize_worker(worker: int, workers: int) -> None:
+    """Leaves Ctrl-C, which reaches every process of a terminal, to the parent; ends with the parent, also a killed one.
+
+    A worker would otherwise wait for room in its queue forever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 class Resegmentation(Protocol):
@@ -229,13 +245,14 @@ class Batches:
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_AHEAD)
         dataset = grain.MapDataset.source(self)[start:].to_iter_dataset(options)
         if workers:
-            # Ctrl-C reaches every process of a terminal; workers ignore it, this process handles it.
-            dataset = dataset.mp_prefetch(
-                grain.MultiprocessingOptions(workers, per_worker_buffer_size=2), worker_init_fn=_ignore_interrupts
+            # Through pipes, because segments of shared memory outlive a killed process.
+            unshared = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+            dataset = grain.experimental.WithOptionsIterDataset(dataset, unshared).mp_prefetch(
+                grain.MultiprocessingOptions(workers, per_worker_buffer_size=2), worker_init_fn=_initialize_worker
             )
         iterator = iter(dataset)
         try:
             for batch in iterator:
-                yield PaddedBatch(*(np.array(a) for a in batch))  # a copy, because workers reuse their memory
+                yield PaddedBatch(*batch)
         finally:
             iterator.close()

@@ -57,7 +57,7 @@ class _Supervisor:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def run(self) -> int:
-        """The exit status: the process's own, or 1 if another one ends the run."""
+        """The exit status: the process's own, or 2 if another one ends the run."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_drop_resets)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -79,7 +79,7 @@ class _Supervisor:
         has_printed = self._reported == "failed" or (self._reported == "follows" and verdict.culprit == self._id)
         if not has_printed or status <= 0:
             self._say(verdict.line)
-        return status if status > 0 else 1
+        return status if status > 0 else 2
 
     async def _follow(self, reader: asyncio.StreamReader) -> _Verdict:
         """Connects the process to the hub and passes messages on, until the run ends because of a failure."""

@@ -2,7 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +18,84 @@ Record = dict[str, Any]
 
 
 def read_metrics(directory: Path) -> list[Record]:
-    """The records of a run, in order, without a last line that is incomplete."""
-    path = directory / FILE
-    return list(_complete_lines(path)) if path.is_file() else []
+    """The records of a run, in order, without damaged lines."""
+    return _read(directory / FILE)[0]
 
 
-def _complete_lines(path: Path) -> Iterator[Record]:
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:  # the process was killed while writing this line
-                return
+def _read(path: Path) -> tuple[list[Record], list[int]]:
+    """(records in order, numbers of damaged lines).
+
+    A last line without its end is not damaged: the process was killed while writing it.
+    """
+    records: list[Record] = []
+    damaged: list[int] = []
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        record: Any = None
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+        if _is_record(record):
+            records.append(record)
+        elif line.endswith(b"\n") or number < len(lines):
+            damaged.append(number)
+    return records, damaged
+
+
+def _is_record(record: Any) -> bool:
+    """Whether a JSON value has the types of a record that are relied on when a run resumes."""
+    if not isinstance(record, dict) or type(record.get("update")) is not int:
+        return False
+    validation, averaged = record.get("validation", {}), record.get("averaged", [])
+    numbers = [value for value in (record.get("loss"), *_values(validation)) if value is not None]
+    return (
+        isinstance(validation, dict)
+        and isinstance(averaged, list)
+        and all(type(value) in (int, float) for value in numbers)
+    )
+
+
+def _values(validation: Any) -> list[Any]:
+    return [validation.get(name) for name in ("loss", "perplexity", "bleu")] if isinstance(validation, dict) else []
 
 
 class MetricsLog:
     """The records of a run, in memory and on disk; truncated to `update` on resume: later updates are repeated.
 
-    Of several processes one writes; the others keep the same records in memory.
+    Of several processes one writes; the others keep the same records in memory. Damaged lines are kept in a copy of
+    the file, which `say` names.
     """
 
-    def __init__(self, directory: Path, update: int, *, writes: bool = True):
-        self.records: list[Record] = [r for r in read_metrics(directory) if r["update"] <= update]
+    def __init__(self, directory: Path, update: int, say: Callable[[str], None], *, writes: bool = True):
+        self._path, self._writes = directory / FILE if writes else Path(os.devnull), writes
+        records, damaged = _read(directory / FILE)
+        if damaged and writes:
+            say(f"{self._path}: {_describe(damaged)}; the file as it was is {_keep_copy(self._path)}")
+        self.records: list[Record] = [record for record in records if record["update"] <= update]
         self.validations = validations(self.records)
         self._trackers: list[Tracker] = []
-        path = directory / FILE if writes else Path(os.devnull)
-        if writes:
-            replace_file(path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self._file = path.open("a", encoding="utf-8")
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Writes all records, and opens the file for more."""
+        if self._writes:
+            replace_file(self._path, "".join(json.dumps(record) + "\n" for record in self.records))
+        self._file = self._path.open("a", encoding="utf-8")
 
     def add(self, *trackers: Tracker) -> None:
         """Adds trackers, which receive the numbers of every later record."""
         self._trackers += trackers
 
     def write(self, record: Record) -> None:
-        """Adds a record of an update, or of a validation after it."""
-        self.records.append(record)
+        """Adds a record of an update, or of a validation after it, in the order of updates."""
+        position = bisect_right(self.records, record["update"], key=lambda record: record["update"])
+        self.records.insert(position, record)
         self.validations |= validations([record])
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        if position == len(self.records) - 1:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        else:  # a repeated validation
+            self._file.close()
+            self._rewrite()
         if record.get("averaged"):  # a tracker would show it as the last validation
             return
         prefix = "validation/" if "validation" in record else "training/"
@@ -65,7 +107,7 @@ class MetricsLog:
     def flush(self) -> None:
         """Writes all records to disk; called before the checkpoint that follows them is saved."""
         self._file.flush()
-        if self._file.name != os.devnull:
+        if self._writes:
             os.fsync(self._file.fileno())
         for tracker in self._trackers:
             tracker.flush()
@@ -76,6 +118,20 @@ class MetricsLog:
         self._file.close()
         for tracker in self._trackers:
             tracker.close()
+
+
+def _describe(damaged: list[int]) -> str:
+    """Which lines are damaged."""
+    lines = ", ".join(map(str, damaged[:3])) + (f" and {len(damaged) - 3} more" if damaged[3:] else "")
+    return f"line{'s' if damaged[1:] else ''} {lines} cannot be read and {'are' if damaged[1:] else 'is'} left out"
+
+
+def _keep_copy(path: Path) -> Path:
+    """Copies a file to a new name beside it, and returns that."""
+    names = (path.with_name(f"{path.stem}-damaged{ending}{path.suffix}") for ending in ("", *map(str, range(2, 1000))))
+    target = next(name for name in names if not name.exists())
+    shutil.copy(path, target)
+    return target
 
 
 def validations(records: Iterable[Record]) -> dict[int, Mapping[str, Any]]:

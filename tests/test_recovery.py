@@ -1,0 +1,264 @@
+"""A run whose files are damaged, or whose loss diverges: what is kept, what is repeated, what is said."""
+
+import fcntl
+import functools
+import io
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.experimental.compilation_cache import compilation_cache
+from rich.console import Console
+
+from twinax import TransformerConfig
+from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.errors import CheckpointError, RunError
+from twinax.configs.run import LoopConfig, RunConfig
+from twinax.configs.training import TrainingConfig
+from twinax.train import loop
+from twinax.train.checkpointing.checkpoints import folder_of, read_checkpoint
+from twinax.train.checkpointing.run_directory import locked
+from twinax.train.divergence import last_healthy
+from twinax.train.loop import train
+from twinax.train.tracking.metrics import FILE, MetricsLog, read_metrics
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # orbax leaves coroutines unawaited where a file is damaged
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """One train step per config, and one compilation cache, shared by the runs of this file only."""
+    cache_dir = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
+    compilation_cache.reset_cache()
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(loop, "make_train_step", functools.cache(loop.make_train_step))
+        yield
+    jax.config.update("jax_compilation_cache_dir", cache_dir)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(directory, run) of a completed run with the checkpoints 6 and 8, of which the last is the best."""
+    folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    sentences = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(80)]
+    for name, text in (("src", "\n".join(sentences)), ("tgt", "\n".join(sentences).upper())):
+        (folder / name).write_text(text + "\n")
+    sizes = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    run = RunConfig(
+        corpus=CorpusConfig(src=str(folder / "src"), tgt=str(folder / "tgt"), held_out=10),
+        tokenizer=TokenizerConfig(kind="word", vocab_size=50),
+        batches=BatchConfig(tokens=70, shapes=1),
+        model=TransformerConfig.preset("small", **sizes, max_length=16),
+        training=TrainingConfig(schedule="constant", learning_rate=1e-2, warmup_updates=3),
+        loop=LoopConfig(updates=8, validate_every=2, translations=0),
+    )
+    train(run, folder / "run", QUIET)
+    return folder / "run", run
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    """A copy of the finished run's directory, which a test may damage."""
+    return shutil.copytree(finished[0], tmp_path / "run")
+
+
+def resume(run, directory):
+    """Runs the same command; returns what it says."""
+    text = io.StringIO()
+    train(run, directory, Console(file=text, width=1000))
+    return text.getvalue()
+
+
+def arrays(directory):
+    return {name: np.asarray(array).tobytes() for name, array in read_checkpoint(directory).state.params.items()}
+
+
+def flip(path):
+    """Flips a bit in the middle of each file with arrays; orbax does not read all of them."""
+    for file in path.rglob("d/*"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+
+def truncate(path):
+    (path / "_METADATA").write_bytes((path / "_METADATA").read_bytes()[:100])
+
+
+@pytest.mark.parametrize("damage", [flip, truncate])
+def test_a_damaged_newest_checkpoint_is_set_aside_and_its_updates_are_repeated(damage, finished, copy):
+    directory, run = finished
+    damage(copy / "checkpoints" / "8" / "state")
+    output = resume(run, copy)
+    (line,) = (line for line in output.splitlines() if "it is now in" in line)
+    assert line.endswith(f"it is now in {copy / 'damaged' / '8'}")
+    assert "resuming from the checkpoint before it, update 6" in output
+    assert (copy / "damaged" / "8" / "state").is_dir()
+    assert read_metrics(copy) == read_metrics(directory)
+    assert arrays(copy / "checkpoints" / "8") == arrays(directory / "checkpoints" / "8")
+
+
+def test_a_second_damaged_checkpoint_of_the_same_update_is_kept_too(finished, copy):
+    _, run = finished
+    for _ in range(2):
+        flip(copy / "checkpoints" / "8" / "state")
+        resume(run, copy)
+    assert sorted(path.name for path in (copy / "damaged").iterdir()) == ["8", "8-2"]
+
+
+def test_the_only_checkpoint_stays_where_it_is(finished, copy):
+    _, run = finished
+    shutil.rmtree(copy / "checkpoints" / "6")
+    flip(copy / "checkpoints" / "8" / "state")
+    with pytest.raises(CheckpointError, match=r"checkpoints/8: .*; the run has no earlier checkpoint to resume from$"):
+        resume(run, copy)
+    assert (copy / "checkpoints" / "8" / "state").is_dir()
+    assert not (copy / "damaged").exists()
+
+
+def test_what_may_not_be_read_is_not_damaged(finished, copy, monkeypatch):
+    _, run = finished
+
+    def refuse(*arguments):
+        raise ValueError("PERMISSION_DENIED: Error reading local file")
+
+    monkeypatch.setattr("orbax.checkpoint.StandardCheckpointer.restore", refuse)
+    with pytest.raises(CheckpointError, match="PERMISSION_DENIED"):
+        resume(run, copy)
+    assert not (copy / "damaged").exists()
+
+
+def test_other_files_of_a_checkpoint_that_cannot_be_read(finished, copy, tmp_path):
+    config = copy / "checkpoints" / "6" / "run" / "config.json"
+    config.write_text(json.dumps({"run_schema_version": 7}))
+    with pytest.raises(CheckpointError, match=r"config\.json: damaged or edited"):
+        read_checkpoint(copy / "checkpoints" / "6")
+    config.with_name("checksums.json").unlink()
+    with pytest.raises(CheckpointError, match="run_schema_version=7: this twinax reads"):
+        read_checkpoint(copy / "checkpoints" / "6")
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run"):
+        read_checkpoint(tmp_path)
+    shutil.rmtree(copy / "checkpoints")
+    (copy / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="is a run without a checkpoint; to train it, run: twinax train"):
+        folder_of(copy)
+
+
+def test_damaged_metrics_are_named_and_kept_and_the_best_checkpoint_is_not_forgotten(finished, copy):
+    directory, run = finished
+    path = copy / FILE
+    lines = path.read_text().splitlines(keepends=True)
+    (validation,) = (i for i, line in enumerate(lines) if "validation" in line and '"update": 6' in line)
+    damaged = [*lines]
+    damaged[1], damaged[validation] = "\0" * 20 + "\n", lines[validation][:30] + "\n"
+    path.write_text("".join(damaged))
+    before = path.read_bytes()
+    output = resume(run, copy)
+    kept = copy / "metrics-damaged.jsonl"
+    assert f"{path}: lines 2, {validation + 1} cannot be read and are left out; the file as it was is {kept}" in output
+    assert kept.read_bytes() == before
+    expected = [json.loads(line) for i, line in enumerate(lines) if i != 1]
+    assert read_metrics(copy) == expected  # the validation of update 6 was repeated
+    assert folder_of(copy) == copy / "checkpoints" / folder_of(directory).name
+
+
+def test_a_last_line_without_its_end_is_a_killed_process(finished, copy):
+    directory, run = finished
+    with (copy / FILE).open("a") as file:
+        file.write('{"update": 9, "lo')
+    assert "cannot be read" not in resume(run, copy)
+    assert read_metrics(copy) == read_metrics(directory)
+    assert not list(copy.glob("metrics-damaged*"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["update", "loss", "x"]), inner),
+    max_leaves=5,
+)
+
+
+@given(values=st.lists(JSON, max_size=4), data=st.data())
+def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("metrics")
+    good = [{"update": 1, "loss": 2.0}, {"update": 2, "validation": {"loss": 1.0, "bleu": None}}]
+    rows = data.draw(st.permutations([*good, *values]))
+    (folder / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = []
+    log = MetricsLog(folder, 10**9, said.append)
+    log.write({"update": 2, "loss": 1.5})
+    log.close()
+    assert len(said) <= 1
+    assert [record for record in log.records if record in good or record == {"update": 2, "loss": 1.5}] != []
+    assert all(type(record["update"]) is int for record in log.records)
+    assert len(list(folder.glob("metrics-damaged*"))) == len(said)
+
+
+def test_a_loss_that_is_not_finite_names_the_way_back(finished, tmp_path):
+    _, run = finished
+    good = replace(run, loop=replace(run.loop, updates=4))
+    train(good, tmp_path / "r", QUIET)
+    diverging = replace(run, training=replace(run.training, learning_rate=1e38, warmup_updates=0))
+    with pytest.raises(RunError, match=r"No checkpoint has a loss near the best one: start a new run .* 5e\+37\)"):
+        train(replace(diverging, loop=replace(diverging.loop, updates=9)), tmp_path / "s", QUIET)
+
+
+def test_the_command_of_the_way_back_trains(finished, tmp_path, command, monkeypatch):
+    """It starts from the checkpoint, with the settings of the run and half its rate."""
+    from twinax.train.divergence import describe_way_back
+
+    directory, run = finished
+    sentence = describe_way_back(directory, run, read_metrics(directory), [6, 8])
+    prefix, words = sentence.split("to start from it: ")
+    assert prefix == "The last healthy checkpoint is that of update 8; "
+    arguments = words.split()[1:]
+    arguments[-1] = str(tmp_path / "half")
+    assert command(*arguments, "--loop.updates", "2", "--loop.validate-every", "2")[0] == 0
+    new = json.loads((tmp_path / "half" / "config.json").read_text())
+    old = json.loads((directory / "config.json").read_text())
+    assert new["training"]["learning_rate"] == old["training"]["learning_rate"] / 2
+    assert new["model"] == old["model"]
+    assert new["init_from"] == str(directory / "checkpoints" / "8")
+    code, _, err = command("train", directory, "--out", tmp_path / "x")
+    assert code == 2
+    assert "omit --out, or pass --init-from" in err
+    code, _, err = command("train", directory, "--init-from", directory)
+    assert code == 2
+    assert "needs --out, the directory of the new run" in err
+
+
+@pytest.mark.parametrize(
+    ("losses", "checkpoints", "expected"),
+    [
+        ([5, 4, 3, 2, 9, 9], [2, 4, 6], 4),
+        ([5, 4, 3, 2, 2.1, 2.1], [2, 4, 6], 6),
+        ([5, 4], [], None),
+        ([], [2], None),
+    ],
+)
+def test_the_last_healthy_checkpoint(losses, checkpoints, expected, monkeypatch):
+    monkeypatch.setattr("twinax.train.divergence._WINDOW", 2)
+    records = [{"update": i, "loss": loss} for i, loss in enumerate(losses, 1)]
+    assert last_healthy(records, checkpoints) == expected
+
+
+def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    said = []
+    with locked(tmp_path / "run", said.append):
+        pass
+    assert said == [
+        f"{tmp_path / 'run'}: cannot be locked (No locks available); make sure that no other process trains there"
+    ]

@@ -1,0 +1,58 @@
+"""Checksums beside the state that orbax writes: of every array, and of the files in a checkpoint's folder `run`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ...configs.errors import ConversionError, DamagedCheckpointError
+from ...configs.verification import is_verifying
+from ...convert.checksums import checksum_of, checksums_of_files, verify_checksums, verify_files
+from ...convert.files import read_json
+from ...flax_transformer.module import on_host
+
+CHECKSUMS = "checksums.json"
+
+
+def checksums_of_arrays(tree: Any) -> dict[str, str]:
+    """The checksums of all arrays in a tree, by path; in all processes of a run together."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): checksum_of(on_host(array)) for path, array in leaves}
+
+
+def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Writes checksums of arrays into the folder `run` of a checkpoint, with those of the files there."""
+    document = {"arrays": checksums, "files": checksums_of_files(folder)}
+    (folder / CHECKSUMS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def read_checksums(folder: Path) -> dict[str, Any]:
+    """The checksums in the folder `run` of a checkpoint, compared with the files there; empty if there are none.
+
+    Raises:
+        DamagedCheckpointError: they cannot be read, or a file is damaged.
+    """
+    if not (folder / CHECKSUMS).is_file():
+        return {}
+    try:
+        checksums = read_json(folder / CHECKSUMS)
+        verify_files(folder, checksums.get("files"))
+    except ConversionError as error:
+        raise DamagedCheckpointError(str(error)) from None
+    return checksums
+
+
+def verify_arrays(tree: Any, folder: Path) -> None:
+    """Compares all arrays in a tree with the checksums of a checkpoint, if it has them.
+
+    Raises:
+        DamagedCheckpointError: an array is damaged, missing or new.
+    """
+    expected = read_checksums(folder / "run").get("arrays")
+    try:
+        if expected is not None and is_verifying():
+            verify_checksums(checksums_of_arrays(tree), expected, folder)
+    except ConversionError as error:
+        raise DamagedCheckpointError(str(error)) from None

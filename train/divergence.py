@@ -1,0 +1,38 @@
+"""The way back from a loss that is not finite: the last healthy checkpoint, and the command that starts from it."""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..configs.run import RunConfig
+
+_WINDOW = 100  # updates before a checkpoint whose mean loss describes it
+_NEAR = 1.1  # a loss of at most this times the best one is healthy
+
+
+def describe_way_back(
+    directory: Path, run: RunConfig, records: Iterable[Mapping[str, Any]], checkpoints: Iterable[int]
+) -> str:
+    """One sentence on how to continue with half the learning rate.
+
+    `checkpoints` are the updates of the checkpoints in the run directory, `records` those of its metrics.
+    """
+    rate = f"{run.training.learning_rate / 2:g}"
+    update = last_healthy(records, checkpoints)
+    if update is None:
+        return (
+            "No checkpoint has a loss near the best one: start a new run with a smaller learning rate "
+            f"(--training.learning-rate {rate}), a longer warm-up or --training.clip-norm"
+        )
+    words = ("twinax", "train", str(directory), "--init-from", str(directory / "checkpoints" / str(update)))
+    new = ("--training.learning-rate", rate, "--out", f"{directory}-half-rate")
+    return f"The last healthy checkpoint is that of update {update:,}; to start from it: {shlex.join((*words, *new))}"
+
+
+def last_healthy(records: Iterable[Mapping[str, Any]], checkpoints: Iterable[int]) -> int | None:
+    """The last checkpoint before which the mean training loss was near that of the best one; None if there is none."""
+    losses = {record["update"]: record["loss"] for record in records if "loss" in record}
+    windows = {u: [loss for n, loss in losses.items() if u - _WINDOW < n <= u] for u in checkpoints}
+    means = {update: sum(window) / len(window) for update, window in windows.items() if window}
+    return max((u for u, mean in means.items() if mean <= _NEAR * min(means.values())), default=None)

@@ -1,4 +1,4 @@
-"""A run whose files are damaged, or whose loss diverges: what is kept, what is repeated, what is said."""
+"""A run whose files are damaged, or whose loss diverges: what is kept, repeated and printed."""
 
 import fcntl
 import functools
@@ -72,7 +72,7 @@ def copy(finished, tmp_path):
 
 
 def resume(run, directory):
-    """Runs the same command; returns what it says."""
+    """Runs the same command; returns what it prints."""
     text = io.StringIO()
     train(run, directory, Console(file=text, width=1000))
     return text.getvalue()
@@ -193,14 +193,14 @@ def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory
     good = [{"update": 1, "loss": 2.0}, {"update": 2, "validation": {"loss": 1.0, "bleu": None}}]
     rows = data.draw(st.permutations([*good, *values]))
     (folder / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = []
-    log = MetricsLog(folder, 10**9, said.append)
+    lines = []
+    log = MetricsLog(folder, 10**9, lines.append)
     log.write({"update": 2, "loss": 1.5})
     log.close()
-    assert len(said) <= 1
+    assert len(lines) <= 1
     assert [record for record in log.records if record in good or record == {"update": 2, "loss": 1.5}] != []
     assert all(type(record["update"]) is int for record in log.records)
-    assert len(list(folder.glob("metrics-damaged*"))) == len(said)
+    assert len(list(folder.glob("metrics-damaged*"))) == len(lines)
 
 
 def test_a_loss_that_is_not_finite_names_the_way_back(finished, tmp_path):
@@ -256,9 +256,9 @@ def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatc
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    said = []
-    with locked(tmp_path / "run", said.append):
+    lines = []
+    with locked(tmp_path / "run", lines.append):
         pass
-    assert said == [
+    assert lines == [
         f"{tmp_path / 'run'}: cannot be locked (No locks available); make sure that no other process trains there"
     ]

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark-dropout benchmark-decoding benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -113,6 +113,12 @@ marian-scores: install
 TMP ?= /tmp
 benchmark-conversion: install
 	$(BIN)/python -m benchmarks.conversion_speed docs/conversion.md $(TMP)
+
+# COUNT damaged versions of every kind of file that twinax reads; writes the counts into the page, and keeps
+# in runs/fuzz what is neither read nor refused. KINDS: only these.
+COUNT ?= 1000
+fuzz: install
+	$(BIN)/python -m benchmarks.fuzzing docs/reliability.md $(COUNT) $(KINDS)
 
 # What comparing checksums adds to the time of reading; writes the table. Needs 5 GB in TMP. About two minutes.
 benchmark-verification: install

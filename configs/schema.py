@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from .errors import ConfigError
+from .json_text import parse_json
 from .registry import PRESETS, PUBLISHED
 from .validation import check_field_types
 
@@ -219,8 +220,8 @@ class TransformerConfig:
     def from_json(cls, text: str) -> "TransformerConfig":
         """The config of `to_json`'s string. Raises: ConfigError, as `from_dict`, or if it is not a JSON object."""
         try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
+            values = parse_json(text)
+        except ValueError as error:
             raise ConfigError(f"the config is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise ConfigError(f"the config is a JSON {type(values).__name__}, not an object")

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..configs import registry
 from ..configs.errors import ConfigError, ConversionError
+from ..configs.json_text import parse_json
 from ..configs.schema import TransformerConfig
 from .atomic_io import new_directory, write_files
 from .checkpoint import CONFIG, FOLDERS, TOKENIZER_FILES, Checkpoint
@@ -141,7 +142,7 @@ def write_into(
 def read_tokens(path: Path, side: str) -> list[str]:
     """The tokens by id of a directory's side, source or target."""
     shared = path / "shared_vocabulary.json"
-    return json.loads((shared if shared.is_file() else path / f"{side}_vocabulary.json").read_text(encoding="utf-8"))
+    return parse_json((shared if shared.is_file() else path / f"{side}_vocabulary.json").read_text(encoding="utf-8"))
 
 
 def largest_error(checkpoint: Checkpoint, path: Path, quantization: str) -> float:

@@ -1,6 +1,5 @@
 """Reading of foreign weight files: safetensors, PyTorch, Flax; single or sharded, without executing their code."""
 
-import json
 import re
 import warnings
 import zipfile
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..configs.errors import ConversionError
+from ..configs.json_text import parse_json
 from . import legacy_flax
 from .arrays import view_of_torch
 from .checksums import verify_zip
@@ -31,10 +31,10 @@ FORMS = (WEIGHTS, "pytorch_model.bin", legacy_flax.WEIGHTS)
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises: ConversionError if the file is missing or holds no JSON object."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConversionError(f"{path.parent}: has no {path.name}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ConversionError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConversionError(f"{path}: is a JSON {type(values).__name__}, not an object")

@@ -1,10 +1,10 @@
 """Files of other projects that twinax cannot read, recognised by their first bytes, else by their names."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ..configs.json_text import parse_json
 from . import headers
 from .unreadable import NOT_READABLE, READABLE, Obstacle, printable
 
@@ -255,8 +255,8 @@ def _json(path: Path, head: bytes) -> Obstacle | None:
 def _is_record(head: bytes) -> bool:
     """Whether the first line is one JSON object."""
     try:
-        return isinstance(json.loads(head.partition(b"\n")[0]), dict) and b"\n" in head
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(head.partition(b"\n")[0]), dict) and b"\n" in head
+    except ValueError:
         return False
 
 

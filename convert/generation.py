@@ -127,11 +127,15 @@ def _problems(settings: Settings) -> Iterator[str]:
         yield f"early_stopping={settings['early_stopping']!r}"
     if isinstance(settings.get("eos_token_id"), list):
         yield f"eos_token_id={settings['eos_token_id']!r}"
-    lists = {"bad_words_ids": settings.get("bad_words_ids", [])}
-    lists["suppress_tokens"] = [[token] for token in settings.get("suppress_tokens", [])]
-    for name, values in lists.items():
-        if not all(isinstance(ids, list) and len(ids) == 1 and type(ids[0]) is int for ids in values):
-            yield f"{name}={settings[name]!r} (only single tokens can be forbidden)"
+    if not _are_ids(settings.get("suppress_tokens", [])):
+        yield f"suppress_tokens={settings['suppress_tokens']!r}"
+    words = settings.get("bad_words_ids", [])
+    if not isinstance(words, list) or not all(_are_ids(ids) and len(ids) == 1 for ids in words):
+        yield f"bad_words_ids={words!r} (only single tokens can be forbidden)"
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def _is_valid(field: str, value: Any) -> bool:

@@ -1,6 +1,5 @@
 """The first bytes of files in the formats of other projects. Nothing is executed, and at most a few MiB are read."""
 
-import json
 import pickletools
 import struct
 import zipfile
@@ -8,6 +7,8 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from ..configs.json_text import parse_json
 
 HEAD = 4096  # bytes that identify most formats
 _LIMIT = 16 << 20  # bytes of a header
@@ -29,8 +30,8 @@ def safetensors_header(path: Path) -> dict[str, Any] | None:
     if head[8:] != b"{" or not 2 <= size <= _LIMIT * 6:
         return None
     try:
-        header = json.loads(read_head(path, 8 + size)[8:])
-    except (ValueError, RecursionError):
+        header = parse_json(read_head(path, 8 + size)[8:])
+    except ValueError:
         return None
     return header if isinstance(header, dict) else None
 

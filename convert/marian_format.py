@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..configs.errors import ConversionError
+from ..configs.json_text import parse_json
 from .atomic_io import new_file
 from .checkpoint import MARIAN_OPTIONS, Checkpoint
 from .headers import zip_names
@@ -114,8 +115,8 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        ids = json.loads(text) if path.suffix.lower() == ".json" else dict(_entries(text))
-    except (OSError, ValueError, RecursionError) as error:
+        ids = parse_json(text) if path.suffix.lower() == ".json" else dict(_entries(text))
+    except (OSError, ValueError) as error:
         raise ConversionError(f"{path}: is not a vocabulary: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(ids, dict) or not ids or not all(type(i) is int and i >= 0 for i in ids.values()):
         raise ConversionError(f"{path}: is not a vocabulary, a mapping from tokens to ids")

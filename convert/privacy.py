@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from ..configs.json_text import parse_json
 from ..configs.run import RunConfig
 from .checkpoint import Checkpoint
 
@@ -54,9 +55,9 @@ def _rewrite(name: str, content: bytes) -> bytes:
     if PurePosixPath(name).name != "tokenizer_config.json":
         return content
     try:
-        values = json.loads(content)
+        values = parse_json(content)
         new_values = _without(values)
-    except (ValueError, RecursionError):  # the tokenizer's reader describes it
+    except ValueError:  # the tokenizer's reader describes it
         return content
     if new_values == values:
         return content

@@ -13,6 +13,7 @@ import numpy as np
 import safetensors
 
 from ..configs.errors import ConversionError
+from ..configs.json_text import parse_json
 from .checksums import PLACEHOLDER, checksum_of, checksum_of_json, verify_arrays, verify_json
 from .headers import safetensors_header
 from .lazy_arrays import Spec, contiguous_bytes, lazy, specs_of
@@ -64,10 +65,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]
 def _verify(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], text: str, path: Path) -> None:
     """Compare arrays and metadata with their checksums. Raises: ConversionError if one differs."""
     try:
-        checksums = json.loads(text)
+        checksums = parse_json(text)
         verify_json(metadata, checksums["metadata"], path)
         verify_arrays(arrays, checksums["arrays"], path)
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         if isinstance(error, ConversionError):
             raise
         raise ConversionError(f"{path}: damaged: its checksums cannot be read: {error}") from None

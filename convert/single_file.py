@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..configs.errors import ConversionError
+from ..configs.json_text import parse_json
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from .arrays import torch_view
@@ -260,9 +261,9 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     if _METADATA not in texts:
         return {"model": _unwrap(arrays)}
     try:
-        content = json.loads(texts[_METADATA])
+        content = parse_json(texts[_METADATA])
         content["files"] = {name: base64.b64decode(text) for name, text in content["files"].items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConversionError(f"{path}: its metadata are not in twinax's format: {error}") from None
     for part in ("unused", *(f"optimizer.{key}" for key in MOMENTS)):
         names = [name for name in arrays if name.startswith(f"{part}.")]

@@ -1,5 +1,6 @@
 """Shared fixtures: the command, Python code in separate processes, Hugging Face directories."""
 
+import functools
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import sys
 import warnings
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 # JAX and PyTorch take seconds to import. Each job runs in a fork of this process, which has imported both but
@@ -67,6 +69,37 @@ def forks(tmp_path_factory):
 
     yield run
     server.communicate()
+
+
+@pytest.fixture(scope="module")
+def shared_programs(tmp_path_factory):
+    """One train step per config, and one compilation cache, shared by the runs of a file only."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    from twinax.train import loop
+
+    cache_dir = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
+    compilation_cache.reset_cache()
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(loop, "make_train_step", functools.cache(loop.make_train_step))
+        yield
+    jax.config.update("jax_compilation_cache_dir", cache_dir)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Lower-case words and, as their translation, the same words in upper case."""
+    from twinax.configs.data import CorpusConfig
+
+    folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
+    sentences = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(80)]
+    for name, text in (("src", "\n".join(sentences)), ("tgt", "\n".join(sentences).upper())):
+        (folder / name).write_text(text + "\n")
+    return CorpusConfig(src=str(folder / "src"), tgt=str(folder / "tgt"), held_out=10)
 
 
 @pytest.fixture

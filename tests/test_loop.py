@@ -1,7 +1,6 @@
 """The training loop in one process: the run directory, resuming, and errors."""
 
 import fcntl
-import functools
 import json
 import os
 import shutil
@@ -9,18 +8,16 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import torch
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import PreTrainedTokenizerFast
 
 from twinax import TransformerConfig, convert, flax_transformer
-from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.data import BatchConfig, TokenizerConfig
 from twinax.configs.errors import CheckpointError, DataError, RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
@@ -33,30 +30,7 @@ MODEL = TransformerConfig.preset(
     "small", d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, max_length=16
 )
 QUIET = Console(quiet=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One train step per config, and one compilation cache, shared by the runs of this file only."""
-    cache_dir = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
-    compilation_cache.reset_cache()
-    with pytest.MonkeyPatch.context() as context:
-        context.setattr(loop, "make_train_step", functools.cache(loop.make_train_step))
-        yield
-    jax.config.update("jax_compilation_cache_dir", cache_dir)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """Lower-case words and, as their translation, the same words in upper case."""
-    folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    sentences = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(80)]
-    for name, text in (("src", "\n".join(sentences)), ("tgt", "\n".join(sentences).upper())):
-        (folder / name).write_text(text + "\n")
-    return CorpusConfig(src=str(folder / "src"), tgt=str(folder / "tgt"), held_out=10)
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def run_of(corpus, **loop_settings):

@@ -1,68 +1,52 @@
 """A run whose files are damaged, or whose loss diverges: what is kept, repeated and printed."""
 
 import fcntl
-import functools
 import io
 import json
+import resource
 import shutil
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 
-from twinax import TransformerConfig
-from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax import TransformerConfig, convert
+from twinax.configs.data import BatchConfig, TokenizerConfig
 from twinax.configs.errors import CheckpointError, RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.train import loop
 from twinax.train.checkpointing.checkpoints import folder_of, read_checkpoint
 from twinax.train.checkpointing.run_directory import locked
 from twinax.train.divergence import last_healthy
 from twinax.train.loop import train
 from twinax.train.tracking.metrics import FILE, MetricsLog, read_metrics
+from twinax.train.warm_start import read_initial_weights
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # orbax leaves coroutines unawaited where a file is damaged
+pytestmark = [
+    pytest.mark.usefixtures("shared_programs"),
+    pytest.mark.filterwarnings("ignore"),  # orbax leaves coroutines unawaited where a file is damaged
+]
 QUIET = Console(quiet=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """One train step per config, and one compilation cache, shared by the runs of this file only."""
-    cache_dir = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
-    compilation_cache.reset_cache()
-    with pytest.MonkeyPatch.context() as context:
-        context.setattr(loop, "make_train_step", functools.cache(loop.make_train_step))
-        yield
-    jax.config.update("jax_compilation_cache_dir", cache_dir)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-    compilation_cache.reset_cache()
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(corpus, tmp_path_factory):
     """(directory, run) of a completed run with the checkpoints 6 and 8, of which the last is the best."""
-    folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(0)
-    sentences = [" ".join(rng.choice(list("abcdefgh"), rng.integers(2, 7))) for _ in range(80)]
-    for name, text in (("src", "\n".join(sentences)), ("tgt", "\n".join(sentences).upper())):
-        (folder / name).write_text(text + "\n")
     sizes = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}
     run = RunConfig(
-        corpus=CorpusConfig(src=str(folder / "src"), tgt=str(folder / "tgt"), held_out=10),
+        corpus=corpus,
         tokenizer=TokenizerConfig(kind="word", vocab_size=50),
         batches=BatchConfig(tokens=70, shapes=1),
         model=TransformerConfig.preset("small", **sizes, max_length=16),
         training=TrainingConfig(schedule="constant", learning_rate=1e-2, warmup_updates=3),
         loop=LoopConfig(updates=8, validate_every=2, translations=0),
     )
-    train(run, folder / "run", QUIET)
-    return folder / "run", run
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    train(run, directory, QUIET)
+    return directory, run
 
 
 @pytest.fixture
@@ -262,3 +246,35 @@ def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatc
     assert lines == [
         f"{tmp_path / 'run'}: cannot be locked (No locks available); make sure that no other process trains there"
     ]
+
+
+def test_a_full_disk_during_a_training_is_one_line(finished, copy, forks):
+    """In a process limited to 20 kB per file."""
+    code = f"""
+import resource, sys
+from twinax.entry import main
+sys.argv = ["twinax", "train", {str(copy)!r}, "--loop.updates", "12"]
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, {resource.RLIM_INFINITY}))
+main()
+"""
+    result = forks(code)
+    place = copy / "checkpoints"
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == (
+        f"twinax: {place}: a checkpoint cannot be written: File too large; earlier checkpoints are complete: fix the "
+        "cause and run the same command to resume"
+    )
+    assert "Traceback" not in result.stderr
+    assert {"6", "8"} <= {path.name for path in place.iterdir()}
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_initial_weights_that_are_not_finite_are_named(value, finished, tmp_path):
+    directory, run = finished
+    checkpoint = convert.load(directory)
+    name = min(checkpoint.arrays)
+    arrays = {**checkpoint.arrays, name: np.full_like(checkpoint.arrays[name], value)}
+    convert.save(replace(checkpoint, arrays=arrays, training=None), tmp_path / "x.pt")
+    weights = read_initial_weights(replace(run, init_from=str(tmp_path / "x.pt")))
+    expected = f"{tmp_path / 'x.pt'}: 1 of {len(arrays)} arrays hold NaN or infinite numbers, first {name}"
+    assert expected in weights.notes

@@ -1,9 +1,12 @@
 """Entry point of the command, which imports nothing before it can handle Ctrl-C."""
 
+import logging
 import os
 import signal
 import sys
-from types import FrameType
+import warnings
+from types import CoroutineType, FrameType
+from typing import Any
 
 _IMPORTS = "<frozen importlib"  # how the files of Python's import system begin
 
@@ -11,9 +14,25 @@ _IMPORTS = "<frozen importlib"  # how the files of Python's import system begin
 def main() -> None:
     """Runs the command; Ctrl-C ends it with one line, also while it imports."""
     signal.signal(signal.SIGINT, _interrupt)
+    if "--verbose" not in sys.argv:
+        _hide_what_libraries_print()
     from .cli import main as run
 
     run()
+
+
+def _hide_what_libraries_print() -> None:
+    """Hides the errors of orbax's threads and coroutines, because the command describes their cause in one line."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+    sys.unraisablehook = _report_unraisable
+
+
+def _report_unraisable(error: Any) -> None:
+    is_late_answer = str(error.exc_value) == "Event loop is closed"  # of tensorstore, to a coroutine that ended
+    if not is_late_answer and not isinstance(error.object, CoroutineType):
+        sys.__unraisablehook__(error)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

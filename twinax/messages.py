@@ -1,5 +1,6 @@
 """The last line of a command that fails: one line, whatever the cause, and where an unforeseen one is described."""
 
+import re
 import sys
 import tempfile
 import traceback
@@ -10,6 +11,7 @@ from twinax.configs.printing import escape
 
 _SHOWN = 3  # problems of a list
 _LENGTH = 2000  # characters
+_WORD = re.compile(r"(\S{200})\S{200,}")
 DEFECT = 70  # exit status, EX_SOFTWARE of sysexits.h
 
 _shows_all = False
@@ -36,6 +38,7 @@ def one_line(message: str) -> str:
     lines = [escape(line) for line in message.splitlines() if line.strip()] or [""]
     if _shows_all:
         return "\n".join(lines)
+    lines = [_WORD.sub(r"\1…", line) for line in lines]  # a value from a file may be long
     problems = [line.strip() for line in lines[1:] if line.startswith(" ")]
     remarks = [line.strip() for line in lines[1:] if not line.startswith(" ")]
     more = [f"and {len(problems) - _SHOWN} more, which --verbose lists"] if problems[_SHOWN:] else []

@@ -1,6 +1,5 @@
 """The model card of a directory that `twinax convert` wrote: README.md, as the Hugging Face Hub reads it."""
 
-import json
 import math
 import os
 import re
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from twinax.configs.json_text import parse_json
 from twinax.configs.run import RunConfig
 from twinax.convert import Checkpoint
 from twinax.train.checkpointing.checkpoints import folder_of, is_run_or_checkpoint, read_run
@@ -34,12 +34,12 @@ def read_scores(paths: Sequence[str]) -> list[dict[str, Any]]:
     documents = []
     for path in paths:
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            document = parse_json(Path(path).read_text(encoding="utf-8"))
             if "systems" in document:
                 raise UsageError(f"--scores {path}: compares systems; pass the scores of one, without --paired")
             _check_scores(document)
             documents.append(document)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             raise UsageError(f"--scores {path}: is not a file that `twinax evaluate --json` wrote") from None
     return documents
 

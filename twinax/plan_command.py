@@ -1,6 +1,5 @@
 """`twinax plan`: what a run needs and how fast it can be at most, on chips that are not at hand."""
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
+
+from twinax.configs.json_text import parse_json
 
 from .usage import UsageError, check_folder, check_picture, one_line_errors, write_json
 
@@ -131,7 +132,7 @@ def _run(model: str) -> "tuple[RunConfig, tuple[int, int] | None]":
         return read_run(path), (largest.src_length, largest.tgt_length)
     if path.is_file():
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = parse_json(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UsageError(
                 f"{model}: is no JSON ({error}); a config is what twinax train --print-config prints"

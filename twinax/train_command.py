@@ -88,7 +88,7 @@ def _train(arguments: Sequence[str], team: Team) -> int:
 
     previous_handler = signal.signal(signal.SIGTERM, _exit_on_signal)  # until the loop installs its own handler
     try:
-        with one_line_errors():
+        with one_line_errors(str(parsed.out)):
             outcome = train(parsed.run, parsed.out, team=team)
     finally:
         signal.signal(signal.SIGTERM, previous_handler)

@@ -82,14 +82,17 @@ def enable_compilation_cache() -> None:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Turns errors about files and settings into a UsageError, which is printed as one line."""
+def one_line_errors(place: str = "a file") -> Iterator[None]:
+    """Turns errors about files and settings into a UsageError, which is printed as one line.
+
+    `place`: what is named if the operating system does not name a file.
+    """
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise UsageError(f"{error.filename or 'a file'}: {error.strerror or error}") from None
+        raise UsageError(f"{error.filename or place}: {error.strerror or error}") from None
     except UnicodeEncodeError as error:
         raise UsageError(
             f"the output is {error.encoding}, which has no {error.object[error.start]!a}; set PYTHONIOENCODING=utf-8"

@@ -6,10 +6,9 @@ position in the data) and `run` (config.json, tokenizers, checksums.json).
 
 import contextlib
 import json
-import logging
+import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -23,6 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ...configs.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
+from ...configs.json_text import parse_json
 from ...configs.run import RunConfig
 from ...convert.checkpoint import Checkpoint
 from ...convert.untrusted import check_declared_size
@@ -174,10 +174,9 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # orbax and tensorstore raise many types
-            reason = " ".join(str(error).split())[:300]
             raise CheckpointError(
-                f"{self.directory}: a checkpoint cannot be written: {reason}; earlier checkpoints are complete: fix "
-                "the cause and run the same command to resume"
+                f"{self.directory}: a checkpoint cannot be written: {_reason(error)}; earlier checkpoints are "
+                "complete: fix the cause and run the same command to resume"
             ) from None
 
     def _remove_deleted(self) -> None:
@@ -202,8 +201,10 @@ def read_run(folder: Path) -> RunConfig:
     """The config that `write_run` wrote. Raises: CheckpointError if it is missing, damaged or cannot be read."""
     read_checksums(folder)
     try:
-        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if isinstance(values, dict) and "model_type" in values:
+        values = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("is not a JSON object")
+        if "model_type" in values:
             raise ValueError(
                 "is of a Hugging Face directory, not of a run; choose another directory for the run, and pass this one "
                 "by --init-from to start from its weights"
@@ -301,14 +302,16 @@ def _restore(folder: Path, like: TrainState) -> TrainState:
         with ocp.StandardCheckpointer() as reader:
             state = reader.restore(folder.absolute() / "state", abstract)
     except Exception as error:  # orbax and tensorstore raise many types
-        # orbax leaves the coroutines of other arrays unawaited, which asyncio would report too
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        reason = " ".join(str(error).split())[:300]
-        kind = CheckpointError if re.search(_NOT_DAMAGE, reason) else DamagedCheckpointError
-        raise kind(f"{folder}: cannot be read: {reason}") from None
+        kind = CheckpointError if re.search(_NOT_DAMAGE, str(error)) else DamagedCheckpointError
+        raise kind(f"{folder}: cannot be read: {_reason(error)}") from None
     verify_arrays(state, folder)
     return state
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's reason if there is one; tensorstore names all files on the way to it."""
+    number = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(number[1])) if number else " ".join(str(error).split())[:300]
 
 
 def average(states: Sequence[Mapping[str, Any]]) -> dict[str, jax.Array]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from ...configs.errors import CheckpointError, DataError, RunError
+from ...configs.json_text import parse_json
 from ...configs.run import RunConfig, differences
 from ...configs.training import ENDING
 from ...convert.atomic_io import replace_file
@@ -182,7 +183,7 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
 def read_data(directory: Path) -> tuple[list[Bucket], str]:
     """(batch shapes of a run, hash of its ids). Raises: RunError if its file cannot be read."""
     try:
-        document = json.loads((directory / _DATA).read_text(encoding="utf-8"))
+        document = parse_json((directory / _DATA).read_text(encoding="utf-8"))
         return [Bucket(*shape) for shape in document["shapes"]], document["ids"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{directory / _DATA}: cannot be read ({error}); the run cannot be resumed without it") from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...configs.data import CorpusConfig
 from ...configs.errors import DataError
+from ...configs.json_text import parse_json
 
 Pairs = Iterator[tuple[str, str]]
 
@@ -142,8 +143,8 @@ def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 def _parse(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise DataError(f"{place}: is not JSON: {error}") from None
 
 

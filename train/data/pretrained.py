@@ -1,6 +1,5 @@
 """Reads pretrained tokenizers: `transformers` directories, tokenizer.json, SentencePiece models, vocabularies."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from ...configs.data import ROLES, TokenizerConfig
 from ...configs.errors import ConversionError, DataError
+from ...configs.json_text import parse_json
 from ...configs.schema import TransformerConfig
 from ...convert.checkpoint import CONFIG, TOKENIZER_FILES
 from ...convert.marian_format import read_vocabulary
@@ -163,8 +163,8 @@ def _is_mapping(path: Path) -> bool:
     if path.suffix != ".json":
         return False
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     return isinstance(content, dict) and all(isinstance(number, int) for number in content.values())
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tokenizers import normalizers
+
 from ...configs.errors import DataError
 
 CONTROL, USER_DEFINED = 3, 4  # kinds of pieces
@@ -20,4 +22,9 @@ def read_sentencepiece(content: bytes, place: str) -> Any:
     if not proto.pieces:
         hint = "" if content else ": it is empty; download or copy it again"
         raise DataError(f"{place}: is not a SentencePiece model{hint}")
+    if charsmap := proto.normalizer_spec.precompiled_charsmap:
+        try:
+            normalizers.Precompiled(charsmap)
+        except Exception:  # the library raises a bare Exception
+            raise DataError(f"{place}: is damaged: its table of normalization cannot be read") from None
     return proto

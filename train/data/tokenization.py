@@ -3,7 +3,6 @@
 A tokenizer is saved in the form that `transformers.PreTrainedTokenizerFast` loads.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -172,15 +171,11 @@ class FastTokenizer(Tokenizer):
             if not (folder / name).is_file():
                 raise DataError(f"{folder}: has no {name}")
         fast = read_fast(folder / FILE)
-        try:
-            text = (folder / SETTINGS).read_text(encoding="utf-8")
-            settings = json.loads(text) if files is None else files.settings
-        except ValueError as error:
-            raise DataError(f"{folder / SETTINGS}: is not JSON: {error}") from None
-        tokens, language = {role: settings.get(f"{role}_token") for role in ROLES}, settings.get(LANGUAGE)
+        stated = files or TokenizerFiles.of({SETTINGS: (folder / SETTINGS).read_bytes()}, str(folder))
+        language = stated.settings.get(LANGUAGE)
         if not isinstance(language, str | None):
             raise DataError(f"{folder / SETTINGS}: {LANGUAGE} is {language!r}, not a language's code")
-        texts = {role: t["content"] if isinstance(t, dict) else t for role, t in tokens.items() if t is not None}
+        texts = {role: token for role in ROLES if (token := stated.token(role)) is not None}
         try:
             return cls(fast, texts, language, files=files)
         except DataError as error:

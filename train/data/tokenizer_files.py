@@ -1,6 +1,5 @@
 """The tokenizer files of a directory of `transformers` without tokenizer.json, and what they state."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from ...configs.errors import DataError
+from ...configs.json_text import parse_json
 
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which `transformers` adds them
@@ -68,7 +68,7 @@ class TokenizerFiles:
         """The JSON object in a file. Raises: DataError if there is none."""
         content = self.bytes(name)
         try:
-            values = json.loads(content)
+            values = parse_json(content)
         except ValueError as error:
             raise DataError(f"{self.name}/{name}: is not JSON: {error}") from None
         if not isinstance(values, dict):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...configs.json_text import parse_json
 from ...convert.atomic_io import replace_file
 from .tracker import Tracker
 
@@ -32,8 +33,8 @@ def _read(path: Path) -> tuple[list[Record], list[int]]:
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for number, line in enumerate(lines, 1):
         record: Any = None
-        with suppress(ValueError, RecursionError):
-            record = json.loads(line)
+        with suppress(ValueError):
+            record = parse_json(line)
         if _is_record(record):
             records.append(record)
         elif line.endswith(b"\n") or number < len(lines):

@@ -1,0 +1,65 @@
+"""Damages every kind of file that twinax reads, many times, and writes what came of it into docs/reliability.md.
+
+`python -m benchmarks.fuzzing PAGE COUNT [KIND ...]`: damages each kind COUNT times. Files that were neither read nor
+refused are kept in runs/fuzz; then the exit status is 1.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
+from pathlib import Path
+
+from benchmarks.pages import marks, write_table
+from tests.fuzzing import Case, Originals, cases_in_worker
+from tests.fuzzing_subjects import SUBJECTS
+
+NAME = "fuzz"
+FINDINGS = Path("runs/fuzz")
+_KEPT = 5  # findings per kind whose files are kept
+HEADER = ("kind", "damaged", "read", "refused", "findings")
+
+
+def main(page: Path, count: int, kinds: Sequence[str]) -> int:
+    """Damages the kinds, one per core; returns the exit status."""
+    marks(page, NAME)
+    with ThreadPoolExecutor(cpu_count()) as pool:  # each waits for a process of its own
+        results = dict(zip(kinds, pool.map(lambda kind: _damage(kind, count), kinds), strict=True))
+    rows = [
+        (kind, *(f"{number:,}" for number in (count, outcomes["read"], outcomes["refused"], len(findings))))
+        for kind, (outcomes, findings) in results.items()
+    ]
+    if len(kinds) == len(SUBJECTS):
+        write_table(page, NAME, HEADER, rows)
+    return int(any(findings for _, findings in results.values()))
+
+
+def _damage(kind: str, count: int) -> tuple[Counter[str], list[Case]]:
+    outcomes, findings = Counter[str](), list[Case]()
+    for case in cases_in_worker([(kind, number) for number in range(count)]):
+        outcomes[case.outcome] += 1
+        if case.is_finding:
+            findings.append(case)
+            _keep(case, len(findings))
+    print(f"{kind}: {outcomes['read']:,} read, {outcomes['refused']:,} refused, {len(findings):,} findings", flush=True)
+    return outcomes, findings
+
+
+def _keep(case: Case, number: int) -> None:
+    """Prints a finding, and keeps the first ones."""
+    print(f"{case.name}, case {case.number}: {case.damage}: {case.outcome}", flush=True)
+    if number <= _KEPT:
+        with tempfile.TemporaryDirectory() as folder:
+            copy, _ = Originals(Path(folder)).damaged(case.name, case.number)
+            kept = FINDINGS / f"{case.name.replace(',', '').replace(' ', '_')}-{case.number}"
+            shutil.copytree(copy, kept, dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    if len(arguments) < 2 or not arguments[1].isdigit() or not {*arguments[2:]} <= {*SUBJECTS}:
+        sys.exit(f"usage: python -m benchmarks.fuzzing PAGE COUNT [{'|'.join(SUBJECTS)} ...]")
+    sys.exit(main(Path(arguments[0]), int(arguments[1]), arguments[2:] or [*SUBJECTS]))

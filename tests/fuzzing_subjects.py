@@ -58,7 +58,7 @@ class Subject(NamedTuple):
     name: str
     write: Callable[[Path], object]  # a valid one, into an empty folder
     read: Callable[[Path], object]  # as the commands do; returns what must not change
-    is_native: bool = False  # a library below may end the process, so that it is read in another one
+    is_native: bool = False  # a library below may end the process or leave threads, so that it is read in another one
     is_verified: bool = False  # checksums or CRC-32 guarantee what is read
 
 
@@ -261,8 +261,8 @@ def _read_rules(folder: Path) -> None:
 
 
 _CHECKPOINTS = (
-    Subject("orbax, training", _stored("x", with_training=True), _in("x"), is_verified=True),
-    Subject("orbax, weights", _stored("x"), _in("x"), is_verified=True),
+    Subject("orbax, training", _stored("x", with_training=True), _in("x"), is_native=True, is_verified=True),
+    Subject("orbax, weights", _stored("x"), _in("x"), is_native=True, is_verified=True),
     Subject("PyTorch, training", _stored("x.pt", with_training=True), _in("x.pt"), is_verified=True),
     Subject("PyTorch, torch_nn", _stored("x.pt", "torch_nn"), _in("x.pt"), is_verified=True),
     Subject("PyTorch, bare", _bare, _in("x.pt", _read_bare), is_verified=True),

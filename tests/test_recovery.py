@@ -1,6 +1,7 @@
 """A run whose files are damaged, or whose loss diverges: what is kept, repeated and printed."""
 
 import fcntl
+import gc
 import io
 import json
 import resource
@@ -30,6 +31,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # orbax leaves coroutines unawaited where a file is damaged
 ]
 QUIET = Console(quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers():
+    """The coroutines end here, where their warnings are ignored."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,8 @@ class Hub:
                 if member is None:
                     member = self._join(message, writer)
                     if member is None:
+                        while await reader.read(1 << 16):  # closing with unread input would discard what was written
+                            pass
                         return
                 else:
                     self._receive(member, message)

@@ -63,7 +63,10 @@ class Subject(NamedTuple):
 
 
 def read_checkpoint(path: Path) -> str:
-    """Reads everything that `convert`, `inspect` and `translate` read of a checkpoint; returns the arrays' checksum."""
+    """Reads everything that `convert`, `inspect` and `translate` read of a checkpoint; returns the arrays' checksum.
+
+    Of a training, also that of Adam's moments.
+    """
     checkpoint = convert.load(path)
     describe(path)
     describe_verification(path)
@@ -71,7 +74,11 @@ def read_checkpoint(path: Path) -> str:
         translator = Translator(checkpoint, str(path))
         translator.source_ids(SENTENCES[:2])
         _ = translator.generation
-    return checksum(checkpoint.arrays)
+    training = checkpoint.training
+    moments = (
+        {} if training is None else {f"{key}.{n}": a for key in MOMENTS for n, a in getattr(training, key).items()}
+    )
+    return checksum({**checkpoint.arrays, **moments})
 
 
 def _in(name: str, read: Callable[[Path], object] = read_checkpoint) -> Callable[[Path], object]:

@@ -30,7 +30,6 @@ from benchmarks.multi30k_runs import (
     scores_by_name,
     text,
     train_and_score,
-    train_initial,
 )
 from benchmarks.pages import marks, write_table
 from twinax.train.data.corpus import read_lines
@@ -68,7 +67,6 @@ class Setting:
     changes: tuple[tuple[str, str], ...] = ()
     flags: tuple[str, ...] = ()
     share: float = 1.0
-    initial: "Setting | None" = None  # whose weights it starts from
 
     @property
     def training(self) -> Training:
@@ -76,15 +74,13 @@ class Setting:
         values = BASE | {"loop.updates": str(round(self.share * UPDATES))} | dict(self.changes)
         flags = [word for name, value in values.items() for word in (f"--{name}", value)]
         arguments = ("multi30k_en_de", *flags, *self.flags)
-        initial = self.initial and self.initial.training
-        return Training(f"{PREFIX}{self.name}", ("en", "de"), arguments, parts=(VALIDATION,), initial=initial)
+        return Training(f"{PREFIX}{self.name}", ("en", "de"), arguments, parts=(VALIDATION,))
 
 
 def _dropout(rate: str) -> tuple[tuple[str, str], ...]:
     return (("model.embedding-dropout", rate), ("model.residual-dropout", rate))
 
 
-BOTH = Setting("both", "both directions", (("training.schedule", "constant"),), ("--both-directions",), share=1 / 3)
 SETTINGS = (
     Setting("base", "pre-norm, cased vocabulary of 3,000, dropout 0.15, 4+4 layers of width 128, weight decay 0.1"),
     Setting("lower", "lowercase vocabulary", flags=("--tokenizer.lowercase",)),
@@ -101,19 +97,11 @@ SETTINGS = (
         (("model.norm-placement", "post"), ("training.learning-rate", "1.5e-3")),
         ("--model.no-final-norm",),
     ),
-    Setting(
-        "both_first",
-        "both directions in the first third of the updates",
-        (("training.warmup-updates", "200"),),
-        share=2 / 3,
-        initial=BOTH,
-    ),
     Setting("simcut", "SimCut", (("training.consistency", "simcut"),), share=0.5),
     Setting("r_drop", "R-Drop", (("training.consistency", "r_drop"),), share=0.5),
     Setting("bpe_dropout", "BPE-dropout 0.1", (("tokenizer.bpe-dropout", "0.1"),), share=0.85),
     Setting("dropout_0.1", "dropout 0.1", _dropout("0.1")),
     Setting("dropout_0.2", "dropout 0.2", _dropout("0.2")),
-    Setting("dropout_0.3", "dropout 0.3", _dropout("0.3")),
     Setting("deep", "6+6 layers", (("model.num-encoder-layers", "6"), ("model.num-decoder-layers", "6")), share=0.75),
     Setting("wide", "width 256", (("model.d-model", "256"), ("model.d-ff", "512")), share=0.4),
     Setting("average", "average of the last 5 checkpoints", (("loop.validate-every", "300"), ("loop.average", "5"))),
@@ -135,7 +123,6 @@ def main(folder: Path, names: Sequence[str]) -> None:
         if not MARKED_CASE.is_dir():
             train_text = [s for path in text(folder, "train", ("de", "en")) for s in read_lines(str(path))]
             write_marked_case(MARKED_CASE, 3000, train_text)
-        train_initial(map_on_cores, missing, folder)
         list(map_on_cores(lambda training: train_and_score(training, folder), missing))
     _compare([setting.training for setting in SETTINGS], *text(folder, VALIDATION, ("en", "de"))[1:])
     rows = [(s.label, *_row(entry)) for s in SETTINGS if (entry := s.training.recorded) is not None]

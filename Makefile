@@ -160,7 +160,7 @@ multi30k: install
 models: install
 	$(BIN)/python -m benchmarks.multi30k_models "$(DATA)"
 
-# What each setting of a training on Multi30k costs or gains, into docs/results.md. About six hours of one core.
+# What each setting of a training on Multi30k costs or gains, into docs/results.md. About six hours of one core, estimated.
 multi30k-ablation: install
 	$(BIN)/python -m benchmarks.multi30k_ablation "$(DATA)" $(SETTINGS)
 

@@ -1,7 +1,7 @@
-"""What each setting costs or gains on Multi30k, for docs/results.md: one seed, equal minutes, on the validation set.
+"""What each setting costs or gains on Multi30k, for docs/results.md: one seed, similar time, on the validation set.
 
 `python -m benchmarks.multi30k_ablation FOLDER [NAME ...]`: FOLDER has train and val, .de and .en (.gz too); NAMEs
-select rows. With one training per core, a row takes at most 25 minutes, and the longer one of the base setting 45.
+select rows. With one training per core and other load, ten rows took 24 to 37 minutes each.
 Rows in docs/multi30k/results.json are not trained again. p is the p-value of the paired bootstrap of BLEU against the
 base setting, whose translations are in docs/multi30k.
 """

@@ -91,6 +91,7 @@ SETTINGS = (
         share=0.9,
     ),
     Setting("vocab_6000", "vocabulary of 6,000", (("tokenizer.vocab-size", "6000"),), share=0.97),
+    Setting("vocab_10000", "vocabulary of 10,000", (("tokenizer.vocab-size", "10000"),), share=0.94),
     Setting(
         "post_norm",
         "post-norm, learning rate 1.5e-3",

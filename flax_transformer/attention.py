@@ -16,7 +16,7 @@ from ..configs.schema import TransformerConfig
 from .dropout import Dropout, DropoutKey
 from .execution import Executed
 from .fused_attention import fused_attention
-from .layers import linear
+from .layers import Linear
 from .module import at_least_float32, record
 
 
@@ -37,10 +37,10 @@ class MultiHeadAttention(Executed):
         self.config, self.num_heads = config, num_heads
         query_key = num_heads * config.query_key_width(num_heads)
         value = num_heads * config.value_width(num_heads)
-        self.q_proj = linear(config, config.d_model, query_key, config.q_proj_bias, rngs, num_heads, "query")
-        self.k_proj = linear(config, config.d_model, query_key, config.k_proj_bias, rngs, num_heads)
-        self.v_proj = linear(config, config.d_model, value, config.v_proj_bias, rngs, num_heads)
-        self.out_proj = linear(config, value, config.d_model, config.out_proj_bias, rngs)
+        self.q_proj = Linear(config, config.d_model, query_key, config.q_proj_bias, rngs, num_heads, "query")
+        self.k_proj = Linear(config, config.d_model, query_key, config.k_proj_bias, rngs, num_heads)
+        self.v_proj = Linear(config, config.d_model, value, config.v_proj_bias, rngs, num_heads)
+        self.out_proj = Linear(config, value, config.d_model, config.out_proj_bias, rngs)
         self.dropout = Dropout(config.attention_dropout, config.dropout_generator)
 
     def __call__(

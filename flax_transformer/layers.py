@@ -1,6 +1,7 @@
 """Linear maps, norms, embeddings, positions, feed-forward and residual connections.
 
-Letters: B batch, L length, D d_model, F d_ff, V vocabulary, P rows of a position table.
+Letters: B batch, L length, D d_model, F d_ff, I inputs, O outputs, V vocabulary, P rows of a position
+table.
 """
 
 from collections.abc import Callable
@@ -17,32 +18,31 @@ from ..formulas.relative_positions import relative_position_buckets
 from .dropout import Dropout, DropoutKey
 from .initializers import EMBEDDING_INITS, LINEAR_INITS
 from .module import Buffer, at_least_float32, record
+from .products import add_bias, product
 
 
-def linear(
-    config: TransformerConfig,
-    inputs: int,
-    outputs: int,
-    use_bias: bool,
-    rngs: nnx.Rngs,
-    heads: int = 1,
-    role: str = "hidden",
-) -> nnx.Linear:
-    """x W + b with the config's initialization and dtypes.
+class Linear(nnx.Module):
+    """x W + b with the config's initialization and dtypes."""
 
-    `heads` counts the heads of queries, keys or values; `role` is "query", "logits" or "hidden".
-    """
-    kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model, heads, role)
-    return nnx.Linear(
-        inputs,
-        outputs,
-        use_bias=use_bias,
-        dtype=jnp.dtype(config.compute_dtype),
-        param_dtype=jnp.dtype(config.param_dtype),
-        kernel_init=kernel_init,
-        bias_init=bias_init,
-        rngs=rngs,
-    )
+    def __init__(
+        self,
+        config: TransformerConfig,
+        inputs: int,
+        outputs: int,
+        use_bias: bool,
+        rngs: nnx.Rngs,
+        heads: int = 1,  # number of heads of queries, keys or values
+        role: str = "hidden",  # or "query" or "logits"
+    ):
+        kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model, heads, role)
+        dtype = jnp.dtype(config.param_dtype)
+        self.compute_dtype = jnp.dtype(config.compute_dtype)
+        self.kernel = nnx.Param(kernel_init(rngs.params(), (inputs, outputs), dtype))
+        self.bias = nnx.Param(bias_init(rngs.params(), (outputs,), dtype)) if use_bias else nnx.data(None)
+
+    def __call__(self, x: Float[Array, "B L I"]) -> Float[Array, "B L O"]:
+        y = product("BLI,IO->BLO", x.astype(self.compute_dtype), self.kernel[...].astype(self.compute_dtype))
+        return y if self.bias is None else add_bias(y, self.bias[...].astype(self.compute_dtype))
 
 
 def layer_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
@@ -253,10 +253,10 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: TransformerConfig, d_ff: int, *, rngs: nnx.Rngs):
         self.config = config
-        self.inner_proj = linear(config, config.d_model, d_ff, config.ffn_bias, rngs)
+        self.inner_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, rngs)
         gated = config.ffn_gate
-        self.gate_proj = linear(config, config.d_model, d_ff, config.ffn_bias, rngs) if gated else nnx.data(None)
-        self.outer_proj = linear(config, d_ff, config.d_model, config.ffn_bias, rngs)
+        self.gate_proj = Linear(config, config.d_model, d_ff, config.ffn_bias, rngs) if gated else nnx.data(None)
+        self.outer_proj = Linear(config, d_ff, config.d_model, config.ffn_bias, rngs)
         self.dropout = Dropout(config.ffn_dropout, config.dropout_generator)
 
     def __call__(self, x: Float[Array, "B L D"], dropout_key: DropoutKey | None = None) -> Float[Array, "B L D"]:

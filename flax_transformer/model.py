@@ -20,8 +20,9 @@ from .dropout import Cutoff, Dropout, DropoutKey, LayerDrop, Site
 from .execution import Executed, run_layers
 from .initializers import LINEAR_INITS
 from .inputs import check_dtypes, check_inputs, check_memory
-from .layers import Embedding, FeedForward, InputStage, Norm, RelativePositions, Residual, count_positions, linear
+from .layers import Embedding, FeedForward, InputStage, Linear, Norm, RelativePositions, Residual, count_positions
 from .module import Buffer, at_least_float32, join_path, record
+from .products import product
 
 
 def encoder_relative_positions(config: TransformerConfig, rngs: nnx.Rngs) -> RelativePositions:
@@ -202,7 +203,7 @@ class Output(nnx.Module):
         self.config = config
         vocab, dtype = config.tgt_vocab_size, jnp.dtype(config.param_dtype)
         self.proj = (
-            nnx.data(None) if config.tied_output else linear(config, config.d_model, vocab, False, rngs, role="logits")
+            nnx.data(None) if config.tied_output else Linear(config, config.d_model, vocab, False, rngs, role="logits")
         )
         self.bias = nnx.data(None)
         if config.output_bias == "learned":
@@ -212,7 +213,7 @@ class Output(nnx.Module):
             self.bias = Buffer(jnp.zeros(vocab, dtype))
 
     def __call__(self, x: Float[Array, "B T D"], embedding: Float[Array, "V D"]) -> Float[Array, "B T V"]:
-        logits = x @ embedding.astype(x.dtype).T if self.proj is None else self.proj(x)
+        logits = product("BTD,VD->BTV", x, embedding.astype(x.dtype)) if self.proj is None else self.proj(x)
         logits = at_least_float32(logits) * LOGIT_SCALES[self.config.logit_scale](self.config.d_model)
         if self.bias is not None:
             logits = logits + self.bias[...]

@@ -106,7 +106,7 @@ FLAX_ONLY = {
     "dropout": {"threefry_mask"},
     "initializers": {"init"},
     "inputs": {"check_dtypes", "float64_is_on"},
-    "layers": {"Embedding.embedding", "Norm.scale", "RelativePositions.embedding", "linear"},
+    "layers": {"Embedding.embedding", "Norm.scale", "RelativePositions.embedding", "Linear.kernel"},
     "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
     | {"Encoder.run_layer", "Decoder.run_layer"}
     | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits"},
@@ -118,8 +118,7 @@ FLAX_ONLY = {
 TORCH_ONLY = {
     "beam": {"Search.margins", "Search.penalties"},
     "initializers": {"BIAS_INITS"},
-    "layers": {"Embedding.weight", "Norm.weight", "RelativePositions.weight", "Linear"}
-    | {f"Linear.{name}" for name in ("__init__", "bias", "compute_dtype", "forward", "weight")},
+    "layers": {"Embedding.weight", "Norm.weight", "RelativePositions.weight", "Linear.weight"},
     "model": {"Transformer.from_state_dict", "Transformer.train"},
     "module": {"dtype_of"},
     "optimizers": {"OPTIMIZERS"},
@@ -157,7 +156,7 @@ def test_the_models_mirror_each_other(path):
 def test_every_file_of_a_model_has_a_mirror():
     mirrored = {*MIRROR, *MIRROR.values()}
     # torch finds parameters without gradient itself; how XLA executes a model is no part of its definition
-    names = ("execution", "fused_attention", "unused_parameters")
+    names = ("execution", "fused_attention", "products", "unused_parameters")
     exceptions = {f"flax_transformer/{name}.py" for name in names}
     for folder in ("flax_transformer", "torch_reference"):
         files = {f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.py")} - {f"{folder}/__init__.py"}

@@ -1,0 +1,102 @@
+"""Products with weights in bfloat16: their values and gradients against float64, and the program that computes them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinax import TransformerConfig
+from twinax.configs.training import TrainingConfig
+from twinax.flax_transformer import DropoutKey, Transformer
+from twinax.flax_transformer.module import named_arrays
+from twinax.flax_transformer.products import add_bias, product
+from twinax.parity.functions import random_arrays, random_batch
+from twinax.train.losses import cross_entropy
+
+HALF_ULP = 2.0**-8  # of bfloat16, relative to the number
+# XLA chooses another implementation where an axis has the length 1, and where all are short.
+SHAPES = [(1, 1, 1, 1), (1, 1, 16, 9), (1, 7, 1, 3), (3, 1, 5, 16), (2, 3, 7, 1), (2, 3, 4, 5), (8, 16, 24, 40)]
+EQUATIONS = {"BLI,IO->BLO": "IO", "BLI,OI->BLO": "OI"}  # a kernel, a tied embedding
+
+
+def assert_rounded(result: jax.Array, equation: str, a: np.ndarray, b: np.ndarray) -> None:
+    """The result is within half an ulp of the exact one, plus the rounding of float32 sums."""
+    expected = np.einsum(equation, a, b)
+    bound = HALF_ULP * np.abs(expected) + 2.0**-20 * np.einsum(equation, np.abs(a), np.abs(b))
+    assert result.dtype == jnp.bfloat16
+    assert (np.abs(np.asarray(result, np.float64) - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_product_in_bfloat16_is_rounded_once(equation: str, shape: tuple[int, ...]) -> None:
+    sizes = dict(zip("BLIO", shape, strict=True))
+
+    def outputs(x: jax.Array, weights: jax.Array, bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, ...]:
+        y, backward = jax.vjp(lambda *args: product(equation, *args), x, weights)
+        return y, *backward(gradient), jax.vjp(add_bias, y, bias)[1](gradient)[1]
+
+    compiled = jax.jit(outputs)
+
+    @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-12, 12))
+    def check(seed: int, exponent: int) -> None:
+        rng = np.random.default_rng(seed)
+        letters = ("BLI", EQUATIONS[equation], "O", "BLO")
+        arrays = [rng.normal(size=[sizes[a] for a in name]) * 2.0**exponent for name in letters]
+        narrow = [jnp.asarray(array, jnp.bfloat16) for array in arrays]
+        x, weights, _, gradient = (np.asarray(array, np.float64) for array in narrow)
+        y, of_x, of_weights, of_bias = compiled(*narrow)
+        assert_rounded(y, equation, x, weights)
+        assert_rounded(of_x, f"BLO,{EQUATIONS[equation]}->BLI", gradient, weights)
+        assert_rounded(of_weights, f"BLI,BLO->{EQUATIONS[equation]}", x, gradient)
+        assert_rounded(of_bias, "BLR,BLO->O", np.ones((*gradient.shape[:2], 1)), gradient)
+
+    check()
+
+
+def test_the_program_of_a_cpu_multiplies_bfloat16() -> None:
+    """No float32 copy of an operand: XLA would make one of weights (11, 24) if it did not use the instructions."""
+    x, weights, gradient = (jnp.ones(shape, jnp.bfloat16) for shape in ((4, 13, 11), (11, 24), (4, 13, 24)))
+
+    def of_x(x: jax.Array, weights: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y, backward = jax.vjp(lambda x: product("BLI,IO->BLO", x, weights), x)
+        return y, *backward(gradient)
+
+    assert jax.default_backend() == "cpu"
+    text = jax.jit(of_x).lower(x, weights, gradient).compile().as_text()
+    assert text is not None
+    assert "f32[11,24]" not in text
+    assert "bf16[11,24]" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_other_dtypes_are_plain_products(dtype: str) -> None:
+    x, weights = jnp.ones((2, 3, 4), dtype), jnp.ones((4, 5), dtype)
+    program = jax.make_jaxpr(lambda *args: product("BLI,IO->BLO", *args))(x, weights)
+    assert [equation.primitive.name for equation in program.eqns] == ["dot_general"]
+    program = jax.make_jaxpr(add_bias)(x, jnp.ones(4, dtype))
+    assert "custom_vjp" not in str(program)
+
+
+@pytest.mark.parametrize(("lengths", "tied"), [((1, 1, 1), True), ((1, 9, 2), False), ((3, 1, 7), True)], ids=str)
+def test_a_model_trains_in_bfloat16(lengths: tuple[int, int, int], tied: bool) -> None:
+    """XLA rejects some products of bfloat16 arrays only when they run, by their shapes and by the program around."""
+    config = TransformerConfig(
+        src_vocab_size=37, tgt_vocab_size=37, d_model=14, num_heads=7, d_ff=24, num_encoder_layers=1,
+        num_decoder_layers=1, shared_embeddings=tied, tied_output=tied, residual_dropout=0.1, compute_dtype="bfloat16",
+    )  # fmt: skip
+    model = Transformer.from_arrays(config, {n: jnp.asarray(a) for n, a in random_arrays(config, 0).items()})
+    batch = random_batch(config, np.random.default_rng(0), *lengths)
+    src, tgt = jnp.asarray(batch.src_tokens), jnp.asarray(batch.tgt_tokens)
+
+    def loss(arrays: Any) -> jax.Array:
+        key = DropoutKey(0, 0, jnp.arange(len(src)))
+        logits = Transformer.from_arrays(config, arrays)(src, tgt, dropout_key=key)
+        return cross_entropy(logits, jnp.maximum(tgt, 1), config.pad_id, TrainingConfig())[0]
+
+    for array in jax.jit(jax.grad(loss))(named_arrays(model)).values():
+        assert np.isfinite(np.asarray(array, np.float64)).all()

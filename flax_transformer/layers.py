@@ -19,6 +19,7 @@ from .dropout import Dropout, DropoutKey
 from .initializers import EMBEDDING_INITS, LINEAR_INITS
 from .module import Buffer, at_least_float32, record
 from .products import add_bias, product
+from .quantization import table_rows
 
 
 class Linear(nnx.Module):
@@ -41,7 +42,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(bias_init(rngs.params(), (outputs,), dtype)) if use_bias else nnx.data(None)
 
     def __call__(self, x: Float[Array, "B L I"]) -> Float[Array, "B L O"]:
-        y = product("BLI,IO->BLO", x.astype(self.compute_dtype), self.kernel[...].astype(self.compute_dtype))
+        y = product("BLI,IO->BLO", x.astype(self.compute_dtype), self.kernel.get_value())
         return y if self.bias is None else add_bias(y, self.bias[...].astype(self.compute_dtype))
 
 
@@ -127,10 +128,10 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(initializer(rngs.params(), shape, dtype))
 
     def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        config, table = self.config, self.embedding[...]
+        config, table = self.config, self.embedding.get_value()
         # An id outside the table gives NaN, because nothing can raise inside jit and JAX would wrap or clamp the id.
         tokens = tokens.astype(jnp.int32)
-        rows = jnp.take(table, jnp.where(tokens < 0, table.shape[0], tokens), axis=0, mode="fill")
+        rows = table_rows(table, jnp.where(tokens < 0, jnp.iinfo(jnp.int32).max, tokens))
         rows = EMBEDDING_PADDINGS[config.embedding_padding](rows, (tokens == config.pad_id)[..., None])
         # Cast last: in bfloat16, summed gradients of frequent tokens and digits of the scale would be lost.
         scale = EMBEDDING_SCALES[config.embedding_scale](config.d_model)

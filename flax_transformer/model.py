@@ -21,8 +21,9 @@ from .execution import Executed, run_layers
 from .initializers import LINEAR_INITS
 from .inputs import check_dtypes, check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Linear, Norm, RelativePositions, Residual, count_positions
-from .module import Buffer, at_least_float32, join_path, record
+from .module import Buffer, at_least_float32, join_path, named_arrays, record
 from .products import product
+from .quantization import Quantized, quantize_arrays
 
 
 def encoder_relative_positions(config: TransformerConfig, rngs: nnx.Rngs) -> RelativePositions:
@@ -212,8 +213,8 @@ class Output(nnx.Module):
         elif config.output_bias == "stored":
             self.bias = Buffer(jnp.zeros(vocab, dtype))
 
-    def __call__(self, x: Float[Array, "B T D"], embedding: Float[Array, "V D"]) -> Float[Array, "B T V"]:
-        logits = product("BTD,VD->BTV", x, embedding.astype(x.dtype)) if self.proj is None else self.proj(x)
+    def __call__(self, x: Float[Array, "B T D"], embedding: Float[Array, "V D"] | Quantized) -> Float[Array, "B T V"]:
+        logits = product("BTD,VD->BTV", x, embedding) if self.proj is None else self.proj(x)
         logits = at_least_float32(logits) * LOGIT_SCALES[self.config.logit_scale](self.config.d_model)
         if self.bias is not None:
             logits = logits + self.bias[...]
@@ -280,6 +281,15 @@ class Transformer(nnx.Module):
         check_dtypes(config)
         graphdef, variables = _structure(config, PLAIN)
         return nnx.merge(graphdef, nnx.from_flat_state(variables.values()))
+
+    def quantized(self) -> "Transformer":
+        """The same model with products of 8-bit integers, for `generate` and `score`; it cannot be trained or saved.
+
+        Weights have one scale per output, and activations one per position.
+        """
+        embedding = "src_embedding" if self.config.shared_embeddings else "tgt_embedding"
+        tied = f"{embedding}.embedding" if self.config.tied_output else None
+        return Transformer.from_arrays(self.config, quantize_arrays(named_arrays(self), tied))
 
     def __call__(
         self,
@@ -360,7 +370,7 @@ class Transformer(nnx.Module):
         x = DECODER_STARTS[self.config.decoder_start](x, first)
         x = self.tgt_input(x, positions, dropout_key)
         x = self.decoder(x, memory, self_mask, cross_mask, dropout_key, update_cache, distances)
-        logits = self.output(x, embedding.embedding[...])
+        logits = self.output(x, embedding.embedding.get_value())
         record(self, "logits", logits)
         return logits
 

@@ -11,10 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .quantization import Quantized, quantized_product
 
-def product(equation: str, x: Float[Array, "B L I"], weights: Float[Array, "_ _"]) -> Float[Array, "B L O"]:
-    """`jnp.einsum(equation, x, weights)`; in bfloat16, sums are accumulated in float32 and rounded once."""
-    return (_narrow_product if x.dtype == jnp.bfloat16 else jnp.einsum)(equation, x, weights)
+
+def product(equation: str, x: Float[Array, "B L I"], weights: Float[Array, "_ _"] | Quantized) -> Float[Array, "B L O"]:
+    """`jnp.einsum(equation, x, weights)` in the dtype of x.
+
+    In bfloat16, sums are accumulated in float32 and rounded once.
+    """
+    if isinstance(weights, Quantized):
+        return quantized_product(equation, x, weights)
+    return (_narrow_product if x.dtype == jnp.bfloat16 else jnp.einsum)(equation, x, weights.astype(x.dtype))
 
 
 def add_bias(x: Float[Array, "B L O"], bias: Float[Array, " O"]) -> Float[Array, "B L O"]:

@@ -109,7 +109,7 @@ FLAX_ONLY = {
     "layers": {"Embedding.embedding", "Norm.scale", "RelativePositions.embedding", "Linear.kernel"},
     "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
     | {"Encoder.run_layer", "Decoder.run_layer"}
-    | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits"},
+    | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits", "Transformer.quantized"},
     "module": {"Buffer", "join_path", "named_arrays", "on_host"},
     "optimizers": {"Params"},
     "step": {"Arrays", "TrainState", "init_state", "make_train_step"}
@@ -155,8 +155,8 @@ def test_the_models_mirror_each_other(path):
 
 def test_every_file_of_a_model_has_a_mirror():
     mirrored = {*MIRROR, *MIRROR.values()}
-    # torch finds parameters without gradient itself; how XLA executes a model is no part of its definition
-    names = ("execution", "fused_attention", "products", "unused_parameters")
+    # torch finds parameters without gradient itself; how XLA executes or rounds a model is no part of its definition
+    names = ("execution", "fused_attention", "products", "quantization", "unused_parameters")
     exceptions = {f"flax_transformer/{name}.py" for name in names}
     for folder in ("flax_transformer", "torch_reference"):
         files = {f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.py")} - {f"{folder}/__init__.py"}

@@ -11,7 +11,7 @@ from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
 
 import twinax
 from twinax.configs.decoding import DecodingConfig
-from twinax.configs.errors import CheckpointError, DataError
+from twinax.configs.errors import CheckpointError, ConfigError, DataError
 from twinax.flax_transformer.decode import generate
 from twinax.train.scores import corpus_scores
 
@@ -256,3 +256,15 @@ def test_what_is_wrong_is_one_line(command, files, arguments, message):
     assert err.startswith("twinax: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_products_of_8_bit_integers(translator):
+    quantized = twinax.load(MODEL, quantize="int8")
+    assert quantized.translate(TEXTS) == LARGE
+    scores, exact = (model.score(["a b c"], ["A B C"]) for model in (quantized, translator))
+    assert scores != exact
+    np.testing.assert_allclose(scores, exact, atol=0.1)
+    with pytest.raises(ConfigError, match="framework='torch': has no int8; use framework='flax', or omit quantize"):
+        quantized.with_config(quantized.config).translate(["a"], framework="torch")
+    with pytest.raises(ConfigError, match="quantize='int4': must be None or 'int8'"):
+        twinax.load(MODEL, quantize="int4")

@@ -6,13 +6,13 @@ from difflib import get_close_matches
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from ..configs.data import TokenizerConfig
 from ..configs.decoding import DecodingConfig
-from ..configs.errors import CheckpointError, DataError
+from ..configs.errors import CheckpointError, ConfigError, DataError
 from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import CONFIG, Checkpoint
 from ..convert.formats import load as load_checkpoint
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .. import torch_reference
 
 Framework = Literal["flax", "torch"]
+Quantization = Literal["int8"]
 _BLOCK = 32  # sentences per decoding batch
 _MULTIPLE = 8  # source lengths are padded to multiples of it, because each length is compiled
 
@@ -64,8 +65,10 @@ class Translator:
         name: str = "the checkpoint",
         base: "Translator | None" = None,
         tokenizers: Tokenizers | None = None,
+        quantize: Quantization | None = None,
     ):
         self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
+        self.quantize: Quantization | None = quantize if base is None else base.quantize
         self._base, self._tokenizers = (
             base,
             tokenizers,
@@ -109,11 +112,14 @@ class Translator:
         """The model in Flax."""
         if self._base is not None:
             return Transformer.from_arrays(self.config, named_arrays(self._base.flax))
-        return self.checkpoint.to_flax()
+        model = self.checkpoint.to_flax()
+        return model if self.quantize is None else model.quantized()
 
     @cached_property
     def torch(self) -> "torch_reference.Transformer":
-        """The model in PyTorch, in evaluation mode."""
+        """The model in PyTorch, in evaluation mode. Raises: ConfigError if the model is quantized."""
+        if self.quantize is not None:
+            raise ConfigError(f"framework='torch': has no {self.quantize}; use framework='flax', or omit quantize")
         if self._base is not None:
             return type(self._base.torch).from_state_dict(self.config, self._base.torch.state_dict()).eval()
         return self.checkpoint.to_torch().eval()
@@ -323,15 +329,21 @@ class Translator:
         return lambda src, tgt: torch_reference.score(self.torch, _tensor(src), _tensor(tgt))
 
 
-def load(path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None) -> Translator:
+def load(
+    path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None, quantize: Quantization | None = None
+) -> Translator:
     """Loads a trained model: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
 
     `adapter`: the directory of a LoRA adapter, which is merged into the weights of a Hugging Face directory.
+    `quantize`: "int8" computes products with weights in 8-bit integers, in Flax only.
 
     Raises:
         CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
+        ConfigError: `quantize` has another value.
     """
-    return Translator(load_checkpoint(path, adapter=adapter), str(path))
+    if quantize not in (None, *get_args(Quantization)):
+        raise ConfigError(f"quantize={quantize!r}: must be None or 'int8'")
+    return Translator(load_checkpoint(path, adapter=adapter), str(path), quantize=quantize)
 
 
 def _fill_block(rows: Sequence[int], size: int) -> list[int]:

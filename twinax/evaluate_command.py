@@ -10,7 +10,9 @@ import tyro
 
 from .text_commands import (
     Framework,
+    Quantization,
     check_decoding,
+    check_quantization,
     decoding_config,
     decoding_in,
     load_translator,
@@ -50,6 +52,7 @@ def evaluate(
     paired: Annotated[bool, _Flag] = False,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
     output: str | None = None,
+    quantize: Quantization | None = None,
     framework: Framework = "flax",
 ) -> int:
     """Translate a file and score it against its reference: cased and lowercased BLEU, chrF, TER and exact match.
@@ -88,8 +91,11 @@ def evaluate(
         output: file to write the translations to; of several systems, FILE.1, FILE.2 and so on.
         bootstrap: print 95 % confidence intervals, of 1,000 resamples of the sentences.
         paired: compare the systems with the first one, by paired bootstrap with 1,000 resamples.
+        quantize: int8 computes products with weights in 8-bit integers; faster on a CPU with AVX512-VNNI or AMX, and
+            some translations change.
         framework: the twin that computes.
     """
+    check_quantization(quantize, framework)
     check_exists(*systems, *filter(None, (src, tgt, adapter)), *references)
     _check_systems(systems, paired)
     texts_only = all(map(is_text, systems))
@@ -103,7 +109,7 @@ def evaluate(
         check_decoding(flags)
         languages = {"src_lang": src_lang, "tgt_lang": tgt_lang, "forced_bos": forced_bos}
         if texts_only:
-            _check_unset(flags | languages | {"adapter": adapter})
+            _check_unset(flags | languages | {"adapter": adapter, "quantize": quantize})
         scores = import_module("twinax.train.scores")
         sources = {"src": tgt} if texts_only and src is None else {}  # which nobody reads
         pairs = list(read_pairs(**corpus | sources, split=split))
@@ -111,7 +117,7 @@ def evaluate(
         scores.corpus_scores(["a"], [["a"]], tokenize)  # checks --tokenize before minutes of translation
         given = {system: _lines(system, len(pairs)) for system in systems if is_text(system)}
         translators = {
-            system: decoding_in(load_translator(system, adapter), src_lang, tgt_lang, forced_bos)
+            system: decoding_in(load_translator(system, adapter, quantize), src_lang, tgt_lang, forced_bos)
             for system in systems
             if system not in given
         }
@@ -126,7 +132,8 @@ def evaluate(
             else:
                 translator, decoding = translators.pop(system), decodings[system]
                 settings = {name: getattr(decoding, name) for name in flags}
-                settings |= {name: value for name, value in languages.items() if value is not None}
+                set_values = languages | {"quantize": quantize}
+                settings |= {name: value for name, value in set_values.items() if value is not None}
                 texts, cut = _translate(translator, [pair[0] for pair in pairs], decoding, framework)
                 results.append(_Translations(system, texts, cut, {**settings, "framework": framework}))
             if path is not None:  # at once: a later system may fail

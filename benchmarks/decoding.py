@@ -1,7 +1,8 @@
 """Compares the speed of beam search with `transformers`' `generate`, on the same weights, sentences and tokens.
 
 `python -m benchmarks.decoding` alternates both, each in its own process because their threads would slow each other
-down, and prints the median ratio over rounds. Both use a GPU if they see one. Needs `transformers`.
+down, and prints the median ratio over rounds; and the same for twinax with products of 8-bit integers, whose tokens may
+differ. All use a GPU if they see one. Needs `transformers`.
 """
 
 import multiprocessing
@@ -9,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +30,10 @@ class Row(NamedTuple):
 
     beam_size: int
     ratios: list[float]  # twinax time / transformers time, one per round
-    milliseconds: list[float]  # medians: twinax, transformers
-    same: bool  # whether the tokens are equal
-    devices: list[str]  # twinax, transformers
+    int8_ratios: list[float]  # twinax time with 8-bit integers / twinax time
+    milliseconds: list[float]  # medians: twinax, transformers, twinax with 8-bit integers
+    same: bool  # whether the tokens of twinax and transformers are equal
+    devices: list[str]  # of the three
 
 
 def make_model(folder: Path) -> None:
@@ -46,7 +49,7 @@ def make_model(folder: Path) -> None:
     MarianMTModel(MarianConfig(**sizes, **ids)).save_pretrained(folder)
 
 
-def in_flax(folder: Path) -> tuple[Generate, str]:
+def in_flax(folder: Path, quantized: bool = False) -> tuple[Generate, str]:
     """Decoding in twinax, compiled, and its device."""
     import jax
 
@@ -55,6 +58,7 @@ def in_flax(folder: Path) -> tuple[Generate, str]:
 
     jax.config.update("jax_default_matmul_precision", "highest")  # float32 on a GPU too, as in torch
     model = convert.load(folder).to_flax()
+    model = model.quantized() if quantized else model
 
     def run(src: np.ndarray, beam_size: int) -> np.ndarray:
         config = DecodingConfig(beam_size=beam_size, max_length=TARGET)
@@ -101,7 +105,7 @@ def compare(beam_sizes: Sequence[int], rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         make_model(folder := Path(name) / "model")
         pipes, processes = [], []
-        for prepare in (in_flax, in_transformers):
+        for prepare in (in_flax, in_transformers, partial(in_flax, quantized=True)):
             parent_pipe, child_pipe = context.Pipe()
             processes.append(context.Process(target=serve, args=(prepare, folder, child_pipe), daemon=True))
             processes[-1].start()
@@ -118,10 +122,11 @@ def compare(beam_sizes: Sequence[int], rounds: int) -> list[Row]:
                     results.append(pipe.recv())
                 if number:  # the first round compiles
                     seconds.append([result[0] for result in results])
-                same &= np.array_equal(*(result[1] for result in results))
-            ratios = [flax_time / transformers_time for flax_time, transformers_time in seconds]
+                same &= np.array_equal(results[0][1], results[1][1])
+            ratios = [flax_time / transformers_time for flax_time, transformers_time, _ in seconds]
+            int8_ratios = [int8_time / flax_time for flax_time, _, int8_time in seconds]
             medians = [1000 * statistics.median(times) for times in zip(*seconds, strict=True)]
-            rows.append(Row(beam_size, ratios, medians, same, devices))
+            rows.append(Row(beam_size, ratios, int8_ratios, medians, same, devices))
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.send(None)
             process.join()
@@ -133,14 +138,18 @@ def main() -> None:
     rows = compare(BEAMS, ROUNDS)
     print(
         f"twinax time / transformers time, {SENTENCES} sentences of at most {SOURCE} tokens, {TARGET} tokens each, on "
-        f"{' and '.join(rows[0].devices)}"
+        f"{' and '.join(rows[0].devices[:2])}"
     )
     for row in rows:
+        milliseconds = " and ".join(f"{value:.0f}" for value in row.milliseconds[:2])
         print(
-            f"beam {row.beam_size}: {statistics.median(row.ratios):.2f} ({min(row.ratios):.2f} to "
-            f"{max(row.ratios):.2f}), medians {row.milliseconds[0]:.0f} and {row.milliseconds[1]:.0f} ms, tokens "
-            f"{'equal' if row.same else 'DIFFERENT'}"
+            f"beam {row.beam_size}: {_spread(row.ratios)}, medians {milliseconds} ms, tokens "
+            f"{'equal' if row.same else 'DIFFERENT'}; 8-bit integers / float32: {_spread(row.int8_ratios)}"
         )
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":

@@ -251,9 +251,9 @@ def decoding_rows(scale: Scale) -> Iterator[list[str]]:
     """One row per beam size."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both processes share the device's memory
     for row in decoding.compare(scale.beams, scale.rounds):
-        times = " and ".join(f"{each:,.0f}" for each in row.milliseconds)
+        times = " and ".join(f"{each:,.0f}" for each in row.milliseconds[:2])
         ratio = f"{statistics.median(row.ratios):.2f} ({min(row.ratios):.2f} to {max(row.ratios):.2f})"
-        yield [str(row.beam_size), ratio, times, "yes" if row.same else "NO", " and ".join(row.devices)]
+        yield [str(row.beam_size), ratio, times, "yes" if row.same else "NO", " and ".join(row.devices[:2])]
 
 
 def main(name: str, page: Path | None) -> None:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from ..configs.execution import PLAIN, ExecutionConfig
 from .dropout import Site
+from .products import NARROW_PRODUCT
 
 # (layer, its input) -> its output
 LayerCall = Callable[[Any, Float[Array, "B L D"]], Float[Array, "B L D"]]
@@ -76,8 +77,17 @@ def _sites(layer: nnx.Module) -> list[Site]:
     return [module for _, module in nnx.iter_modules(layer) if isinstance(module, Site)]
 
 
+def _products_saveable(primitive: Any, *operands: Any, **params: Any) -> Any:
+    """Whether the backward pass keeps a result: that of a product with weights, and in bfloat16 its rounded sums."""
+    policies = jax.checkpoint_policies
+    if primitive is jax.lax.dot_general_p and operands[0].dtype == jnp.bfloat16:
+        return False  # the sums before rounding
+    named = policies.save_only_these_names(NARROW_PRODUCT)(primitive, *operands, **params)
+    return named or policies.dots_with_no_batch_dims_saveable(primitive, *operands, **params)
+
+
 REMATS: dict[str, Callable[..., Any]] = {
     "none": lambda run, prevent_cse: run,
     "layers": jax.checkpoint,
-    "dots": partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+    "dots": partial(jax.checkpoint, policy=_products_saveable),
 }

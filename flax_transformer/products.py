@@ -9,9 +9,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from .quantization import Quantized, quantized_product
+
+NARROW_PRODUCT = "narrow_product"  # name of a product in bfloat16, for rematerialization
 
 
 def product(equation: str, x: Float[Array, "B L I"], weights: Float[Array, "_ _"] | Quantized) -> Float[Array, "B L O"]:
@@ -21,7 +24,9 @@ def product(equation: str, x: Float[Array, "B L I"], weights: Float[Array, "_ _"
     """
     if isinstance(weights, Quantized):
         return quantized_product(equation, x, weights)
-    return (_narrow_product if x.dtype == jnp.bfloat16 else jnp.einsum)(equation, x, weights.astype(x.dtype))
+    if x.dtype == jnp.bfloat16:
+        return checkpoint_name(_narrow_product(equation, x, weights.astype(x.dtype)), NARROW_PRODUCT)
+    return jnp.einsum(equation, x, weights.astype(x.dtype))
 
 
 def add_bias(x: Float[Array, "B L O"], bias: Float[Array, " O"]) -> Float[Array, "B L O"]:

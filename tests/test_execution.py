@@ -113,9 +113,9 @@ def test_a_scanned_program_does_not_grow_with_depth():
         assert shallow.count(operation) == deep.count(operation) > 0
 
 
-def residuals(remat):
+def residuals(remat, dtype="float32"):
     """What the backward pass keeps of the forward pass, the parameters included, as shapes and dtypes."""
-    config, execution = BASE.replace(num_encoder_layers=2), ExecutionConfig(remat=remat)
+    config, execution = BASE.replace(num_encoder_layers=2, compute_dtype=dtype), ExecutionConfig(remat=remat)
 
     def backward(arrays):
         def loss(arrays):
@@ -133,6 +133,16 @@ def test_rematerialization_keeps_less():
     weights = [sum(leaf.shape == (3, 2, 5, 5) for leaf in leaves) for leaves in kept.values()]
     assert weights[:2] == [0, 0]
     assert weights[2] >= 2  # of the encoder, at least one per layer
+
+
+def test_rematerialization_keeps_each_product_once_in_bfloat16():
+    """Not its float32 sums, which the program of a CPU rounds."""
+    numbers = {
+        (dtype, kept): sum(leaf.ndim == 3 and leaf.dtype == kept for leaf in residuals("dots", dtype))
+        for dtype, kept in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
+    }
+    assert numbers["float32", "float32"] == numbers["bfloat16", "bfloat16"] > 0
+    assert numbers["bfloat16", "float32"] == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -79,11 +79,10 @@ def _sites(layer: nnx.Module) -> list[Site]:
 
 def _products_saveable(primitive: Any, *operands: Any, **params: Any) -> Any:
     """Whether the backward pass keeps a result: that of a product with weights, and in bfloat16 its rounded sums."""
-    policies = jax.checkpoint_policies
     if primitive is jax.lax.dot_general_p and operands[0].dtype == jnp.bfloat16:
         return False  # the sums before rounding
-    named = policies.save_only_these_names(NARROW_PRODUCT)(primitive, *operands, **params)
-    return named or policies.dots_with_no_batch_dims_saveable(primitive, *operands, **params)
+    named = jax.checkpoint_policies.save_only_these_names(NARROW_PRODUCT)(primitive, *operands, **params)
+    return named or jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *operands, **params)
 
 
 REMATS: dict[str, Callable[..., Any]] = {

@@ -27,8 +27,8 @@ NARROW = ("bfloat16", "float16")
 # Exact operations; matrix products, which accumulate in float32; additions of residuals and feature biases.
 _EXACT_IN_JAX = re.compile(
     "dot_general|add|add_any|max|reduce_max|argmax|select_n|gather|dynamic_slice|dynamic_update_slice|slice|squeeze|"
-    "reshape|transpose|broadcast_in_dim|concatenate|pad|convert_element_type|copy|stop_gradient|scatter|eq|ne|lt|le|gt|ge|"
-    "neg|abs|min|reduce_min|argmin|rev|tile|split|top_k|sort"
+    "reshape|transpose|broadcast_in_dim|concatenate|pad|convert_element_type|copy|stop_gradient|name|scatter|"
+    "eq|ne|lt|le|gt|ge|neg|abs|min|reduce_min|argmin|rev|tile|split|top_k|sort"
 )
 _EXACT_IN_TORCH = re.compile(
     "mm|bmm|addmm|baddbmm|add|relu|gelu|silu|where|masked_fill|embedding|gather|index_select|index|select|slice|view|"

@@ -1,8 +1,8 @@
 """Products with weights, in a form for which XLA uses a CPU's bfloat16 instructions.
 
 XLA converts the operands of a product of bfloat16 arrays to float32 if its result is bfloat16. If the result is
-float32, YNNPACK computes it with AVX512-BF16 or AMX. So the result is rounded here, in the backward pass too, where
-JAX would multiply by a gradient in float32. On a GPU and a TPU, and for other dtypes, the program does not change.
+float32, YNNPACK computes it with the instructions of the CPU, such as AMX. So the result is rounded here, and in the
+backward pass, where JAX would multiply by a gradient in float32. On a GPU and a TPU, results stay bfloat16.
 """
 
 from functools import partial
@@ -72,10 +72,13 @@ def _sum_forward(x: Array, bias: Array) -> tuple[Array, None]:
 
 
 def _sum_backward(residuals: None, gradient: Array) -> tuple[Array, Array]:
-    """The bias' gradient is a product with ones: XLA's sums of bfloat16 rows took a quarter of a train step."""
+    def on_cpu(rows: Array) -> Array:
+        """A product with ones, because XLA's sums of bfloat16 rows took a quarter of a train step."""
+        ones = jnp.ones((2, len(rows)), rows.dtype)  # YNNPACK computes no product with a single row
+        return jnp.einsum("RM,MO->RO", ones, rows, preferred_element_type=jnp.float32)[0].astype(rows.dtype)
+
     rows = gradient.reshape(-1, gradient.shape[-1])
-    ones = jnp.ones((2, len(rows)), gradient.dtype)  # YNNPACK computes no product with a single row
-    return gradient, _einsum("RM,MO->RO", ones, rows)[0]
+    return gradient, jax.lax.platform_dependent(rows, cpu=on_cpu, default=lambda rows: rows.sum(0))
 
 
 _narrow_sum.defvjp(_sum_forward, _sum_backward)

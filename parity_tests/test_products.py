@@ -73,6 +73,21 @@ def test_the_program_of_a_cpu_multiplies_bfloat16() -> None:
     assert "bf16[11,24]" in text
 
 
+@pytest.mark.parametrize(("platform", "wide"), [("cpu", True), ("cuda", False), ("tpu", False)])
+def test_only_the_program_of_a_cpu_returns_float32(platform: str, wide: bool) -> None:
+    arrays = [jnp.ones(shape, jnp.bfloat16) for shape in ((4, 13, 11), (11, 24), (24,), (4, 13, 24))]
+
+    def gradients(x: jax.Array, weights: jax.Array, bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, ...]:
+        return jax.vjp(lambda *args: add_bias(product("BLI,IO->BLO", *args[:2]), args[2]), x, weights, bias)[1](
+            gradient
+        )
+
+    text = jax.jit(gradients).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert len(products) == (3 if wide else 2)  # on a CPU, the gradient of the bias too
+    assert all(("xf32>" in line.rpartition("->")[2]) == wide for line in products)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_other_dtypes_are_plain_products(dtype: str) -> None:
     x, weights = jnp.ones((2, 3, 4), dtype), jnp.ones((4, 5), dtype)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import torch
 
+from ..train.self_test import check_compiler
 from .capture.jax_models import as_function
 from .capture.jax_trace import dotted
 from .capture.trace import CaptureError, Trace, named
@@ -90,6 +91,7 @@ def compare(
         CaptureError: a model cannot be traced, or the converter fails.
         TypeError: an optimizer is neither.
     """
+    check_compiler()
     given = inputs, inputs if candidate_inputs is None else candidate_inputs
     seconds: dict[str, float] = {}
     start = time.perf_counter()

@@ -15,6 +15,7 @@ import torch
 
 from .. import convert, flax_transformer, torch_reference
 from ..configs.schema import TransformerConfig
+from ..train.self_test import check_compiler
 from .comparison import Comparison, compare
 from .coverage import Coverage, coverage
 from .functions import GRADIENTS, Batch, Outputs, flax_function, random_arrays, random_batch, torch_function
@@ -181,6 +182,7 @@ def run_ladder(
     batches are random. With `draw`, the ratios affect no verdict, because with trained weights the error of one
     batch can be much larger than that of the others.
     """
+    check_compiler()
     total = 1 + 2 * POOLED
     with jax.default_device(jax.devices(backend)[0]), jax.default_matmul_precision("highest"):
         is_random = arrays is None and draw is None

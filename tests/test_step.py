@@ -18,7 +18,7 @@ from twinax.parity.functions import random_arrays, random_batch
 from twinax.torch_reference import optimizers as torch_optimizers
 from twinax.torch_reference import step as torch_step
 from twinax.train import step
-from twinax.train.loop import describe_devices
+from twinax.train.partitioning import describe_devices
 
 MODEL = TransformerConfig.preset(
     "tiny", num_encoder_layers=1, num_decoder_layers=1, attention_dropout=0.1, ffn_dropout=0.1,

@@ -6,7 +6,6 @@ after the last checkpoint are computed again, with the same result.
 
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -22,22 +21,22 @@ from rich.console import Console
 
 from ..configs.errors import CheckpointError, DamagedCheckpointError, RunError
 from ..configs.run import RunConfig
-from ..configs.sharding import ShardingConfig
 from ..configs.training import check_trainable
 from ..flax_transformer.model import Transformer
 from .checkpointing.checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, average, read_processes, read_run
 from .checkpointing.run_directory import locked, prepare_in
 from .compilation_cache import use_compilation_cache
-from .data.buckets import Bucket
+from .data.buckets import describe_shapes
 from .data.dataset import PaddedBatch
 from .data.prepare import PreparedRun
 from .divergence import describe_way_back
 from .evaluate import Validation
 from .malloc import keep_freed_memory
 from .milestones import Milestones
-from .partitioning import Placement, Rows, like
+from .partitioning import Placement, Rows, describe_devices, like
 from .processes.exchange import Exchange, Told, checksum
 from .processes.team import Team
+from .self_test import check_compiler
 from .signals import StopSignals
 from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
 from .tracking.metrics import MetricsLog
@@ -77,12 +76,14 @@ def train(
     set_xla_flags()
     team = team or Team()
     console = console or Console(stderr=True, quiet=not team.is_first)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     check_trainable(run.model)
     run.sharding.sizes(jax.device_count())  # before the corpus is read
+    if change := check_compiler():
+        say(change)
     if run.loop.swanlab is not None:
         check_swanlab(run.loop.swanlab)
     cache_directory = use_compilation_cache()
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with locked(directory, say) if team.is_first else nullcontext():
         # On resume the initial weights are not read: their file may no longer exist.
         is_new = not any((directory / CHECKPOINTS).glob("[0-9]*"))
@@ -107,24 +108,6 @@ def _comparable(run: RunConfig) -> dict[str, Any]:
     """What must be equal in all processes. Their corpora may be in different places: the ids are compared instead."""
     devices = sorted(device.device_kind for device in jax.local_devices())
     return {**run.to_dict(), "corpus": None, "float64": jax.config.read("jax_enable_x64"), "devices": devices}
-
-
-def describe_devices(kinds: Sequence[str], sharding: ShardingConfig, processes: int = 1) -> str:
-    """One line on the devices, the axes of the mesh, and how the devices share the rows of a batch."""
-    if len(kinds) == 1:
-        return f"device: {kinds[0]}"
-    names = ", ".join(f"{count} × {kind}" for kind, count in Counter(kinds).items())
-    names += f" in {processes} processes" if processes > 1 else ""
-    shares = sharding.data * sharding.fsdp
-    rows = f"each computes 1/{shares} of the rows of a batch" if shares > 1 else "each computes all rows of a batch"
-    return f"devices: {names}; {sharding}; {rows}"
-
-
-def describe_shapes(buckets: Sequence[Bucket]) -> str:
-    """One line with the batch shapes."""
-    noun = "shape" if len(buckets) == 1 else "shapes"
-    shapes = ", ".join(f"{b.sentences}×({b.src_length}+{b.tgt_length})" for b in buckets)
-    return f"{len(buckets)} batch {noun}, rows×(source+target tokens): {shapes}"
 
 
 @dataclass

@@ -6,6 +6,7 @@ Source: Xu et al. 2021, "GSPMD"; Shazeer et al. 2018, "Mesh-TensorFlow", for the
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -169,3 +170,14 @@ def on_one_device(shapes: Any) -> Any:
     """Abstract arrays on the first device, as the target for restoring a checkpoint."""
     sharding = SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), shapes)
+
+
+def describe_devices(kinds: Sequence[str], sharding: ShardingConfig, processes: int = 1) -> str:
+    """One line on the devices, the axes of the mesh, and how the devices share the rows of a batch."""
+    if len(kinds) == 1:
+        return f"device: {kinds[0]}"
+    names = ", ".join(f"{count} × {kind}" for kind, count in Counter(kinds).items())
+    names += f" in {processes} processes" if processes > 1 else ""
+    shares = sharding.data * sharding.fsdp
+    rows = f"each computes 1/{shares} of the rows of a batch" if shares > 1 else "each computes all rows of a batch"
+    return f"devices: {names}; {sharding}; {rows}"

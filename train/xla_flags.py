@@ -1,8 +1,9 @@
-"""XLA's flags that training needs, by backend. They work only if they are set before JAX starts the backend."""
+"""XLA's flags that twinax needs, by backend. They work only if they are set before JAX starts the backend."""
 
 import os
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,7 @@ Backend = Literal["cpu", "gpu", "tpu"]
 
 # The only flags with a reason today; those for speed wait for a measurement (`make benchmark-gpu`).
 FLAGS: Mapping[Backend, Mapping[str, str]] = {
-    "cpu": {},  # bit-exact as it is
+    "cpu": {},  # bit-exact as it is, apart from `avoid_wrong_sums`
     "gpu": {
         # No additions in random order, and no kernels chosen by their time: a resumed run repeats every bit.
         "--xla_gpu_deterministic_ops": "true",
@@ -21,6 +22,27 @@ FLAGS: Mapping[Backend, Mapping[str, str]] = {
 _BACKENDS: Mapping[str, Backend] = {"cuda": "gpu", "rocm": "gpu", "gpu": "gpu", "tpu": "tpu"}  # by JAX_PLATFORMS
 _GOOGLE, _NETWORK = "0x1ae0", "0x0042"  # PCI ids: the vendor of TPUs, and its network card
 _PACKAGES = ("jax_cuda12_plugin", "jax_cuda13_plugin")  # of JAX on NVIDIA GPUs
+# On CPUs, these versions of jaxlib compile some sums after products to wrong results (jax-ml/jax#39103), and some sums
+# of arrays of rank 7 and 8 to crashes (#39257). Without YNNPACK's fusions of reductions, both are right.
+MISCOMPILING = ("0.10.2", "0.11.0")
+FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
+NO_FUSED_SUMS = f"{FUSIONS}=-reduce"
+
+
+def avoid_wrong_sums(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Add to XLA_FLAGS what prevents wrong sums on CPUs, if the installed jaxlib needs it and the user did not decide.
+
+    `import twinax` calls this. XLA_FLAGS that name a file are not changed.
+    """
+    own = environment.get("XLA_FLAGS", "").strip()
+    if FUSIONS in own or (own and not own.startswith("-")):
+        return
+    try:
+        installed = version("jaxlib")
+    except PackageNotFoundError:
+        return
+    if installed in MISCOMPILING:
+        environment["XLA_FLAGS"] = f"{NO_FUSED_SUMS} {own}".strip()
 
 
 def set_xla_flags(environment: MutableMapping[str, str] = os.environ) -> None:

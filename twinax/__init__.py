@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from .configs import registry
+from .train.xla_flags import avoid_wrong_sums
 
 __version__ = "0.1.0"
 
@@ -14,6 +15,7 @@ _SUBPACKAGES = (
     *("audit", "configs", "convert", "flax_transformer", "formulas", "parity", "presets", "published"),
     *("torch_reference", "train"),
 )
+avoid_wrong_sums()  # before JAX starts a backend
 # Objects that the configs and `convert` look up by name and import on use.
 registry.PRESETS.register("twinax.presets.models:PRESETS")
 registry.PUBLISHED.register("twinax.published.registry:RECIPES")

@@ -154,3 +154,10 @@ def plan_epoch(lengths: np.ndarray, buckets: Sequence[Bucket], seed: int, epoch:
         numbers += [i] * len(rows)
     order = rng.permutation(len(batches))
     return Plan([batches[i] for i in order], [numbers[i] for i in order])
+
+
+def describe_shapes(buckets: Sequence[Bucket]) -> str:
+    """One line with the batch shapes."""
+    noun = "shape" if len(buckets) == 1 else "shapes"
+    shapes = ", ".join(f"{b.sentences}×({b.src_length}+{b.tgt_length})" for b in buckets)
+    return f"{len(buckets)} batch {noun}, rows×(source+target tokens): {shapes}"

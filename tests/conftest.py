@@ -77,13 +77,13 @@ def shared_programs(tmp_path_factory):
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    from twinax.train import loop
+    from twinax.train import step_programs
 
     cache_dir = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
     compilation_cache.reset_cache()
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(loop, "make_train_step", functools.cache(loop.make_train_step))
+        context.setattr(step_programs, "make_train_step", functools.cache(step_programs.make_train_step))
         yield
     jax.config.update("jax_compilation_cache_dir", cache_dir)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

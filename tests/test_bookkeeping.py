@@ -1,5 +1,6 @@
 """Data order, seeds and validation metrics of a run, against numpy, nnx.Rngs and sacreBLEU."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +17,13 @@ from twinax.configs.training import TrainingConfig
 from twinax.formulas.decoding import Decoded
 from twinax.train import evaluate
 from twinax.train.checkpointing.checkpoints import read_checkpoint
+from twinax.train.checkpointing.run_directory import prepare_again, prepare_in
+from twinax.train.data.buckets import plan_epoch
 from twinax.train.data.prepare import prepare
 from twinax.train.loop import train
 from twinax.train.partitioning import Placement
 from twinax.train.processes.team import Team
+from twinax.train.programs import Programs
 from twinax.train.tracking.metrics import read_metrics, validations
 
 QUIET = Console(quiet=True)
@@ -71,14 +75,29 @@ def test_epochs_and_seeds_have_orders_of_their_own(run):
 
 
 def test_shapes_follow_each_other_at_random(run):
-    """Neither sorted nor in runs: neighbours differ about as often as in a random order of the same shapes."""
+    """Neither sorted nor in runs: neighbours differ about as often as in a random order of the same shapes.
+
+    In the first epoch, shapes begin one after the other.
+    """
     batches = prepare(run).batches()
-    for epoch in range(3):
+    for epoch in range(1, 4):
         numbers = np.array(batches.plan(epoch).buckets)
         rng = np.random.default_rng(0)
         random_changes = [np.mean(np.diff(rng.permutation(numbers)) != 0) for _ in range(200)]
         changes = np.mean(np.diff(numbers) != 0)
         assert np.quantile(random_changes, 0.005) <= changes <= np.quantile(random_changes, 0.995)
+
+
+def test_a_run_of_an_earlier_version_keeps_its_order(run, tmp_path):
+    """Its data.json does not say that shapes begin one after the other."""
+    prepared, _ = prepare_in(tmp_path, run, None, print, Team())
+    assert prepare_again(tmp_path, run, print).batches().plan(0).buckets == prepared.batches().plan(0).buckets
+    data = json.loads((tmp_path / "data.json").read_text())
+    assert data.pop("gradual") is True
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    earlier = prepare_again(tmp_path, run, print)
+    expected = plan_epoch(prepared.train.lengths, prepared.buckets, run.training.seed, 0)
+    assert earlier.batches().plan(0).buckets == expected.buckets != prepared.batches().plan(0).buckets
 
 
 class Recorder:
@@ -132,7 +151,9 @@ def test_the_loss_of_validation_is_a_mean_over_tokens(run):
     """Not a mean over batches, whose token counts differ; the oracle is PyTorch, one sentence at a time."""
     data = prepare(replace(run, loop=replace(run.loop, translations=0)))
     validation, model = (
-        evaluate.Validation(data, Placement.of(data.run.sharding, data.run.model), Team()),
+        evaluate.Validation(
+            data, Placement.of(data.run.sharding, data.run.model), Team(), Programs(in_background=False)
+        ),
         data.run.model,
     )
     assert len({sum(len(data.valid.targets([i])[0]) for i in rows) for rows in validation._plan.batches}) > 1
@@ -168,9 +189,9 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
         return Decoded(tokens, lengths, np.zeros(lengths.shape), np.ones(lengths.shape, bool))
 
     monkeypatch.setattr(evaluate, "generate", generate)
-    result = evaluate.Validation(data, Placement.of(data.run.sharding, data.run.model), Team())._translate(
-        flax_transformer.named_arrays(flax_transformer.Transformer(data.run.model, rngs=nnx.Rngs(0)))
-    )
+    result = evaluate.Validation(
+        data, Placement.of(data.run.sharding, data.run.model), Team(), Programs(in_background=False)
+    )._translate(flax_transformer.named_arrays(flax_transformer.Transformer(data.run.model, rngs=nnx.Rngs(0))))
     hypotheses = [text.lower() if lowercase else text for text in texts]
     expected = sacrebleu.corpus_bleu(hypotheses, [data.references], lowercase=lowercase).score
     reverse_bleu = sacrebleu.corpus_bleu(data.references, [hypotheses], lowercase=lowercase).score

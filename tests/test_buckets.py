@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinax.train.data.buckets import Bucket, choose_buckets, plan_epoch, square_buckets
+from twinax.train.data.buckets import Bucket, Plan, choose_buckets, introduce_gradually, plan_epoch, square_buckets
 
 
 def sentences(pairs, seed=0):
@@ -84,3 +84,24 @@ def test_square_shapes_hold_what_they_held():
     """Equal shapes are merged."""
     buckets = [Bucket(5, 9, 23), Bucket(9, 5, 23), Bucket(4, 3, 7)]
     assert square_buckets(buckets) == [Bucket(4, 4, 7), Bucket(9, 9, 23)]
+
+
+@given(numbers=st.lists(st.integers(0, 7), min_size=1, max_size=200))
+def test_shapes_begin_one_after_the_other(numbers):
+    """Each begins later than the one before, unless nothing else remains."""
+    plan = Plan([np.array([i]) for i in range(len(numbers))], numbers)
+    gradual = introduce_gradually(plan)
+    pairs = [int(rows[0]) for rows in gradual.batches]
+    assert sorted(pairs) == list(range(len(numbers)))
+    assert gradual.buckets == [numbers[i] for i in pairs]
+    shapes = list(dict.fromkeys(numbers))
+    assert list(dict.fromkeys(gradual.buckets)) == shapes
+    for shape in shapes:  # in the order of the plan
+        own = [i for i in pairs if numbers[i] == shape]
+        assert own == sorted(own)
+    begins = [gradual.buckets.index(shape) for shape in shapes]
+    interval = min(30, len(numbers) // (2 * len(shapes)))
+    for rank, begin in enumerate(begins):
+        remains = any(numbers[i] in shapes[:rank] for i in pairs[begin:])
+        assert begin >= interval * rank or not remains
+        assert begin <= numbers.index(shapes[rank]) + interval * rank

@@ -31,7 +31,8 @@ from twinax.train.planning.pathologies import pathologies
 from twinax.train.planning.roofline import roofline
 from twinax.train.planning.sweep import consider, meshes, rank, utilization
 from twinax.train.planning.topology import family, parse_topology
-from twinax.train.planning.workload import Workload, abstract_state
+from twinax.train.planning.workload import Workload
+from twinax.train.step import abstract_state
 
 MODEL = TransformerConfig(
     **{"src_vocab_size": 256, "tgt_vocab_size": 512, "d_model": 128, "num_heads": 8, "d_ff": 384, "max_length": 64},

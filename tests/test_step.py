@@ -52,8 +52,9 @@ def plain_step():
     return step.make_train_step(MODEL, TRAINING)
 
 
-def test_one_trace_a_shape(monkeypatch):
-    monkeypatch.setattr(step, "_accumulate", chex.assert_max_traces(step._accumulate, n=2))
+def test_gradients_are_traced_once_per_shape_and_the_update_once(monkeypatch):
+    monkeypatch.setattr(step, "_sum_over_parts", chex.assert_max_traces(step._sum_over_parts, n=2))
+    monkeypatch.setattr(step, "clip", chex.assert_max_traces(step.clip, n=1))
     run, state = step.make_train_step(MODEL, TRAINING), new_state()
     for number in range(4):
         state, _ = run(state, batch(number))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ from .data.prepare import PreparedRun, buckets_of
 from .losses import cross_entropy
 from .partitioning import Placement
 from .processes.team import Team
-from .step import Arrays
+from .programs import Programs
+from .step import Arrays, abstract_state
 
 _SHAPES = 4  # batch shapes for the loss; few, because each is compiled
 _BLOCK = 100  # sentences per decoding batch
@@ -40,21 +41,39 @@ def make_validation_loss(
     return jax.jit(loss)
 
 
+class _Loss(NamedTuple):
+    """The name of the program of a batch shape."""
+
+    bucket: int
+
+
 class Validation:
     """Measures parameters on the validation pairs of a run."""
 
-    def __init__(self, prepared: PreparedRun, placement: Placement, team: Team):
-        self._prepared, self._placement, self._team = prepared, placement, team
+    def __init__(self, prepared: PreparedRun, placement: Placement, team: Team, programs: Programs):
+        self._prepared, self._placement, self._team, self._programs = prepared, placement, team, programs
         run, valid = prepared.run, prepared.valid
         self._buckets = buckets_of(run, valid.lengths, _SHAPES)
         self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
         self._loss: Any = make_validation_loss(run.model, run.execution)
-        self._programs: dict[tuple[int, ...], Any] = {}  # the compiled loss of each batch shape
 
     @property
     def shapes(self) -> int:
         """Number of batch shapes for which the loss is compiled."""
         return len({*self._plan.buckets})
+
+    def compile_in_advance(self) -> None:
+        """Begins to compile the loss of each batch shape."""
+        for number in dict.fromkeys(self._plan.buckets):
+            self._add(number)
+
+    def _add(self, number: int) -> None:
+        src_length, tgt_length, sentences = self._buckets[number]
+        rows = self._placement.rows(sentences, 1).total
+        batch = self._placement.abstract_rows(rows, src_length, tgt_length)[:3]
+        state = abstract_state(self._prepared.run.model, self._prepared.run.training)
+        arrays = self._placement.abstract({**state.buffers, **state.params})
+        self._programs.add(_Loss(number), lambda: self._loss.lower(arrays, *batch).compile())
 
     def measure(self, arrays: Arrays) -> dict[str, Any]:
         """Loss (nats per token, without smoothing) and perplexity; BLEU and samples if the run sets `translations`."""
@@ -62,11 +81,11 @@ class Validation:
         for rows, number in zip(self._plan.batches, self._plan.buckets, strict=True):
             padded = pad_rows(self._prepared.valid, rows, self._buckets[number], self._prepared.run.model.pad_id)
             src, tgt, labels, _ = self._placement.split(padded, self._prepared.run.model.pad_id, 1)
-            shape = (*src.shape, *tgt.shape)
-            if shape not in self._programs:
-                self._programs[shape] = self._loss.lower(arrays, src, tgt, labels).compile()
+            if not self._programs.is_ready(_Loss(number)):
+                self._add(number)
+                self._programs.seconds(_Loss(number))  # waits
                 self._team.agree("the programs are compiled")
-            part, count = self._programs[shape](arrays, src, tgt, labels)
+            part, count = self._programs[_Loss(number)](arrays, src, tgt, labels)
             total, tokens = total + float(part), tokens + int(count)
         loss = total / tokens
         scores: dict[str, Any] = {"loss": loss, "perplexity": math.exp(min(loss, 700))}

@@ -7,7 +7,7 @@ after the last checkpoint are computed again, with the same result.
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from rich.console import Console
 
 from ..configs.errors import CheckpointError, DamagedCheckpointError, RunError
 from ..configs.run import RunConfig
+from ..configs.sharding import ShardingConfig
 from ..configs.training import check_trainable
 from ..flax_transformer.model import Transformer
 from .checkpointing.checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, average, read_processes, read_run
@@ -33,12 +34,14 @@ from .divergence import describe_way_back
 from .evaluate import Validation
 from .malloc import keep_freed_memory
 from .milestones import Milestones
-from .partitioning import Placement, Rows, describe_devices, like
+from .partitioning import Placement, describe_devices, like
 from .processes.exchange import Exchange, Told, checksum
 from .processes.team import Team
+from .programs import Programs
 from .self_test import check_compiler
 from .signals import StopSignals
-from .step import Batch, Metrics, TrainState, explain, init_state, make_train_step
+from .step import Batch, Metrics, TrainState, explain, init_state
+from .step_programs import StepPrograms
 from .tracking.metrics import MetricsLog
 from .tracking.plot import PlotTracker
 from .tracking.progress import TrainingProgress
@@ -101,7 +104,8 @@ def train(
                 f"pass --training.warmup-updates {max(updates // 10, 1)}"
             )
         say(f"compilation cache: {cache_directory or 'none'}")
-        return _Loop(prepared, directory, placement, initial_weights, console, say, trackers, team).go()
+        with closing(Programs(in_background=team.count == 1)) as programs:
+            return _Loop(prepared, directory, placement, initial_weights, console, say, trackers, team, programs).go()
 
 
 def _comparable(run: RunConfig) -> dict[str, Any]:
@@ -132,6 +136,7 @@ class _Loop:
         say: Callable[[str], None],
         trackers: Sequence[Tracker],
         team: Team,
+        programs: Programs,
     ):
         self.prepared, self.run = prepared, prepared.run
         self.directory, self.console, self.placement, self.team = directory, console, placement, team
@@ -141,26 +146,27 @@ class _Loop:
         project = prepared.run.loop.swanlab
         if project is not None and team.is_first:  # before anything slow, because it may fail
             trackers = [SwanLabTracker(project, directory, self.run.to_dict()), *trackers]
-        self.step: Any = make_train_step(self.run.model, self.run.training, placement, self.run.execution)
+        self.step = StepPrograms(programs, prepared, placement, self.rows)
         self.exchange = Exchange(placement, team)
-        self.validation = Validation(prepared, placement, team)
-        self.state = self._first_state(initial_weights)
+        self.validation = Validation(prepared, placement, team, programs)
         self.checkpoints = Checkpoints(
             directory / CHECKPOINTS, lambda updates: self.milestones.checkpoints_to_keep(updates)
         )
         self.update = 0
         saved_updates = self.checkpoints.updates
         team.agree("checkpoint", saved_updates[-1:])
+        if not saved_updates:
+            self._compile_in_advance()  # while the weights are drawn
+        self.state = self._first_state(initial_weights)
         if saved_updates:
             self.update, self.state = self.checkpoints.restore_newest(self.state, say)
             self._resume_position()
+            self._compile_in_advance()
         self.log = MetricsLog(directory, self.update, say, writes=team.is_first)
         if team.is_first:
             self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory))
             self.log.add(*trackers)
         self.milestones = Milestones(self.run.loop, self.log.validations)
-        self.programs: dict[tuple[int, ...], Any] = {}  # the compiled step of each shape
-        self.compile_seconds: dict[tuple[int, ...], float] = {}  # short if its program is in the cache
         self.stopped_by: int | None = None  # the signal after which all processes stop
 
     def _first_state(self, initial_weights: InitialWeights | None) -> TrainState:
@@ -262,32 +268,38 @@ class _Loop:
             stream.close()
 
     def _step(self, padded: PaddedBatch) -> Metrics:
-        batch = Batch(*self.placement.put_rows(padded, self._rows_of(self.update + 1)))
-        shape = (*batch.src_tokens.shape, batch.tgt_tokens.shape[1])
-        if shape not in self.programs:
-            self._compile(shape, batch)
+        bucket = self._bucket_of(self.update + 1)
+        batch = Batch(*self.placement.put_rows(padded, self.rows[bucket]))
+        if not self.step.is_ready(bucket):
+            self._wait_for_programs(bucket)
         self.team.begin(f"update {self.update + 1}")
         with self.stop.during("this update"):
-            self.state, metrics = self.programs[shape](self.state, batch)
+            self.state, metrics = self.step(bucket, self.state, batch)
         self.update += 1
         return metrics
 
-    def _compile(self, shape: tuple[int, ...], batch: Batch) -> None:
-        """Compiles the step, and waits until all processes have: collectives on a CPU wait for half a minute only."""
-        start = time.monotonic()
-        with self.stop.during("this update's compilation"):
-            self.programs[shape] = self.step.lower(self.state, batch).compile()
-        self.team.agree("the programs are compiled")
-        self.compile_seconds[shape] = time.monotonic() - start
-        self.progress.compiled(shape, self.compile_seconds, len(self.prepared.buckets))
+    def _compile_in_advance(self) -> None:
+        """Begins to compile what this epoch needs, in the order in which it needs it, then what validation needs."""
+        epoch, number = self.batches.position(self.update)
+        coming = self.batches.plan(epoch).buckets[number:][: self.batches.total - self.update]
+        for bucket in dict.fromkeys(coming):
+            self.step.add(bucket)
+        self.validation.compile_in_advance()
 
-    def _rows_of(self, update: int) -> Rows:
-        """Which rows of an update's batch are in this process."""
+    def _wait_for_programs(self, bucket: int) -> None:
+        """Waits until all processes have compiled a batch shape: collectives on a CPU wait for half a minute only."""
+        with self.stop.during("this update's compilation"):
+            seconds = self.step.compile_seconds(bucket)
+        self.team.agree("the programs are compiled")
+        self.progress.compiled(self.prepared.buckets[bucket], seconds, len(self.prepared.buckets))
+
+    def _bucket_of(self, update: int) -> int:
+        """The index of the batch shape of an update."""
         epoch, number = self.batches.position(update - 1)
-        return self.rows[self.batches.plan(epoch).buckets[number]]
+        return self.batches.plan(epoch).buckets[number]
 
     def _tell(self, padded: PaddedBatch) -> Told:
-        rows = self._rows_of(self.update)
+        rows = self.rows[self._bucket_of(self.update)]
         own = rows.own
         part = checksum(rows.here[own], padded.src_tokens[own], padded.labels[own])
         return self.exchange(Told(self.stop.caught or 0, part))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -87,6 +88,14 @@ class Placement:
         """The sharding of every array in a tree, from the name of its parameter."""
         return jax.tree_util.tree_map_with_path(lambda path, _: NamedSharding(self.mesh, partition(path)), tree)
 
+    def abstract(self, tree: Any) -> Any:
+        """The shapes, dtypes and shardings of the arrays of a tree, which may be abstract."""
+
+        def describe(array: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+        return jax.tree.map(describe, tree, self.shardings(tree))
+
     def place(self, tree: Any) -> Any:
         """Puts every array of a tree where the table says; every process passes the same arrays."""
         return _put(tree, self.shardings(tree))
@@ -125,6 +134,11 @@ class Placement:
             return jax.make_array_from_callback((rows.total, *array.shape[1:]), sharding, part)
 
         return tuple(put(array) for array in (*arrays, rows.here.astype(np.int32)))
+
+    def abstract_rows(self, rows: int, src_length: int, tgt_length: int) -> tuple[Any, ...]:
+        """The shapes of what `put_rows` returns: sources, targets, labels and the numbers of the rows."""
+        shapes = (rows, src_length), (rows, tgt_length), (rows, tgt_length), (rows,)
+        return tuple(jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self.row_sharding) for shape in shapes)
 
     def split(self, padded: Sequence[np.ndarray], pad_id: int, parts: int) -> tuple[jax.Array, ...]:
         """Arrays of a whole batch, padded with rows of padding, and the numbers of its rows, divided as `put_rows`."""

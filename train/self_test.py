@@ -2,10 +2,10 @@
 
 import os
 from functools import cache
+from importlib.metadata import version
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
 from ..configs.errors import RunError
@@ -29,14 +29,12 @@ def check_compiler() -> str | None:
         return None
     if wrong := [dtype for dtype in _ROWS if not _is_right(dtype)]:
         raise RunError(
-            f"jaxlib {jaxlib.__version__} computes wrong sums in {' and '.join(wrong)} on this CPU "
+            f"jaxlib {version('jaxlib')} computes wrong sums in {' and '.join(wrong)} on this CPU "
             f"(jax-ml/jax#39103): set XLA_FLAGS={NO_FUSED_SUMS} before JAX starts; `import twinax` does so for "
             f"jaxlib {' and '.join(MISCOMPILING)}, unless XLA_FLAGS names a file"
         )
-    if NO_FUSED_SUMS not in flags:
-        return None
-    version = jaxlib.__version__
-    return f"XLA: sums are not fused, because jaxlib {version} gets some wrong; XLA_FLAGS={FUSIONS}=+reduce fuses them"
+    change = f"XLA: sums are not fused, because jaxlib {version('jaxlib')} gets some wrong"
+    return f"{change}; XLA_FLAGS={FUSIONS}=+reduce fuses them" if NO_FUSED_SUMS in flags else None
 
 
 def _is_right(dtype: str) -> bool:

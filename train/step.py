@@ -1,10 +1,10 @@
-"""One training step: a jitted pure function of (state, batch); the input state is donated.
+"""One training step: a pure function of (state, batch), in two jitted programs; the input state is donated.
 
 Letters: B sentences in the whole batch, S source length, T target length.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -69,13 +69,107 @@ def init_state(model: Transformer, config: TrainingConfig) -> TrainState:
     return TrainState(params, buffers, optimizer, update, jnp.uint32(config.seed), jnp.zeros(2, jnp.int32))
 
 
+@lru_cache(maxsize=8)
+def abstract_state(model: TransformerConfig, training: TrainingConfig) -> TrainState:
+    """Shapes and dtypes of the state before the first update."""
+    arrays = named_arrays(Transformer.abstract(model))
+    return jax.eval_shape(lambda arrays: init_state(Transformer.from_arrays(model, arrays), training), arrays)
+
+
+class Sums(NamedTuple):
+    """What a batch adds up to, before the division by its tokens."""
+
+    loss: Float[Array, ""]  # nats
+    tokens: Int[Array, ""]  # labels that are not padding
+    gradients: Arrays  # of the loss; with reduction="parts", per token
+
+
+class TrainStep:
+    """A training step of two jitted programs: only the first depends on the batch's shape, and compiles for each."""
+
+    def __init__(
+        self,
+        model_config: TransformerConfig,
+        config: TrainingConfig,
+        placement: Placement | None,
+        execution: ExecutionConfig,
+    ):
+        self._model_config, self._config = model_config, config
+        self._placement, self._execution = placement, execution
+        self._optimizer = make_optimizer(config, without_gradient(model_config))
+        self._gradients: Any = jax.jit(self._accumulate)
+        self._apply: Any = jax.jit(self._update, donate_argnums=0)
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """The state after an update; the input state is donated."""
+        return self._apply(state, self._gradients(*_read_by_gradients(state), batch))
+
+    def compile_gradients(self, state: TrainState, batch: Batch) -> Callable[[TrainState, Batch], Sums]:
+        """The compiled first program for the shapes of a batch. All arrays may be abstract."""
+        program = self._gradients.lower(*_read_by_gradients(state), batch).compile()
+        return lambda state, batch: program(*_read_by_gradients(state), batch)
+
+    def compile_update(self, state: TrainState) -> Callable[[TrainState, Sums], tuple[TrainState, Metrics]]:
+        """The compiled second program, which is the same for all batches. All arrays may be abstract."""
+        total: Any = jax.ShapeDtypeStruct((), jnp.promote_types(self._model_config.compute_dtype, jnp.float32))
+        tokens: Any = jax.ShapeDtypeStruct((), int)
+        sums = Sums(total, tokens, dict(state.params))
+        return self._apply.lower(state, sums if self._placement is None else self._placement.abstract(sums)).compile()
+
+    def lower(self, state: TrainState, batch: Batch) -> Any:
+        """Both programs lowered as one, whose memory and operations can be analysed."""
+        both: Any = jax.jit(self.__call__, donate_argnums=0)
+        return both.lower(state, batch)
+
+    def _update(self, state: TrainState, sums: Sums) -> tuple[TrainState, Metrics]:
+        total, tokens, gradients = sums
+        config = self._config
+        gradients = _per_token(gradients, tokens) if config.reduction == "tokens" else gradients
+        squares = {name: jnp.square(at_least_float32(g)).sum() for name, g in sorted(gradients.items())}
+        norm = jnp.sqrt(sum(squares.values(), start=jnp.zeros(())))
+        rate = learning_rate(state.update, config, self._model_config.d_model, jnp)
+        directions: Any
+        directions, moments = self._optimizer.update(clip(gradients, norm, config), state.optimizer, state.params)
+        params = {name: p - (rate * directions[name]).astype(p.dtype) for name, p in state.params.items()}
+
+        loss = total / jnp.maximum(tokens, 1)
+        applied = (tokens > 0) & jnp.isfinite(norm) & jnp.isfinite(loss)
+        keep = partial(jax.tree.map, lambda new, old: jnp.where(applied, new, old))
+        new_state = state._replace(
+            params=keep(params, dict(state.params)),
+            optimizer=keep(moments, state.optimizer),
+            update=state.update + applied,
+        )
+        if self._placement is not None:
+            new_state = self._placement.keep(new_state)
+        nonfinite = ~jnp.isfinite(jnp.stack(list(squares.values())))
+        return new_state, Metrics(loss, tokens, norm, rate, applied, state.update, nonfinite)
+
+    def _accumulate(self, params: Arrays, buffers: Arrays, seed: Array, update: Array, batch: Batch) -> Sums:
+        """The sums of a batch, computed in `accumulation` micro-batches."""
+        model_config, config, placement = self._model_config, self._config, self._placement
+
+        def loss(params: Arrays, part: Batch) -> tuple[Array, Array]:
+            params = params if placement is None else placement.gather(params)
+            model = Transformer.from_arrays(model_config, {**buffers, **params}, self._execution)
+            key = DropoutKey(seed, update, part.rows)
+            return training_loss(model, part.src_tokens, part.tgt_tokens, part.labels, key, config)
+
+        def compute(part: Batch) -> Sums:
+            (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(params, part)
+            return Sums(total, tokens, _per_token(gradients, tokens) if config.reduction == "parts" else gradients)
+
+        sums = _sum_over_parts(compute, params, batch, config.accumulation, model_config)
+        return sums if placement is None else placement.keep(sums)
+
+
 def make_train_step(
     model_config: TransformerConfig,
     config: TrainingConfig,
     placement: Placement | None = None,
     execution: ExecutionConfig = PLAIN,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted step of a model and a training config; compiled once per batch shape.
+) -> TrainStep:
+    """The step of a model and a training config, a pure function of (state, batch); compiled once per batch shape.
 
     `placement`: where the arrays of the state are, which the step keeps; None: XLA chooses. `execution` changes memory,
     time and compilation, and the result only by rounding.
@@ -90,56 +184,19 @@ def make_train_step(
     """
     check_trainable(model_config)
     execution.check(model_config)
-    optimizer = make_optimizer(config, without_gradient(model_config))
-
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        total, tokens, gradients = _accumulate(state, batch, model_config, config, placement, execution)
-        gradients = _per_token(gradients, tokens) if config.reduction == "tokens" else gradients
-        squares = {name: jnp.square(at_least_float32(g)).sum() for name, g in sorted(gradients.items())}
-        norm = jnp.sqrt(sum(squares.values(), start=jnp.zeros(())))
-        rate = learning_rate(state.update, config, model_config.d_model, jnp)
-        directions: Any
-        directions, moments = optimizer.update(clip(gradients, norm, config), state.optimizer, state.params)
-        params = {name: p - (rate * directions[name]).astype(p.dtype) for name, p in state.params.items()}
-
-        loss = total / jnp.maximum(tokens, 1)
-        applied = (tokens > 0) & jnp.isfinite(norm) & jnp.isfinite(loss)
-        keep = partial(jax.tree.map, lambda new, old: jnp.where(applied, new, old))
-        new_state = state._replace(
-            params=keep(params, dict(state.params)),
-            optimizer=keep(moments, state.optimizer),
-            update=state.update + applied,
-        )
-        if placement is not None:
-            new_state = placement.keep(new_state)
-        nonfinite = ~jnp.isfinite(jnp.stack(list(squares.values())))
-        return new_state, Metrics(loss, tokens, norm, rate, applied, state.update, nonfinite)
-
-    return jax.jit(step, donate_argnums=0)
+    return TrainStep(model_config, config, placement, execution)
 
 
-def _accumulate(
-    state: TrainState,
-    batch: Batch,
-    model_config: TransformerConfig,
-    config: TrainingConfig,
-    placement: Placement | None,
-    execution: ExecutionConfig,
-) -> tuple[Float[Array, ""], Int[Array, ""], Arrays]:
-    """(sum of losses, tokens, gradient of the sum) of the batch, computed in `accumulation` micro-batches."""
+def _read_by_gradients(state: TrainState) -> tuple[Arrays, Arrays, Array, Array]:
+    """What the gradients depend on; moments are not passed, so that only the second program holds them."""
+    return state.params, state.buffers, state.seed, state.update
 
-    def loss(params: Arrays, part: Batch) -> tuple[Array, Array]:
-        params = params if placement is None else placement.gather(params)
-        model = Transformer.from_arrays(model_config, {**state.buffers, **params}, execution)
-        key = DropoutKey(state.seed, state.update, part.rows)
-        return training_loss(model, part.src_tokens, part.tgt_tokens, part.labels, key, config)
 
-    def compute(part: Batch) -> tuple[Array, Array, Arrays]:
-        (total, tokens), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, part)
-        return total, tokens, _per_token(gradients, tokens) if config.reduction == "parts" else gradients
-
+def _sum_over_parts(
+    compute: Callable[[Batch], Sums], params: Arrays, batch: Batch, parts: int, model_config: TransformerConfig
+) -> Sums:
+    """The sums of a batch's parts, one after the other. A part is every n-th sentence."""
     sentences = len(batch.labels)
-    parts = config.accumulation
     for name, array in batch._asdict().items():
         if len(array) != sentences:
             raise ValueError(f"{name}: must have {sentences} rows, as labels, not {len(array)}")
@@ -147,10 +204,10 @@ def _accumulate(
         raise ValueError(f"accumulation={parts}: does not divide the batch of {sentences} sentences")
     if parts == 1:
         return compute(batch)
-    # A part is every n-th sentence, so that each device holds an equal share of every part.
+    # so that each device holds an equal share of every part
     stacked = jax.tree.map(lambda a: a.reshape(sentences // parts, parts, *a.shape[1:]).swapaxes(0, 1), batch)
     zero = jnp.zeros((), jnp.promote_types(model_config.compute_dtype, jnp.float32))
-    zeros = zero, jnp.zeros((), int), jax.tree.map(jnp.zeros_like, dict(state.params))
+    zeros = Sums(zero, jnp.zeros((), int), jax.tree.map(jnp.zeros_like, dict(params)))
     add = partial(jax.tree.map, jnp.add)
     return jax.lax.scan(lambda sums, part: (add(sums, compute(part)), None), zeros, stacked)[0]
 

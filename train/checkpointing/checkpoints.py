@@ -26,11 +26,10 @@ from ...configs.json_text import parse_json
 from ...configs.run import RunConfig
 from ...convert.checkpoint import Checkpoint
 from ...convert.untrusted import check_declared_size
-from ...flax_transformer.model import Transformer
-from ...flax_transformer.module import named_arrays, on_host
+from ...flax_transformer.module import on_host
 from ..data.prepare import Tokenizers
 from ..partitioning import on_one_device
-from ..step import TrainState, init_state
+from ..step import TrainState, abstract_state
 from ..tracking.metrics import best_update, read_metrics, validations
 from .state_checksums import checksums_of_arrays, read_checksums, verify_arrays, write_checksums
 
@@ -290,10 +289,7 @@ def _numbers(folder: Path) -> list[int]:
 def _abstract_state(run: RunConfig) -> TrainState:
     """Shapes and dtypes of a run's state, placed on one device. Raises: ConversionError, as `check_declared_size`."""
     check_declared_size(run.model)
-    arrays = named_arrays(Transformer.abstract(run.model))
-    return on_one_device(
-        jax.eval_shape(lambda arrays: init_state(Transformer.from_arrays(run.model, arrays), run.training), arrays)
-    )
+    return on_one_device(abstract_state(run.model, run.training))
 
 
 def _restore(folder: Path, like: TrainState) -> TrainState:

@@ -141,12 +141,12 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
         RunError: the directory belongs to a run with other settings or another corpus.
     """
     first_run = _read_config(directory)
-    buckets, first_fingerprint = read_data(directory)
+    buckets, first_fingerprint, is_gradual = read_data(directory)
     tokenizers = Tokenizers.load(directory)
     if tokenizers is None:
         raise RunError(f"{directory}: has no tokenizer; the run cannot be resumed without it")
     try:
-        prepared = prepare(_with_first_values(run, first_run), tokenizers, buckets, first_run.model, say)
+        prepared = prepare(_with_first_values(run, first_run), tokenizers, buckets, first_run.model, say, is_gradual)
     except DataError as error:
         raise DataError(
             f"{error} (if the corpus of {directory} has moved, pass its new paths; a different run needs "
@@ -180,11 +180,16 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
     return prepared
 
 
-def read_data(directory: Path) -> tuple[list[Bucket], str]:
-    """(batch shapes of a run, hash of its ids). Raises: RunError if its file cannot be read."""
+def read_data(directory: Path) -> tuple[list[Bucket], str, bool]:
+    """(batch shapes of a run, hash of its ids, whether the shapes begin gradually).
+
+    Raises:
+        RunError: the run's file cannot be read.
+    """
     try:
         document = parse_json((directory / _DATA).read_text(encoding="utf-8"))
-        return [Bucket(*shape) for shape in document["shapes"]], document["ids"]
+        buckets = [Bucket(*shape) for shape in document["shapes"]]
+        return buckets, document["ids"], bool(document.get("gradual", False))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{directory / _DATA}: cannot be read ({error}); the run cannot be resumed without it") from None
 
@@ -217,4 +222,5 @@ def _fingerprint(prepared: PreparedRun) -> str:
 def _describe(prepared: PreparedRun) -> str:
     counts = {name: part._asdict() for name, part in prepared.counts.items()}
     shapes = [list(bucket) for bucket in prepared.buckets]
-    return json.dumps({"shapes": shapes, "ids": _fingerprint(prepared), "counts": counts}, indent=2) + "\n"
+    values = {"shapes": shapes, "gradual": prepared.is_gradual, "ids": _fingerprint(prepared), "counts": counts}
+    return json.dumps(values, indent=2) + "\n"

@@ -4,6 +4,7 @@ Letters: P pairs, K shapes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop
 from itertools import product
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 
 # Pairs on which shapes are chosen. In larger corpora, batches that are not full are negligible.
 _SAMPLE = 100_000
+_INTERVAL = 30  # batches, at most, between the beginnings of two shapes
 
 
 class Bucket(NamedTuple):
@@ -154,6 +156,25 @@ def plan_epoch(lengths: np.ndarray, buckets: Sequence[Bucket], seed: int, epoch:
         numbers += [i] * len(rows)
     order = rng.permutation(len(batches))
     return Plan([batches[i] for i in order], [numbers[i] for i in order])
+
+
+def introduce_gradually(plan: Plan) -> Plan:
+    """The same batches, in an order in which shapes begin one after the other, as in the first half of the plan.
+
+    A program is compiled for each shape, and the first ones are trained on while the others compile. Among the shapes
+    that have begun, the order is that of the plan.
+    """
+    shapes = list(dict.fromkeys(plan.buckets))
+    interval = min(_INTERVAL, len(plan.buckets) // (2 * len(shapes)))
+    positions = {shape: [i for i, number in enumerate(plan.buckets) if number == shape] for shape in shapes}
+    waiting: list[int] = []  # heap of the positions of the shapes that have begun
+    order: list[int] = []
+    for number in range(len(plan.buckets)):
+        while shapes and (not waiting or number >= interval * (len(positions) - len(shapes))):
+            waiting += positions[shapes.pop(0)]
+            heapify(waiting)
+        order.append(heappop(waiting))
+    return Plan([plan.batches[i] for i in order], [plan.buckets[i] for i in order])
 
 
 def describe_shapes(buckets: Sequence[Bucket]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...configs.errors import DataError
 from ...formulas.padding import Ids, pad
-from .buckets import Bucket, Plan, count_batches, plan_epoch
+from .buckets import Bucket, Plan, count_batches, introduce_gradually, plan_epoch
 from .tokenizer import Tokenizer
 
 _CHUNK = 10_000  # pairs encoded per call
@@ -169,7 +169,8 @@ class Batches:
     """All batches of a run in order; they depend on corpus, shapes and seed alone.
 
     `rows` are the numbers of the rows to read from the batches of each bucket; None: all. With a `resegmentation`, the
-    lengths of an epoch's pairs, and so the number of its batches, are its own.
+    lengths of an epoch's pairs, and so the number of its batches, are its own. `is_gradual`: in the first epoch, shapes
+    begin one after the other.
 
     It is a grain data source, read in this process or in worker processes.
     """
@@ -183,10 +184,11 @@ class Batches:
         total: int,
         rows: Sequence[np.ndarray] | None = None,
         resegmentation: Resegmentation | None = None,
+        is_gradual: bool = False,
     ):
         self.encoded, self.buckets, self.pad_id = encoded, list(buckets), pad_id
         self.seed, self.total = seed, total
-        self._rows, self._resegmentation = rows, resegmentation
+        self._rows, self._resegmentation, self._is_gradual = rows, resegmentation, is_gradual
         self._epochs: dict[int, tuple[EncodedPairs, Plan]] = {}  # the last two: one is trained on, the other prefetched
         self._starts = {0: 0}  # the first batch of epochs
         self.per_epoch = count_batches(encoded.lengths, self.buckets)  # without a resegmentation
@@ -231,6 +233,8 @@ class Batches:
             if self._resegmentation is not None:
                 encoded = self._resegmentation.epoch(number, self.buckets)
             plan = plan_epoch(encoded.lengths, self.buckets, self.seed, number)
+            if number == 0 and self._is_gradual:
+                plan = introduce_gradually(plan)
             epochs = {**dict([*epochs.items()][-1:]), number: (encoded, plan)}
             self._epochs = epochs
         return epochs[number]

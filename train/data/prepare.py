@@ -115,13 +115,16 @@ class PreparedRun(NamedTuple):
     buckets: list[Bucket]
     counts: dict[str, Counts]  # of train and valid
     bpe_dropout: BpeDropout | None
+    is_gradual: bool  # whether shapes begin one after the other; False in runs of earlier versions
 
     def batches(self, rows: Sequence[np.ndarray] | None = None) -> Batches:
         """The run's batches in order; `rows` are those to read from the batches of each bucket, by default all."""
         run = self.run
         assert run.loop.updates is not None  # `prepare` has set it
         pad_id, seed = run.model.pad_id, run.training.seed
-        return Batches(self.train, self.buckets, pad_id, seed, run.loop.updates, rows, self.bpe_dropout)
+        return Batches(
+            self.train, self.buckets, pad_id, seed, run.loop.updates, rows, self.bpe_dropout, self.is_gradual
+        )
 
 
 def prepare(
@@ -130,6 +133,7 @@ def prepare(
     buckets: Sequence[Bucket] | None = None,
     sizes: TransformerConfig | None = None,
     say: Say = lambda line: None,
+    is_gradual: bool = True,
 ) -> PreparedRun:
     """Reads the corpus; trains `tokenizers` and chooses `buckets` unless they are passed.
 
@@ -191,7 +195,7 @@ def prepare(
     buckets = list(buckets or buckets_of(run, lengths, run.batches.shapes))
     run = run.resolved(count_batches(lengths, buckets))
     references = [held_out[i][1] for i in valid_indices]
-    return PreparedRun(run, tokenizers, train, valid, references, buckets, counts, bpe_dropout)
+    return PreparedRun(run, tokenizers, train, valid, references, buckets, counts, bpe_dropout, is_gradual)
 
 
 def buckets_of(run: RunConfig, lengths: np.ndarray, shapes: int) -> list[Bucket]:

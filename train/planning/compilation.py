@@ -20,11 +20,12 @@ from packaging.requirements import Requirement
 from ...configs.errors import ConfigError
 from ...configs.run import RunConfig
 from ...configs.sharding import ShardingConfig
+from ..step import abstract_state
 from .cost import Collective, Cost, Memory, cost
 from .estimate import estimate, shard_bytes
 from .hlo import parse
 from .topology import Topology, parse_topology
-from .workload import Workload, abstract_state
+from .workload import Workload
 
 # XLA's two messages: with the sum of everything, or with the temporaries alone
 _OUT_OF_MEMORY = re.compile(r"(Used|temporaries) \(?([\d.]+)([KMG])")

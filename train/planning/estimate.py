@@ -22,9 +22,10 @@ from ...flax_transformer.dropout import DropoutKey
 from ...flax_transformer.model import Transformer
 from ..losses import cross_entropy
 from ..partitioning import partition
+from ..step import abstract_state
 from .cost import Collective, Cost, Memory
 from .flops import executed_flops
-from .workload import Workload, abstract_state
+from .workload import Workload
 
 _ROWS = 8  # sentences in the traced batch; what is kept is proportional to their number
 

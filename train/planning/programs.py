@@ -12,8 +12,8 @@ from ...flax_transformer.decode import grow, search_programs
 from ...formulas.decoding import without_cache
 from ..evaluate import make_validation_loss
 from ..partitioning import Placement
-from ..step import Batch, make_train_step
-from .workload import Workload, abstract_state
+from ..step import Batch, abstract_state, make_train_step
+from .workload import Workload
 
 SENTENCES = 32  # per batch of beam search, and at least one per device that divides rows
 BEAM_SIZE = 5
@@ -28,11 +28,10 @@ class Compiled(NamedTuple):
 
 
 def compile_step(workload: Workload, placement: Placement) -> Compiled:
-    """The train step of a batch shape."""
+    """The train step of a batch shape, as one program: both of its programs need all gradients at once."""
     run = workload.run
-    state = abstract_state(run.model, run.training)
-    state = jax.tree.map(_abstract, state, placement.shardings(state))
-    step: Any = make_train_step(run.model, run.training, placement, run.execution)
+    state = placement.abstract(abstract_state(run.model, run.training))
+    step = make_train_step(run.model, run.training, placement, run.execution)
     return Compiled("train step", step.lower(state, _batch(workload, placement)).compile(), 1)
 
 
@@ -77,16 +76,13 @@ def search_rows(sharding: ShardingConfig) -> int:
 def _arrays(workload: Workload, placement: Placement) -> Any:
     """The abstract arrays of the model."""
     state = abstract_state(workload.run.model, workload.run.training)
-    arrays = {**state.buffers, **state.params}
-    return jax.tree.map(_abstract, arrays, placement.shardings(arrays))
+    return placement.abstract({**state.buffers, **state.params})
 
 
 def _batch(workload: Workload, placement: Placement) -> Batch:
     """An abstract batch, with its rows divided over the devices."""
     padded = workload.padded(placement.config)
-    shapes = ((padded.rows, length) for length in (padded.src_length, padded.tgt_length, padded.tgt_length))
-    arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in (*shapes, (padded.rows,))]
-    return Batch(*(_abstract(array, placement.row_sharding) for array in arrays))
+    return Batch(*placement.abstract_rows(padded.rows, padded.src_length, padded.tgt_length))
 
 
 def _abstract(array: Any, sharding: NamedSharding) -> Any:

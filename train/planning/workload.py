@@ -1,19 +1,10 @@
 """What is planned: a run and one of its batch shapes."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
-
-import jax
-from flax import nnx
 
 from ...configs.errors import ConfigError
 from ...configs.run import RunConfig
-from ...configs.schema import TransformerConfig
 from ...configs.sharding import ShardingConfig
-from ...configs.training import TrainingConfig
-from ...flax_transformer.model import Transformer
-from ..step import TrainState, init_state
 
 
 @dataclass(frozen=True)
@@ -52,13 +43,3 @@ class Workload:
             raise ConfigError(
                 f"{shares} devices divide the rows of a batch, which has {self.rows}; use larger --tokens"
             )
-
-
-@lru_cache(maxsize=8)
-def abstract_state(model: TransformerConfig, training: TrainingConfig) -> TrainState:
-    """Shapes and dtypes of a run's state."""
-
-    def init() -> Any:
-        return init_state(Transformer(model, rngs=nnx.Rngs(0)), training)
-
-    return jax.eval_shape(init)

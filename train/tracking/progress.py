@@ -19,6 +19,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from ..data.buckets import Bucket
+
 _RECENT = 20  # updates over which speed is measured
 _WIDTH = 120  # characters per line of a sample
 _QUIET = 30.0  # seconds between lines if standard error is not a terminal
@@ -119,10 +121,11 @@ class TrainingProgress:
             self._last_line = now
             self.say(f"update {update:,} of {self._total:,} · {status}")
 
-    def compiled(self, shape: tuple[int, ...], seconds: Mapping[tuple[int, ...], float], shapes: int) -> None:
-        """Prints that a batch shape is compiled; `seconds` per shape so far, of `shapes` in total."""
-        rows, src, tgt = shape
-        self.say(f"batch shape {len(seconds)} of {shapes}, {rows}×({src}+{tgt}), compiled in {seconds[shape]:.1f} s")
+    def compiled(self, bucket: Bucket, seconds: Mapping[int, float], shapes: int) -> None:
+        """Prints that a batch shape is compiled; `seconds` of those so far, this one last, of `shapes` in total."""
+        src, tgt, rows = bucket
+        last = [*seconds.values()][-1]
+        self.say(f"batch shape {len(seconds)} of {shapes}, {rows}×({src}+{tgt}), compiled in {last:.1f} s")
         self.pause(compiling=(shapes - len(seconds)) * sum(seconds.values()) / len(seconds))
 
     def validated(self, label: str, scores: Mapping[str, Any], seconds: float) -> None:

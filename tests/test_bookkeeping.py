@@ -17,7 +17,7 @@ from twinax.configs.training import TrainingConfig
 from twinax.formulas.decoding import Decoded
 from twinax.train import evaluate
 from twinax.train.checkpointing.checkpoints import read_checkpoint
-from twinax.train.checkpointing.run_directory import prepare_again, prepare_in
+from twinax.train.checkpointing.run_directory import locked, prepare_again, prepare_in
 from twinax.train.data.buckets import plan_epoch
 from twinax.train.data.prepare import prepare
 from twinax.train.loop import train
@@ -90,7 +90,8 @@ def test_shapes_follow_each_other_at_random(run):
 
 def test_a_run_of_an_earlier_version_keeps_its_order(run, tmp_path):
     """Its data.json does not say that shapes begin one after the other."""
-    prepared, _ = prepare_in(tmp_path, run, None, print, Team())
+    with locked(tmp_path, print):
+        prepared, _ = prepare_in(tmp_path, run, None, print, Team())
     assert prepare_again(tmp_path, run, print).batches().plan(0).buckets == prepared.batches().plan(0).buckets
     data = json.loads((tmp_path / "data.json").read_text())
     assert data.pop("gradual") is True

@@ -201,3 +201,31 @@ def test_a_copy_of_a_run_keeps_its_checksums(tmp_path):
     shutil.rmtree(path)
     assert describe_verification(moved) == BY_CHECKSUMS
     convert.load(moved)
+
+
+@pytest.mark.parametrize("form", ["training", "training.pt", "training.safetensors", "weights"])
+def test_weights_alone(form, tmp_path):
+    path = write(form, tmp_path)
+    checkpoint, weights = convert.load(path), convert.load(path, weights_only=True)
+    assert weights.training is None
+    assert {**checkpoint.arrays}.keys() == {**weights.arrays}.keys()
+    for name, array in checkpoint.arrays.items():
+        assert weights.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(weights.arrays[name], array, strict=True)
+    assert (weights.config, weights.files) == (checkpoint.config, checkpoint.files)
+
+
+@pytest.mark.parametrize(("kind", "refused"), [(".params[", True), (".buffers[", True), (".optimizer", False)])
+def test_weights_alone_are_verified_and_the_optimizer_is_not(kind, refused, tmp_path):
+    path = write("training", tmp_path)
+    document = json.loads((path / "run" / "checksums.json").read_text())
+    name = next(name for name in document["arrays"] if name.startswith(kind))
+    document["arrays"][name] = "0" * 32
+    (path / "run" / "checksums.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
+        convert.load(path)
+    if refused:
+        with pytest.raises(CheckpointError, match="does not match its checksum"):
+            convert.load(path, weights_only=True)
+    else:
+        convert.load(path, weights_only=True)

@@ -343,7 +343,7 @@ def load(
     """
     if quantize not in (None, *get_args(Quantization)):
         raise ConfigError(f"quantize={quantize!r}: must be None or 'int8'")
-    return Translator(load_checkpoint(path, adapter=adapter), str(path), quantize=quantize)
+    return Translator(load_checkpoint(path, adapter=adapter, weights_only=True), str(path), quantize=quantize)
 
 
 def _fill_block(rows: Sequence[int], size: int) -> list[int]:

@@ -68,7 +68,7 @@ def read_initial_weights(run: RunConfig) -> InitialWeights | None:
 
 
 def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
-    checkpoint = load(_existing(path), adapter=run.adapter)
+    checkpoint = load(_existing(path), adapter=run.adapter, weights_only=True)
     limit = _marian_limit(checkpoint.config, run, path) if checkpoint.layout == MARIAN else None
     tokenizers = Tokenizers.of_checkpoint(checkpoint, run.tokenizer, str(path))
     if tokenizers is None and not run.tokenizer.load:

@@ -101,7 +101,7 @@ def demo(out: Path, updates: int, test: int) -> Results:
         bleu[name] = corpus_scores(texts, [references])[0].value
         different_tokens, all_tokens = different_tokens + different, all_tokens + count
     _show(translator, out, console)
-    arrays = _through_pytorch(translator, out / "model.pt")
+    arrays = _through_pytorch(out / "run", out / "model.pt")
     ladder = show_ladder("the trained model", config=translator.config, arrays=translator.checkpoint.arrays).ok
     table = Table("", "", title="twinax demo", show_header=False)
     duration = "resumed" if resumed else f"{seconds:.0f} s with compilation"
@@ -151,10 +151,11 @@ def _show(translator: Translator, out: Path, console: Console) -> None:
     console.print(f"attention weights as a picture: {out / 'attention.png'}", highlight=False)
 
 
-def _through_pytorch(translator: Translator, path: Path) -> tuple[int, int]:
+def _through_pytorch(run: Path, path: Path) -> tuple[int, int]:
     """(number of arrays that are bit-identical after a round trip through a PyTorch file, number of arrays)."""
     path.unlink(missing_ok=True)  # of an earlier demo
-    convert.save(translator.checkpoint, path)
-    arrays, loaded = translator.checkpoint.tensors, convert.load(path).tensors
+    checkpoint = convert.load(run)
+    convert.save(checkpoint, path)
+    arrays, loaded = checkpoint.tensors, convert.load(path).tensors
     same = (name in loaded and loaded[name].tobytes() == array.tobytes() for name, array in arrays.items())
     return sum(same), len(arrays)

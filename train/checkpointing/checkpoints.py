@@ -25,13 +25,14 @@ from ...configs.errors import CheckpointError, ConfigError, DamagedCheckpointErr
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig
 from ...convert.checkpoint import Checkpoint
+from ...convert.port import flax_specs
 from ...convert.untrusted import check_declared_size
 from ...flax_transformer.module import on_host
 from ..data.prepare import Tokenizers
 from ..partitioning import on_one_device
 from ..step import TrainState, abstract_state
-from ..tracking.metrics import best_update, read_metrics, validations
-from .state_checksums import checksums_of_arrays, read_checksums, verify_arrays, write_checksums
+from ..tracking.metrics import best_update, read_validations
+from .state_checksums import checksums_of_arrays, read_checksums, verify_arrays, verify_fields, write_checksums
 
 CONFIG = "config.json"
 SOURCE = "source.json"  # layout and documents of the directory that weights came from
@@ -253,6 +254,28 @@ def read_state(folder: Path) -> tuple[RunConfig, TrainState]:
     return run, _restore(folder, _abstract_state(run))
 
 
+def read_model(folder: Path) -> tuple[RunConfig, dict[str, jax.Array]]:
+    """Config and arrays of the model from a checkpoint's own folder, without the optimizer's state.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    run = read_run(folder / "run")
+    check_declared_size(run.model)
+    trained = flax_specs(run.model, trained_only=True)
+    tree: dict[str, dict[str, Any]] = {"params": {}, "buffers": {}}
+    for name, (shape, dtype) in flax_specs(run.model).items():
+        tree["params" if name in trained else "buffers"][name] = jax.ShapeDtypeStruct(shape, dtype)
+    abstract = on_one_device({part: arrays for part, arrays in tree.items() if arrays})
+    arguments = ocp.args.PyTreeRestore(
+        abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract), partial_restore=True
+    )
+    with _reading(folder), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        arrays = reader.restore(folder.absolute() / "state", args=arguments)
+    verify_fields(arrays, folder)
+    return run, {name: array for part in arrays.values() for name, array in part.items()}
+
+
 def is_run_or_checkpoint(path: Path) -> bool:
     """Whether the path is a checkpoint, or a run with or without checkpoints."""
     return _is_checkpoint(path) or any((path / name).is_dir() for name in (CHECKPOINTS, AVERAGED))
@@ -274,7 +297,7 @@ def folder_of(path: Path) -> Path:
     if not updates:
         raise CheckpointError(f"{path}: is neither a checkpoint nor a run with one")
     metric = read_run(path / CHECKPOINTS / str(updates[-1]) / "run").loop.metric
-    best = best_update({u: v for u, v in validations(read_metrics(path)).items() if u in updates}, metric)
+    best = best_update({u: v for u, v in read_validations(path).items() if u in updates}, metric)
     return path / CHECKPOINTS / str(updates[-1] if best is None else best)
 
 
@@ -294,14 +317,20 @@ def _abstract_state(run: RunConfig) -> TrainState:
 
 def _restore(folder: Path, like: TrainState) -> TrainState:
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    try:
-        with ocp.StandardCheckpointer() as reader:
-            state = reader.restore(folder.absolute() / "state", abstract)
-    except Exception as error:  # orbax and tensorstore raise many types
-        kind = CheckpointError if re.search(_NOT_DAMAGE, str(error)) else DamagedCheckpointError
-        raise kind(f"{folder}: cannot be read: {_reason(error)}") from None
+    with _reading(folder), ocp.StandardCheckpointer() as reader:
+        state = reader.restore(folder.absolute() / "state", abstract)
     verify_arrays(state, folder)
     return state
+
+
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Raises: CheckpointError with one line, because orbax and tensorstore raise many types."""
+    try:
+        yield
+    except Exception as error:
+        kind = CheckpointError if re.search(_NOT_DAMAGE, str(error)) else DamagedCheckpointError
+        raise kind(f"{folder}: cannot be read: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:

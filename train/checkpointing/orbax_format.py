@@ -1,5 +1,6 @@
 """Runs and their checkpoints, which orbax writes, as a format of `convert`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from .checkpoints import (
     WEIGHTS,
     folder_of,
     is_run_or_checkpoint,
+    read_model,
     read_run,
     read_state,
     source_of,
@@ -41,10 +43,19 @@ _UNUSED = "unused.safetensors"  # of a converted Hugging Face directory
 
 def read(path: Path) -> Checkpoint:
     """Reads a checkpoint from its own folder or from a run. Raises: CheckpointError if it cannot be read."""
+    return _read(path, _read_training)
+
+
+def _read_model(path: Path) -> Checkpoint:
+    """As `read`, without the training state."""
+    return _read(path, _read_without_training)
+
+
+def _read(path: Path, read_run_checkpoint: Callable[[Path], Checkpoint]) -> Checkpoint:
     folder = folder_of(path)
     try:
         with jax.enable_x64(True):  # without it, JAX would convert float64 to float32
-            return _read_weights(folder) if (folder / WEIGHTS).is_dir() else _read_training(folder)
+            return _read_weights(folder) if (folder / WEIGHTS).is_dir() else read_run_checkpoint(folder)
     except ConversionError as error:
         raise CheckpointError(f"{folder}: {error}") from None
 
@@ -84,12 +95,17 @@ def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
             writer.save(folder / (WEIGHTS if checkpoint.training is None else "state"), tree)
 
 
+def _read_without_training(folder: Path) -> Checkpoint:
+    run, arrays = read_model(folder)
+    return Checkpoint(run.model, _to_numpy(arrays), **_other_contents(folder))
+
+
 def _read_training(folder: Path) -> Checkpoint:
     """A checkpoint with training state; averaged weights have none, because theirs is the last checkpoint's."""
+    if folder.parent.name == AVERAGED:
+        return _read_without_training(folder)
     run, state = read_state(folder)
     arrays = _to_numpy({**state.buffers, **state.params})
-    if folder.parent.name == AVERAGED:
-        return Checkpoint(run.model, arrays, **_other_contents(folder))
     adam = find_adam(state.optimizer)
     epoch, batch = (int(number) for number in state.position)
     moments = (_to_numpy(arrays) for arrays in (adam.mu, adam.nu))
@@ -163,5 +179,6 @@ FORMATS = {
         read_config=_read_config,
         accepts=lambda path, layout: layout == "twinax" and not path.suffix[1:].isalpha(),
         write=_write,
+        read_weights=_read_model,
     )
 }

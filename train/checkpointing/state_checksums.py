@@ -1,7 +1,7 @@
 """Checksums beside the state that orbax writes: of every array, and of the files in a checkpoint's folder `run`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,31 @@ def verify_arrays(tree: Any, folder: Path) -> None:
     Raises:
         DamagedCheckpointError: an array is damaged, missing or new.
     """
+    _verify(lambda: checksums_of_arrays(tree), read_checksums(folder / "run").get("arrays"), folder)
+
+
+def verify_fields(fields: Mapping[str, Any], folder: Path) -> None:
+    """As `verify_arrays`, for some fields of the saved tree alone, by name.
+
+    Raises:
+        DamagedCheckpointError: an array of these fields is damaged, missing or new.
+    """
+
+    def checksums() -> dict[str, str]:
+        parts = {f".{field}": checksums_of_arrays(tree) for field, tree in fields.items()}
+        return {field + name: checksum for field, part in parts.items() for name, checksum in part.items()}
+
     expected = read_checksums(folder / "run").get("arrays")
+    if isinstance(expected, Mapping):
+        prefixes = tuple(f".{field}[" for field in fields)
+        expected = {name: value for name, value in expected.items() if name.startswith(prefixes)}
+    _verify(checksums, expected, folder)
+
+
+def _verify(checksums: Callable[[], dict[str, str]], expected: Any, folder: Path) -> None:
+    if expected is None or not is_verifying():
+        return
     try:
-        if expected is not None and is_verifying():
-            verify_checksums(checksums_of_arrays(tree), expected, folder)
+        verify_checksums(checksums(), expected, folder)
     except ConversionError as error:
         raise DamagedCheckpointError(str(error)) from None

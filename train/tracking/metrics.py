@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,24 @@ def read_metrics(directory: Path) -> list[Record]:
     return _read(directory / FILE)[0]
 
 
+def read_validations(directory: Path) -> dict[int, Mapping[str, Any]]:
+    """Validation metrics of a run by update. Records of updates, which are many more, are not parsed."""
+    path = directory / FILE
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    return validations(_parse([line for line in lines if b'"validation"' in line])[0])
+
+
 def _read(path: Path) -> tuple[list[Record], list[int]]:
     """(records in order, numbers of damaged lines).
 
     A last line without its end is not damaged: the process was killed while writing it.
     """
+    return _parse(path.read_bytes().splitlines(keepends=True) if path.is_file() else [])
+
+
+def _parse(lines: Sequence[bytes]) -> tuple[list[Record], list[int]]:
     records: list[Record] = []
     damaged: list[int] = []
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for number, line in enumerate(lines, 1):
         record: Any = None
         with suppress(ValueError):

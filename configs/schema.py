@@ -164,6 +164,10 @@ class TransformerConfig:
         """The width of one value head in an attention of `num_heads` heads."""
         return self.v_head_dim or self.query_key_width(num_heads)
 
+    def without_dropout(self) -> "TransformerConfig":
+        """A copy in which no rate of dropout or layer drop is above 0."""
+        return self.replace(**dict.fromkeys(_RATES, 0.0))
+
     def replace(self, **changes: Any) -> "TransformerConfig":
         """A copy with some fields changed, validated again."""
         unknown = sorted(set(changes) - {f.name for f in fields(self)})

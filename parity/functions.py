@@ -20,6 +20,8 @@ from ..convert.port import flax_specs
 from ..formulas.position_tables import POSITION_TABLES
 from ..torch_reference import losses as torch_losses
 from ..train import losses
+from ..train.step import Batch as StepBatch
+from ..train.step import make_train_step
 
 
 class Batch(NamedTuple):
@@ -65,6 +67,30 @@ def flax_function(
     return jax.jit(run)
 
 
+@lru_cache(maxsize=4)
+def step_function(
+    config: TransformerConfig, *, gradients: bool = True
+) -> Callable[[Mapping[str, Any], Batch], Outputs]:
+    """As `flax_function`, but loss and gradients are those of the program that `twinax train` runs, without dropout."""
+    forward = flax_function(config, gradients=False)
+    step = make_train_step(config.without_dropout(), LOSS)
+
+    def run(arrays: Mapping[str, Any], batch: Batch) -> Outputs:
+        outputs = forward(arrays, batch)
+        if not gradients:
+            return outputs
+        src, tgt, labels = (jnp.asarray(a, jnp.int32) for a in (batch.src_tokens, batch.tgt_tokens, batch.labels))
+        step_batch = StepBatch(src, tgt, labels, jnp.arange(len(labels), dtype=jnp.int32))
+        trained = flax_specs(config, trained_only=True)
+        params = {name: jnp.asarray(arrays[name]) for name in trained}
+        buffers = {name: jnp.asarray(array) for name, array in arrays.items() if name not in trained}
+        sums = step.add_up(params, buffers, jnp.uint32(0), jnp.zeros((), jnp.int32), step_batch)
+        count = jnp.maximum(sums.tokens, 1)
+        return outputs | {"loss": sums.loss / count} | {GRADIENTS + n: g / count for n, g in sums.gradients.items()}
+
+    return run
+
+
 def torch_function(
     config: TransformerConfig, *, gradients: bool = True
 ) -> Callable[[Mapping[str, Any], Batch], Outputs]:
@@ -95,6 +121,31 @@ def run_torch(model: torch_reference.Transformer, batch: Batch, *, gradients: bo
         by_name = convert.to_params(dict(zip(names, grads, strict=True)), config, trained_only=True)
         outputs |= {GRADIENTS + name: g for name, g in by_name.items()}
     return outputs
+
+
+def output_bytes(config: TransformerConfig, sentences: int, tokens: int) -> int:
+    """Bytes of all outputs of a model on a batch of sentences with so many tokens per side, without gradients."""
+    ids: Any = jax.ShapeDtypeStruct((sentences, tokens), jnp.int32)
+    arrays = {name: jax.ShapeDtypeStruct(*spec) for name, spec in flax_specs(config).items()}
+    with jax.enable_x64(config.compute_dtype == "float64"):
+        outputs = jax.eval_shape(flax_function(config, gradients=False), arrays, Batch(ids, ids, ids))
+    return sum(output.size * output.dtype.itemsize for output in jax.tree.leaves(outputs))
+
+
+def product_ratio(config: TransformerConfig, inputs: int) -> float:
+    """Error of XLA's float32 product x W / PyTorch's, both against float64, with W of the widest layer.
+
+    On some machines PyTorch's product is more accurate, which no port can change.
+    """
+    rng, squares = np.random.default_rng(0), np.zeros(2)
+    widest = max(config.d_ff, config.decoder_d_ff or 0)
+    with jax.enable_x64(False):
+        for _ in range(inputs):
+            x, w = (rng.standard_normal(shape, np.float32) for shape in ((14, widest), (widest, config.d_model)))
+            exact = x.astype(np.float64) @ w.astype(np.float64)
+            flax, pytorch = jnp.dot(x, w), torch.from_numpy(x) @ torch.from_numpy(w)
+            squares += [np.square(np.asarray(side, np.float64) - exact).sum() for side in (flax, pytorch)]
+    return float(np.sqrt(squares[0] / squares[1]))
 
 
 def random_arrays(config: TransformerConfig, seed: int) -> dict[str, np.ndarray]:

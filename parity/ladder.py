@@ -11,14 +11,23 @@ from itertools import takewhile
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from .. import convert, flax_transformer, torch_reference
 from ..configs.schema import TransformerConfig
 from ..train.self_test import check_compiler
 from .comparison import Comparison, compare
 from .coverage import Coverage, coverage
-from .functions import GRADIENTS, Batch, Outputs, flax_function, random_arrays, random_batch, torch_function
+from .functions import (
+    GRADIENTS,
+    Batch,
+    Outputs,
+    flax_function,
+    product_ratio,
+    random_arrays,
+    random_batch,
+    step_function,
+    torch_function,
+)
 from .harness import Criterion, Report, compare_arrays, flatten
 
 # The definition of equal in float64.
@@ -33,6 +42,7 @@ CRITERIA = (
 )
 RUNGS = tuple(criterion.rung for criterion in CRITERIA)
 Model = tuple[TransformerConfig, Mapping[str, np.ndarray]]  # config, arrays by Flax name
+FlaxFunction = Callable[..., Callable[[Mapping[str, np.ndarray], Batch], Outputs]]  # of a config
 
 # In float32 and bfloat16, each model's root mean square error against float64 over POOLED inputs may be at most
 # RATIO_BOUND times the other's. The float32 bound is widened by the ratio of isolated matmuls (`product_ratio`).
@@ -67,6 +77,7 @@ class Ladder:
     oracle_reports: Mapping[str, Report]  # each model against the oracle
     rungs: tuple[Rung, ...]
     product_ratio: float  # float32 error of XLA's matrix product / PyTorch's, at the model's widest layer
+    inputs: int  # over which the ratios are measured
     ratios_decide: bool  # whether a rung's verdict depends on float32 and bfloat16 too
     sentences_needed: int | None = None  # for float32 and bfloat16, if the text has fewer
     comparison: Comparison | None = None  # where the twins part, if they are not equal in float64
@@ -96,13 +107,17 @@ def rung_of(path: str) -> str:
 
 
 def run_twins(
-    config: TransformerConfig, arrays: Mapping[str, np.ndarray], batch: Batch, flax: Model | None = None
+    config: TransformerConfig,
+    arrays: Mapping[str, np.ndarray],
+    batch: Batch,
+    flax: Model | None = None,
+    function: FlaxFunction = flax_function,
 ) -> dict[str, Outputs]:
     """The outputs of both models on one batch, by framework; `flax`: a different model for Flax."""
     flax_config, flax_arrays = flax or (config, arrays)
     return {
         "PyTorch": torch_function(config)(arrays, batch),
-        "Flax": flax_function(flax_config)(flax_arrays, batch),
+        "Flax": function(flax_config)(flax_arrays, batch),
     }
 
 
@@ -173,6 +188,7 @@ def run_ladder(
     flax: Model | None = None,
     draw: Callable[[int, int], Batch | None] | None = None,
     backend: str = "cpu",
+    shape: tuple[int, int] | None = None,
 ) -> Ladder:
     """Runs the whole ladder for a model of this config, with Flax on the first device of a JAX backend.
 
@@ -180,23 +196,30 @@ def run_ladder(
     model for Flax, with arrays of the same shapes. `oracle`: computes some of the outputs in float64; both models are
     compared with it too. `draw`: returns the batch with a number and so many sentences, or None at the end; by default
     batches are random. With `draw`, the ratios affect no verdict, because with trained weights the error of one
-    batch can be much larger than that of the others.
+    batch can be much larger than that of the others. `shape`: sentences and tokens per side of every random batch, at
+    which loss and gradients are those of the program that trains.
     """
     check_compiler()
-    total = 1 + 2 * POOLED
     with jax.default_device(jax.devices(backend)[0]), jax.default_matmul_precision("highest"):
         is_random = arrays is None and draw is None
         decide = draw is None
         with jax.enable_x64(False):
             arrays = arrays or random_arrays(config.replace(param_dtype="float32"), seed)
-        progress("float64", 0, total)
-        sentences = 4 if draw is None else TEXT_SENTENCES
-        draw = draw or (lambda number, sentences: _draw(config, seed, number, sentences))
+        function = flax_function if shape is None else step_function
+        if shape is not None:
+            sentences, draw = shape[0], lambda number, _: _draw(config, seed, number, *shape, shape[1])
+        elif draw is None:
+            sentences, draw = 4, lambda number, count: _draw(config, seed, number, count, 11, 7)
+        else:
+            sentences = TEXT_SENTENCES
         wide, wide_arrays = _as_type((config, arrays), "float64")
         model, batch = _as_type((config, arrays), "float32"), draw(0, sentences)
         assert batch is not None  # the caller ensures at least one sentence
         per_input = sentences_per_input(config, batch)
-        too_few = draw(POOLED, per_input) is None
+        pooled = POOLED if shape is None else -(-POOLED * per_input // sentences)
+        total = 1 + 2 * pooled
+        progress("float64", 0, total)
+        too_few = draw(pooled, per_input) is None
         if decide and oracle is None:  # some oracles divide by zero on fully masked rows
             batch.src_tokens[-1] = config.pad_id
         input_coverage = coverage(batch, arrays, config.pad_id)
@@ -204,7 +227,7 @@ def run_ladder(
             input_coverage.check()
         wide_flax = flax and _as_type(flax, "float64")
         with jax.enable_x64(True):
-            outputs = run_twins(wide, wide_arrays, batch, wide_flax)
+            outputs = run_twins(wide, wide_arrays, batch, wide_flax, function)
         twins = outputs["PyTorch"], outputs["Flax"]
         report = compare_arrays(*twins, criteria=CRITERIA, rung_of=rung_of, reproduce=reproduce)
         oracle_reports = {}
@@ -219,21 +242,21 @@ def run_ladder(
                 break
 
             def show(completed: int, dtype: str = dtype, i: int = i) -> None:
-                progress(f"{dtype} against float64", 1 + i * POOLED + completed, total)
+                progress(f"{dtype} against float64", 1 + i * pooled + completed, total)
 
             draws = (draw(1 + number, per_input) for number in range(MAX_DRAWS))
             batches = (batch for batch in takewhile(lambda batch: batch is not None, draws) if batch is not None)
-            ratios[dtype] = _ratios(dtype, (wide, wide_arrays), narrow, batches, show)
+            ratios[dtype] = _ratios(dtype, (wide, wide_arrays), narrow, batches, show, pooled, function)
         comparison = None
         if not report.ok:
             progress("where the models part", total, total)
             with jax.enable_x64(True):
                 comparison = compare_twins((wide, wide_arrays), batch, wide_flax)
         progress("done", total, total)
-        product = product_ratio(config)
+        product = product_ratio(config, POOLED)
     rungs = tuple(_rows(report, oracle_reports, ratios, product, decide))
     sentences_needed = TEXT_SENTENCES + POOLED * per_input if too_few else None
-    return Ladder(report, input_coverage, oracle_reports, rungs, product, decide, sentences_needed, comparison)
+    return Ladder(report, input_coverage, oracle_reports, rungs, product, pooled, decide, sentences_needed, comparison)
 
 
 def sentences_per_input(config: TransformerConfig, batch: Batch) -> int:
@@ -242,41 +265,36 @@ def sentences_per_input(config: TransformerConfig, batch: Batch) -> int:
 
 
 def _ratios(
-    dtype: str, wide: Model, narrow: tuple[Model, Model], batches: Iterator[Batch], show: Callable[[int], None]
+    dtype: str,
+    wide: Model,
+    narrow: tuple[Model, Model],
+    batches: Iterator[Batch],
+    show: Callable[[int], None],
+    pooled: int,
+    function: FlaxFunction,
 ) -> dict[str, float]:
     """Flax error / PyTorch error per rung in a dtype; `narrow` is (PyTorch's model, Flax's model).
 
-    Empty if there are too few batches: repeating sentences would prove no more.
+    Empty if there are too few batches: repeating sentences would prove no more. In the many sentences of a training
+    batch, rounding always flips some ReLUs, in both models alike: such a batch counts.
     """
-    errors = _Errors()
+    errors = _Errors(pooled)
     gradients = dtype == "float32"
     config, arrays = wide
     for batch in batches:
         show(errors.inputs)
         errors.draws += 1
         exact = flatten(torch_function(config, gradients=gradients)(arrays, batch))
-        outputs = _run_both(*narrow, dtype, batch, gradients)
-        if not (gradients and any(rounding_crosses_relu(config, exact, side) for side in outputs)):
+        outputs = _run_both(*narrow, dtype, batch, gradients, function)
+        if not (
+            gradients
+            and function is flax_function
+            and any(rounding_crosses_relu(config, exact, side) for side in outputs)
+        ):
             errors.add(exact, *outputs)
-        if errors.inputs == POOLED:
+        if errors.inputs == pooled:
             break
-    return errors.ratios() if errors.inputs == POOLED or errors.draws == MAX_DRAWS else {}
-
-
-def product_ratio(config: TransformerConfig) -> float:
-    """Error of XLA's float32 product x W / PyTorch's, both against float64, with W of the widest layer.
-
-    On some machines PyTorch's product is more accurate, which no port can change.
-    """
-    rng, squares = np.random.default_rng(0), np.zeros(2)
-    widest = max(config.d_ff, config.decoder_d_ff or 0)
-    with jax.enable_x64(False):
-        for _ in range(POOLED):
-            x, w = (rng.standard_normal(shape, np.float32) for shape in ((14, widest), (widest, config.d_model)))
-            exact = x.astype(np.float64) @ w.astype(np.float64)
-            flax, pytorch = jnp.dot(x, w), torch.from_numpy(x) @ torch.from_numpy(w)
-            squares += [np.square(np.asarray(side, np.float64) - exact).sum() for side in (flax, pytorch)]
-    return float(np.sqrt(squares[0] / squares[1]))
+    return errors.ratios() if errors.inputs == pooled or errors.draws == MAX_DRAWS else {}
 
 
 def rounding_crosses_relu(config: TransformerConfig, reference: Outputs, outputs: Outputs) -> bool:
@@ -295,9 +313,9 @@ def rounding_crosses_relu(config: TransformerConfig, reference: Outputs, outputs
     return crossed
 
 
-def _draw(config: TransformerConfig, seed: int, number: int, batch: int) -> Batch:
-    src_length, tgt_length = min(11, config.max_length), min(7, config.max_length)
-    return random_batch(config, np.random.default_rng([seed, number]), batch, src_length, tgt_length)
+def _draw(config: TransformerConfig, seed: int, number: int, batch: int, src_length: int, tgt_length: int) -> Batch:
+    lengths = min(src_length, config.max_length), min(tgt_length, config.max_length)
+    return random_batch(config, np.random.default_rng([seed, number]), batch, *lengths)
 
 
 def _as_type(model: Model, dtype: str) -> Model:
@@ -307,11 +325,13 @@ def _as_type(model: Model, dtype: str) -> Model:
     return config, {name: a.astype(dtype) for name, a in arrays.items()}
 
 
-def _run_both(model: Model, flax: Model, dtype: str, batch: Batch, gradients: bool) -> tuple[Outputs, Outputs]:
+def _run_both(
+    model: Model, flax: Model, dtype: str, batch: Batch, gradients: bool, function: FlaxFunction = flax_function
+) -> tuple[Outputs, Outputs]:
     """(Flax outputs, PyTorch outputs) of models with float32 parameters, computed in a narrow dtype."""
     (config, arrays), (flax_config, flax_arrays) = model, flax
     with jax.enable_x64(False):
-        flax_outputs = flax_function(flax_config.replace(compute_dtype=dtype), gradients=gradients)(flax_arrays, batch)
+        flax_outputs = function(flax_config.replace(compute_dtype=dtype), gradients=gradients)(flax_arrays, batch)
     pytorch_outputs = torch_function(config.replace(compute_dtype=dtype), gradients=gradients)(arrays, batch)
     return flatten(flax_outputs), flatten(pytorch_outputs)
 
@@ -319,7 +339,8 @@ def _run_both(model: Model, flax: Model, dtype: str, batch: Batch, gradients: bo
 class _Errors:
     """Squared errors of both models, pooled per rung; activations are normalised by their size."""
 
-    def __init__(self) -> None:
+    def __init__(self, needed: int = POOLED) -> None:
+        self._needed = needed
         self.inputs = self.draws = 0
         self.elements: dict[str, int] = {}
         self.sums: dict[str, np.ndarray] = {}
@@ -336,7 +357,7 @@ class _Errors:
             self.sums[rung] = self.sums.get(rung, np.zeros(2)) + errors / scale
 
     def ratios(self) -> dict[str, float]:
-        if self.inputs < POOLED:  # too few inputs prove nothing: no rung holds
+        if self.inputs < self._needed:  # too few inputs prove nothing: no rung holds
             return dict.fromkeys(RUNGS, float("nan"))
         return {
             rung: float(np.sqrt(flax / pytorch)) if self.elements[rung] >= MIN_ELEMENTS else float("nan")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..train.tracking.progress import progress_bar
 from . import comparison_report
-from .ladder import POOLED, RATIO_BOUND, Ladder, run_ladder
+from .ladder import RATIO_BOUND, Ladder, run_ladder
 
 
 def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> Ladder:
@@ -37,6 +37,7 @@ def as_document(ladder: Ladder) -> dict[str, Any]:
         "rungs": [asdict(rung) for rung in ladder.rungs],
         "product_ratio": ladder.product_ratio,
         "sentences": ladder.coverage.sentences,
+        "pooled_inputs": ladder.inputs,
         "inputs": asdict(ladder.coverage),
         "ratios_decide": ladder.ratios_decide,
         "differences": {name: str(report) for name, report in reports.items() if not report.ok},
@@ -54,7 +55,8 @@ def _caption(ladder: Ladder, oracle_name: str) -> str:
         )
     if all(rung.float32_ratio is None for rung in ladder.rungs):
         return f"{caption}float32 and bf16: not compared."
-    caption += f"Ratio: Flax error / PyTorch error, both against float64, over {POOLED} inputs"
+    inputs = f"{ladder.inputs} input{'s' if ladder.inputs > 1 else ''}"
+    caption += f"Ratio: Flax error / PyTorch error, both against float64, over {inputs}"
     if not ladder.ratios_decide:
         return f"{caption}. On text the ratios are reported only."
     return (

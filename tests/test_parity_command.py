@@ -4,16 +4,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from twinax import TransformerConfig, convert
 from twinax.convert import Checkpoint
-from twinax.parity import ladder
+from twinax.parity import functions, ladder
 from twinax.parity.decoding import random_family
 from twinax.parity.functions import random_arrays
+from twinax.parity.harness import compare_arrays
 from twinax.parity.sentences import draw_from
 from twinax.parity.translations import show_translations
+from twinax.train import step
 from twinax.train.translator import load
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
@@ -137,3 +140,53 @@ def test_translations_of_a_directory_have_transformers_for_a_third(command, chec
     assert report["command"].endswith(" --max-length 3 --seed 0 --translations")
     assert all(t["tokens"] <= 2 * 3 for t in report["translations"])
     assert [(t["search"], t["equal"]) for t in report["translations"]] == [("Flax", 2), ("transformers", 2)] * 2
+
+
+SMALL = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=32)
+
+
+def test_the_ladder_at_the_shape_of_a_training():
+    result = ladder.run_ladder(SMALL, shape=(48, 9))
+    assert result.ok
+    assert (result.coverage.sentences, result.inputs) == (48, 1)  # as many sentences as in 24 random inputs of 2
+    assert all(rung.float32_ratio is not None for rung in result.rungs if rung.name != "masks")
+
+
+def test_at_a_shape_loss_and_gradients_are_those_of_the_train_step(monkeypatch):
+    """A mistake in its program alone is found, and dropout of the config is off."""
+    config = SMALL.replace(param_dtype="float64", compute_dtype="float64", ffn_dropout=0.5)
+    batch = functions.random_batch(config, np.random.default_rng(0), 5, 9, 9)
+    arrays = functions.random_arrays(config, 0)
+    expected = functions.torch_function(config)(arrays, batch)
+    for loss, differ in ((step.training_loss, False), (halved(step.training_loss), True)):
+        functions.step_function.cache_clear()
+        monkeypatch.setattr(step, "training_loss", loss)
+        with jax.enable_x64(True):
+            outputs = functions.step_function(config)(arrays, batch)
+        report = compare_arrays(expected, outputs, criteria=ladder.CRITERIA, rung_of=ladder.rung_of)
+        rungs = {finding.rung for finding in report.failures}
+        assert rungs == ({"logits", "gradients"} if differ else set())
+    functions.step_function.cache_clear()
+
+
+def halved(loss):
+    def compute(*arguments):
+        total, tokens = loss(*arguments)
+        return total / 2, tokens
+
+    return compute
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("0x4", "must be SENTENCESxTOKENS with at least 2 sentences, for example 256x64"),
+        ("8", "must be SENTENCESxTOKENS with at least 2 sentences, for example 256x64"),
+        ("4x65", "the model's maximum is max_length=64 tokens"),
+        ("9999999x64", "the ladder keeps all activations in float64 and needs about"),
+    ],
+)
+def test_shapes_that_cannot_be_compared(shape, message, command):
+    code, _, err = command("parity", "tiny", "--shape", shape)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"--shape {shape}: {message}" in err

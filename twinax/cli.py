@@ -41,6 +41,7 @@ def parity(
     forced_bos: str | None = None,
     max_length: int | None = None,
     engines: str | None = None,
+    shape: str | None = None,
     seed: int = 0,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
@@ -68,6 +69,8 @@ def parity(
             else the model's maximum.
         engines: instead of the ladder, compare beam search on --src in these engines, greedily and with a beam of 5:
             flax,torch,transformers,ctranslate2 or some of them. Prints a certificate for each sentence that differs.
+        shape: sentences x tokens of the random batches, as 256x64 on both sides; loss and gradients are then those of
+            the compiled program that trains.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: JSON file to write the results to.
     """
@@ -83,9 +86,9 @@ def parity(
     with one_line_errors():
         enable_compilation_cache()
         if engines is not None:
-            if model in presets or second is not None or tgt is not None or translations:
+            if model in presets or second is not None or tgt is not None or translations or shape is not None:
                 raise UsageError(
-                    f"--engines {engines}: compares one checkpoint; omit presets, --tgt and --translations"
+                    f"--engines {engines}: compares one checkpoint; omit presets, --tgt, --translations and --shape"
                 )
             compare_searches = import_module("twinax.engines_command").compare_searches
             equal = compare_searches(
@@ -107,6 +110,7 @@ def parity(
             translations=translations,
             languages=languages,
             max_length=max_length,
+            shape=shape,
             seed=seed,
             json_file=json_file,
         )

@@ -1,5 +1,6 @@
 """`twinax parity`: loads the models and inputs that the ladder compares."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from twinax.configs import TransformerConfig
 from twinax.configs.decoding import DecodingConfig
 from twinax.convert.generation import longest_translation
 from twinax.convert.port import flax_specs
-from twinax.parity.functions import Batch
+from twinax.parity.functions import Batch, output_bytes
 from twinax.parity.ladder import POOLED, TEXT_SENTENCES, sentences_per_input
 from twinax.parity.published import find_oracle
 from twinax.parity.report import as_document, show_ladder
@@ -29,6 +30,7 @@ from twinax.train.translator import Translator, load
 from .text_commands import decoding_in, warn_about_text
 from .usage import UsageError, check_folder, report_assumed, write_json
 
+_COPIES = 6  # of all activations, which the ladder holds at once: those of both models, and what their gradients need
 _MAX_SENTENCES = 400  # of a file; the ladder needs fewer
 
 
@@ -42,6 +44,7 @@ def prove(
     translations: bool,
     languages: Mapping[str, str | None],
     max_length: int | None,
+    shape: str | None,
     seed: int,
     json_file: str | None,
 ) -> bool:
@@ -54,6 +57,8 @@ def prove(
     for flag, value in {**languages, "--max-length": length}.items():
         if value is not None and src is None:
             raise UsageError(f"{flag} {value}: needs --src, the sentences to translate")
+    if shape is not None and src is not None:
+        raise UsageError(f"--shape {shape}: is of random batches; omit --src, or --shape")
     DecodingConfig(max_length=max_length)  # checks the value
     values = {
         "--adapter": adapter,
@@ -61,6 +66,7 @@ def prove(
         "--tgt": tgt,
         **languages,
         "--max-length": length,
+        "--shape": shape,
         "--seed": str(seed),
     }
     flags = [word for flag, value in values.items() if value is not None for word in (flag, value)]
@@ -89,6 +95,8 @@ def prove(
                 second = _in_same_languages(second, first, languages)
             longest = _longest(first, max_length)
             arguments["draw"] = _sentences(first, second, src, tgt, longest, seed)
+    if shape is not None:
+        arguments["shape"] = _parse_shape(shape, arguments["config"])
     ladder = show_ladder(shlex.join(words), **arguments)
     document = {"command": shlex.join(words), **as_document(ladder)}
     equal = ladder.ok
@@ -106,6 +114,23 @@ def prove(
         document |= {"equal": equal, "given": assumed}
         write_json(json_file, document)
     return equal
+
+
+def _parse_shape(shape: str, config: TransformerConfig) -> tuple[int, int]:
+    """(sentences, tokens) of SENTENCESxTOKENS. Raises: UsageError if it is none, or needs more memory than there is."""
+    sentences, _, tokens = shape.partition("x")
+    if not (sentences.isdecimal() and tokens.isdecimal() and int(sentences) > 1 and int(tokens) > 0):
+        raise UsageError(f"--shape {shape}: must be SENTENCESxTOKENS with at least 2 sentences, for example 256x64")
+    if int(tokens) > config.max_length:
+        raise UsageError(f"--shape {shape}: the model's maximum is max_length={config.max_length} tokens")
+    needed = _COPIES * output_bytes(config.replace(compute_dtype="float64"), int(sentences), int(tokens))
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
+        raise UsageError(
+            f"--shape {shape}: the ladder keeps all activations in float64 and needs about {needed / 1e9:,.0f} GB, but "
+            f"{available / 1e9:,.0f} GB are free; choose a smaller shape or model"
+        )
+    return int(sentences), int(tokens)
 
 
 def _second_model(translator: Translator, second: Translator) -> tuple[TransformerConfig, Any]:

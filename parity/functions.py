@@ -4,7 +4,7 @@ Each returns every activation, the logits, the loss and every gradient of the lo
 layout in both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -137,11 +137,25 @@ def product_ratio(config: TransformerConfig, inputs: int) -> float:
 
     On some machines PyTorch's product is more accurate, which no port can change.
     """
-    rng, squares = np.random.default_rng(0), np.zeros(2)
-    widest = max(config.d_ff, config.decoder_d_ff or 0)
+    rng, widest = np.random.default_rng(0), max(config.d_ff, config.decoder_d_ff or 0)
+    shapes = (14, widest), (widest, config.d_model)
+    return _error_ratio(tuple(rng.standard_normal(shape, np.float32) for shape in shapes) for _ in range(inputs))
+
+
+def sum_ratio(config: TransformerConfig, rows: int) -> float:
+    """As `product_ratio`, of the product whose sums run over the rows of a batch, as in the gradients of weights.
+
+    Its numbers are positive, as probabilities are: then the order of a sum matters most.
+    """
+    rng = np.random.default_rng(0)
+    shapes = (config.d_model, rows), (rows, config.d_model)
+    return _error_ratio([tuple(rng.random(shape, np.float32) for shape in shapes)])
+
+
+def _error_ratio(products: Iterable[tuple[np.ndarray, ...]]) -> float:
+    squares = np.zeros(2)
     with jax.enable_x64(False):
-        for _ in range(inputs):
-            x, w = (rng.standard_normal(shape, np.float32) for shape in ((14, widest), (widest, config.d_model)))
+        for x, w in products:
             exact = x.astype(np.float64) @ w.astype(np.float64)
             flax, pytorch = jnp.dot(x, w), torch.from_numpy(x) @ torch.from_numpy(w)
             squares += [np.square(np.asarray(side, np.float64) - exact).sum() for side in (flax, pytorch)]

@@ -26,6 +26,7 @@ from .functions import (
     random_arrays,
     random_batch,
     step_function,
+    sum_ratio,
     torch_function,
 )
 from .harness import Criterion, Report, compare_arrays, flatten
@@ -77,6 +78,7 @@ class Ladder:
     oracle_reports: Mapping[str, Report]  # each model against the oracle
     rungs: tuple[Rung, ...]
     product_ratio: float  # float32 error of XLA's matrix product / PyTorch's, at the model's widest layer
+    sum_ratio: float | None  # the same of sums over the rows of a batch; None: not at the shape of a training
     inputs: int  # over which the ratios are measured
     ratios_decide: bool  # whether a rung's verdict depends on float32 and bfloat16 too
     sentences_needed: int | None = None  # for float32 and bfloat16, if the text has fewer
@@ -254,9 +256,13 @@ def run_ladder(
                 comparison = compare_twins((wide, wide_arrays), batch, wide_flax)
         progress("done", total, total)
         product = product_ratio(config, POOLED)
-    rungs = tuple(_rows(report, oracle_reports, ratios, product, decide))
+        sums = None if shape is None else sum_ratio(config, shape[0] * shape[1])
+    of_gradients = max(product, 1 / MAX_PRODUCT_RATIO) if sums is None else sums  # small sums are PyTorch's errors
+    rungs = tuple(_rows(report, oracle_reports, ratios, product, of_gradients, decide))
     sentences_needed = TEXT_SENTENCES + POOLED * per_input if too_few else None
-    return Ladder(report, input_coverage, oracle_reports, rungs, product, pooled, decide, sentences_needed, comparison)
+    return Ladder(
+        report, input_coverage, oracle_reports, rungs, product, sums, pooled, decide, sentences_needed, comparison
+    )
 
 
 def sentences_per_input(config: TransformerConfig, batch: Batch) -> int:
@@ -275,8 +281,7 @@ def _ratios(
 ) -> dict[str, float]:
     """Flax error / PyTorch error per rung in a dtype; `narrow` is (PyTorch's model, Flax's model).
 
-    Empty if there are too few batches: repeating sentences would prove no more. In the many sentences of a training
-    batch, rounding always flips some ReLUs, in both models alike: such a batch counts.
+    Empty if there are too few batches: repeating sentences would prove no more.
     """
     errors = _Errors(pooled)
     gradients = dtype == "float32"
@@ -286,11 +291,10 @@ def _ratios(
         errors.draws += 1
         exact = flatten(torch_function(config, gradients=gradients)(arrays, batch))
         outputs = _run_both(*narrow, dtype, batch, gradients, function)
-        if not (
-            gradients
-            and function is flax_function
-            and any(rounding_crosses_relu(config, exact, side) for side in outputs)
-        ):
+        flips = gradients and any(rounding_crosses_relu(config, exact, side) for side in outputs)
+        if flips and function is step_function:  # as in any batch of many sentences
+            outputs = tuple({p: a for p, a in side.items() if rung_of(p) != "gradients"} for side in outputs)
+        if not flips or function is step_function:
             errors.add(exact, *outputs)
         if errors.inputs == pooled:
             break
@@ -370,12 +374,14 @@ def _rows(
     oracle: Mapping[str, Report],
     ratios: Mapping[str, Mapping[str, float]],
     product: float,
+    product_of_gradients: float,
     decide: bool,
 ) -> Iterator[Rung]:
-    widened = min(max(product, 1 / MAX_PRODUCT_RATIO), MAX_PRODUCT_RATIO)
-    allowed = {"float32": (min(1, widened) / RATIO_BOUND, max(1, widened) * RATIO_BOUND)}
-    allowed["bfloat16"] = (1 / RATIO_BOUND, RATIO_BOUND)
     for name in RUNGS:
+        widened = product_of_gradients if name == "gradients" else max(product, 1 / MAX_PRODUCT_RATIO)
+        widened = min(widened, MAX_PRODUCT_RATIO)
+        allowed = {"float32": (min(1, widened) / RATIO_BOUND, max(1, widened) * RATIO_BOUND)}
+        allowed["bfloat16"] = (1 / RATIO_BOUND, RATIO_BOUND)
         rung_ratios = {dtype: ratios[dtype].get(name) for dtype in allowed}
         in_bounds = (r is None or allowed[dtype][0] <= r <= allowed[dtype][1] for dtype, r in rung_ratios.items())
         ratios_hold = not decide or all(in_bounds)

@@ -36,6 +36,7 @@ def as_document(ladder: Ladder) -> dict[str, Any]:
         "equal": ladder.ok,
         "rungs": [asdict(rung) for rung in ladder.rungs],
         "product_ratio": ladder.product_ratio,
+        "sum_ratio": ladder.sum_ratio,
         "sentences": ladder.coverage.sentences,
         "pooled_inputs": ladder.inputs,
         "inputs": asdict(ladder.coverage),
@@ -59,10 +60,16 @@ def _caption(ladder: Ladder, oracle_name: str) -> str:
     caption += f"Ratio: Flax error / PyTorch error, both against float64, over {inputs}"
     if not ladder.ratios_decide:
         return f"{caption}. On text the ratios are reported only."
-    return (
-        f"{caption}; must be between 1/{RATIO_BOUND} and {RATIO_BOUND}. The float32 bounds are widened by the ratio of "
-        f"isolated float32 matmuls of this width, {ladder.product_ratio:.2f}."
+    caption += (
+        f"; must be between 1/{RATIO_BOUND} and {RATIO_BOUND}. The float32 bounds are widened by the ratio of "
+        f"isolated float32 matmuls of this width, {ladder.product_ratio:.2f}"
     )
+    if ladder.sum_ratio is None:
+        return f"{caption}."
+    caption += f", those of gradients by that of sums over the rows of a batch, {ladder.sum_ratio:.2f}."
+    if any(rung.float32_ratio is None for rung in ladder.rungs if rung.name == "gradients"):
+        caption += " Rounding flipped a ReLU, so that float32 gradients are not compared."
+    return caption
 
 
 def _table(title: str, ladder: Ladder, oracle_name: str) -> Table:

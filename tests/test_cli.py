@@ -120,7 +120,7 @@ def test_parity_of_a_directory_sees_where_transformers_differs(directory, monkey
     assert "computation order: logits" in output
 
 
-CLIMBED = Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, 24, True)
+CLIMBED = Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, None, 24, True)
 
 
 @pytest.mark.filterwarnings("ignore")

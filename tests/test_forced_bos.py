@@ -105,7 +105,7 @@ def test_parity_compares_translations_that_begin_with_the_token(command, tmp_pat
     monkeypatch.setattr(
         parity_command,
         "show_ladder",
-        lambda title, **values: Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, 24, True),
+        lambda title, **values: Ladder(Report((), ()), Coverage(*[4] * 10), {}, (), 1.0, None, 24, True),
     )
     monkeypatch.setattr(
         parity_command, "show_translations", lambda *values, **keywords: calls.append(values) or (True, [])

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark-dropout benchmark-decoding benchmark-training benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -124,17 +124,14 @@ fuzz: install
 benchmark-verification: install
 	$(BIN)/python -m benchmarks.verification docs/reliability.md $(TMP)
 
-# What search costs beside transformers. About two minutes.
-benchmark-decoding: install
-	$(BIN)/python -m benchmarks.decoding
-
 # What dropout costs in a train step. About a minute.
 benchmark-dropout: install
 	$(BIN)/python -m benchmarks.dropout small
 
-# The train step in float32 and bfloat16 against PyTorch's; writes the table. About ten minutes.
-benchmark-training: install
-	$(BIN)/python -m benchmarks.training_speed docs/performance.md
+# Train step and beam search against PyTorch, Flax Linen, transformers and CTranslate2; writes the tables, the figures and
+# the chart. PARTS: only these. About an hour, estimated.
+benchmark: install
+	$(BIN)/python -m benchmarks.performance docs/performance.md $(PARTS)
 
 # What keeping freed memory gains in a train step on a CPU. About six minutes.
 benchmark-memory: install

@@ -1,26 +1,24 @@
-"""Compares the speed of beam search with `transformers`' `generate`, on the same weights, sentences and tokens.
+"""The speed of beam search in twinax, `generate` of `transformers`, and CTranslate2, on the same weights and sentences.
 
-`python -m benchmarks.decoding` alternates both, each in its own process because their threads would slow each other
-down, and prints the median ratio over rounds; and the same for twinax with products of 8-bit integers, whose tokens may
-differ. All use a GPU if they see one. Needs `transformers`.
+twinax and `transformers` must return the same tokens, and CTranslate2 must write as many. twinax and `transformers` use
+a GPU if they see one.
 """
 
-import multiprocessing
-import statistics
+import os
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.progress import track
+
+from benchmarks.alternating import Program, alternate, started
 
 ROUNDS, SENTENCES, SOURCE, TARGET = 5, 32, 24, 40
 BEAMS = (1, 4)
 PAD = 8191
+TWINAX, TRANSFORMERS = "twinax, float32", "transformers, float32"
 
 Generate = Callable[[np.ndarray, int], np.ndarray]  # (sources, beam size) -> tokens of the best hypotheses
 
@@ -29,11 +27,10 @@ class Row(NamedTuple):
     """The comparison at one beam size."""
 
     beam_size: int
-    ratios: list[float]  # twinax time / transformers time, one per round
-    int8_ratios: list[float]  # twinax time with 8-bit integers / twinax time
-    milliseconds: list[float]  # medians: twinax, transformers, twinax with 8-bit integers
+    seconds: Mapping[str, Sequence[float]]  # by program, one per round
     same: bool  # whether the tokens of twinax and transformers are equal
-    devices: list[str]  # of the three
+    equal_sentences: int  # of CTranslate2 in float32 and twinax, without the last token
+    devices: Mapping[str, str]  # by program
 
 
 def make_model(folder: Path) -> None:
@@ -49,8 +46,8 @@ def make_model(folder: Path) -> None:
     MarianMTModel(MarianConfig(**sizes, **ids)).save_pretrained(folder)
 
 
-def in_flax(folder: Path, quantized: bool = False) -> tuple[Generate, str]:
-    """Decoding in twinax, compiled, and its device."""
+def in_flax(folder: Path, quantized: bool = False) -> tuple[str, Generate]:
+    """The device, and decoding in twinax, compiled."""
     import jax
 
     from twinax import convert, flax_transformer
@@ -64,11 +61,11 @@ def in_flax(folder: Path, quantized: bool = False) -> tuple[Generate, str]:
         config = DecodingConfig(beam_size=beam_size, max_length=TARGET)
         return flax_transformer.generate(model, src, config).tokens[:, 0]
 
-    return run, jax.devices()[0].device_kind
+    return jax.devices()[0].device_kind, run
 
 
-def in_transformers(folder: Path) -> tuple[Generate, str]:
-    """Decoding in `transformers`, eager, with its cache, and its device."""
+def in_transformers(folder: Path) -> tuple[str, Generate]:
+    """The device, and decoding in `transformers`, eager, with its cache."""
     import torch
     from transformers import MarianMTModel
 
@@ -83,74 +80,57 @@ def in_transformers(folder: Path) -> tuple[Generate, str]:
         )  # fmt: skip
         return output[:, 1:].cpu().numpy()
 
-    return run, torch.cuda.get_device_name() if device == "cuda" else device
+    return torch.cuda.get_device_name() if device == "cuda" else device, run
 
 
-def serve(prepare: Callable[[Path], tuple[Generate, str]], folder: Path, requests: Connection) -> None:
-    """Sends the device, then receives (sources, beam size) and sends (seconds, tokens), until it receives None."""
-    run, device = prepare(folder)
-    requests.send(device)
-    while (request := requests.recv()) is not None:
-        begin = time.perf_counter()
-        tokens = run(*request)
-        requests.send((time.perf_counter() - begin, tokens))
+def in_ctranslate2(folder: Path, quantization: str | None = None) -> tuple[str, Generate]:
+    """The device, and decoding in CTranslate2, which truncates hypotheses at the maximum length."""
+    import ctranslate2
+
+    from twinax import convert
+
+    path = folder.with_name(f"ctranslate2_{quantization}")
+    convert.save(convert.load(folder), path, layout="ctranslate2", quantization=quantization)
+    compute_type = quantization or "float32"
+    model = ctranslate2.Translator(str(path), compute_type=compute_type, inter_threads=1, intra_threads=os.cpu_count())
+    tokens = convert.ctranslate2_format.read_tokens(path, "source")
+    ids = {token: number for number, token in enumerate(tokens)}
+
+    def run(src: np.ndarray, beam_size: int) -> np.ndarray:
+        sources = [[tokens[i] for i in row if i != PAD] for row in src]
+        results = model.translate_batch(
+            sources, beam_size=beam_size, max_decoding_length=TARGET, min_decoding_length=TARGET,
+            suppress_sequences=[[tokens[PAD]]], max_input_length=0,
+        )  # fmt: skip
+        return np.array([[ids[token] for token in result.hypotheses[0]] for result in results])
+
+    return "cpu", run
 
 
-def compare(beam_sizes: Sequence[int], rounds: int) -> list[Row]:
-    """Decodes in both, `rounds` times per beam size after a round that compiles."""
+PROGRAMS: dict[str, Callable[[Path], tuple[str, Generate]]] = {
+    TWINAX: in_flax,
+    TRANSFORMERS: in_transformers,
+    "CTranslate2, float32": in_ctranslate2,
+    "twinax, int8": partial(in_flax, quantized=True),
+    "CTranslate2, int8": partial(in_ctranslate2, quantization="int8"),
+}
+
+
+def compare(beam_sizes: Sequence[int], rounds: int, names: Sequence[str] = (*PROGRAMS,)) -> list[Row]:
+    """Decodes in these programs, `rounds` times per beam size."""
     rng = np.random.default_rng(0)
     src = rng.integers(1, PAD, (SENTENCES, SOURCE))
     src = np.where(np.arange(SOURCE) < rng.integers(6, SOURCE + 1, (SENTENCES, 1)), src, PAD)
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as name:
-        make_model(folder := Path(name) / "model")
-        pipes, processes = [], []
-        for prepare in (in_flax, in_transformers, partial(in_flax, quantized=True)):
-            parent_pipe, child_pipe = context.Pipe()
-            processes.append(context.Process(target=serve, args=(prepare, folder, child_pipe), daemon=True))
-            processes[-1].start()
-            pipes.append(parent_pipe)
-        devices = [pipe.recv() for pipe in pipes]
-        rows = []
-        for beam_size in beam_sizes:
-            seconds: list[list[float]] = []
-            same = True
-            for number in track(range(rounds + 1), f"beam {beam_size}", transient=True):
-                results = []
-                for pipe in pipes:
-                    pipe.send((src, beam_size))
-                    results.append(pipe.recv())
-                if number:  # the first round compiles
-                    seconds.append([result[0] for result in results])
-                same &= np.array_equal(results[0][1], results[1][1])
-            ratios = [flax_time / transformers_time for flax_time, transformers_time, _ in seconds]
-            int8_ratios = [int8_time / flax_time for flax_time, _, int8_time in seconds]
-            medians = [1000 * statistics.median(times) for times in zip(*seconds, strict=True)]
-            rows.append(Row(beam_size, ratios, int8_ratios, medians, same, devices))
-        for pipe, process in zip(pipes, processes, strict=True):
-            pipe.send(None)
-            process.join()
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        make_model(folder := Path(temporary) / "model")
+        programs = [Program(name, partial(PROGRAMS[name], folder)) for name in names]
+        with started(programs, "decoding") as running:
+            devices = {name: program.about for name, program in running.items()}
+            for beam_size in beam_sizes:
+                seconds, tokens = alternate(running, rounds, f"beam {beam_size}", src, beam_size)
+                same = np.array_equal(tokens[TWINAX], tokens[TRANSFORMERS])
+                others = tokens.get("CTranslate2, float32", tokens[TWINAX])
+                equal = int((others[:, : TARGET - 1] == tokens[TWINAX][:, : TARGET - 1]).all(1).sum())
+                rows.append(Row(beam_size, seconds, same, equal, devices))
     return rows
-
-
-def main() -> None:
-    """Prints one line per beam size."""
-    rows = compare(BEAMS, ROUNDS)
-    print(
-        f"twinax time / transformers time, {SENTENCES} sentences of at most {SOURCE} tokens, {TARGET} tokens each, on "
-        f"{' and '.join(rows[0].devices[:2])}"
-    )
-    for row in rows:
-        milliseconds = " and ".join(f"{value:.0f}" for value in row.milliseconds[:2])
-        print(
-            f"beam {row.beam_size}: {_spread(row.ratios)}, medians {milliseconds} ms, tokens "
-            f"{'equal' if row.same else 'DIFFERENT'}; 8-bit integers / float32: {_spread(row.int8_ratios)}"
-        )
-
-
-def _spread(ratios: Sequence[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-if __name__ == "__main__":
-    main()

@@ -29,6 +29,7 @@ from flax import nnx
 from rich.progress import track
 
 from benchmarks import decoding
+from benchmarks.alternating import spread
 from benchmarks.pages import markdown, marks, write_between
 from twinax import TransformerConfig
 from twinax.configs.execution import AttentionImplementation, ExecutionConfig
@@ -250,10 +251,12 @@ def utilization(flops_per_second: float, kind: str) -> str:
 def decoding_rows(scale: Scale) -> Iterator[list[str]]:
     """One row per beam size."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # both processes share the device's memory
-    for row in decoding.compare(scale.beams, scale.rounds):
-        times = " and ".join(f"{each:,.0f}" for each in row.milliseconds[:2])
-        ratio = f"{statistics.median(row.ratios):.2f} ({min(row.ratios):.2f} to {max(row.ratios):.2f})"
-        yield [str(row.beam_size), ratio, times, "yes" if row.same else "NO", " and ".join(row.devices[:2])]
+    names = decoding.TWINAX, decoding.TRANSFORMERS
+    for row in decoding.compare(scale.beams, scale.rounds, names):
+        seconds = [row.seconds[name] for name in names]
+        times = " and ".join(f"{1000 * statistics.median(each):,.0f}" for each in seconds)
+        devices = " and ".join(row.devices[name] for name in names)
+        yield [str(row.beam_size), spread(*seconds), times, "yes" if row.same else "NO", devices]
 
 
 def main(name: str, page: Path | None) -> None:

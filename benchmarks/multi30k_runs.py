@@ -147,13 +147,13 @@ def train_initial(map_on_cores: Any, trainings: Sequence[Training], folder: Path
         list(map_on_cores(lambda training: train(training, folder), missing))
 
 
-def describe_machine() -> str:
+def describe_machine(cores: str = "one core") -> str:
     """Processor, its widest vectors and the version of jaxlib, which determine how XLA rounds."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     vectors = next((f" with {name}" for flag, name in _VECTORS.items() if flag in flags), "")
-    return f"one core of {names[0] if names else 'a CPU'}{vectors}, jaxlib {version('jaxlib')}"
+    return f"{cores} of {names[0] if names else 'a CPU'}{vectors}, jaxlib {version('jaxlib')}"
 
 
 @contextmanager

@@ -1,32 +1,27 @@
-"""Compares the train step of twinax with that of `torch.nn.Transformer`, in float32 and bfloat16, on this CPU.
+"""The train step of twinax, and of what people use instead: PyTorch, eager and compiled, and Flax Linen.
 
-`python -m benchmarks.training_speed PAGE` alternates all programs, each in its own process, and writes the tables into
-the page. The models have the same weights, and their first losses without dropout must agree. About ten minutes.
+All have the weights of `torch.nn.Transformer`, and their losses in three updates without dropout must agree.
 """
 
-import multiprocessing
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.progress import track
 
-from benchmarks.pages import marks, write_table
+from benchmarks.alternating import Program, alternate, started
 
-NAME, HEADER = "training speed", ("model", "program", "dtype", "milliseconds", "time / that of twinax in float32")
-ROUNDS, STEPS, VOCABULARY, LENGTH, DROPOUT, SMOOTHING, RATE = 5, 3, 8000, 32, 0.1, 0.1, 1e-4
+ROUNDS, STEPS, VOCABULARY, LENGTH, SMOOTHING, RATE = 5, 3, 8000, 32, 0.1, 1e-4
+COMPARED = 3  # updates whose losses are compared
 # The rounding of a loss of about 9 nats, by dtype; one that skips a layer or a loss term differs more.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2}
+FUSED_SUMS = {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=+reduce"}
 
 
 class Size(NamedTuple):
-    """A model and its batch."""
+    """A model, its batch and its dropout."""
 
     label: str
     d_model: int
@@ -34,14 +29,19 @@ class Size(NamedTuple):
     layers: int  # per stack
     d_ff: int
     sentences: int
+    dropout: float = 0.1
 
 
-SIZES = (
-    Size("256/1024, 3+3 layers, 64 pairs", 256, 8, 3, 1024, 64),
-    Size("512/2048, 6+6 layers, 32 pairs", 512, 8, 6, 2048, 32),
+SIZES = tuple(
+    size._replace(label=f"{size.label}, dropout {dropout}", dropout=dropout)
+    for size in (
+        Size("256/1024, 3+3 layers, 64 pairs", 256, 8, 3, 1024, 64),
+        Size("512/2048, 6+6 layers, 32 pairs", 512, 8, 6, 2048, 32),
+    )
+    for dropout in (0.1, 0.0)
 )
-PROGRAMS = tuple((name, dtype) for name in ("twinax", "PyTorch") for dtype in TOLERANCES)
 Step = Callable[[], float]  # one update; its loss
+TWINAX = "twinax, float32"
 
 
 def batch(size: Size) -> list[np.ndarray]:
@@ -50,7 +50,7 @@ def batch(size: Size) -> list[np.ndarray]:
     return [rng.integers(4, VOCABULARY, (size.sentences, LENGTH)) for _ in range(3)]
 
 
-def in_torch(size: Size, dropout: float) -> Any:
+def in_torch(size: Size) -> Any:
     """`torch.nn.Transformer` between a tied embedding and its transpose, as a function of source and target."""
     import torch
     from torch import nn
@@ -65,7 +65,7 @@ def in_torch(size: Size, dropout: float) -> Any:
             nn.init.normal_(self.embedding.weight, std=size.d_model**-0.5)
             layers = size.layers, size.layers
             self.transformer = nn.Transformer(
-                size.d_model, size.num_heads, *layers, size.d_ff, dropout, batch_first=True
+                size.d_model, size.num_heads, *layers, size.d_ff, size.dropout, batch_first=True
             )
             self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
 
@@ -76,18 +76,19 @@ def in_torch(size: Size, dropout: float) -> Any:
     return Model()
 
 
-def torch_step(size: Size, dropout: float, dtype: str) -> Step:
-    """A train step of eager PyTorch: with autocast if it is not float32, and with fused Adam."""
+def torch_step(size: Size, dtype: str, is_compiled: bool = False) -> Step:
+    """A train step of PyTorch: with autocast if it is not float32, and with fused Adam."""
     import torch
     from torch.nn import functional
 
-    model = in_torch(size, dropout)
+    model = in_torch(size)
+    forward = torch.compile(model) if is_compiled else model
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE, fused=True)
     src, tgt, labels = (torch.from_numpy(array) for array in batch(size))
 
     def step() -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            logits = model(src, tgt).flatten(0, 1)
+            logits = forward(src, tgt).flatten(0, 1)
             loss = functional.cross_entropy(logits, labels.flatten(), label_smoothing=SMOOTHING)
         loss.backward()
         optimizer.step()
@@ -97,25 +98,33 @@ def torch_step(size: Size, dropout: float, dtype: str) -> Step:
     return step
 
 
-def twinax_step(size: Size, dropout: float, dtype: str) -> Step:
-    """A train step of twinax with the weights of `in_torch`."""
+def twin_weights(size: Size) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(fields of the twin's config, the weights of `in_torch` by its names)."""
+    from twinax.convert.layouts.torch_nn import read_transformer
+
+    module = in_torch(size)
+    fields, arrays = read_transformer(module.transformer)
+    return fields, {**arrays, "src_embedding.embedding": module.embedding.weight.detach().numpy()}
+
+
+def twinax_step(size: Size, dtype: str) -> Step:
+    """A train step of twinax."""
     import jax.numpy as jnp
 
     from twinax import TransformerConfig
     from twinax.configs.training import TrainingConfig
-    from twinax.convert.layouts.torch_nn import read_transformer
     from twinax.flax_transformer.model import Transformer
     from twinax.train.malloc import keep_freed_memory
     from twinax.train.step import Batch, init_state, make_train_step
 
     keep_freed_memory()
-    module = in_torch(size, dropout)
-    fields, arrays = read_transformer(module.transformer)
-    arrays = {**arrays, "src_embedding.embedding": module.embedding.weight.detach().numpy()}
+    fields, arrays = twin_weights(size)
     fields |= {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY, "compute_dtype": dtype}
     fields |= {"shared_embeddings": True, "tied_output": True, "positions": "none", "embedding_scale": "none"}
     fields |= {"output_bias": "none"}
-    fields |= {f"{site}_dropout": dropout for site in ("attention", "ffn", "residual")} | {"embedding_dropout": 0.0}
+    fields |= {f"{site}_dropout": size.dropout for site in ("attention", "ffn", "residual")} | {
+        "embedding_dropout": 0.0
+    }
     config = TransformerConfig(**fields)
     training = TrainingConfig(
         label_smoothing=SMOOTHING, smoothing="all", optimizer="adam", schedule="constant", learning_rate=RATE,
@@ -133,59 +142,70 @@ def twinax_step(size: Size, dropout: float, dtype: str) -> Step:
     return step
 
 
-def make_step(program: str, dtype: str, size: Size, dropout: float) -> Step:
-    """The train step of a program."""
-    return (twinax_step if program == "twinax" else torch_step)(size, dropout, dtype)
+def linen_step(size: Size, dtype: str) -> Step:
+    """A train step of `LinenTransformer`, with optax."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from benchmarks.linen_transformer import LinenTransformer, from_twin
+
+    params = from_twin(twin_weights(size)[1], size.num_heads)
+    model = LinenTransformer(VOCABULARY, size.d_model, size.num_heads, size.layers, size.d_ff, size.dropout)
+    optimizer = optax.adam(RATE)
+    state, key = (params, optimizer.init(params)), jax.random.key(0)
+    src, tgt, labels = (jnp.asarray(array, jnp.int32) for array in batch(size))
+
+    def loss(params: Any, key: jax.Array) -> jax.Array:
+        logits: Any = model.apply({"params": params}, src, tgt, rngs={"dropout": key})
+        targets = optax.smooth_labels(jax.nn.one_hot(labels, VOCABULARY), SMOOTHING)
+        return optax.softmax_cross_entropy(logits, targets).mean()
+
+    def update(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+        params, moments = state
+        value, gradients = jax.value_and_grad(loss)(params, key)
+        changes, moments = optimizer.update(gradients, moments, params)
+        return (optax.apply_updates(params, changes), moments), value
+
+    compiled: Any = jax.jit(update, donate_argnums=0)
+
+    def step() -> float:
+        nonlocal state, key
+        key, this_key = jax.random.split(key)
+        state, value = compiled(state, this_key)
+        return float(value)
+
+    return step
 
 
-def serve(program: str, dtype: str, size: Size, requests: Connection) -> None:
-    """Sends the first loss without dropout, then the fastest of some steps at each request, until it is None."""
-    requests.send(make_step(program, dtype, size, 0.0)())
-    step = make_step(program, dtype, size, DROPOUT)
-    step()  # compiles
-    while requests.recv() is not None:
-        seconds = []
-        for _ in range(STEPS):
-            begin = time.perf_counter()
-            step()
-            seconds.append(time.perf_counter() - begin)
-        requests.send(min(seconds))
+PROGRAMS: dict[str, tuple[Callable[[Size, str], Step], str, dict[str, str]]] = {
+    TWINAX: (twinax_step, "float32", {}),
+    "twinax, float32, sums fused": (twinax_step, "float32", FUSED_SUMS),
+    "PyTorch eager, float32": (torch_step, "float32", {}),
+    "PyTorch compiled, float32": (partial(torch_step, is_compiled=True), "float32", {}),
+    "Flax Linen, float32": (linen_step, "float32", {}),
+    "twinax, bfloat16": (twinax_step, "bfloat16", {}),
+    "PyTorch eager, bfloat16": (torch_step, "bfloat16", {}),
+    "PyTorch compiled, bfloat16": (partial(torch_step, is_compiled=True), "bfloat16", {}),
+}
 
 
-def compare(size: Size) -> list[tuple[str, ...]]:
-    """The rows of a model. Raises: SystemExit if a program computes another loss."""
-    context = multiprocessing.get_context("spawn")
-    pipes, losses = {}, {}
-    for program, dtype in track(PROGRAMS, f"{size.label}: compiling", transient=True):
-        here, there = context.Pipe()
-        context.Process(target=serve, args=(program, dtype, size, there), daemon=True).start()
-        pipes[program, dtype], losses[program, dtype] = here, here.recv()
-    expected = losses["PyTorch", "float32"]
-    for (program, dtype), loss in losses.items():
-        if abs(loss - expected) > TOLERANCES[dtype]:
-            sys.exit(f"{program} in {dtype}: has the loss {loss:.5f}, PyTorch in float32 {expected:.5f}")
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in PROGRAMS}
-    for _ in track(range(ROUNDS), size.label, transient=True):
-        for key, pipe in pipes.items():
-            pipe.send(True)
-            seconds[key].append(pipe.recv())
-    for pipe in pipes.values():
-        pipe.send(None)
-    rows = []
-    for (program, dtype), times in seconds.items():
-        ratios = [a / b for a, b in zip(times, seconds["twinax", "float32"], strict=True)]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        rows.append((size.label, program, dtype, f"{1000 * statistics.median(times):,.0f}", spread))
-    return rows
+def prepare(make_step: Callable[[Size, str], Step], dtype: str, size: Size) -> tuple[list[float], Step]:
+    """(the first losses without dropout, a step of the size)."""
+    without_dropout = make_step(size._replace(dropout=0.0), dtype)
+    return [without_dropout() for _ in range(COMPARED)], make_step(size, dtype)
 
 
-def main(page: Path) -> None:
-    """Writes the table into the page."""
-    marks(page, NAME)
-    write_table(page, NAME, HEADER, [row for size in SIZES for row in compare(size)])
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m benchmarks.training_speed PAGE")
-    main(Path(sys.argv[1]))
+def compare(size: Size, rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Seconds of a step in each program, per round. Raises: SystemExit if a program computes other losses."""
+    programs = [
+        Program(name, partial(prepare, make_step, dtype, size), environment)
+        for name, (make_step, dtype, environment) in PROGRAMS.items()
+    ]
+    with started(programs, size.label) as running:
+        expected = running["PyTorch eager, float32"].about
+        for name, (_, dtype, _) in PROGRAMS.items():
+            losses = running[name].about
+            if not np.allclose(losses, expected, rtol=0, atol=TOLERANCES[dtype]):
+                sys.exit(f"{name}: has the losses {losses}, but eager PyTorch in float32 {expected}")
+        return alternate(running, rounds, size.label, repeats=STEPS)[0]

@@ -112,7 +112,12 @@ FLAX_ONLY = {
     | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits", "Transformer.quantized"},
     "module": {"Buffer", "join_path", "named_arrays", "on_host"},
     "optimizers": {"Params"},
-    "step": {"Arrays", "TrainState", "init_state", "make_train_step"}
+    "step": {"Arrays", "Sums", "TrainState", "TrainStep", "abstract_state", "init_state", "make_train_step"}
+    | {f"Sums.{field}" for field in ("loss", "tokens", "gradients")}
+    | {
+        f"TrainStep.{name}"
+        for name in ("__init__", "forward", "add_up", "compile_gradients", "compile_update", "lower")
+    }
     | {f"TrainState.{field}" for field in ("buffers", "optimizer", "params", "position", "seed", "update")},
 }
 TORCH_ONLY = {
@@ -135,9 +140,9 @@ def public_names(path):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         for inner in ast.walk(node) if isinstance(node, ast.ClassDef) else ():
-            if isinstance(inner, ast.FunctionDef):
+            if inner in node.body and isinstance(inner, ast.FunctionDef):
                 names.add(f"{node.name}.{'forward' if inner.name == '__call__' else inner.name}")
-            elif isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
+            elif inner in node.body and isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
                 names.add(f"{node.name}.{inner.target.id}")
             elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
                 names |= {f"{node.name}.{inner.attr}"} if ast.unparse(inner.value) == "self" else set()

@@ -108,7 +108,6 @@ FLAX_ONLY = {
     "inputs": {"check_dtypes", "float64_is_on"},
     "layers": {"Embedding.embedding", "Norm.scale", "RelativePositions.embedding", "Linear.kernel"},
     "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
-    | {"Encoder.run_layer", "Decoder.run_layer"}
     | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits", "Transformer.quantized"},
     "module": {"Buffer", "join_path", "named_arrays", "on_host"},
     "optimizers": {"Params"},

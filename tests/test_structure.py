@@ -107,7 +107,7 @@ FLAX_ONLY = {
     "initializers": {"init"},
     "inputs": {"check_dtypes", "float64_is_on"},
     "layers": {"Embedding.embedding", "Norm.scale", "RelativePositions.embedding", "Linear.kernel"},
-    "model": {"UpdateCache", "Decoder.keys_values", "DecoderLayer.attend_to_self"}
+    "model": {"UpdateCache", "Decoder.keys_values"}
     | {"Transformer.abstract", "Transformer.from_arrays", "Transformer.next_logits", "Transformer.quantized"},
     "module": {"Buffer", "join_path", "named_arrays", "on_host"},
     "optimizers": {"Params"},

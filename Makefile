@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -123,6 +123,11 @@ fuzz: install
 # What comparing checksums adds to the time of reading; writes the table. Needs 5 GB in TMP. About two minutes.
 benchmark-verification: install
 	$(BIN)/python -m benchmarks.verification docs/reliability.md $(TMP)
+
+# From a command to its first updates, validation and translation: make benchmark-startup DATA=FOLDER; writes the table.
+# About eight minutes, estimated.
+benchmark-startup: install
+	$(BIN)/python -m benchmarks.startup docs/performance.md "$(DATA)"
 
 # What dropout costs in a train step. About a minute.
 benchmark-dropout: install

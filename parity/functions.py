@@ -84,7 +84,7 @@ def step_function(
         trained = flax_specs(config, trained_only=True)
         params = {name: jnp.asarray(arrays[name]) for name in trained}
         buffers = {name: jnp.asarray(array) for name, array in arrays.items() if name not in trained}
-        sums = step.add_up(params, buffers, jnp.uint32(0), jnp.zeros((), jnp.int32), step_batch)
+        sums = step.compute_sums(params, buffers, jnp.uint32(0), jnp.zeros((), jnp.int32), step_batch)
         count = jnp.maximum(sums.tokens, 1)
         return outputs | {"loss": sums.loss / count} | {GRADIENTS + n: g / count for n, g in sums.gradients.items()}
 

@@ -115,7 +115,7 @@ FLAX_ONLY = {
     | {f"Sums.{field}" for field in ("loss", "tokens", "gradients")}
     | {
         f"TrainStep.{name}"
-        for name in ("__init__", "forward", "add_up", "compile_gradients", "compile_update", "lower")
+        for name in ("__init__", "forward", "compute_sums", "compile_gradients", "compile_update", "lower")
     }
     | {f"TrainState.{field}" for field in ("buffers", "optimizer", "params", "position", "seed", "update")},
 }

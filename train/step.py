@@ -97,16 +97,16 @@ class TrainStep:
         self._model_config, self._config = model_config, config
         self._placement, self._execution = placement, execution
         self._optimizer = make_optimizer(config, without_gradient(model_config))
-        self.add_up: Any = jax.jit(self._accumulate)  # (params, buffers, seed, update, batch) -> Sums
+        self.compute_sums: Any = jax.jit(self._accumulate)  # (params, buffers, seed, update, batch) -> Sums
         self._apply: Any = jax.jit(self._update, donate_argnums=0)
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """The state after an update; the input state is donated."""
-        return self._apply(state, self.add_up(*_read_by_gradients(state), batch))
+        return self._apply(state, self.compute_sums(*_read_by_gradients(state), batch))
 
     def compile_gradients(self, state: TrainState, batch: Batch) -> Callable[[TrainState, Batch], Sums]:
         """The compiled first program for the shapes of a batch. All arrays may be abstract."""
-        program = self.add_up.lower(*_read_by_gradients(state), batch).compile()
+        program = self.compute_sums.lower(*_read_by_gradients(state), batch).compile()
         return lambda state, batch: program(*_read_by_gradients(state), batch)
 
     def compile_update(self, state: TrainState) -> Callable[[TrainState, Sums], tuple[TrainState, Metrics]]:

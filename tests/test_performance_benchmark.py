@@ -25,9 +25,9 @@ def test_three_updates_have_the_same_losses():
 
 
 @pytest.mark.parametrize("make_step", [twinax_step, linen_step, torch_step])
-def test_dropout_changes_the_loss(make_step):
-    first = make_step(SIZE, "float32")()
-    assert abs(make_step(SIZE._replace(dropout=0.5), "float32")() - first) > 1e-3
+def test_dropout_changes_the_losses(make_step):
+    plain, dropped = make_step(SIZE, "float32"), make_step(SIZE._replace(dropout=0.3), "float32")
+    assert max(abs(plain() - dropped()) for _ in range(COMPARED)) > 0.01
 
 
 def test_programs_run_in_turn():

@@ -88,13 +88,16 @@ def in_ctranslate2(folder: Path, quantization: str | None = None) -> tuple[str, 
     import ctranslate2
 
     from twinax import convert
+    from twinax.convert.ctranslate2_format import Vocabulary, write_into
 
     path = folder.with_name(f"ctranslate2_{quantization}")
-    convert.save(convert.load(folder), path, layout="ctranslate2", quantization=quantization)
+    path.mkdir()
+    checkpoint = convert.load(folder)
+    tokens = [f"<{i}>" for i in range(PAD + 1)]  # ids in brackets, so that no tokenizer is needed
+    vocabulary = Vocabulary(tokens, tokens[0])
+    write_into(path, checkpoint.config, checkpoint.arrays, vocabulary, vocabulary, quantization)
     compute_type = quantization or "float32"
     model = ctranslate2.Translator(str(path), compute_type=compute_type, inter_threads=1, intra_threads=os.cpu_count())
-    tokens = convert.ctranslate2_format.read_tokens(path, "source")
-    ids = {token: number for number, token in enumerate(tokens)}
 
     def run(src: np.ndarray, beam_size: int) -> np.ndarray:
         sources = [[tokens[i] for i in row if i != PAD] for row in src]
@@ -102,7 +105,7 @@ def in_ctranslate2(folder: Path, quantization: str | None = None) -> tuple[str, 
             sources, beam_size=beam_size, max_decoding_length=TARGET, min_decoding_length=TARGET,
             suppress_sequences=[[tokens[PAD]]], max_input_length=0,
         )  # fmt: skip
-        return np.array([[ids[token] for token in result.hypotheses[0]] for result in results])
+        return np.array([[int(token[1:-1]) for token in result.hypotheses[0]] for result in results])
 
     return "cpu", run
 

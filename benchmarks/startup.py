@@ -19,7 +19,10 @@ from benchmarks.pages import marks, write_table
 
 NAME, HEADER = "start-up", ("from the command to", "empty cache, seconds", "filled cache, seconds", "machine")
 ROUNDS, UPDATES, TENTH = 3, 40, 10
-SETTINGS = ("--loop.epochs", "None", "--loop.updates", str(UPDATES), "--loop.validate-every", str(UPDATES))
+SETTINGS = (
+    *("--loop.epochs", "None", "--loop.updates", str(UPDATES), "--loop.validate-every", str(UPDATES)),
+    *("--training.warmup-updates", str(TENTH)),
+)
 SENTENCE, LONGEST = "A small house stands beside the river .", 20
 POLL = 0.05  # seconds
 

@@ -125,7 +125,7 @@ benchmark-verification: install
 	$(BIN)/python -m benchmarks.verification docs/reliability.md $(TMP)
 
 # From a command to its first updates, validation and translation: make benchmark-startup DATA=FOLDER; writes the table.
-# About eight minutes, estimated.
+# About five minutes.
 benchmark-startup: install
 	$(BIN)/python -m benchmarks.startup docs/performance.md "$(DATA)"
 

@@ -1,7 +1,7 @@
 """How long a user waits at the beginning: until the first updates, the first validation, and one translation.
 
 `python -m benchmarks.startup PAGE FOLDER`: FOLDER has Multi30k's train and val, .de and .en (.gz too). Each command
-starts with an empty compilation cache, then again with the cache that it has written. About eight minutes.
+starts with an empty compilation cache, then again with the cache that it has written. About five minutes.
 """
 
 import os

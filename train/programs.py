@@ -68,8 +68,8 @@ def _timed(compile_program: Callable[[], Any]) -> _Compiled:
 
 def _in_context(compile_program: Callable[[], Any]) -> Callable[[], _Compiled]:
     """A function for another thread, which has its own settings of JAX; those that change programs are passed on."""
-    x64 = getattr(jax.config, "jax_enable_x64")  # noqa: B009  # attributes that are set at run time
-    precision = getattr(jax.config, "jax_default_matmul_precision")  # noqa: B009
+    settings: Any = jax.config  # whose attributes are set at run time
+    x64, precision = settings.jax_enable_x64, settings.jax_default_matmul_precision
 
     def run() -> _Compiled:
         with jax.enable_x64(x64), jax.default_matmul_precision(precision):

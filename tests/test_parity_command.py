@@ -153,7 +153,7 @@ def test_the_ladder_at_the_shape_of_a_training():
 
 
 def test_at_a_shape_loss_and_gradients_are_those_of_the_train_step(monkeypatch):
-    """A mistake in its program alone is found, and dropout of the config is off."""
+    """A mistake in the train step alone is found. The config's dropout is ignored."""
     config = SMALL.replace(param_dtype="float64", compute_dtype="float64", ffn_dropout=0.5)
     batch = functions.random_batch(config, np.random.default_rng(0), 5, 9, 9)
     arrays = functions.random_arrays(config, 0)

@@ -21,10 +21,10 @@ from .module import at_least_float32, record
 
 
 class KeysValues(NamedTuple):
-    """The keys and values of an attention, by head."""
+    """The keys and values of an attention, in the layouts of its products, so that decoding does not transpose them."""
 
-    keys: Float[Array, "B S N H"]
-    values: Float[Array, "B S N U"]
+    keys: Float[Array, "B N H S"]
+    values: Float[Array, "B N S U"]
 
 
 class MultiHeadAttention(Executed):
@@ -59,7 +59,7 @@ class MultiHeadAttention(Executed):
         v = self._split_heads(self.v_proj(memory))
         record(self, "key", k)
         record(self, "value", v)
-        return KeysValues(k, v)
+        return KeysValues(k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3))
 
     def attend(
         self,
@@ -82,8 +82,8 @@ class MultiHeadAttention(Executed):
     def _exact_heads(
         self,
         q: Float[Array, "B T N H"],
-        k: Float[Array, "B S N H"],
-        v: Float[Array, "B S N U"],
+        k: Float[Array, "B N H S"],
+        v: Float[Array, "B N S U"],
         mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None,
         bias: Float[Array, "#B #N T S"] | None,
@@ -95,17 +95,19 @@ class MultiHeadAttention(Executed):
         weights = masked_softmax(scores, mask, self.config.mask_value)
         record(self, "weights", weights)
         weights = self.dropout(weights.astype(v.dtype), dropout_key)
-        return jnp.einsum("BNTS,BSNU->BTNU", weights, v)
+        # Not with BTNU as output: XLA would then multiply v by the weights, for which it has no fast code on a CPU.
+        return jnp.einsum("BNTS,BNSU->BNTU", weights, v).transpose(0, 2, 1, 3)
 
     def _fused_heads(
         self,
         q: Float[Array, "B T N H"],
-        k: Float[Array, "B S N H"],
-        v: Float[Array, "B S N H"],
+        k: Float[Array, "B N H S"],
+        v: Float[Array, "B N S H"],
         mask: Bool[Array, "B 1 T S"],
         dropout_key: DropoutKey | None,  # unused: `ExecutionConfig.check` raises for attention dropout
         bias: Float[Array, "#B #N T S"] | None,
     ) -> Float[Array, "B T N H"]:
+        k, v = k.transpose(0, 3, 1, 2), v.transpose(0, 2, 1, 3)
         return fused_attention(q, k, v, mask, bias, self.config.score_scaling)
 
     def _split_heads(self, x: Float[Array, "B L NH"]) -> Float[Array, "B L N H"]:
@@ -118,20 +120,20 @@ ATTENTIONS: dict[str, Callable[..., Array]] = {
 }
 
 
-def scale_product(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Float[Array, "B N T S"]:
+def scale_product(q: Float[Array, "B T N H"], k: Float[Array, "B N H S"]) -> Float[Array, "B N T S"]:
     """(q · k) / sqrt(H)."""
-    return at_least_float32(jnp.einsum("BTNH,BSNH->BNTS", q, k)) / q.shape[-1] ** 0.5
+    return at_least_float32(jnp.einsum("BTNH,BNHS->BNTS", q, k)) / q.shape[-1] ** 0.5
 
 
-def scale_query(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Float[Array, "B N T S"]:
+def scale_query(q: Float[Array, "B T N H"], k: Float[Array, "B N H S"]) -> Float[Array, "B N T S"]:
     """(q / sqrt(H)) · k: `scale_product` up to rounding."""
     scaled = (at_least_float32(q) / q.shape[-1] ** 0.5).astype(q.dtype)
-    return at_least_float32(jnp.einsum("BTNH,BSNH->BNTS", scaled, k))
+    return at_least_float32(jnp.einsum("BTNH,BNHS->BNTS", scaled, k))
 
 
-def scale_none(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> Float[Array, "B N T S"]:
+def scale_none(q: Float[Array, "B T N H"], k: Float[Array, "B N H S"]) -> Float[Array, "B N T S"]:
     """q · k. Source: T5, whose initial query weights are 1/sqrt(H) of the others instead."""
-    return at_least_float32(jnp.einsum("BTNH,BSNH->BNTS", q, k))
+    return at_least_float32(jnp.einsum("BTNH,BNHS->BNTS", q, k))
 
 
 SCORE_SCALINGS: dict[str, Callable[..., Array]] = {  # float32 or wider

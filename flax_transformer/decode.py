@@ -37,7 +37,7 @@ Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 class Past(NamedTuple):
     """The key-value cache of the earlier positions."""
 
-    layers: list[KeysValues]  # (B, T, K, N, H) and (B, T, K, N, U), by step and beam slot
+    layers: list[KeysValues]  # (B, N, H, T·K) and (B, N, T·K, U), by step and beam slot
     ancestors: Int[Array, "B K T"]  # beam slot of each hypothesis at each step; -1: not yet reached
 
 
@@ -103,7 +103,7 @@ def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> 
     ) -> tuple[list[KeysValues], Search, Past]:
         model = Transformer.from_arrays(model_config, arrays)
         memory = model.decoder.keys_values(model.encode(src, keep))
-        layers = jax.tree.map(lambda a: jnp.zeros((len(src), 0, beam_size, *a.shape[2:]), a.dtype), memory)
+        layers = [KeysValues(k[..., :0], v[..., :0, :]) for k, v in memory]
         ancestors = jnp.zeros((len(src), beam_size, 0), jnp.int32)
         return memory, _start(model_config, config, len(src)), Past(layers, ancestors)
 
@@ -129,8 +129,8 @@ def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> 
             )
 
             def update_cache(layer: int, new: KeysValues) -> KeysValues:
-                layers[layer] = jax.tree.map(lambda cache, a: cache.at[:, time].set(a), layers[layer], new)
-                return jax.tree.map(lambda a: a.reshape(len(keep), capacity * beam_size, *a.shape[3:]), layers[layer])
+                layers[layer] = _write(layers[layer], new, time * beam_size)
+                return layers[layer]
 
             log_probs = _next(model, search, memory, self_mask, cross_mask, update_cache, distances)
             search, parents = advance(search, log_probs, src, steps, model_config.eos_id)
@@ -142,6 +142,12 @@ def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> 
         return jax.lax.while_loop(unfinished, step, (search, past))
 
     return jax.jit(prefill), jax.jit(extend, donate_argnames=("search", "past"))
+
+
+def _write(cache: KeysValues, new: KeysValues, first: Int[Array, ""]) -> KeysValues:
+    """The cache with new keys and values from number `first` on."""
+    keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, new.keys, first, axis=-1)
+    return KeysValues(keys, jax.lax.dynamic_update_slice_in_dim(cache.values, new.values, first, axis=-2))
 
 
 def _next(
@@ -223,6 +229,13 @@ def lengthen(values: np.ndarray, config: TransformerConfig, fill: int | bool) ->
 
 def grow(past: Past, capacity: int) -> Past:
     """The cache, padded to `capacity` positions."""
-    extra = capacity - past.ancestors.shape[-1]
-    layers = jax.tree.map(lambda a: jnp.pad(a, ((0, 0), (0, extra), *[(0, 0)] * (a.ndim - 2))), past.layers)
-    return Past(layers, jnp.pad(past.ancestors, ((0, 0), (0, 0), (0, extra)), constant_values=-1))
+    _, beam_size, length = past.ancestors.shape
+    extra = capacity - length
+
+    def pad(a: Array, axis: int, number: int, fill: int = 0) -> Array:
+        widths = [(0, 0)] * a.ndim
+        widths[axis] = (0, number)
+        return jnp.pad(a, widths, constant_values=fill)
+
+    layers = [KeysValues(pad(k, -1, extra * beam_size), pad(v, -2, extra * beam_size)) for k, v in past.layers]
+    return Past(layers, pad(past.ancestors, -1, extra, fill=-1))

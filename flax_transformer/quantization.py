@@ -8,23 +8,26 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
+from .integer_products import integer_product
 from .module import at_least_float32
 
 _LARGEST = 127  # -128 is not used, so that the range is symmetric
 
 
 class Quantized(NamedTuple):
-    """A matrix of integers with one scale per output of its product."""
+    """A matrix of integers with one scale per output of its product, and the sums of its values over the inputs."""
 
     values: Int8[Array, "_ _"]
     scales: Float[Array, " O"]
+    sums: Int[Array, " O"]
 
 
 def quantize_matrix(weights: Float[Array, "_ _"], inputs: int) -> Quantized:
     """values = round(weights / scales), where scales = max|weights| / 127 over the axis `inputs`."""
     weights = at_least_float32(weights)
     scales = jnp.abs(weights).max(inputs, keepdims=True) / _LARGEST
-    return Quantized(_round(weights, scales), scales.squeeze(inputs))
+    values = _round(weights, scales)
+    return Quantized(values, scales.squeeze(inputs), values.sum(inputs, dtype=jnp.int32))
 
 
 def quantized_product(equation: str, x: Float[Array, "B L I"], weights: Quantized) -> Float[Array, "B L O"]:
@@ -34,7 +37,7 @@ def quantized_product(equation: str, x: Float[Array, "B L I"], weights: Quantize
     """
     wide = at_least_float32(x)
     scales = jnp.abs(wide).max(-1, keepdims=True) / _LARGEST
-    sums = jnp.einsum(equation, _round(wide, scales), weights.values, preferred_element_type=jnp.int32)
+    sums = integer_product(equation, _round(wide, scales), weights.values, weights.sums)
     return (sums * scales * weights.scales).astype(x.dtype)
 
 

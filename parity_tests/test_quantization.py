@@ -1,6 +1,8 @@
 """Products of 8-bit integers: against torch's quantization, integer arithmetic and the error that rounding allows."""
 
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from twinax import TransformerConfig
 from twinax.configs.decoding import DecodingConfig
-from twinax.flax_transformer import Transformer, generate, score
+from twinax.flax_transformer import Transformer, generate, integer_products, score
 from twinax.flax_transformer.module import named_arrays
 from twinax.flax_transformer.quantization import Quantized, quantize_matrix, quantized_product
 from twinax.parity.functions import random_arrays, random_batch
@@ -33,7 +35,7 @@ def test_a_matrix_is_rounded_as_torch_does(equation: str, seed: int, exponent: i
     weights = draw(seed, letters, 2.0**exponent)
     weights[tuple(slice(None) if axis == inputs else 0 for axis in range(2))] = 0  # an output without weights
     with jax.enable_x64(False):
-        values, scales = map(np.asarray, quantize_matrix(jnp.asarray(weights), inputs))
+        values, scales, _ = map(np.asarray, quantize_matrix(jnp.asarray(weights), inputs))
     np.testing.assert_allclose(scales, np.abs(weights).max(inputs) / 127, rtol=2.0**-22)
     step = np.expand_dims(scales, inputs)
     positive = torch.from_numpy(np.where(scales > 0, scales, 1))
@@ -64,15 +66,48 @@ def test_a_product_differs_by_the_rounding_of_its_operands(equation: str, seed: 
     assert (np.abs(y - exact) <= 1.001 * bound + 2.0**-8 * np.abs(exact) * (dtype == "bfloat16")).all()
 
 
+@pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("unsigned", [True, False], ids=["unsigned", "signed"])
 @given(seed=SEEDS)
-def test_a_product_of_integers_is_exact(seed: int) -> None:
+def test_a_product_of_integers_is_exact(equation: str, unsigned: bool, seed: int) -> None:
+    """Also on a CPU of the other kind, with or without instructions for unsigned integers."""
+    inputs, letters = EQUATIONS[equation]
     rng = np.random.default_rng(seed)
-    x, weights = rng.integers(-127, 128, (2, 3, 19)), rng.integers(-127, 128, (19, 24))
-    x[..., 0], weights[0] = 127, -127  # so that all scales are 1
-    with jax.enable_x64(False):
-        quantized = quantize_matrix(jnp.asarray(weights, jnp.float32), 0)
-        y = quantized_product("BLI,IO->BLO", jnp.asarray(x, jnp.float32), quantized)
-    np.testing.assert_array_equal(np.asarray(y), x @ weights)
+    x, weights = rng.integers(-127, 128, (2, 3, 19)), rng.integers(-127, 128, [SIZES[a] for a in letters])
+    x[..., 0] = 127
+    np.moveaxis(weights, inputs, 0)[0] = -127  # so that all scales are 1
+    with jax.enable_x64(False), mock.patch.object(integer_products, "has_unsigned_products", return_value=unsigned):
+        quantized = quantize_matrix(jnp.asarray(weights, jnp.float32), inputs)
+        y = quantized_product(equation, jnp.asarray(x, jnp.float32), quantized)
+    np.testing.assert_array_equal(np.asarray(y), np.einsum(equation, x, weights))
+
+
+@pytest.mark.parametrize("unsigned", [True, False], ids=["unsigned", "signed"])
+def test_the_program_multiplies_what_the_cpu_has_instructions_for(unsigned: bool) -> None:
+    arguments = jnp.ones((2, 3, 19), jnp.int8), jnp.ones((19, 24), jnp.int8), jnp.full(24, 19, jnp.int32)
+    with mock.patch.object(integer_products, "has_unsigned_products", return_value=unsigned):
+        program = jax.jit(lambda *args: integer_products.integer_product("BLI,IO->BLO", *args)).lower(*arguments)
+    assert (
+        f"(tensor<2x3x19x{'ui8' if unsigned else 'i8'}>, tensor<19x24xi8>) -> tensor<2x3x24xi32>" in program.as_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "has_them"),
+    [
+        ("flags\t: sse avx512_vnni amx_bf16", True),
+        ("flags\t: sse avx_vnni", False),
+        ("Features\t: asimd", False),
+        (None, False),
+    ],
+)
+def test_which_cpus_have_the_instructions(
+    cpuinfo: str | None, has_them: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{cpuinfo}\n")
+    monkeypatch.setattr(integer_products, "_CPUINFO", tmp_path / "cpuinfo")
+    assert integer_products.has_unsigned_products.__wrapped__() == has_them
 
 
 def test_rows_of_zeros_give_zeros() -> None:
@@ -82,7 +117,8 @@ def test_rows_of_zeros_give_zeros() -> None:
 
 def test_the_program_of_a_cpu_multiplies_bytes() -> None:
     """No wide copy of the weights (19, 24): XLA would make one if it did not use the instructions."""
-    arguments = jnp.ones((2, 3, 19), jnp.float32), Quantized(jnp.ones((19, 24), jnp.int8), jnp.ones(24, jnp.float32))
+    weights = Quantized(jnp.ones((19, 24), jnp.int8), jnp.ones(24, jnp.float32), jnp.full(24, 19, jnp.int32))
+    arguments = jnp.ones((2, 3, 19), jnp.float32), weights
     program = jax.jit(lambda *args: quantized_product("BLI,IO->BLO", *args)).lower(*arguments).compile()
     text = program.as_text()
     assert text is not None

@@ -121,8 +121,8 @@ MODEL = (
     Mutation(
         "keys and values exchanged",
         "flax_transformer.attention.MultiHeadAttention.keys_values",
-        "return KeysValues(k, v)",
-        "return KeysValues(v, k)",
+        "return KeysValues(k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3))",
+        "return KeysValues(v.transpose(0, 2, 3, 1), k.transpose(0, 2, 1, 3))",
         _TORCH_NN,
     ),
     Mutation(

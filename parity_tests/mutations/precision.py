@@ -36,8 +36,8 @@ PRECISION = (
     Mutation(
         "attention scores divided in bfloat16",
         "flax_transformer.attention.scale_product",
-        'at_least_float32(jnp.einsum("BTNH,BSNH->BNTS", q, k)) / q.shape[-1] ** 0.5',
-        'at_least_float32(jnp.einsum("BTNH,BSNH->BNTS", q, k) / q.shape[-1] ** 0.5)',
+        'at_least_float32(jnp.einsum("BTNH,BNHS->BNTS", q, k)) / q.shape[-1] ** 0.5',
+        'at_least_float32(jnp.einsum("BTNH,BNHS->BNTS", q, k) / q.shape[-1] ** 0.5)',
         _PRECISION,
     ),
     Mutation(

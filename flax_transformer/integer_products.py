@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -58,8 +59,8 @@ _UNSIGNED_PRODUCT = Primitive("unsigned_product")
 
 
 @_UNSIGNED_PRODUCT.def_abstract_eval
-def _shape(x: Any, matrix: Any, *, inputs: int) -> jax.core.ShapedArray:
-    return jax.core.ShapedArray((*x.shape[:-1], matrix.shape[1 - inputs]), jnp.int32)
+def _shape(x: Any, matrix: Any, *, inputs: int) -> ShapedArray:
+    return ShapedArray((*x.shape[:-1], matrix.shape[1 - inputs]), jnp.int32)
 
 
 def _lower(context: Any, x: Any, matrix: Any, *, inputs: int) -> list[Any]:

@@ -18,7 +18,7 @@ from ..formulas.relative_positions import relative_position_buckets
 from .dropout import Dropout, DropoutKey
 from .initializers import EMBEDDING_INITS, LINEAR_INITS
 from .module import Buffer, at_least_float32, record
-from .products import add_bias, product
+from .products import add_bias, product, scale
 from .quantization import table_rows
 
 
@@ -97,9 +97,9 @@ class Norm(nnx.Module):
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         y = NORMS[self.config.norm](at_least_float32(x), self.config.norm_eps)
         if self.scale is not None:
-            y = y * self.scale[...]
+            y = scale(y, self.scale[...])
         if self.bias is not None:
-            y = y + self.bias[...]
+            y = add_bias(y, self.bias[...])
         y = y.astype(x.dtype)
         record(self, "output", y)
         return y

@@ -22,7 +22,7 @@ from .initializers import LINEAR_INITS
 from .inputs import check_dtypes, check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Linear, Norm, RelativePositions, Residual, count_positions
 from .module import Buffer, at_least_float32, join_path, named_arrays, record
-from .products import product
+from .products import add_bias, product
 from .quantization import Quantized, quantize_arrays
 
 
@@ -217,7 +217,7 @@ class Output(nnx.Module):
         logits = product("BTD,VD->BTV", x, embedding) if self.proj is None else self.proj(x)
         logits = at_least_float32(logits) * LOGIT_SCALES[self.config.logit_scale](self.config.d_model)
         if self.bias is not None:
-            logits = logits + self.bias[...]
+            logits = add_bias(logits, self.bias[...])
         return OUTPUT_ACTIVATIONS[self.config.output_activation](logits).astype(x.dtype)
 
 

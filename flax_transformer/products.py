@@ -1,4 +1,7 @@
-"""Products with weights, in a form for which XLA uses a CPU's bfloat16 instructions.
+"""Products with weights, in forms that XLA computes fast on a CPU, through YNNPACK.
+
+The gradient of the weights is the product of the transposed inputs and the gradient of the outputs. XLA has fast code
+for it only if the transposed inputs are an array of their own, which a barrier keeps.
 
 XLA converts the operands of a product of bfloat16 arrays to float32 if its result is bfloat16. If the result is
 float32, YNNPACK computes it with the instructions of the CPU, such as AMX. So the result is rounded here, and in the
@@ -24,25 +27,35 @@ def product(equation: str, x: Float[Array, "B L I"], weights: Float[Array, "_ _"
     """
     if isinstance(weights, Quantized):
         return quantized_product(equation, x, weights)
-    if x.dtype == jnp.bfloat16:
-        return checkpoint_name(_narrow_product(equation, x, weights.astype(x.dtype)), NARROW_PRODUCT)
-    return jnp.einsum(equation, x, weights.astype(x.dtype))
+    y: Array = _product(equation, x, weights.astype(x.dtype))
+    return checkpoint_name(y, NARROW_PRODUCT) if x.dtype == jnp.bfloat16 else y
 
 
 def add_bias(x: Float[Array, "B L O"], bias: Float[Array, " O"]) -> Float[Array, "B L O"]:
     """x + bias."""
-    return _narrow_sum(x, bias) if x.dtype == jnp.bfloat16 else x + bias
+    return _sum(*_in_one_dtype(x, bias))
+
+
+def scale(x: Float[Array, "B L D"], factors: Float[Array, " D"]) -> Float[Array, "B L D"]:
+    """x · factors."""
+    return _scaled(*_in_one_dtype(x, factors))
 
 
 def _einsum(equation: str, a: Array, b: Array) -> Array:
-    def on_cpu(a: Array, b: Array) -> Array:
-        return jnp.einsum(equation, a, b, preferred_element_type=jnp.float32).astype(a.dtype)
+    if a.dtype != jnp.bfloat16:
+        return jnp.einsum(equation, a, b)
+    return jax.lax.platform_dependent(
+        a, b, cpu=partial(_einsum_on_cpu, equation), default=partial(jnp.einsum, equation)
+    )
 
-    return jax.lax.platform_dependent(a, b, cpu=on_cpu, default=partial(jnp.einsum, equation))
+
+def _einsum_on_cpu(equation: str, a: Array, b: Array) -> Array:
+    sums = jnp.float32 if a.dtype == jnp.bfloat16 else a.dtype
+    return jnp.einsum(equation, a, b, preferred_element_type=sums).astype(a.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _narrow_product(equation: str, x: Array, weights: Array) -> Array:
+def _product(equation: str, x: Array, weights: Array) -> Array:
     return _einsum(equation, x, weights)
 
 
@@ -53,17 +66,35 @@ def _product_forward(equation: str, x: Array, weights: Array) -> tuple[Array, tu
 def _product_backward(equation: str, residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, weights = residuals
     of_x, of_weights, of_result = equation.replace("->", ",").split(",")
+
+    def of_weights_on_cpu(x: Array, gradient: Array) -> Array:
+        rows = [array.reshape(-1, array.shape[-1]) for array in (x, gradient)]
+        narrow, wide = sorted(rows, key=lambda array: array.shape[-1])
+        result = _einsum_on_cpu("NM,MW->NW", jax.lax.optimization_barrier(narrow.T), wide)
+        is_transposed = (narrow is rows[0]) != (of_weights[0] == of_x[-1])
+        return jax.lax.optimization_barrier(result).T if is_transposed else result
+
     return (
         _einsum(f"{of_result},{of_weights}->{of_x}", gradient, weights),
-        _einsum(f"{of_x},{of_result}->{of_weights}", x, gradient),
+        jax.lax.platform_dependent(
+            x,
+            gradient,
+            cpu=of_weights_on_cpu,
+            default=partial(jnp.einsum, f"{of_x},{of_result}->{of_weights}"),
+        ),
     )
 
 
-_narrow_product.defvjp(_product_forward, _product_backward)
+_product.defvjp(_product_forward, _product_backward)
+
+
+def _in_one_dtype(*arrays: Array) -> list[Array]:
+    dtype = jnp.result_type(*arrays)
+    return [array.astype(dtype) for array in arrays]
 
 
 @jax.custom_vjp
-def _narrow_sum(x: Array, bias: Array) -> Array:
+def _sum(x: Array, bias: Array) -> Array:
     return x + bias
 
 
@@ -72,13 +103,35 @@ def _sum_forward(x: Array, bias: Array) -> tuple[Array, None]:
 
 
 def _sum_backward(residuals: None, gradient: Array) -> tuple[Array, Array]:
+    return gradient, _sum_rows(gradient)
+
+
+_sum.defvjp(_sum_forward, _sum_backward)
+
+
+@jax.custom_vjp
+def _scaled(x: Array, factors: Array) -> Array:
+    return x * factors
+
+
+def _scaled_forward(x: Array, factors: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x * factors, (x, factors)
+
+
+def _scaled_backward(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, factors = residuals
+    return gradient * factors, _sum_rows(gradient * x)
+
+
+_scaled.defvjp(_scaled_forward, _scaled_backward)
+
+
+def _sum_rows(x: Float[Array, "B L O"]) -> Float[Array, " O"]:
+    """The sum over B and L; on a CPU a product with ones, because XLA has no fast code for it."""
+
     def on_cpu(rows: Array) -> Array:
-        """A product with ones, because XLA's sums of bfloat16 rows took a quarter of a train step."""
         ones = jnp.ones((2, len(rows)), rows.dtype)  # YNNPACK computes no product with a single row
-        return jnp.einsum("RM,MO->RO", ones, rows, preferred_element_type=jnp.float32)[0].astype(rows.dtype)
+        return _einsum_on_cpu("RM,MO->RO", ones, rows)[0]
 
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    return gradient, jax.lax.platform_dependent(rows, cpu=on_cpu, default=lambda rows: rows.sum(0))
-
-
-_narrow_sum.defvjp(_sum_forward, _sum_backward)
+    rows = x.reshape(-1, x.shape[-1])
+    return jax.lax.platform_dependent(rows, cpu=on_cpu, default=lambda rows: rows.sum(0))

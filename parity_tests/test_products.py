@@ -1,4 +1,4 @@
-"""Products with weights in bfloat16: their values and gradients against float64, and the program that computes them."""
+"""Products with weights: their values and gradients against float64, and the program that computes them."""
 
 from typing import Any
 
@@ -13,47 +13,56 @@ from twinax import TransformerConfig
 from twinax.configs.training import TrainingConfig
 from twinax.flax_transformer import DropoutKey, Transformer
 from twinax.flax_transformer.module import named_arrays
-from twinax.flax_transformer.products import add_bias, product
+from twinax.flax_transformer.products import add_bias, product, scale
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.train.losses import cross_entropy
 
-HALF_ULP = 2.0**-8  # of bfloat16, relative to the number
+HALF_ULPS = {"bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}  # relative to the number
 # XLA chooses another implementation where an axis has the length 1, and where all are short.
 SHAPES = [(1, 1, 1, 1), (1, 1, 16, 9), (1, 7, 1, 3), (3, 1, 5, 16), (2, 3, 7, 1), (2, 3, 4, 5), (8, 16, 24, 40)]
 EQUATIONS = {"BLI,IO->BLO": "IO", "BLI,OI->BLO": "OI"}  # a kernel, a tied embedding
 
 
-def assert_rounded(result: jax.Array, equation: str, a: np.ndarray, b: np.ndarray) -> None:
-    """The result is within half an ulp of the exact one, plus the rounding of float32 sums."""
-    expected = np.einsum(equation, a, b)
-    bound = HALF_ULP * np.abs(expected) + 2.0**-20 * np.einsum(equation, np.abs(a), np.abs(b))
-    assert result.dtype == jnp.bfloat16
+def assert_rounded(result: jax.Array, dtype: str, equation: str, *arrays: np.ndarray) -> None:
+    """The result is within half an ulp of the exact one, plus the rounding of sums, in float32 or wider."""
+    expected = np.einsum(equation, *arrays)
+    magnitude = np.einsum(equation, *(np.abs(array) for array in arrays))
+    bound = HALF_ULPS[dtype] * np.abs(expected) + 16 * min(HALF_ULPS[dtype], 2.0**-24) * magnitude
+    assert result.dtype == dtype
     assert (np.abs(np.asarray(result, np.float64) - expected) <= bound).all()
 
 
 @pytest.mark.parametrize("equation", EQUATIONS)
+@pytest.mark.parametrize("dtype", HALF_ULPS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_product_in_bfloat16_is_rounded_once(equation: str, shape: tuple[int, ...]) -> None:
+def test_products_and_their_gradients_are_rounded_once(equation: str, dtype: str, shape: tuple[int, ...]) -> None:
     sizes = dict(zip("BLIO", shape, strict=True))
 
-    def outputs(x: jax.Array, weights: jax.Array, bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, ...]:
+    def outputs(
+        x: jax.Array, weights: jax.Array, bias: jax.Array, factors: jax.Array, gradient: jax.Array
+    ) -> tuple[jax.Array, ...]:
         y, backward = jax.vjp(lambda *args: product(equation, *args), x, weights)
-        return y, *backward(gradient), jax.vjp(add_bias, y, bias)[1](gradient)[1]
+        scaled, of_scaled = jax.vjp(scale, gradient, factors)
+        return y, *backward(gradient), jax.vjp(add_bias, y, bias)[1](gradient)[1], scaled, *of_scaled(gradient)
 
     compiled = jax.jit(outputs)
 
     @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-12, 12))
     def check(seed: int, exponent: int) -> None:
         rng = np.random.default_rng(seed)
-        letters = ("BLI", EQUATIONS[equation], "O", "BLO")
+        letters = ("BLI", EQUATIONS[equation], "O", "O", "BLO")
         arrays = [rng.normal(size=[sizes[a] for a in name]) * 2.0**exponent for name in letters]
-        narrow = [jnp.asarray(array, jnp.bfloat16) for array in arrays]
-        x, weights, _, gradient = (np.asarray(array, np.float64) for array in narrow)
-        y, of_x, of_weights, of_bias = compiled(*narrow)
-        assert_rounded(y, equation, x, weights)
-        assert_rounded(of_x, f"BLO,{EQUATIONS[equation]}->BLI", gradient, weights)
-        assert_rounded(of_weights, f"BLI,BLO->{EQUATIONS[equation]}", x, gradient)
-        assert_rounded(of_bias, "BLR,BLO->O", np.ones((*gradient.shape[:2], 1)), gradient)
+        narrow = [jnp.asarray(array, dtype) for array in arrays]
+        x, weights, _, factors, gradient = (np.asarray(array, np.float64) for array in narrow)
+        y, of_x, of_weights, of_bias, scaled, *of_scaled = compiled(*narrow)
+        assert_rounded(y, dtype, equation, x, weights)
+        assert_rounded(of_x, dtype, f"BLO,{EQUATIONS[equation]}->BLI", gradient, weights)
+        assert_rounded(of_weights, dtype, f"BLI,BLO->{EQUATIONS[equation]}", x, gradient)
+        assert_rounded(of_bias, dtype, "BLO->O", gradient)
+        for result in (scaled, of_scaled[0]):
+            assert_rounded(result, dtype, "BLO,O->BLO", gradient, factors)
+        if dtype != "bfloat16":  # whose terms are rounded too
+            assert_rounded(of_scaled[1], dtype, "BLO,BLO->O", gradient, gradient)
 
     check()
 
@@ -88,13 +97,24 @@ def test_only_the_program_of_a_cpu_returns_float32(platform: str, wide: bool) ->
     assert all(("xf32>" in line.rpartition("->")[2]) == wide for line in products)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_other_dtypes_are_plain_products(dtype: str) -> None:
-    x, weights = jnp.ones((2, 3, 4), dtype), jnp.ones((4, 5), dtype)
-    program = jax.make_jaxpr(lambda *args: product("BLI,IO->BLO", *args))(x, weights)
-    assert [equation.primitive.name for equation in program.eqns] == ["dot_general"]
-    program = jax.make_jaxpr(add_bias)(x, jnp.ones(4, dtype))
-    assert "custom_vjp" not in str(program)
+@pytest.mark.parametrize(("platform", "barriers"), [("cpu", 2), ("cuda", 0), ("tpu", 0)])
+@pytest.mark.parametrize("dtype", HALF_ULPS)
+def test_only_the_program_of_a_cpu_transposes_for_the_gradients(platform: str, barriers: int, dtype: str) -> None:
+    """Of a kernel the narrower side, here the outputs; the result is transposed back."""
+    arrays = [jnp.ones(shape, dtype) for shape in ((4, 13, 24), (24, 11), (4, 13, 11))]
+
+    def of_weights(x: jax.Array, weights: jax.Array, gradient: jax.Array) -> jax.Array:
+        return jax.vjp(lambda weights: product("BLI,IO->BLO", x, weights), weights)[1](gradient)[0]
+
+    text = jax.jit(of_weights).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.optimization_barrier") == barriers
+
+
+def test_a_bias_in_a_wider_dtype_widens_the_sum() -> None:
+    x, bias = jnp.ones((2, 3, 4), jnp.float32), jnp.ones(4, jnp.float64)
+    for function in (add_bias, scale):
+        y, backward = jax.vjp(function, x, bias)
+        assert [array.dtype.name for array in (y, *backward(y))] == ["float64", "float32", "float64"]
 
 
 @pytest.mark.parametrize(("lengths", "tied"), [((1, 1, 1), True), ((1, 9, 2), False), ((3, 1, 7), True)], ids=str)

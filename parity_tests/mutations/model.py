@@ -53,7 +53,11 @@ MODEL = (
         ("tests/test_model.py::test_a_constant_row_has_finite_gradients",),
     ),
     Mutation(
-        "gain of the norm left out", "flax_transformer.layers.Norm", "y = y * self.scale[...]", "y = y * 1", _EAGER
+        "gain of the norm left out",
+        "flax_transformer.layers.Norm",
+        "y = scale(y, self.scale[...])",
+        "y = y * 1",
+        _EAGER,
     ),
     Mutation(
         "scores multiplied by sqrt(H)",

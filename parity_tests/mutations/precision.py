@@ -57,7 +57,7 @@ PRECISION = (
     Mutation(
         "logits rounded before their bias",
         "flax_transformer.model.Output.__call__",
-        "logits = logits + self.bias[...]",
+        "logits = add_bias(logits, self.bias[...])",
         "logits = logits.astype(x.dtype) + self.bias[...].astype(x.dtype)",
         _PRECISION,
     ),
@@ -85,7 +85,7 @@ PRECISION = (
     Mutation(
         "scaled logits rounded before their bias",
         "flax_transformer.model.Output.__call__",
-        "logits = logits + self.bias[...]",
+        "logits = add_bias(logits, self.bias[...])",
         "logits = at_least_float32(logits.astype(x.dtype)) + self.bias[...]",
         _PRECISION,
     ),

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
+.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -137,6 +137,10 @@ benchmark-dropout: install
 # the chart. PARTS: only these. About an hour, estimated.
 benchmark: install
 	$(BIN)/python -m benchmarks.performance docs/performance.md $(PARTS)
+
+# Where the time of a train step and of beam search goes, by kind of operation. A few minutes.
+benchmark-operations: install
+	$(BIN)/python -m benchmarks.operations
 
 # What keeping freed memory gains in a train step on a CPU. About six minutes.
 benchmark-memory: install

@@ -119,12 +119,16 @@ PROGRAMS: dict[str, Callable[[Path], tuple[str, Generate]]] = {
 }
 
 
-def compare(beam_sizes: Sequence[int], rounds: int, names: Sequence[str] = (*PROGRAMS,)) -> list[Row]:
-    """Decodes in these programs, `rounds` times per beam size."""
+def sources() -> np.ndarray:
+    """Sentences of 6 to SOURCE random tokens."""
     rng = np.random.default_rng(0)
     src = rng.integers(1, PAD, (SENTENCES, SOURCE))
-    src = np.where(np.arange(SOURCE) < rng.integers(6, SOURCE + 1, (SENTENCES, 1)), src, PAD)
-    rows = []
+    return np.where(np.arange(SOURCE) < rng.integers(6, SOURCE + 1, (SENTENCES, 1)), src, PAD)
+
+
+def compare(beam_sizes: Sequence[int], rounds: int, names: Sequence[str] = (*PROGRAMS,)) -> list[Row]:
+    """Decodes in these programs, `rounds` times per beam size."""
+    src, rows = sources(), []
     with tempfile.TemporaryDirectory() as temporary:
         make_model(folder := Path(temporary) / "model")
         programs = [Program(name, partial(PROGRAMS[name], folder)) for name in names]

@@ -9,7 +9,7 @@ base setting, whose translations are in docs/multi30k.
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ PREFIX, MARKED_CASE = "ablation-", OUT / "marked_case"
 UPDATES = 5600  # of the base setting, in about 20 minutes on one core of an AMD EPYC
 HEADER = ("setting", "updates", "minutes", "target tokens per second", "perplexity", "BLEU", "BLEU, lower case", "p")
 LENGTHS_NAME, CURVE = "multi30k-minutes", "multi30k-minutes.png"
-# The settings of the final runs; of those, warm-up and length differ.
+# The settings of the final runs; of those, vocabulary, warm-up and length differ.
 BASE = {
     "training.consistency": "none",
     "tokenizer.bpe-dropout": "0.0",
@@ -81,6 +81,7 @@ def _dropout(rate: str) -> tuple[tuple[str, str], ...]:
     return (("model.embedding-dropout", rate), ("model.residual-dropout", rate))
 
 
+FINAL_VOCABULARY = Setting("vocab_6000", "vocabulary of 6,000", (("tokenizer.vocab-size", "6000"),), share=0.97)
 SETTINGS = (
     Setting("base", "pre-norm, cased vocabulary of 3,000, dropout 0.15, 4+4 layers of width 128, weight decay 0.1"),
     Setting("lower", "lowercase vocabulary", flags=("--tokenizer.lowercase",)),
@@ -90,7 +91,7 @@ SETTINGS = (
         (("tokenizer.vocab-size", "None"), ("tokenizer.split", "whitespace"), ("tokenizer.load", str(MARKED_CASE))),
         share=0.9,
     ),
-    Setting("vocab_6000", "vocabulary of 6,000", (("tokenizer.vocab-size", "6000"),), share=0.97),
+    FINAL_VOCABULARY,
     Setting("vocab_10000", "vocabulary of 10,000", (("tokenizer.vocab-size", "10000"),), share=0.94),
     Setting(
         "post_norm",
@@ -108,8 +109,8 @@ SETTINGS = (
     Setting("average", "average of the last 5 checkpoints", (("loop.validate-every", "300"), ("loop.average", "5"))),
 )
 BASE_TRANSLATIONS = RESULTS.with_name(f"{PREFIX}base.txt")
-# The base setting in other lengths; the longest is the final run.
-LENGTHS = tuple(Setting(f"updates_{n}", f"{n:,} updates", share=n / UPDATES) for n in (2800, 11_200))
+# The vocabulary of the final runs in other lengths; the longest is the final run.
+LENGTHS = tuple(replace(FINAL_VOCABULARY, name=f"updates_{n}", share=n / UPDATES) for n in (2716, 10_864))
 FINAL = seeded_training("en_de", 0)
 
 
@@ -128,7 +129,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     _compare([setting.training for setting in SETTINGS], *text(folder, VALIDATION, ("en", "de"))[1:])
     rows = [(s.label, *_row(entry)) for s in SETTINGS if (entry := s.training.recorded) is not None]
     write_table(PAGE, NAME, HEADER, rows)
-    trainings = (*(setting.training for setting in (LENGTHS[0], SETTINGS[0], *LENGTHS[1:])), FINAL)
+    trainings = (*(setting.training for setting in (LENGTHS[0], FINAL_VOCABULARY, *LENGTHS[1:])), FINAL)
     entries = [entry for training in trainings if (entry := training.recorded) is not None]
     write_table(PAGE, LENGTHS_NAME, HEADER[1:-1], [_row(entry)[:-1] for entry in entries])
     if entries:

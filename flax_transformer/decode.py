@@ -144,10 +144,10 @@ def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> 
     return jax.jit(prefill), jax.jit(extend, donate_argnames=("search", "past"))
 
 
-def _write(cache: KeysValues, new: KeysValues, first: Int[Array, ""]) -> KeysValues:
-    """The cache with new keys and values from number `first` on."""
-    keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, new.keys, first, axis=-1)
-    return KeysValues(keys, jax.lax.dynamic_update_slice_in_dim(cache.values, new.values, first, axis=-2))
+def _write(cache: KeysValues, new: KeysValues, start: Int[Array, ""]) -> KeysValues:
+    """The cache with new keys and values at index `start`."""
+    keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, new.keys, start, axis=-1)
+    return KeysValues(keys, jax.lax.dynamic_update_slice_in_dim(cache.values, new.values, start, axis=-2))
 
 
 def _next(
@@ -232,9 +232,9 @@ def grow(past: Past, capacity: int) -> Past:
     _, beam_size, length = past.ancestors.shape
     extra = capacity - length
 
-    def pad(a: Array, axis: int, number: int, fill: int = 0) -> Array:
+    def pad(a: Array, axis: int, width: int, fill: int = 0) -> Array:
         widths = [(0, 0)] * a.ndim
-        widths[axis] = (0, number)
+        widths[axis] = (0, width)
         return jnp.pad(a, widths, constant_values=fill)
 
     layers = [KeysValues(pad(k, -1, extra * beam_size), pad(v, -2, extra * beam_size)) for k, v in past.layers]

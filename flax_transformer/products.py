@@ -1,7 +1,8 @@
 """Products with weights, in forms that XLA computes fast on a CPU, through YNNPACK.
 
-The gradient of the weights is the product of the transposed inputs and the gradient of the outputs. XLA has fast code
-for it only if the transposed inputs are an array of their own, which a barrier keeps.
+The gradient of the weights is the product of the inputs and the gradient of the outputs, summed over their rows. XLA
+has fast code for it only if one of the two is transposed into an array of its own, which a barrier keeps. That is the
+narrower one; where the weights need it, the result is transposed back, behind another barrier.
 
 XLA converts the operands of a product of bfloat16 arrays to float32 if its result is bfloat16. If the result is
 float32, YNNPACK computes it with the instructions of the CPU, such as AMX. So the result is rounded here, and in the
@@ -18,6 +19,7 @@ from jaxtyping import Array, Float
 from .quantization import Quantized, quantized_product
 
 NARROW_PRODUCT = "narrow_product"  # name of a product in bfloat16, for rematerialization
+ROW_SUMS = "row_sums"  # scope of the products with ones, in a program
 
 
 def product(equation: str, x: Float[Array, "B L I"], weights: Float[Array, "_ _"] | Quantized) -> Float[Array, "B L O"]:
@@ -38,7 +40,7 @@ def add_bias(x: Float[Array, "B L O"], bias: Float[Array, " O"]) -> Float[Array,
 
 def scale(x: Float[Array, "B L D"], factors: Float[Array, " D"]) -> Float[Array, "B L D"]:
     """x · factors."""
-    return _scaled(*_in_one_dtype(x, factors))
+    return _scale(*_in_one_dtype(x, factors))
 
 
 def _einsum(equation: str, a: Array, b: Array) -> Array:
@@ -50,7 +52,7 @@ def _einsum(equation: str, a: Array, b: Array) -> Array:
 
 
 def _einsum_on_cpu(equation: str, a: Array, b: Array) -> Array:
-    sums = jnp.float32 if a.dtype == jnp.bfloat16 else a.dtype
+    sums = jnp.promote_types(a.dtype, jnp.float32)
     return jnp.einsum(equation, a, b, preferred_element_type=sums).astype(a.dtype)
 
 
@@ -69,9 +71,9 @@ def _product_backward(equation: str, residuals: tuple[Array, Array], gradient: A
 
     def of_weights_on_cpu(x: Array, gradient: Array) -> Array:
         rows = [array.reshape(-1, array.shape[-1]) for array in (x, gradient)]
-        narrow, wide = sorted(rows, key=lambda array: array.shape[-1])
-        result = _einsum_on_cpu("NM,MW->NW", jax.lax.optimization_barrier(narrow.T), wide)
-        is_transposed = (narrow is rows[0]) != (of_weights[0] == of_x[-1])
+        narrow_rows, wide_rows = sorted(rows, key=lambda array: array.shape[-1])
+        result = _einsum_on_cpu("NM,MW->NW", jax.lax.optimization_barrier(narrow_rows.T), wide_rows)
+        is_transposed = (narrow_rows is rows[0]) != (of_weights[0] == of_x[-1])
         return jax.lax.optimization_barrier(result).T if is_transposed else result
 
     return (
@@ -110,20 +112,20 @@ _sum.defvjp(_sum_forward, _sum_backward)
 
 
 @jax.custom_vjp
-def _scaled(x: Array, factors: Array) -> Array:
+def _scale(x: Array, factors: Array) -> Array:
     return x * factors
 
 
-def _scaled_forward(x: Array, factors: Array) -> tuple[Array, tuple[Array, Array]]:
+def _scale_forward(x: Array, factors: Array) -> tuple[Array, tuple[Array, Array]]:
     return x * factors, (x, factors)
 
 
-def _scaled_backward(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _scale_backward(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, factors = residuals
     return gradient * factors, _sum_rows(gradient * x)
 
 
-_scaled.defvjp(_scaled_forward, _scaled_backward)
+_scale.defvjp(_scale_forward, _scale_backward)
 
 
 def _sum_rows(x: Float[Array, "B L O"]) -> Float[Array, " O"]:
@@ -131,7 +133,8 @@ def _sum_rows(x: Float[Array, "B L O"]) -> Float[Array, " O"]:
 
     def on_cpu(rows: Array) -> Array:
         ones = jnp.ones((2, len(rows)), rows.dtype)  # YNNPACK computes no product with a single row
-        return _einsum_on_cpu("RM,MO->RO", ones, rows)[0]
+        with jax.named_scope(ROW_SUMS):
+            return _einsum_on_cpu("RM,MO->RO", ones, rows)[0]
 
     rows = x.reshape(-1, x.shape[-1])
     return jax.lax.platform_dependent(rows, cpu=on_cpu, default=lambda rows: rows.sum(0))

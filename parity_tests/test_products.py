@@ -17,7 +17,11 @@ from twinax.flax_transformer.products import add_bias, product, scale
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.train.losses import cross_entropy
 
-HALF_ULPS = {"bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}  # relative to the number
+HALF_ULPS = {
+    "bfloat16": 2.0**-8,
+    "float32": 2.0**-24,
+    "float64": 2.0**-53,
+}  # relative to the number
 # XLA chooses another implementation where an axis has the length 1, and where all are short.
 SHAPES = [(1, 1, 1, 1), (1, 1, 16, 9), (1, 7, 1, 3), (3, 1, 5, 16), (2, 3, 7, 1), (2, 3, 4, 5), (8, 16, 24, 40)]
 EQUATIONS = {"BLI,IO->BLO": "IO", "BLI,OI->BLO": "OI"}  # a kernel, a tied embedding
@@ -39,10 +43,10 @@ def test_products_and_their_gradients_are_rounded_once(equation: str, dtype: str
     sizes = dict(zip("BLIO", shape, strict=True))
 
     def outputs(
-        x: jax.Array, weights: jax.Array, bias: jax.Array, factors: jax.Array, gradient: jax.Array
+        x: jax.Array, weights: jax.Array, bias: jax.Array, factors: jax.Array, gradient: jax.Array, rows: jax.Array
     ) -> tuple[jax.Array, ...]:
         y, backward = jax.vjp(lambda *args: product(equation, *args), x, weights)
-        scaled, of_scaled = jax.vjp(scale, gradient, factors)
+        scaled, of_scaled = jax.vjp(scale, rows, factors)
         return y, *backward(gradient), jax.vjp(add_bias, y, bias)[1](gradient)[1], scaled, *of_scaled(gradient)
 
     compiled = jax.jit(outputs)
@@ -50,19 +54,19 @@ def test_products_and_their_gradients_are_rounded_once(equation: str, dtype: str
     @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-12, 12))
     def check(seed: int, exponent: int) -> None:
         rng = np.random.default_rng(seed)
-        letters = ("BLI", EQUATIONS[equation], "O", "O", "BLO")
+        letters = ("BLI", EQUATIONS[equation], "O", "O", "BLO", "BLO")
         arrays = [rng.normal(size=[sizes[a] for a in name]) * 2.0**exponent for name in letters]
         narrow = [jnp.asarray(array, dtype) for array in arrays]
-        x, weights, _, factors, gradient = (np.asarray(array, np.float64) for array in narrow)
+        x, weights, _, factors, gradient, rows = (np.asarray(array, np.float64) for array in narrow)
         y, of_x, of_weights, of_bias, scaled, *of_scaled = compiled(*narrow)
         assert_rounded(y, dtype, equation, x, weights)
         assert_rounded(of_x, dtype, f"BLO,{EQUATIONS[equation]}->BLI", gradient, weights)
         assert_rounded(of_weights, dtype, f"BLI,BLO->{EQUATIONS[equation]}", x, gradient)
         assert_rounded(of_bias, dtype, "BLO->O", gradient)
-        for result in (scaled, of_scaled[0]):
-            assert_rounded(result, dtype, "BLO,O->BLO", gradient, factors)
+        assert_rounded(scaled, dtype, "BLO,O->BLO", rows, factors)
+        assert_rounded(of_scaled[0], dtype, "BLO,O->BLO", gradient, factors)
         if dtype != "bfloat16":  # whose terms are rounded too
-            assert_rounded(of_scaled[1], dtype, "BLO,BLO->O", gradient, gradient)
+            assert_rounded(of_scaled[1], dtype, "BLO,BLO->O", gradient, rows)
 
     check()
 
@@ -100,7 +104,7 @@ def test_only_the_program_of_a_cpu_returns_float32(platform: str, wide: bool) ->
 @pytest.mark.parametrize(("platform", "barriers"), [("cpu", 2), ("cuda", 0), ("tpu", 0)])
 @pytest.mark.parametrize("dtype", HALF_ULPS)
 def test_only_the_program_of_a_cpu_transposes_for_the_gradients(platform: str, barriers: int, dtype: str) -> None:
-    """Of a kernel the narrower side, here the outputs; the result is transposed back."""
+    """The narrower side is transposed, here that of the outputs, and the result back."""
     arrays = [jnp.ones(shape, dtype) for shape in ((4, 13, 24), (24, 11), (4, 13, 11))]
 
     def of_weights(x: jax.Array, weights: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -108,6 +112,27 @@ def test_only_the_program_of_a_cpu_transposes_for_the_gradients(platform: str, b
 
     text = jax.jit(of_weights).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
     assert text.count("stablehlo.optimization_barrier") == barriers
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_second_derivatives_are_those_of_einsum(equation: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = (2, 3, 4), (5, 4) if equation.endswith(",OI->BLO") else (4, 5), (5,), (5,)
+    x, *params = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
+
+    def loss(weights: jax.Array, bias: jax.Array, factors: jax.Array) -> jax.Array:
+        return jnp.sin(scale(add_bias(product(equation, x, weights), bias), factors)).sum()
+
+    def expected_loss(weights: jax.Array, bias: jax.Array, factors: jax.Array) -> jax.Array:
+        return jnp.sin((jnp.einsum(equation, x, weights) + bias) * factors).sum()
+
+    tangents = [jnp.cos(param) for param in params]
+    for derivative in (
+        lambda f: jax.jvp(jax.grad(f, (0, 1, 2)), params, tangents)[1],
+        lambda f: jax.jacrev(jax.grad(f))(*params),
+    ):
+        for actual, expected in zip(derivative(loss), derivative(expected_loss), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_a_bias_in_a_wider_dtype_widens_the_sum() -> None:

@@ -93,7 +93,7 @@ def test_the_program_multiplies_what_the_cpu_has_instructions_for(unsigned: bool
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "has_them"),
+    ("cpuinfo", "expected"),
     [
         ("flags\t: sse avx512_vnni amx_bf16", True),
         ("flags\t: sse avx_vnni", False),
@@ -102,12 +102,12 @@ def test_the_program_multiplies_what_the_cpu_has_instructions_for(unsigned: bool
     ],
 )
 def test_which_cpus_have_the_instructions(
-    cpuinfo: str | None, has_them: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpuinfo: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{cpuinfo}\n")
     monkeypatch.setattr(integer_products, "_CPUINFO", tmp_path / "cpuinfo")
-    assert integer_products.has_unsigned_products.__wrapped__() == has_them
+    assert integer_products.has_unsigned_products.__wrapped__() == expected
 
 
 def test_rows_of_zeros_give_zeros() -> None:

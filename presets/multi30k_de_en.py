@@ -18,7 +18,7 @@ def config() -> RunConfig:
     """The config of the run."""
     return RunConfig(
         corpus=CorpusConfig(dataset="bentrevett/multi30k", src_column="de", tgt_column="en", valid_split="validation"),
-        tokenizer=TokenizerConfig(split="bytes", vocab_size=3000),
+        tokenizer=TokenizerConfig(split="bytes", vocab_size=6000),
         batches=BatchConfig(tokens=1024),
         model=TransformerConfig.preset(
             "small",

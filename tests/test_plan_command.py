@@ -58,7 +58,7 @@ WORKLOAD, SHARDING = Workload(RUN, 32, 16, 16), ShardingConfig(data=2, tensor=2)
 RECORDED = {
     "train step": (21_233_664, 17, 695_876, 1_327_128),
     "validation loss": (7_077_888, 10, 232_456, 182_352),
-    "beam search": (26_214_400, 176, 1_674_256, 298_280),
+    "beam search": (26_214_400, 176, 1_674_256, 157_992),
 }
 
 
@@ -107,7 +107,7 @@ def test_a_run_directory_is_planned_with_its_largest_shape(tmp_path):
 
 def test_what_the_corpus_determines_is_assumed(capsys):
     workload, updates = find_workload("multi30k_de_en", None, None, None, None)
-    assert (workload.run.model.tgt_vocab_size, workload.shape(), updates) == (3000, "16×(64+64)", 100_000)
+    assert (workload.run.model.tgt_vocab_size, workload.shape(), updates) == (6000, "16×(64+64)", 100_000)
     assert capsys.readouterr().err == (
         "twinax: assuming 100,000 updates, because the run is as long as its epochs; set --updates\n"
     )

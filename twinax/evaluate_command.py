@@ -91,8 +91,8 @@ def evaluate(
         output: file to write the translations to; of several systems, FILE.1, FILE.2 and so on.
         bootstrap: print 95 % confidence intervals, of 1,000 resamples of the sentences.
         paired: compare the systems with the first one, by paired bootstrap with 1,000 resamples.
-        quantize: int8 computes products with weights in 8-bit integers, which is faster on a CPU with AMX;
-            some translations change.
+        quantize: int8 computes products with weights in 8-bit integers, which is faster on a CPU with
+            AVX512-VNNI or AMX; some translations change.
         framework: the twin that computes.
     """
     check_quantization(quantize, framework)

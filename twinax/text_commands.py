@@ -68,8 +68,8 @@ def translate(
         forced_bos: first token of every translation, or its id.
         scores: print each translation's score and a tab before it.
         attention: picture to write of the attention weights of the first translation (.png, .pdf, .svg).
-        quantize: int8 computes products with weights in 8-bit integers, which is faster on a CPU with AMX;
-            some translations change.
+        quantize: int8 computes products with weights in 8-bit integers, which is faster on a CPU with
+            AVX512-VNNI or AMX; some translations change.
         framework: the twin that computes.
     """
     check_quantization(quantize, framework)

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ...flax_transformer.products import ROW_SUMS
 from .hlo import ArrayType, Computation, Instruction, Program
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -157,6 +158,8 @@ def _flops(program: Program, computation: Computation) -> float:
     total = 0.0
     for instruction in computation.values():
         if instruction.opcode == "dot":
+            if f"/{ROW_SUMS}/" in instruction.attributes:
+                continue  # only a CPU's program has these products, which sum rows
             left = computation[instruction.operands[0]].types[0].dims
             contracted = math.prod(left[d] for d in instruction.dims_of("lhs_contracting_dims"))
             total += 2 * instruction.types[0].elements * contracted

@@ -4,8 +4,8 @@
 
 Offline, with local files: `twinax train multi30k_de_en --src train.de --tgt train.en --valid-src val.de
 --valid-tgt val.en`. Model sizes from "Good for Misconceived Reasons" (Wu et al. 2021): 4+4 layers of width 128.
-BLEU on test_2016 is 42.3, or 42.5 if case is ignored (13a, beam 5, mean of three seeds), after 80 to 122 minutes on
-one core of an AMD EPYC: docs/results.md.
+BLEU on test_2016 is 43.5, or 43.8 if case is ignored (13a, beam 5, one seed), after 76 minutes on one core of an AMD
+EPYC: docs/results.md.
 """
 
 from ..configs.data import BatchConfig, CorpusConfig, TokenizerConfig

@@ -92,6 +92,7 @@ def prove(training: Training, layout: str, folder: Path) -> None:
     proof = document(training.file("parity.json"), command, statuses=(0, 1), output=output)
     if training.name == EXAMPLE:
         draw_proof(training, output.read_text(encoding="utf-8"), folder)
+    proof["command"] = proof["command"].replace(f"{folder}/", "FOLDER/")  # without the paths of this machine
     record(training.name, layout=layout, proof=proof)
 
 

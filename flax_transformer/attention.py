@@ -7,7 +7,6 @@ Masks are boolean, True = attend.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -17,6 +16,7 @@ from .dropout import Dropout, DropoutKey
 from .execution import Executed
 from .fused_attention import fused_attention
 from .layers import Linear
+from .maxima import softmax
 from .module import at_least_float32, record
 
 
@@ -145,7 +145,7 @@ SCORE_SCALINGS: dict[str, Callable[..., Array]] = {  # float32 or wider
 
 def exact_softmax(scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"]) -> Float[Array, "B N T S"]:
     """Softmax over the attended keys only: masked weights are 0, and a fully masked row is all zeros."""
-    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min), axis=-1)
+    weights = softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
     return jnp.where(mask, weights, 0)
 
 
@@ -153,7 +153,7 @@ def filled_softmax(
     scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"], value: float
 ) -> Float[Array, "B N T S"]:
     """Softmax in which masked keys have the score `value`: a fully masked row attends uniformly to every key."""
-    return jax.nn.softmax(jnp.where(mask, scores, value), axis=-1)
+    return softmax(jnp.where(mask, scores, value))
 
 
 MASKED_SOFTMAXES: dict[str, Callable[..., Array]] = {"exact": exact_softmax}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..formulas.decoding import Steps
+from .maxima import log_softmax, top_k
 from .ngrams import forbid, repeats
 
 
@@ -40,7 +41,7 @@ def advance(
     log_probs = jnp.where(_repeats(search, src_tokens, steps, log_probs.shape[-1]), -jnp.inf, log_probs)
     allowed = jnp.asarray(steps.allowed)[jnp.asarray(steps.kind)[n]]
     log_probs = jnp.where(allowed, jnp.where(jnp.asarray(steps.forced)[n], 0, log_probs), -jnp.inf)
-    log_probs = jax.nn.log_softmax(log_probs) if steps.renormalize else log_probs
+    log_probs = log_softmax(log_probs) if steps.renormalize else log_probs
     return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
 
 
@@ -101,7 +102,7 @@ def _best(
 ) -> tuple[Float[Array, "B L"], Int[Array, "B L"], Int[Array, "B L _"]]:
     """(sums of the best continuations, indices of their parents, their tokens)."""
     vocab_size = sums.shape[-1]
-    sums, flat = jax.lax.top_k(sums.reshape(len(sums), -1), number)
+    sums, flat = top_k(sums, number)
     parents, tokens = flat // vocab_size, (flat % vocab_size).astype(jnp.int32)
     return sums, parents, _pick(search.tokens, parents).at[:, :, search.length + 1].set(tokens)
 

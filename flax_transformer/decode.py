@@ -25,6 +25,7 @@ from .attention import CROSS_MASKS, KeysValues
 from .beam import Search, advance, start
 from .inputs import check_inputs
 from .layers import count_positions
+from .maxima import log_softmax
 from .model import Transformer, UpdateCache
 from .module import at_least_float32, named_arrays, on_host
 
@@ -96,6 +97,7 @@ def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, kee
 def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
     """Two compiled functions: (encoder and initial state, search until it is done or the cache is full)."""
     steps, beam_size = plan(model_config, config), config.beam_size
+    longest = config.max_length or model_config.max_length
     slots = np.arange(beam_size, dtype=np.int32)
 
     def prefill(
@@ -104,8 +106,8 @@ def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> 
         model = Transformer.from_arrays(model_config, arrays)
         memory = model.decoder.keys_values(model.encode(src, keep))
         layers = [KeysValues(k[..., :0], v[..., :0, :]) for k, v in memory]
-        ancestors = jnp.zeros((len(src), beam_size, 0), jnp.int32)
-        return memory, _start(model_config, config, len(src)), Past(layers, ancestors)
+        past = Past(layers, jnp.zeros((len(src), beam_size, 0), jnp.int32))
+        return memory, _start(model_config, config, len(src)), grow(past, _round_up(1, longest))
 
     def extend(
         arrays: Mapping[str, Array],
@@ -169,7 +171,7 @@ def _next(
     logits = model.next_logits(
         tokens, positions, first, memory, self_mask, cross_mask, update_cache=update_cache, distances=distances
     )
-    return jax.nn.log_softmax(at_least_float32(logits))
+    return log_softmax(at_least_float32(logits))
 
 
 def _without_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, put: Put) -> Search:
@@ -204,7 +206,7 @@ def _compiled_without_cache(model_config: TransformerConfig, config: DecodingCon
         prefixes = search.tokens[:, :, :length].reshape(-1, length)
         memory, keep = (jnp.repeat(a, config.beam_size, axis=0) for a in (memory, keep))
         logits = model.decode(prefixes, memory, keep)[:, -1].reshape(*search.sums.shape, -1)
-        return advance(search, jax.nn.log_softmax(at_least_float32(logits)), src, steps, model_config.eos_id)[0]
+        return advance(search, log_softmax(at_least_float32(logits)), src, steps, model_config.eos_id)[0]
 
     return jax.jit(encode), jax.jit(step, static_argnames="length")
 
@@ -228,9 +230,11 @@ def lengthen(values: np.ndarray, config: TransformerConfig, fill: int | bool) ->
 
 
 def grow(past: Past, capacity: int) -> Past:
-    """The cache, padded to `capacity` positions."""
+    """The cache, padded to `capacity` positions; itself if it has them."""
     _, beam_size, length = past.ancestors.shape
     extra = capacity - length
+    if not extra:
+        return past
 
     def pad(a: Array, axis: int, width: int, fill: int = 0) -> Array:
         widths = [(0, 0)] * a.ndim

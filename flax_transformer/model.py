@@ -21,6 +21,7 @@ from .execution import Executed, run_layers
 from .initializers import LINEAR_INITS
 from .inputs import check_dtypes, check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Linear, Norm, RelativePositions, Residual, count_positions
+from .maxima import log_softmax, softmax
 from .module import Buffer, at_least_float32, join_path, named_arrays, record
 from .products import add_bias, product
 from .quantization import Quantized, quantize_arrays
@@ -189,8 +190,8 @@ LOGIT_SCALES: dict[str, Callable[[int], float]] = {
 }
 OUTPUT_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "none": lambda logits: logits,
-    "log_softmax": jax.nn.log_softmax,
-    "softmax": jax.nn.softmax,  # leftover, as published: its cross entropy stays within one nat of log V
+    "log_softmax": log_softmax,
+    "softmax": softmax,  # leftover, as published: its cross entropy stays within one nat of log V
 }
 
 

@@ -17,6 +17,7 @@ from ..configs.schema import TransformerConfig
 from ..formulas.decoding import AttentionMaps, Scored, decoder_inputs, map_names, target_mask, without_cache
 from .decode import lengthen, prepare_sources
 from .inputs import check_inputs
+from .maxima import log_softmax
 from .model import Transformer
 from .module import activations, at_least_float32, named_arrays
 
@@ -76,7 +77,7 @@ def _compiled(config: TransformerConfig) -> tuple[Callable[..., Any], Callable[.
         tgt: Int[Array, "B T"],
     ) -> Float[Array, "B T"]:
         logits = Transformer.from_arrays(config, arrays)(src, tgt_inputs, keep)
-        return jnp.take_along_axis(jax.nn.log_softmax(at_least_float32(logits)), tgt[..., None], axis=-1)[..., 0]
+        return jnp.take_along_axis(log_softmax(at_least_float32(logits)), tgt[..., None], axis=-1)[..., 0]
 
     def maps(
         arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"], tgt_inputs: Int[Array, "B T"]

@@ -158,7 +158,7 @@ def narrow_operations(
     def cached(arrays: Mapping[str, Any]) -> Any:
         begin, continue_search = decode.search_programs(config, decoding)
         memory, search, past = begin(arrays, src, keep)
-        return continue_search(arrays, memory, src, keep, search, decode.grow(past, 4))
+        return continue_search(arrays, memory, src, keep, search, past)
 
     def uncached(arrays: Mapping[str, Any]) -> Any:
         encode, step = decode._compiled_without_cache(config, decoding)

@@ -160,7 +160,15 @@ def test_the_models_mirror_each_other(path):
 def test_every_file_of_a_model_has_a_mirror():
     mirrored = {*MIRROR, *MIRROR.values()}
     # torch finds parameters without gradient itself; how XLA executes or rounds a model is no part of its definition
-    names = ("execution", "fused_attention", "integer_products", "products", "quantization", "unused_parameters")
+    names = (
+        "execution",
+        "fused_attention",
+        "integer_products",
+        "maxima",
+        "products",
+        "quantization",
+        "unused_parameters",
+    )
     exceptions = {f"flax_transformer/{name}.py" for name in names}
     for folder in ("flax_transformer", "torch_reference"):
         files = {f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.py")} - {f"{folder}/__init__.py"}

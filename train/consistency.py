@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from ..configs.training import TrainingConfig
 from ..flax_transformer.dropout import SECOND_PASS, DropoutKey
+from ..flax_transformer.maxima import log_softmax
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import at_least_float32
 from .losses import cross_entropy
@@ -84,7 +85,7 @@ def _backward(residuals: tuple[Array, ...], gradient: Float[Array, "B T"]) -> tu
 
 
 def _log_softmax(logits: Array) -> Any:
-    return jax.nn.log_softmax(at_least_float32(logits))
+    return log_softmax(at_least_float32(logits))
 
 
 divergences.defvjp(_forward, _backward)

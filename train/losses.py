@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ..configs.training import TrainingConfig
+from ..flax_transformer.maxima import row_max
 from ..flax_transformer.module import at_least_float32
 from ..formulas.label_smoothing import SMOOTHINGS, Target
 
@@ -49,7 +50,7 @@ def _losses(
 def _forward(
     logits: Float[Array, "B T V"], labels: Int[Array, "B T"], pad_id: int, target: Target
 ) -> tuple[Float[Array, "B T"], tuple[Array, ...]]:
-    largest = at_least_float32(logits.max(-1))  # subtracted first, for numerical stability
+    largest = row_max(at_least_float32(logits))  # subtracted first, for numerical stability
     z = at_least_float32(logits) - largest[..., None]
     normaliser = jnp.log(jnp.exp(z).sum(-1))
     # A label outside the vocabulary gives NaN; a negative index would wrap around.

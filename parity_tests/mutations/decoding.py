@@ -137,6 +137,13 @@ DECODING = (
         _SEARCH,
     ),
     Mutation(
+        "equal continuations are ordered by their blocks",
+        "flax_transformer.maxima.top_k",
+        "jnp.sort(jax.lax.top_k(maxima, count)[1])",
+        "jax.lax.top_k(maxima, count)[1]",
+        ("parity_tests/test_maxima.py::test_top_k",),
+    ),
+    Mutation(
         "jadore801120's beam: length of the present step",
         "flax_transformer.beam._stay",
         "jnp.where(all_ended[:, None], jnp.argmax(ends, axis=-1), n)",
@@ -160,15 +167,15 @@ DECODING = (
     Mutation(
         "log-probabilities of the cached search in bfloat16",
         "flax_transformer.decode._next",
-        "jax.nn.log_softmax(at_least_float32(logits))",
-        "at_least_float32(jax.nn.log_softmax(logits))",
+        "log_softmax(at_least_float32(logits))",
+        "at_least_float32(log_softmax(logits))",
         _PRECISION,
     ),
     Mutation(
         "log-probabilities of the search without a cache in bfloat16",
         "flax_transformer.decode._compiled_without_cache",
-        "jax.nn.log_softmax(at_least_float32(logits))",
-        "at_least_float32(jax.nn.log_softmax(logits))",
+        "log_softmax(at_least_float32(logits))",
+        "at_least_float32(log_softmax(logits))",
         _PRECISION,
     ),
     Mutation(
@@ -181,8 +188,8 @@ DECODING = (
     Mutation(
         "log-probabilities of score in bfloat16",
         "flax_transformer.scoring._compiled",
-        "jax.nn.log_softmax(at_least_float32(logits))",
-        "at_least_float32(jax.nn.log_softmax(logits))",
+        "log_softmax(at_least_float32(logits))",
+        "at_least_float32(log_softmax(logits))",
         _PRECISION,
     ),
     Mutation(

@@ -90,8 +90,8 @@ MODEL = (
     Mutation(
         "softmax over the heads",
         "flax_transformer.attention.filled_softmax",
-        "axis=-1",
-        "axis=1",
+        "softmax(jnp.where(mask, scores, value))",
+        "jax.nn.softmax(jnp.where(mask, scores, value), axis=1)",
         ("parity_tests/test_published.py::test_both_twins_are_the_published_model[leftover-True]",),
     ),
     Mutation(

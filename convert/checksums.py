@@ -6,12 +6,14 @@ forgery. A .pt or .npz file without checksums has the CRC-32 of a zip archive.
 
 import json
 import mmap
+import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
@@ -22,6 +24,7 @@ from .lazy_arrays import contiguous_bytes
 
 PLACEHOLDER = "0" * 32  # of the length of a checksum
 _LENGTHS = 26  # place of the lengths of name and extra field, which end the local header of a zip entry
+Result = TypeVar("Result")
 _REMEDY = "copy or convert it again, or read it with --no-verify"
 
 
@@ -54,7 +57,7 @@ def verify_arrays(arrays: Mapping[str, np.ndarray], expected: Any, path: Path) -
         ConversionError: an array is damaged, missing or new.
     """
     if expected is not None and is_verifying():
-        verify_checksums({name: checksum_of(array) for name, array in arrays.items()}, expected, path)
+        verify_checksums(dict(zip(arrays, _in_threads(checksum_of, arrays.values()), strict=True)), expected, path)
 
 
 def verify_checksums(actual: Mapping[str, str], expected: Any, path: Path) -> None:
@@ -91,6 +94,12 @@ def verify_json(values: Any, checksum: Any, path: Path) -> None:
         raise ConversionError(f"{path}: damaged or edited: its metadata do not match their checksum; {_REMEDY}")
 
 
+def _in_threads(function: Callable[[Any], Result], values: Iterable[Any]) -> list[Result]:
+    """The function of each value; hashing and reading of memory-mapped pages release the GIL."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(function, values))
+
+
 def _check_mapping(checksums: Any, path: Path) -> None:
     if not isinstance(checksums, Mapping) or not all(isinstance(c, str) for c in (*checksums, *checksums.values())):
         raise ConversionError(
@@ -107,22 +116,24 @@ def verify_zip(path: Path, *, pickles_only: bool = False) -> None:
     if not is_verifying():
         return
     try:
-        damaged = next(_damaged_entries(path, ".pkl" if pickles_only else ""), None)
+        damaged = _damaged_entry(path, ".pkl" if pickles_only else "")
     except (OSError, ValueError, struct.error, NotImplementedError, zipfile.BadZipFile) as error:
         raise ConversionError(f"{path}: damaged: its zip directory cannot be read: {error}; {_REMEDY}") from None
     if damaged is not None:
         raise ConversionError(f"{path}: damaged: {damaged} does not match its CRC-32; {_REMEDY}")
 
 
-def _damaged_entries(path: Path, suffix: str) -> Iterator[str]:
+def _damaged_entry(path: Path, suffix: str) -> str | None:
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         entries = [entry for entry in archive.infolist() if entry.filename.endswith(suffix)]
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as content:
-            for entry in entries:
+
+            def crc_of(entry: zipfile.ZipInfo) -> int:
                 # Of the lengths in the local header, because those in the zip directory may differ from them.
                 name, extra = struct.unpack_from("<HH", content, entry.header_offset + _LENGTHS)
                 start = entry.header_offset + _LENGTHS + 4 + name + extra
-                if entry.compress_type == zipfile.ZIP_STORED and (
-                    zlib.crc32(content[start : start + entry.file_size]) != entry.CRC
-                ):
-                    yield entry.filename
+                return zlib.crc32(content[start : start + entry.file_size])
+
+            stored = [entry for entry in entries if entry.compress_type == zipfile.ZIP_STORED]
+            sums = zip(stored, _in_threads(crc_of, stored), strict=True)
+            return next((entry.filename for entry, crc in sums if crc != entry.CRC), None)

@@ -1,4 +1,4 @@
-"""Two tables on CTranslate2: one beam search in four engines, and BLEU and speed beside `twinax translate`.
+"""Two tables on engines: one beam search in four of them, and BLEU and speed beside `twinax translate`.
 
 `python -m benchmarks.ctranslate2_matrix PAGE FOLDER RUN` prints them and writes them into the page. FOLDER has Multi30k
 in German and English, as text or .gz; RUN is a run of a small model on it, which is trained if it does not exist.
@@ -14,18 +14,21 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ctranslate2
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
+from transformers import AutoModelForSeq2SeqLM
 
 from benchmarks.pages import marks, write_table
 from benchmarks.text_matrix import lines
 from twinax import convert
 from twinax.configs.decoding import DecodingConfig
 from twinax.convert.ctranslate2_decoding import COMMON_RULES, translate_options
+from twinax.formulas.padding import pad
 from twinax.parity.decoding import FAMILIES, random_family, sentences
 from twinax.parity.engines import BEAM_SIZES, ENGINES, EngineAgreement, compare_engines, load_searches
 from twinax.train.scores import corpus_scores
@@ -138,11 +141,12 @@ def _seconds(engines: Mapping[str, Translate]) -> dict[str, list[float]]:
 
 def _engines(translator: Translator, texts: Sequence[str], folder: Path, beam_size: int) -> dict[str, Translate]:
     """Engine -> function that returns the ids of the best translations, without EOS."""
+    quantized = Translator(translator.checkpoint, quantize="int8")
     config, decoding = translator.config, DecodingConfig(beam_size=beam_size, max_length=LONGEST)
     common = DecodingConfig(beam_size=beam_size, max_length=LONGEST, **COMMON_RULES)
     vocabulary: list[str] = []
 
-    def twins(rules: DecodingConfig) -> Translate:
+    def twins(rules: DecodingConfig, translator: Translator = translator) -> Translate:
         return lambda: [list(n_best[0].tokens) for n_best in translator.hypotheses(texts, rules)]
 
     def library(quantization: str | None, own_rules: bool = False) -> Translate:
@@ -169,12 +173,40 @@ def _engines(translator: Translator, texts: Sequence[str], folder: Path, beam_si
 
     return {
         REFERENCE: twins(decoding),
+        "twinax int8": twins(decoding, quantized),
+        "`generate` of transformers": _transformers(translator, texts, folder / "transformers", beam_size),
         "twinax, rules of CTranslate2": twins(common),
         "CTranslate2 float32, same rules": library(None),
         "CTranslate2 float32, its defaults": library(None, own_rules=True),
         "CTranslate2 float16, same rules": library("float16"),
         "CTranslate2 int8, same rules": library("int8"),
     }
+
+
+def _transformers(translator: Translator, texts: Sequence[str], folder: Path, beam_size: int) -> Translate:
+    """The same in `transformers`, in batches of 32 sentences of similar lengths."""
+    config = translator.config
+    convert.save(translator.checkpoint, folder, layout="pegasus")
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+
+    def translate() -> list[list[int]]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(os.cpu_count() or 1)
+        sources = translator.source_ids(texts)
+        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        results: list[list[int]] = [[] for _ in sources]
+        for rows in (order[start : start + 32] for start in range(0, len(order), 32)):
+            tokens = torch.from_numpy(pad([sources[i] for i in rows], config.pad_id))
+            output = model.generate(
+                input_ids=tokens, attention_mask=(tokens != config.pad_id).long(), num_beams=beam_size,
+                max_length=LONGEST + 1, do_sample=False, early_stopping=False, bad_words_ids=[[config.pad_id]],
+            )  # fmt: skip
+            for i, ids in zip(rows, output[:, 1:].tolist(), strict=True):
+                results[i] = ids[: ids.index(config.eos_id)] if config.eos_id in ids else ids
+        torch.set_num_threads(threads)
+        return results
+
+    return translate
 
 
 if __name__ == "__main__":

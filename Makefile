@@ -138,9 +138,9 @@ benchmark-dropout: install
 benchmark: install
 	$(BIN)/python -m benchmarks.performance docs/performance.md $(PARTS)
 
-# Where the time of a train step and of beam search goes, by kind of operation. A few minutes.
+# Where the time of a train step and of beam search goes, by kind of operation; writes the table. A few minutes.
 benchmark-operations: install
-	$(BIN)/python -m benchmarks.operations
+	$(BIN)/python -m benchmarks.operations docs/performance.md
 
 # What keeping freed memory gains in a train step on a CPU. About six minutes.
 benchmark-memory: install

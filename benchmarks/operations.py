@@ -1,13 +1,15 @@
-"""Where the time of a train step and of beam search goes, by kind of operation: `python -m benchmarks.operations`.
+"""Where the time of a train step and of beam search goes, by kind of operation: `python -m benchmarks.operations PAGE`.
 
-Sums the times of the operations in JAX's profile. The share of the peak counts the FLOPs of the matrix products of a
-step; the peak is that of a large float32 product, measured in the same run. A few minutes on two idle cores.
+Sums the times of the operations in JAX's profile, and writes the table into the page. The share of the peak counts the
+FLOPs of the matrix products of a step; the peak is that of a large float32 product, measured in the same run. A few
+minutes on two idle cores.
 """
 
 import gzip
 import json
 import os
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,12 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks import decoding, training_speed
 from benchmarks.multi30k_runs import describe_machine
+from benchmarks.pages import marks, write_table
 
 ROUNDS, SIDE = 5, 2048
 # Parts of the names that XLA gives to the operations of a CPU; the first kind that fits counts.
@@ -32,22 +33,22 @@ KINDS = {
 }
 OTHERS = "the rest"
 CONTAINERS = ("while", "call", "conditional")  # events that contain those of other operations
-HEADER = ("work", "milliseconds", *KINDS, OTHERS, "share of the peak")
+NAME, HEADER = "operations", ("work", "milliseconds", *KINDS, OTHERS, "share of the peak")
 
 
-def main() -> None:
-    """Measures all work and prints the table."""
-    peak = measure_peak()
-    machine = describe_machine(f"{os.cpu_count()} cores")
-    table = Table(*HEADER, title=f"{machine}, peak {peak / 1e9:.0f} GFLOP/s in float32")
+def main(page: Path) -> None:
+    """Measures all work, prints the table and writes it into the page."""
+    marks(page, NAME)
+    peak, rows = measure_peak(), []
     with TemporaryDirectory() as temporary:
         for label, flops, run in track([*work(Path(temporary))], transient=True):
             run()  # compiles
             seconds = statistics.median(duration(run) for _ in range(ROUNDS))
             shares = [f"{share:.0%}" for share in time_by_kind(run).values()]
             of_peak = "–" if flops is None else f"{flops / seconds / peak:.0%}"
-            table.add_row(label, f"{1000 * seconds:,.0f}", *shares, of_peak)
-    Console().print(table)
+            rows.append((label, f"{1000 * seconds:,.0f}", *shares, of_peak))
+    machine = f"{describe_machine(f'{os.cpu_count()} cores')}, peak {peak / 1e9:.0f} GFLOP/s"
+    write_table(page, NAME, HEADER, [*rows, (machine, *["–"] * (len(HEADER) - 1))])
 
 
 def work(folder: Path) -> Iterator[tuple[str, float | None, Callable[[], object]]]:
@@ -109,4 +110,4 @@ def time_by_kind(run: Callable[[], object]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -24,6 +24,7 @@ from .lazy_arrays import contiguous_bytes
 
 PLACEHOLDER = "0" * 32  # of the length of a checksum
 _LENGTHS = 26  # place of the lengths of name and extra field, which end the local header of a zip entry
+MAX_THREADS = 8  # more would read a file in too many places at once
 Result = TypeVar("Result")
 _REMEDY = "copy or convert it again, or read it with --no-verify"
 
@@ -57,7 +58,8 @@ def verify_arrays(arrays: Mapping[str, np.ndarray], expected: Any, path: Path) -
         ConversionError: an array is damaged, missing or new.
     """
     if expected is not None and is_verifying():
-        verify_checksums(dict(zip(arrays, _in_threads(checksum_of, arrays.values()), strict=True)), expected, path)
+        checksums = _in_threads(lambda name: checksum_of(arrays[name]), arrays)
+        verify_checksums(dict(zip(arrays, checksums, strict=True)), expected, path)
 
 
 def verify_checksums(actual: Mapping[str, str], expected: Any, path: Path) -> None:
@@ -95,8 +97,8 @@ def verify_json(values: Any, checksum: Any, path: Path) -> None:
 
 
 def _in_threads(function: Callable[[Any], Result], values: Iterable[Any]) -> list[Result]:
-    """The function of each value; hashing and reading of memory-mapped pages release the GIL."""
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    """Apply a function to each value in threads: hashing and reading of memory-mapped pages release the GIL."""
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as threads:
         return list(threads.map(function, values))
 
 

@@ -1,10 +1,9 @@
 """Softmax and beam search's top-k, with maxima in a form that XLA computes fast on a CPU.
 
 XLA compares floats one by one, because a NaN must not be lost, but integers as vectors. So float32 numbers are compared
-as integers of the same order. Wide axes are divided into short blocks, whose comparisons XLA unrolls.
+as integers of the same order. Wide axes are divided into short blocks, whose comparisons XLA unrolls. GPUs, TPUs and
+several devices use the forms of `jax.nn` and `jax.lax`.
 """
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,13 @@ from jaxtyping import Array, Float, Int
 BLOCK = 16
 
 
+@jax.jit
 def row_max(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
-    """The maximum over the last axis, without a gradient; NaNs with a sign bit may be ignored."""
-    return _maxima(jax.lax.stop_gradient(x), _row_max, lambda x: x.max(-1))
+    """The maximum over the last axis, -inf if it is empty, without a gradient; NaNs with a sign bit may be ignored."""
+    x = jax.lax.stop_gradient(x)
+    if not _can_be_divided(x):
+        return x.max(-1, initial=-jnp.inf)
+    return jax.lax.platform_dependent(x, cpu=_row_max_on_cpu, default=lambda x: x.max(-1))
 
 
 @jax.custom_jvp
@@ -41,16 +44,26 @@ def log_softmax(x: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
 def top_k(x: Float[Array, "B K V"], count: int) -> tuple[Float[Array, "B L"], Int[Array, "B L"]]:
     """(the largest numbers of each (K, V), their flat indices); of equal numbers, those of the lowest indices.
 
-    An index of -inf may be that of any -inf. The numbers are searched in the `count` blocks with the largest maxima: a
-    number in another block has at least `count` before it.
+    The index of a -inf may be any.
     """
+    if not _can_be_divided(x) or x.shape[1] * -(-x.shape[2] // BLOCK) <= count:
+        return _plain_top_k(x, count)
+    return jax.lax.platform_dependent(
+        x, cpu=lambda x: _top_k_of_blocks(x, count), default=lambda x: _plain_top_k(x, count)
+    )
+
+
+def _plain_top_k(x: Array, count: int) -> tuple[Array, Array]:
+    values, indices = jax.lax.top_k(x.reshape(len(x), -1), count)
+    return values, indices
+
+
+def _top_k_of_blocks(x: Array, count: int) -> tuple[Array, Array]:
+    """`top_k` in the blocks with the largest maxima: a number in another block is preceded by at least `count`."""
     batch, _, columns = x.shape
-    maxima = _maxima(x, _block_maxima, _block_maxima)
+    maxima = _floats(_block_maxima(_ordered_integers(x)))
     blocks_per_row = maxima.shape[-1]
     maxima = maxima.reshape(batch, -1)
-    if maxima.shape[1] <= count:
-        values, indices = jax.lax.top_k(x.reshape(batch, -1), count)
-        return values, indices
     blocks = jnp.sort(jax.lax.top_k(maxima, count)[1])  # in the order of their indices, which decides between equals
     row, first = blocks // blocks_per_row, blocks % blocks_per_row * BLOCK
     column = first[..., None] + jnp.arange(BLOCK, dtype=blocks.dtype)
@@ -61,34 +74,29 @@ def top_k(x: Float[Array, "B K V"], count: int) -> tuple[Float[Array, "B L"], In
     return values, jnp.take_along_axis(index, best, axis=1)
 
 
-def _maxima(x: Array, of_integers: Callable[[Array], Array], of_floats: Callable[[Array], Array]) -> Array:
-    """Maxima of x, by comparisons of integers for float32 on a CPU."""
-
-    def on_cpu(x: Array) -> Array:
-        return _floats(of_integers(_ordered_integers(x)))
-
-    if x.dtype != jnp.float32:
-        return of_floats(x)
-    return jax.lax.platform_dependent(x, cpu=on_cpu, default=of_floats)
+def _can_be_divided(x: Array) -> bool:
+    """Whether the form for a CPU applies; blocks across the parts of an axis that devices divide would be gathered."""
+    return x.dtype == jnp.float32 and x.size > 0 and jax.device_count() == 1
 
 
-def _row_max(x: Array) -> Array:
-    if x.shape[-1] > 2 * BLOCK:
-        x = jax.lax.optimization_barrier(_block_maxima(x))  # otherwise XLA merges the two maxima again
-    return x.max(-1)
+def _row_max_on_cpu(x: Array) -> Array:
+    keys = _ordered_integers(x)
+    if keys.shape[-1] > 2 * BLOCK:
+        keys = jax.lax.optimization_barrier(_block_maxima(keys))  # otherwise XLA merges the two maxima again
+    return _floats(keys.max(-1))
 
 
-def _block_maxima(x: Array) -> Array:
-    """The maximum of every `BLOCK` numbers of a row, and of the rest."""
-    width = x.shape[-1] // BLOCK * BLOCK
-    maxima = x[..., :width].reshape(*x.shape[:-1], -1, BLOCK).max(-1)
-    if width == x.shape[-1]:
+def _block_maxima(keys: Int[Array, "*rows V"]) -> Int[Array, "*rows W"]:
+    """The maximum of every `BLOCK` integers of a row, and of the rest."""
+    width = keys.shape[-1] // BLOCK * BLOCK
+    maxima = keys[..., :width].reshape(*keys.shape[:-1], -1, BLOCK).max(-1)
+    if width == keys.shape[-1]:
         return maxima
-    return jnp.concatenate([maxima, x[..., width:].max(-1, keepdims=True)], axis=-1)
+    return jnp.concatenate([maxima, keys[..., width:].max(-1, keepdims=True)], axis=-1)
 
 
 def _ordered_integers(x: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """Integers in the order of the float32 numbers: the bits, without the sign inverted in negative numbers."""
+    """Integers in the order of the float32 numbers: their bits; in negative numbers all but the sign are inverted."""
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 

@@ -1,8 +1,9 @@
 """Products with weights, in forms that XLA computes fast on a CPU, through YNNPACK.
 
-The gradient of the weights is the product of the inputs and the gradient of the outputs, summed over their rows. XLA
-has fast code for it only if one of the two is transposed into an array of its own, which a barrier keeps. That is the
-narrower one; where the weights need it, the result is transposed back, behind another barrier.
+The gradient of the weights is the product of the inputs and the gradient of the outputs, summed over their rows. In
+float32 and float64, XLA has fast code for it only if one of the two is transposed into an array of its own, which a
+barrier keeps. That is the narrower one; where the weights need it, the result is transposed back, behind another
+barrier. In bfloat16, the transposition would take longer than it saves.
 
 XLA converts the operands of a product of bfloat16 arrays to float32 if its result is bfloat16. If the result is
 float32, YNNPACK computes it with the instructions of the CPU, such as AMX. So the result is rounded here, and in the
@@ -70,6 +71,8 @@ def _product_backward(equation: str, residuals: tuple[Array, Array], gradient: A
     of_x, of_weights, of_result = equation.replace("->", ",").split(",")
 
     def of_weights_on_cpu(x: Array, gradient: Array) -> Array:
+        if x.dtype == jnp.bfloat16:
+            return _einsum_on_cpu(f"{of_x},{of_result}->{of_weights}", x, gradient)
         rows = [array.reshape(-1, array.shape[-1]) for array in (x, gradient)]
         narrow_rows, wide_rows = sorted(rows, key=lambda array: array.shape[-1])
         result = _einsum_on_cpu("NM,MW->NW", jax.lax.optimization_barrier(narrow_rows.T), wide_rows)

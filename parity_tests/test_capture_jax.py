@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from twinax.flax_transformer.maxima import log_softmax, softmax
 from twinax.parity.capture.jax_models import as_function
 from twinax.parity.capture.jax_trace import capture_jax
 from twinax.parity.capture.primitives import PRIMITIVES
@@ -155,6 +156,23 @@ def test_a_branch_that_is_not_taken_is_named():
     (branch,) = trace.branches
     assert branch.endswith(": branch 1 of 2")
     assert branch.startswith(f"parity_tests/{LINE}:")
+
+
+def test_of_the_forms_for_platforms_the_default_is_taken():
+    """That for a CPU may look at the bits of float32, which are kept as float64; none counts as not taken."""
+
+    def function(parameters, x):
+        forms = {"cpu": lambda x: lax.bitcast_convert_type(x, jnp.int32) * 1.0, "default": jnp.sin}
+        return lax.platform_dependent(x, **forms), softmax(x), log_softmax(x)
+
+    x = rows(0, 2, 48).astype(np.float32)
+    trace = capture_jax(function, {}, (x,))
+    first, second, third = (trace.values[trace.outputs[str(i)]] for i in range(3))
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(first, np.sin(wide), rtol=1e-14)
+    np.testing.assert_allclose(second, jax.nn.softmax(wide), rtol=1e-14)
+    np.testing.assert_allclose(third, jax.nn.log_softmax(wide), rtol=1e-14)
+    assert not trace.branches
 
 
 def layer(parameters, x):

@@ -44,18 +44,24 @@ def test_softmax_and_its_gradient(width: int, dtype: str) -> None:
         values, backward = jax.vjp(lambda x: tuple(f(x) for f in functions), x)
         return *values, *backward((gradient, jnp.zeros_like(x))), *backward((jnp.zeros_like(x), gradient))
 
-    ours = jax.jit(lambda *args: both((softmax, log_softmax), *args))
-    theirs = jax.jit(lambda *args: both((jax.nn.softmax, jax.nn.log_softmax), *args))
+    candidates = jax.jit(lambda *args: both((softmax, log_softmax), *args))
+    references = jax.jit(lambda *args: both((jax.nn.softmax, jax.nn.log_softmax), *args))
 
     @given(seed=SEEDS, special=st.sampled_from([0.0, jnp.inf, -jnp.inf, jnp.nan]))
     def check(seed: int, special: float) -> None:
         rng = np.random.default_rng(seed)
         x, gradient = (jnp.asarray(rng.normal(size=(4, width)) * 3, dtype) for _ in range(2))
         x = x.at[0, rng.integers(width)].set(special)
-        for ours_, theirs_ in zip(ours(x, gradient), theirs(x, gradient), strict=True):
-            np.testing.assert_allclose(ours_, theirs_, rtol=tolerance, atol=8 * tolerance)
+        for candidate, reference in zip(candidates(x, gradient), references(x, gradient), strict=True):
+            np.testing.assert_allclose(candidate, reference, rtol=tolerance, atol=8 * tolerance)
 
     check()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 48), (2, 0)])
+def test_softmax_of_nothing(shape: tuple[int, ...]) -> None:
+    x = jnp.zeros(shape, jnp.float32)
+    assert softmax(x).shape == log_softmax(x).shape == shape
 
 
 @pytest.mark.parametrize("width", [1, BLOCK, 4 * BLOCK, 203])
@@ -81,7 +87,7 @@ def test_top_k(width: int, rows: int, count: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("width", [2 * BLOCK, 203])
 def test_a_cpu_compares_integers(width: int) -> None:
-    """No maximum of floats is left in the programs for a CPU, and no other platform's program changes."""
+    """No maximum of floats is left in the softmax of a CPU, and that of another platform has only those."""
     x = jnp.zeros((4, width), jnp.float32)
     on_cpu = jax.jit(softmax).trace(x).lower(lowering_platforms=("cpu",)).as_text()
     on_gpu = jax.jit(softmax).trace(x).lower(lowering_platforms=("cuda",)).as_text()

@@ -104,14 +104,14 @@ def test_only_the_program_of_a_cpu_returns_float32(platform: str, wide: bool) ->
 @pytest.mark.parametrize(("platform", "barriers"), [("cpu", 2), ("cuda", 0), ("tpu", 0)])
 @pytest.mark.parametrize("dtype", HALF_ULPS)
 def test_only_the_program_of_a_cpu_transposes_for_the_gradients(platform: str, barriers: int, dtype: str) -> None:
-    """The narrower side is transposed, here that of the outputs, and the result back."""
+    """The narrower side is transposed, here that of the outputs, and the result back; in bfloat16 nothing is."""
     arrays = [jnp.ones(shape, dtype) for shape in ((4, 13, 24), (24, 11), (4, 13, 11))]
 
     def of_weights(x: jax.Array, weights: jax.Array, gradient: jax.Array) -> jax.Array:
         return jax.vjp(lambda weights: product("BLI,IO->BLO", x, weights), weights)[1](gradient)[0]
 
     text = jax.jit(of_weights).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
-    assert text.count("stablehlo.optimization_barrier") == barriers
+    assert text.count("stablehlo.optimization_barrier") == (0 if dtype == "bfloat16" else barriers)
 
 
 @pytest.mark.parametrize("equation", EQUATIONS)

@@ -58,7 +58,7 @@ WORKLOAD, SHARDING = Workload(RUN, 32, 16, 16), ShardingConfig(data=2, tensor=2)
 RECORDED = {
     "train step": (21_233_664, 17, 695_876, 1_327_128),
     "validation loss": (7_077_888, 10, 232_456, 182_352),
-    "beam search": (26_214_400, 208, 1_244_176, 101_736),
+    "beam search": (26_214_400, 176, 1_674_256, 157_992),
 }
 
 

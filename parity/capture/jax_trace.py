@@ -198,7 +198,9 @@ class _Recorder:
 
     def cond(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         """The branch that the inputs take; the others are named in `branches`."""
-        branches = params["branches"]
+        branches, platforms = params["branches"], params.get("branches_platforms")
+        if platforms is not None:  # `platform_dependent`: the default, because the others may need the true dtypes
+            return self.evaluate(branches[platforms.index(None)], inputs[1:], module, lines)
         taken = min(max(int(inputs[0].array), 0), len(branches) - 1)
         for i in range(len(branches)):
             if i != taken:

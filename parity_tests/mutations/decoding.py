@@ -138,7 +138,7 @@ DECODING = (
     ),
     Mutation(
         "equal continuations are ordered by their blocks",
-        "flax_transformer.maxima.top_k",
+        "flax_transformer.maxima._top_k_of_blocks",
         "jnp.sort(jax.lax.top_k(maxima, count)[1])",
         "jax.lax.top_k(maxima, count)[1]",
         ("parity_tests/test_maxima.py::test_top_k",),

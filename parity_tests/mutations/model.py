@@ -91,7 +91,7 @@ MODEL = (
         "softmax over the heads",
         "flax_transformer.attention.filled_softmax",
         "softmax(jnp.where(mask, scores, value))",
-        "jax.nn.softmax(jnp.where(mask, scores, value), axis=1)",
+        "softmax(jnp.where(mask, scores, value).swapaxes(1, -1)).swapaxes(1, -1)",
         ("parity_tests/test_published.py::test_both_twins_are_the_published_model[leftover-True]",),
     ),
     Mutation(

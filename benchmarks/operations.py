@@ -102,7 +102,7 @@ def time_by_kind(run: Callable[[], object]) -> dict[str, float]:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     times: Counter[str] = Counter()
     for event in events:
-        name = event["name"]
+        name = event.get("name", "")  # the last event is empty
         if "hlo_op" in event.get("args", {}) and not name.startswith(CONTAINERS):
             kind = next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), OTHERS)
             times[kind] += event["dur"]

@@ -31,6 +31,8 @@ from .module import at_least_float32, named_arrays, on_host
 
 # Cache lengths and padded source lengths start here and double.
 SHORTEST = 16
+# With so few hypotheses in a batch, the cache starts at twice that: more keys cost less than another program.
+FEW = 16
 
 Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 
@@ -54,7 +56,8 @@ def generate(
     `put` divides the rows of an array over the devices that hold the model, if there are several.
 
     Compiles once per batch size, source length and cache length. Both lengths are rounded up to 16, 32, 64 and so on,
-    at most `max_length`. Without a cache it compiles once per batch size, source length and target length.
+    at most `max_length`; with at most 16 hypotheses in a batch, the cache starts at 32. Without a cache it compiles
+    once per batch size, source length and target length.
 
     Raises:
         ValueError: the batch is empty, a sentence is empty or too long, or an id is outside the vocabulary.
@@ -107,7 +110,8 @@ def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> 
         memory = model.decoder.keys_values(model.encode(src, keep))
         layers = [KeysValues(k[..., :0], v[..., :0, :]) for k, v in memory]
         past = Past(layers, jnp.zeros((len(src), beam_size, 0), jnp.int32))
-        return memory, _start(model_config, config, len(src)), grow(past, _round_up(1, longest))
+        capacity = 2 * SHORTEST if len(src) * beam_size <= FEW else SHORTEST
+        return memory, _start(model_config, config, len(src)), grow(past, min(capacity, longest))
 
     def extend(
         arrays: Mapping[str, Array],
@@ -233,7 +237,7 @@ def grow(past: Past, capacity: int) -> Past:
     """The cache, padded to `capacity` positions; itself if it has them."""
     _, beam_size, length = past.ancestors.shape
     extra = capacity - length
-    if not extra:
+    if extra <= 0:
         return past
 
     def pad(a: Array, axis: int, width: int, fill: int = 0) -> Array:

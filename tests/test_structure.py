@@ -101,7 +101,7 @@ MIRROR = {
 FLAX_ONLY = {
     "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
     | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values", "ATTENTIONS"},
-    "decode": {"Past", "Past.ancestors", "Past.layers", "Put", "SHORTEST", "prepare_sources", "lengthen"}
+    "decode": {"Past", "Past.ancestors", "Past.layers", "FEW", "Put", "SHORTEST", "prepare_sources", "lengthen"}
     | {"grow", "search_programs"},
     "dropout": {"threefry_mask"},
     "initializers": {"init"},

@@ -22,6 +22,7 @@ from rich.progress import track
 from benchmarks import decoding, training_speed
 from benchmarks.multi30k_runs import describe_machine
 from benchmarks.pages import marks, write_table
+from twinax.train.malloc import keep_freed_memory
 
 ROUNDS, SIDE = 5, 2048
 # Parts of the names that XLA gives to the operations of a CPU; the first kind that fits counts.
@@ -39,6 +40,7 @@ NAME, HEADER = "operations", ("work", "milliseconds", *KINDS, OTHERS, "share of 
 def main(page: Path) -> None:
     """Measures all work, prints the table and writes it into the page."""
     marks(page, NAME)
+    keep_freed_memory()  # as `twinax train` does
     peak, rows = measure_peak(), []
     with TemporaryDirectory() as temporary:
         for label, flops, run in track([*work(Path(temporary))], transient=True):

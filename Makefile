@@ -30,7 +30,7 @@ TEXT ?= ../shared/data/multi30k
 text-matrix: install
 	$(BIN)/python -m benchmarks.text_matrix docs/pretrained.md $(TEXT)
 
-# One beam search in four engines, and CTranslate2's BLEU and speed, into docs/decoding.md. About half an hour, of which
+# One beam search in four engines, and their BLEU and speed, into docs/decoding.md. About half an hour, of which
 # the training of a small model on TEXT takes half; a finished run is used again.
 ctranslate2: install
 	$(BIN)/python -m benchmarks.ctranslate2_matrix docs/decoding.md $(TEXT) runs/ctranslate2

@@ -15,6 +15,7 @@ from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.attention_plot import attention_blocks, attention_plot
 from twinax.configs import ConfigError
 from twinax.configs.decoding import DecodingConfig, LengthPenalty
+from twinax.flax_transformer.module import named_arrays
 from twinax.formulas.decoding import LENGTH_PENALTIES, plan, without_cache
 from twinax.parity.functions import random_arrays
 
@@ -259,6 +260,17 @@ def test_few_compiles(twins):
     for length in (3, 5, 6):
         flax_transformer.generate(twins[0], sources(4, length), config)
     assert (begin._cache_size(), go_on._cache_size()) == (1, 1)
+
+
+@pytest.mark.parametrize(("sentences", "longest", "first"), [(1, 40, 32), (8, 40, 32), (9, 40, 16), (1, 9, 9)])
+def test_the_cache_of_a_few_hypotheses_starts_longer(twins, sentences, longest, first):
+    """Of at most 16, at 32 positions: translations of up to 32 tokens then compile one program instead of two."""
+    config = DecodingConfig(beam_size=2, max_length=longest)
+    begin, _ = flax_transformer.decode.search_programs(CONFIG.replace(max_length=40), config)
+    src = sources(sentences, 5)
+    *_, past = begin(named_arrays(twins[0]), src, src != CONFIG.pad_id)
+    assert past.ancestors.shape == (sentences, 2, first)
+    assert past.layers[0].keys.shape[-1] == past.layers[0].values.shape[-2] == 2 * first
 
 
 def test_pictures(tmp_path):

@@ -4,8 +4,8 @@
 
 Offline, with local files: `twinax train multi30k_de_en --src train.de --tgt train.en --valid-src val.de
 --valid-tgt val.en`. Model sizes from "Good for Misconceived Reasons" (Wu et al. 2021): 4+4 layers of width 128.
-BLEU on test_2016 is 43.2, lowercased 43.5 (13a, beam size 5, mean of two seeds), after about 80 minutes on one core of
-an AMD EPYC: docs/results.md.
+BLEU on test_2016 is 43.2, lowercased 43.5 (13a, beam size 5, mean of three seeds), after about 80 minutes on one core
+of an AMD EPYC: docs/results.md.
 """
 
 from ..configs.data import BatchConfig, CorpusConfig, TokenizerConfig

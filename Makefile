@@ -30,10 +30,11 @@ TEXT ?= ../shared/data/multi30k
 text-matrix: install
 	$(BIN)/python -m benchmarks.text_matrix docs/pretrained.md $(TEXT)
 
-# One beam search in four engines, and their BLEU and speed, into docs/decoding.md. About half an hour, of which
-# the training of a small model on TEXT takes half; a finished run is used again.
+# One beam search in four engines, and their BLEU and speed, into docs/decoding.md. About half an hour, of which the
+# training of a small model on TEXT takes half, unless RUN exists: make ctranslate2 RUN=runs/multi30k/de_en-0.
+RUN ?= runs/ctranslate2
 ctranslate2: install
-	$(BIN)/python -m benchmarks.ctranslate2_matrix docs/decoding.md $(TEXT) runs/ctranslate2
+	$(BIN)/python -m benchmarks.ctranslate2_matrix docs/decoding.md $(TEXT) $(RUN)
 
 # Fine-tuning of a Marian directory of OPUS-MT's size, and back. About five minutes.
 fine-tuning: install

@@ -54,7 +54,8 @@ class Audit:
         return f"audited in {self.dtype}: {self.dtype_reason}" if self.dtype_reason else ""
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {'no defects' if self.ok else f'{len(self.findings)} checks fail'}"]
+        counts = f"failed checks: {len(self.findings)}, known mistakes: {len(self.mistakes)}"
+        lines = [f"{self.name}: {'no defects' if self.ok else counts}"]
         lines += [f"  {self.dtype_line}"] if self.dtype_line else []
         for answer in self.findings:
             location = f", first in {answer.where}" if answer.where else ""

@@ -71,10 +71,10 @@ def sees_the_past(subject: Subject) -> Answer:
         changes = (after - before).abs().amax(-1)[0, u:]
         blind += [(u + int(t), u) for t in torch.nonzero(changes == 0)[:, 0]]
     pairs = (tgt.shape[1] - 1) * tgt.shape[1] // 2
-    text = f"{len(blind)} of {pairs} pairs of positions have no influence"
+    text = f"{len(blind)} of {pairs} pairs show no influence"
     return Answer(
         not blind,
-        f"{text}, such as position {blind[0][0]} from token {blind[0][1]}" if blind else text,
+        f"{text}, such as of token {blind[0][1]} on position {blind[0][0]}" if blind else text,
         "",
         "Generated tokens are ignored: the model repeats itself.",
     )

@@ -19,8 +19,8 @@ from .twins import cache_answer, known_mistakes, twin
 Progress = Callable[[str, int, int], None]
 _FINITE = "Are the outputs finite?"
 _CAUSAL = "Is it causal, in evaluation?"
-_PADDING = "Is padding of the source without effect?"
-_TARGET_PADDING = "Is padding of the target without effect?"
+_PADDING = "Is source padding ignored?"
+_TARGET_PADDING = "Is target padding ignored?"
 
 
 def audit(
@@ -47,7 +47,7 @@ def audit(
     `loss`: (logits (B, T, V), labels (B, T)) -> mean loss without padding.
 
     Raises:
-        AuditError: sizes are missing, or the module's signature or output shape is another one.
+        AuditError: sizes are missing, or the module has another signature or output shape.
     """
     if (defaults := hugging_face.sizes(module)) is not None:
         vocab_size = vocab_size or defaults.vocab_size
@@ -111,7 +111,7 @@ def assert_healthy(module: nn.Module, **arguments: Any) -> None:
 def _examine(
     subject: Subject, cache: Callable[[], Answer], dropout: float | None, loss: checks.Loss | None, progress: Progress
 ) -> tuple[Answer, ...]:
-    """Run all checks in order."""
+    """Run the checks in order; only the first if the outputs are not finite."""
     answers: dict[str, Answer] = {}
 
     def harmless() -> bool:
@@ -121,7 +121,7 @@ def _examine(
         _FINITE: lambda: checks.is_finite(subject),
         _CAUSAL: lambda: checks.is_causal(subject, training=False),
         "Is it causal, in training?": lambda: checks.is_causal(subject, training=True),
-        "Does each target position see itself and what is before it?": lambda: checks.sees_the_past(subject),
+        "Does each target position see itself and all earlier ones?": lambda: checks.sees_the_past(subject),
         "Does the output depend on the source?": lambda: checks.sees_the_source(subject),
         _PADDING: lambda: checks.ignores_padding(subject),
         _TARGET_PADDING: lambda: checks.ignores_padding(subject, target=True),
@@ -137,19 +137,23 @@ def _examine(
         "Does every parameter receive a gradient?": lambda: state_checks.reaches_every_parameter(subject),
         "Does decoding with a cache equal decoding without?": cache,
         "Can cross entropy fall to zero?": lambda: checks.cross_entropy_is_free(subject),
-        "Does the loss go from zero to log V, whatever the padding?": lambda: checks.loss_is_right(subject, loss),
-        "Does dropout obey its setting?": lambda: state_checks.dropout_obeys(subject, dropout),
-        "Does training compute what evaluation does, dropout aside?": lambda: state_checks.trains_what_it_evaluates(
+        "Does the loss range from zero to log V, with and without padding?": lambda: checks.loss_is_right(
+            subject, loss
+        ),
+        "Does dropout use its configured rates?": lambda: state_checks.dropout_obeys(subject, dropout),
+        "Do training and evaluation compute the same without dropout?": lambda: state_checks.trains_what_it_evaluates(
             subject
         ),
-        "Does evaluation change nothing and draw nothing?": lambda: state_checks.evaluation_changes_nothing(subject),
+        "Is evaluation free of side effects and random draws?": lambda: state_checks.evaluation_changes_nothing(
+            subject
+        ),
     }
     for number, (question, check) in enumerate(questions.items(), 1):
         try:
             answer = check()
         except Exception as error:  # the module may raise anything on unsupported inputs
             text = f"it raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            answer = Answer(False, text, "", "This could not be measured.")
+            answer = Answer(False, text, "", "An exception counts as a failure.")
         answers[question] = replace(answer, question=question)
         progress(question, number, len(questions))
         if question == _FINITE and not answer.ok:

@@ -16,7 +16,7 @@ _BATCHES = 13  # batches in which a parameter may get its gradient: 2 sentences,
 
 
 def reaches_every_parameter(subject: Subject) -> Answer:
-    """The share of trained tensors without a gradient, or with one that is not finite."""
+    """Whether every trained tensor gets a finite gradient that is not all zeros."""
     parameters = dict(subject.module.named_parameters())
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     missing, broken, unregistered = set(trained), set(), 0

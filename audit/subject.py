@@ -152,7 +152,7 @@ class Subject:
                         buffers[name].copy_(before[name])
 
     def _seed_torch(self) -> None:
-        """Seeds the generators of all devices; of the CPU alone for a module on it, which is a hundred times faster."""
+        """Seed the generators of all devices; of the CPU alone for a module on it, which is a hundred times faster."""
         parameter = next(self.module.parameters(), None)
         if parameter is not None and parameter.device.type == "cpu":
             torch.default_generator.manual_seed(self.seed)
@@ -209,7 +209,7 @@ def make_subject(
             reason = f"{subject.dtype_name} raises {type(error).__name__}: {text}"
             continue
         if not subject.record(subject.tokens(0), subject.tokens(1)).calls:
-            raise AuditError(f"{type(module).__name__}: `forward` must call the module in its argument, a copy")
+            raise AuditError(f"{type(module).__name__}: `forward` must call the module that it receives, a copy")
         if (failure := subject.not_finite()) is None:
             return subject
         broken, reason = subject, f"the outputs are not finite in {subject.dtype_name}, first in {failure[1]}"

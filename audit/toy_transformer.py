@@ -22,9 +22,9 @@ class Attention(nn.Module):
             for layer, side in ((self.query, x), (self.key, memory), (self.value, memory))
         )
         scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, self.fill)
-        return self.out((self.normalise(scores) @ v).transpose(1, 2).flatten(2))
+        return self.out((self.normalize(scores) @ v).transpose(1, 2).flatten(2))
 
-    def normalise(self, scores: Tensor) -> Tensor:
+    def normalize(self, scores: Tensor) -> Tensor:
         """Attention weights of scores (B, heads, L, L)."""
         return scores.softmax(-1)
 

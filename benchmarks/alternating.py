@@ -31,7 +31,7 @@ class Started(NamedTuple):
 
 @contextmanager
 def started(programs: Sequence[Program], label: str) -> Iterator[dict[str, Started]]:
-    """Starts all programs, one after the other, and ends them. Raises: EOFError if one fails, which prints why."""
+    """Start all programs, one after the other, and end them. Raises: EOFError if one fails, which prints why."""
     context = multiprocessing.get_context("spawn")
     running: dict[str, Started] = {}
     processes = []

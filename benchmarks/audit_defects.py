@@ -13,7 +13,7 @@ from parity_tests.defects import DEFECTS, examine
 
 
 def main(page: Path) -> None:
-    """Writes the table."""
+    """Write the table."""
     torch.set_num_threads(1)  # more threads are slower at these sizes
     rows = []
     for defect in DEFECTS:

@@ -31,7 +31,7 @@ def _row(report: Audit) -> tuple[str, ...]:
 
 
 def main(page: Path) -> int:
-    """Writes the table; returns the exit status."""
+    """Write the table; return the exit status."""
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(1)  # more threads are slower at these sizes
     for name in (TABLE, LEFT_OUT):

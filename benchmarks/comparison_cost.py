@@ -91,7 +91,7 @@ def measure(layers: int, width: int, approximate: bool) -> tuple[str, ...]:
 
 
 def main() -> int:
-    """Prints the table, and writes it into the page unless another size was chosen."""
+    """Print the table, and write it into the page unless another size was chosen."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--layers", type=int, default=LAYERS)

@@ -39,7 +39,7 @@ def flax_cells(row: legacy_flax_files.Row) -> tuple[str, ...]:
 
 
 def measure_flax_classes(page: Path) -> list[legacy_flax_files.Row]:
-    """Measures the directories of Flax classes and writes their table into the page."""
+    """Measure the directories of Flax classes and write their table into the page."""
     with tempfile.TemporaryDirectory() as folder:
         rows = [legacy_flax_files.measure(name, Path(folder)) for name in legacy_flax_files.MODELS]
     write_table(page, "legacy-flax", FLAX_HEADER, [flax_cells(row) for row in rows])
@@ -47,7 +47,7 @@ def measure_flax_classes(page: Path) -> list[legacy_flax_files.Row]:
 
 
 def main(page: Path) -> int:
-    """Measures every variant, prints the tables, writes them into the page. Returns 0 if all hold."""
+    """Measure every variant, print the tables, write them into the page. Returns 0 if all hold."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # `transformers` warns about how it writes
     torch.set_num_threads(1)  # the models are small

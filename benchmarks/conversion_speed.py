@@ -65,7 +65,7 @@ def sizes(name: str) -> TransformerConfig:
 
 
 def write_model(name: str, path: Path, shard: int | None) -> float:
-    """Writes a directory with random weights, one array at a time; the size of the largest array in MB."""
+    """Write a directory with random weights, one array at a time; the size of the largest array in MB."""
     config = sizes(name)
     specs = flax_specs(config)
     arrays = LazyArrays(specs, lambda n: np.random.default_rng(len(n)).random(specs[n].shape, np.float32))
@@ -74,7 +74,7 @@ def write_model(name: str, path: Path, shard: int | None) -> float:
 
 
 def measure(source: Path, target: Path, flags: tuple[str, ...]) -> Measurement:
-    """Runs the command, and removes what it wrote."""
+    """Run the command, and remove what it wrote."""
     command = [str(Path(sys.executable).with_name("twinax")), "convert", str(source), str(target), *flags]
     environment = {**os.environ, "COLUMNS": "400"}  # no line of the table is broken
     with tempfile.TemporaryFile("w+") as output:
@@ -116,7 +116,7 @@ def copy_rate(source: Path, target: Path) -> float:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a directory."""
+    """Remove a file or a directory."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -191,7 +191,7 @@ def _cells(result: Measurement, base: float) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Measures and writes the tables."""
+    """Measure and write the tables."""
     page, parent = (Path(argument) for argument in sys.argv[1:3])
     tables = sys.argv[3:] or ["forms", "dtype", "large"]
     with tempfile.TemporaryDirectory(dir=parent) as name:

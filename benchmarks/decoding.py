@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def make_model(folder: Path) -> None:
-    """Saves a random Marian of the base size. No translation ends early, so that all steps are made."""
+    """Save a random Marian of the base size. No translation ends early, so that all steps are made."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
@@ -127,7 +127,7 @@ def sources() -> np.ndarray:
 
 
 def compare(beam_sizes: Sequence[int], rounds: int, names: Sequence[str] = (*PROGRAMS,)) -> list[Row]:
-    """Decodes in these programs, `rounds` times per beam size."""
+    """Decode in these programs, `rounds` times per beam size."""
     src, rows = sources(), []
     with tempfile.TemporaryDirectory() as temporary:
         make_model(folder := Path(temporary) / "model")

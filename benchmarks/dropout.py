@@ -22,7 +22,7 @@ RATES = ("embedding_dropout", "attention_dropout", "ffn_dropout", "residual_drop
 
 
 def main(preset: str) -> None:
-    """Prints one line per generator."""
+    """Print one line per generator."""
     base = TransformerConfig.preset(preset)
     rng = np.random.default_rng(0)
     src, tgt, labels = (jnp.asarray(rng.integers(4, 100, (SENTENCES, LENGTH))) for _ in range(3))

@@ -69,7 +69,7 @@ def measure_apart(setting: Setting) -> Figures:
 
 
 def main(page: Path) -> None:
-    """Measures all settings, prints the tables, writes them into the page."""
+    """Measure all settings, print the tables, write them into the page."""
     for name in ("scanned layers", "rematerialization"):
         marks(page, name)
     figures = {setting: measure_apart(setting) for setting in track(SETTINGS, "processes")}

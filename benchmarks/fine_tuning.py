@@ -23,7 +23,7 @@ SIZES = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (
 
 
 def main(folder: Path) -> int:
-    """Runs everything, prints what was measured. Returns 0 if the translations are equal."""
+    """Run everything, print what was measured. Returns 0 if the translations are equal."""
     warnings.simplefilter("ignore")
     folder.mkdir(parents=True, exist_ok=True)
     corpus = make_corpus(train=PAIRS, test=20)
@@ -53,7 +53,7 @@ def main(folder: Path) -> int:
 
 
 def write_directory(folder: Path, pairs: Any) -> int:
-    """Writes tokenizer files and a model of OPUS-MT's size; returns its number of parameters."""
+    """Write tokenizer files and a model of OPUS-MT's size; return its number of parameters."""
     write_files("Marian", folder, ([pair[0] for pair in pairs], [pair[1] for pair in pairs]), 400)
     pad = AutoTokenizer.from_pretrained(folder).pad_token_id
     ids = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}

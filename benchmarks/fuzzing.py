@@ -24,7 +24,7 @@ HEADER = ("kind", "damaged", "read", "refused", "findings")
 
 
 def main(page: Path, count: int, kinds: Sequence[str]) -> int:
-    """Damages the kinds, one per core; returns the exit status."""
+    """Damage the kinds, one per core; return the exit status."""
     marks(page, NAME)
     with ThreadPoolExecutor(cpu_count()) as pool:  # each waits for a process of its own
         results = dict(zip(kinds, pool.map(lambda kind: _damage(kind, count), kinds), strict=True))
@@ -49,7 +49,7 @@ def _damage(kind: str, count: int) -> tuple[Counter[str], list[Case]]:
 
 
 def _keep(case: Case, number: int) -> None:
-    """Prints a finding, and keeps the first ones."""
+    """Print a finding, and keep the first ones."""
     print(f"{case.name}, case {case.number}: {case.damage}: {case.outcome}", flush=True)
     if number <= _KEPT:
         with tempfile.TemporaryDirectory() as folder:

@@ -94,7 +94,7 @@ def device(scale: Scale) -> dict[str, str]:
 
 
 def refuse_cpu(facts: Mapping[str, str]) -> None:
-    """Exits with one line if the device is a CPU."""
+    """Exit with one line if the device is a CPU."""
     if facts["platform"] == "cpu":
         sys.exit("JAX sees no GPU or TPU here; `python -m benchmarks.gpu --small` tries this program on a CPU")
 
@@ -260,7 +260,7 @@ def decoding_rows(scale: Scale) -> Iterator[list[str]]:
 
 
 def main(name: str, page: Path | None) -> None:
-    """Measures all parts, prints the tables, writes them into the page. This process does not use the device."""
+    """Measure all parts, print the tables, write them into the page. This process does not use the device."""
     if page is not None:
         marks(page, "gpu")
     facts = measure_apart(name, "device")

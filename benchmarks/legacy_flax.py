@@ -107,7 +107,7 @@ def _rounded(table: Callable[..., Any], *sizes: int) -> Any:
 
 
 def write(name: str, folder: Path) -> None:
-    """Writes the directory of a model."""
+    """Write the directory of a model."""
     architecture, settings, dtype, arguments = MODELS[name]
     config = getattr(transformers, architecture).config_class(**settings)
     flax_class = getattr(transformers, f"Flax{architecture}")

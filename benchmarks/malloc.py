@@ -46,7 +46,7 @@ def measure(run: str, keeps_memory: bool) -> float:
 
 
 def main(run: str) -> None:
-    """Prints the speeds and their ratio."""
+    """Print the speeds and their ratio."""
     speeds_by_name: dict[str, list[float]] = {"freed": [], "kept": []}
     for _ in range(ROUNDS):
         for name, speeds in speeds_by_name.items():

@@ -25,7 +25,7 @@ def sinusoids(rows: int, width: int) -> np.ndarray:
 
 
 def main(folder: Path) -> None:
-    """Converts the model, scores the targets, and writes the results."""
+    """Convert the model, score the targets, and write the results."""
     arrays = dict(np.load(folder / "model.npz"))
     arrays["Wpos"] = sinusoids(64, arrays["Wemb"].shape[1])
     with tempfile.TemporaryDirectory() as temporary:

@@ -40,7 +40,7 @@ def marked_case_tokenizer(config: TokenizerConfig, sentences: list[str]) -> Fast
 
 
 def write_marked_case(directory: Path, vocab_size: int, sentences: Iterable[str]) -> None:
-    """Trains such a tokenizer and writes it, as `--tokenizer.load` reads it."""
+    """Train such a tokenizer and write it, as `--tokenizer.load` reads it."""
     marked_case_tokenizer(TokenizerConfig(split="bytes", vocab_size=vocab_size), list(sentences)).save(directory)
 
 

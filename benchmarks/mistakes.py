@@ -91,7 +91,7 @@ def variants() -> Iterator[Variant]:
 
 
 def main(folder: Path, updates: int) -> None:
-    """Runs the missing trainings, then writes table and plot."""
+    """Run the missing trainings, then write table and plot."""
     for name in ("mistakes", "mistakes-pictures"):
         marks(PAGE, name)
     missing = [path for part in ("train", "val") for path in text(folder, part, ("de", "en")) if not path.is_file()]
@@ -112,7 +112,7 @@ def main(folder: Path, updates: int) -> None:
 
 
 def _in_a_process(variant: Variant, folder: Path, updates: int) -> None:
-    """Trains and measures a variant in a separate process, on the core of this thread."""
+    """Train and measure a variant in a separate process, on the core of this thread."""
     result, log = variant.run.with_suffix(".json"), variant.run.with_suffix(".log")
     if result.is_file():
         if (updates_of_result := json.loads(result.read_text())["updates"]) != updates:
@@ -127,7 +127,7 @@ def _in_a_process(variant: Variant, folder: Path, updates: int) -> None:
 
 
 def measure(variant: Variant, folder: Path, updates: int) -> None:
-    """Trains or resumes a variant and writes its validation scores; seconds add up over starts."""
+    """Train or resume a variant and write its validation scores; seconds add up over starts."""
     from twinax.train.loop import train
     from twinax.train.scores import corpus_scores
     from twinax.train.translator import load
@@ -165,7 +165,7 @@ def _row(variant: Variant, results: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _draw(all_variants: list[Variant]) -> None:
-    """Plots validation loss over updates: all systems, and the single repairs of ABLATED."""
+    """Plot validation loss over updates: all systems, and the single repairs of ABLATED."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

@@ -38,7 +38,7 @@ MARIAN = ("--model.norm-placement", "post", "--model.no-final-norm", "--training
 
 
 def main(folder: Path, seeds: int, arguments: Sequence[str]) -> None:
-    """Runs the missing trainings and proofs, seed by seed, and writes tables and pictures after each step."""
+    """Run the missing trainings and proofs, seed by seed, and write tables and pictures after each step."""
     for name in PARTS:
         marks(PAGE, name)
     check_files(folder)
@@ -74,7 +74,7 @@ def seeded_training(direction: str, seed: int, arguments: Sequence[str] = ()) ->
 
 
 def prove(training: Training, layout: str, folder: Path) -> None:
-    """Exports a model, runs the ladder on the test set, and compares all translations with those of transformers.
+    """Export a model, run the ladder on the test set, and compare all translations with those of transformers.
 
     Draws the proof of the example, and records it. The training is repeated if its run is not here.
     """

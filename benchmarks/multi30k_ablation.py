@@ -109,17 +109,22 @@ SETTINGS = (
     Setting("average", "average of the last 5 checkpoints", (("loop.validate-every", "300"), ("loop.average", "5"))),
 )
 BASE_TRANSLATIONS = RESULTS.with_name(f"{PREFIX}base.txt")
-# The vocabulary of the final runs in other lengths; the longest is the final run.
-LENGTHS = tuple(replace(FINAL_VOCABULARY, name=f"updates_{n}", share=n / UPDATES) for n in (2716, 10_864))
+# The vocabulary of the final runs in other lengths. The longest has 72 epochs, also with more dropout.
+LONGEST = 37_152
+LENGTHS = tuple(replace(FINAL_VOCABULARY, name=f"updates_{n}", share=n / UPDATES) for n in (2716, 10_864, LONGEST))
+LONGEST_DROPOUT = replace(
+    LENGTHS[-1], name=f"{LENGTHS[-1].name}_dropout_0.2", changes=(*FINAL_VOCABULARY.changes, *_dropout("0.2"))
+)
 FINAL = seeded_training("en_de", 0)
+KNOWN = (*SETTINGS, *LENGTHS, LONGEST_DROPOUT)
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
-    """Trains the missing rows, then writes the table."""
+    """Train the missing rows, then write the table."""
     marks(PAGE, NAME)
     marks(PAGE, LENGTHS_NAME)
     check_files(folder, ("de", "en"))
-    chosen = [setting for setting in (*SETTINGS, *LENGTHS) if not names or setting.name in names]
+    chosen = [setting for setting in KNOWN if not names or setting.name in names]
     missing = [setting.training for setting in chosen if setting.training.recorded is None]
     with alone(), one_core_each() as map_on_cores:
         if not MARKED_CASE.is_dir():
@@ -129,15 +134,19 @@ def main(folder: Path, names: Sequence[str]) -> None:
     _compare([setting.training for setting in SETTINGS], *text(folder, VALIDATION, ("en", "de"))[1:])
     rows = [(s.label, *_row(entry)) for s in SETTINGS if (entry := s.training.recorded) is not None]
     write_table(PAGE, NAME, HEADER, rows)
-    trainings = (*(setting.training for setting in (LENGTHS[0], FINAL_VOCABULARY, *LENGTHS[1:])), FINAL)
+    trainings = (*(setting.training for setting in (*LENGTHS, FINAL_VOCABULARY)), FINAL)
     entries = [entry for training in trainings if (entry := training.recorded) is not None]
-    write_table(PAGE, LENGTHS_NAME, HEADER[1:-1], [_row(entry)[:-1] for entry in entries])
+    entries.sort(key=lambda entry: entry["updates"])
+    others = [entry] if (entry := LONGEST_DROPOUT.training.recorded) is not None else []
+    dropouts = ["0.15"] * len(entries) + ["0.2"] * len(others)
+    rows = [(dropout, *_row(e)[:-1]) for dropout, e in zip(dropouts, [*entries, *others], strict=True)]
+    write_table(PAGE, LENGTHS_NAME, ("dropout", *HEADER[1:-1]), rows)
     if entries:
         _plot(entries)
 
 
 def _compare(trainings: Sequence[Training], reference: Path) -> None:
-    """Records the p-value of each BLEU against that of the first training, as far as the translations are here."""
+    """Record the p-value of each BLEU against that of the first training, as far as the translations are here."""
     base, *others = trainings
     ending = f"{VALIDATION}.txt"
     if base.file(ending).is_file():
@@ -163,7 +172,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _plot(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Plots BLEU over minutes: each point is a training of its own, because the schedule ends with it."""
+    """Plot BLEU over minutes: each point is a training of its own, because the schedule ends with it."""
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axes = figure.subplots()
     for name in ("BLEU", "BLEU, lower case"):
@@ -176,7 +185,7 @@ def _plot(entries: Sequence[Mapping[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    known = [setting.name for setting in (*SETTINGS, *LENGTHS)]
+    known = [setting.name for setting in KNOWN]
     if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir() or not {*sys.argv[2:]} <= {*known}:
         sys.exit(f"usage: python -m benchmarks.multi30k_ablation FOLDER [{'|'.join(known)} ...]")
     main(Path(sys.argv[1]), sys.argv[2:])

@@ -30,7 +30,7 @@ HEADER = ("model", "run", "size", "SHA-256", "machine")
 
 
 def main(folder: Path) -> int:
-    """Writes the files and the table. Exit status: 1 if a file differs from the recorded one."""
+    """Write the files and the table. Exit status: 1 if a file differs from the recorded one."""
     marks(PAGE, NAME)
     check_files(folder, ("de", "en"))
     trainings = [best_seed(direction) for direction in DIRECTIONS]
@@ -58,7 +58,7 @@ def best_seed(direction: str) -> Training:
 
 
 def _write(training: Training) -> int:
-    """Writes and records a model; 1 if the recorded one of this machine differs."""
+    """Write and record a model; 1 if the recorded one of this machine differs."""
     path = OUT / f"{training.name.rpartition('-')[0]}.safetensors"
     path.unlink(missing_ok=True)
     call("convert", str(training.run), str(path), "--dtype", "float16", "--weights-only")

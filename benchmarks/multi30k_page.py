@@ -35,7 +35,7 @@ EXAMPLE, EXAMPLES = "de_en-0", 5  # the training whose first translations are sh
 
 
 def write_page(trainings: Sequence[Training], folder: Path) -> None:
-    """Fills the page from the records of those trainings that are recorded; `folder` has the corpus."""
+    """Fill the page from the records of those trainings that are recorded; `folder` has the corpus."""
     entries = {training.name: entry for training in trainings if (entry := training.recorded) is not None}
     write_table(PAGE, "multi30k", HEADER, [_scores(name, entry) for name, entry in entries.items()])
     write_table(PAGE, "multi30k-seeds", SEEDS, [*_seeds(entries)])
@@ -99,7 +99,7 @@ def _proof(name: str, entry: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def plot(curves: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
-    """Plots validation loss and BLEU over updates, one line per run; runs of one kind have one colour."""
+    """Plot validation loss and BLEU over updates, one line per run; runs of one kind have one color."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     kinds = list(dict.fromkeys(name.split("-")[0] for name in curves))
     for column, axes in enumerate(figure.subplots(1, 2), start=1):
@@ -120,7 +120,7 @@ def plot(curves: Mapping[str, Sequence[Sequence[Any]]], path: Path) -> None:
 
 
 def draw_proof(training: Training, printed: str, folder: Path) -> None:
-    """Draws the ladder as printed, and the attention weights of the first test sentence (last layer, mean of heads)."""
+    """Draw the ladder as printed, and the attention weights of the first test sentence (last layer, mean of heads)."""
     example = [next(iter(read_lines(str(path)))) for path in text(folder, TEST, training.languages)]
     command = f"twinax parity {training.name} --src test --tgt test --translations"
     table = printed[printed.index("┏") :]  # without the paths of this machine
@@ -130,7 +130,7 @@ def draw_proof(training: Training, printed: str, folder: Path) -> None:
 
 
 def draw_text(text: str, path: Path) -> None:
-    """Draws the output of a command as in a terminal."""
+    """Draw the output of a command as in a terminal."""
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     figure = Figure(figsize=(8, 4))  # cropped to the text on saving
     figure.text(

@@ -82,7 +82,7 @@ def read_results() -> dict[str, Any]:
 
 
 def record(name: str, **values: Any) -> None:
-    """Adds values to a training's record; values with `commands` are a new training and replace it."""
+    """Add values to a training's record; values with `commands` are a new training and replace it."""
     with _RESULTS_LOCK:
         results = read_results()
         results[name] = values if "commands" in values else results.get(name, {}) | values
@@ -91,7 +91,7 @@ def record(name: str, **values: Any) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Holds the lock of runs/multi30k. Raises: SystemExit if another process holds it."""
+    """Hold the lock of runs/multi30k. Raises: SystemExit if another process holds it."""
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "lock").open("w") as file:
         try:
@@ -112,7 +112,7 @@ def describe_minutes(entry: Mapping[str, Any]) -> str:
 
 
 def train_and_score(training: Training, folder: Path) -> None:
-    """Trains a model, scores it, and records both with its translations."""
+    """Train a model, score it, and record both with its translations."""
     seconds = train(training, folder)
     scores = {part: evaluate(training, part, folder) for part in training.parts}
     records = read_metrics(training.run)
@@ -139,7 +139,7 @@ def train_and_score(training: Training, folder: Path) -> None:
 
 
 def train_initial(map_on_cores: Any, trainings: Sequence[Training], folder: Path) -> None:
-    """Trains the models whose weights these trainings start from, as far as they are not finished."""
+    """Train the models whose weights these trainings start from, as far as they are not finished."""
     initial = dict.fromkeys(training.initial for training in trainings)
     missing = [training for training in initial if training is not None and not training.is_finished]
     if missing:
@@ -158,7 +158,7 @@ def describe_machine(cores: str = "one core") -> str:
 
 @contextmanager
 def one_core_each() -> Iterator[Any]:
-    """Yields a parallel `map` whose calls start their processes on one core each."""
+    """Yield a parallel `map` whose calls start their processes on one core each."""
     cores: SimpleQueue[int] = SimpleQueue()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)
@@ -198,7 +198,7 @@ def check_files(folder: Path, languages: Sequence[str] = ("de", "en", "fr")) -> 
 
 
 def first_lines(path: Path, number: int) -> Path:
-    """Copies the first lines of a file; returns the copy."""
+    """Copy the first lines of a file; return the copy."""
     name = path.name.removesuffix(".gz")
     copy = OUT / f"{name.split('.')[0]}-{number}.{name.split('.')[-1]}"
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8", newline="\n") as file:
@@ -207,7 +207,7 @@ def first_lines(path: Path, number: int) -> Path:
 
 
 def train(training: Training, folder: Path) -> float:
-    """Trains a model, or resumes it; returns its seconds, those of interrupted calls included.
+    """Train a model, or resume it; return its seconds, those of interrupted calls included.
 
     Raises:
         SystemExit: the existing run was trained with other arguments.
@@ -244,7 +244,7 @@ def _seconds_of(training: Training) -> float:
 
 
 def write(path: Path, content: str) -> None:
-    """Writes a file atomically."""
+    """Write a file atomically."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(content, encoding="utf-8")
     temporary.replace(path)
@@ -279,7 +279,7 @@ def evaluate(training: Training, part: str, folder: Path) -> list[dict[str, Any]
 def call(
     *arguments: str, statuses: tuple[int, ...] = (0,), log: Path | None = None, output: Path | None = None
 ) -> None:
-    """Runs twinax; `log` receives standard error, `output` standard output.
+    """Run twinax; `log` receives standard error, `output` standard output.
 
     Raises:
         SystemExit: the exit status is not one of `statuses`.

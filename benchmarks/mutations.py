@@ -29,7 +29,7 @@ def in_the_ladder() -> list[tuple[str, ...]]:
 
 
 def main(page: Path, words: Sequence[str]) -> int:
-    """Prints the table and updates its rows in the page. Returns 0 if every mistake is caught."""
+    """Print the table and update its rows in the page. Returns 0 if every mistake is caught."""
     marks(page, "mutations")
     area_of = {mutation: area for area, members in AREAS.items() for mutation in members}
     mutations = [m for m in MUTATIONS if not words or any(w in f"{area_of[m]} {m.name} {m.place}" for w in words)]

@@ -38,7 +38,7 @@ NAME, HEADER = "operations", ("work", "milliseconds", *KINDS, OTHERS, "share of 
 
 
 def main(page: Path) -> None:
-    """Measures all work, prints the table and writes it into the page."""
+    """Measure all work, print the table and write it into the page."""
     marks(page, NAME)
     keep_freed_memory()  # as `twinax train` does
     peak, rows = measure_peak(), []

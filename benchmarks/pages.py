@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def write_table(page: Path, name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table, and writes it into a page between the marks `<!-- name -->` and `<!-- end of name -->`.
+    """Print a table, and write it into a page between the marks `<!-- name -->` and `<!-- end of name -->`.
 
     Raises:
         ValueError: the page does not contain each mark exactly once.
@@ -28,7 +28,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_between(page: Path, name: str, text: str) -> None:
-    """Replaces the text between a name's marks in a page. Raises: ValueError as `marks` does."""
+    """Replace the text between a name's marks in a page. Raises: ValueError as `marks` does."""
     begin, end = marks(page, name)
     old_text = page.read_text()
     page.write_text(f"{old_text.split(begin)[0]}{begin}\n{text}\n{end}{old_text.split(end)[1]}")

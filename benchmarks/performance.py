@@ -26,7 +26,7 @@ PARTS = ("decoding", *map(str, range(len(training_speed.SIZES))))
 
 
 def main(page: Path, parts: Sequence[str]) -> None:
-    """Measures the parts; writes tables, figures and chart after each."""
+    """Measure the parts; write tables, figures and chart after each."""
     for name in NAMES:
         marks(page, name)
     path = page.with_suffix(".json")
@@ -54,7 +54,7 @@ def _decoding() -> list[tuple[str, Mapping[str, Sequence[float]]]]:
 
 
 def write(page: Path, results: Mapping[str, Any]) -> None:
-    """Writes the tables and the chart of what was measured."""
+    """Write the tables and the chart of what was measured."""
     groups = {
         name: {label: r for label, r in results.items() if label.startswith("beam") == (name == NAMES[1])}
         for name in NAMES
@@ -74,7 +74,7 @@ def _rows(label: str, result: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
-    """Draws the median ratios as bars, with the smallest and largest ratio as lines."""
+    """Draw the median ratios as bars, with the smallest and largest ratio as lines."""
     figure = Figure(
         figsize=(8, 0.6 + 0.22 * sum(len(r["seconds"]) + 1.5 for r in results.values())), layout="constrained"
     )

@@ -71,7 +71,7 @@ class Cluster:
         (folder / "tgt").write_text("\n".join(lines).upper() + "\n")
 
     def start(self, name: str, updates: int, stage: Stage) -> list[subprocess.Popen[str]]:
-        """Starts or resumes a run in all processes; each prints to `output` of its number."""
+        """Start or resume a run in all processes; each prints to `output` of its number."""
         with socket.socket() as candidate:
             candidate.bind(("", 0))
             port = candidate.getsockname()[1]
@@ -97,7 +97,7 @@ class Cluster:
         return processes
 
     def finish(self, name: str, updates: int, stage: Stage) -> None:
-        """Trains to this update. Raises: RuntimeError if a process fails."""
+        """Train to this update. Raises: RuntimeError if a process fails."""
         for number, process in enumerate(self.start(name, updates, stage)):
             if process.wait() != 0:
                 raise RuntimeError(f"{stage}, process {number}:\n{self.output(name, number).read_text()}")
@@ -136,7 +136,7 @@ def _difference(run: dict[int, float], reference: dict[int, float]) -> float:
 
 
 def kill_randomly(cluster: Cluster, kills: int, updates: int, seed: int) -> Counter[str]:
-    """Kills one of two processes, or its supervisor, at random moments, resumes; returns counts.
+    """Kill one of two processes, or its supervisor, at random moments, and resume it; return counts.
 
     Raises:
         AssertionError: a listed checkpoint cannot be read, or the run differs from one that was never killed.
@@ -189,7 +189,7 @@ def kill(process: "subprocess.Popen[str]", *, with_supervisor: bool) -> None:
 
 
 def move(page: Path) -> bool:
-    """Runs PLANS, prints the table and writes it into the page; returns whether every run is the same training."""
+    """Run PLANS, print the table and write it into the page; return whether every run is the same training."""
     rows = []
     with TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder))

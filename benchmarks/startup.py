@@ -47,7 +47,10 @@ def main(page: Path, folder: Path) -> None:
 
 
 def _environment(cache: Path) -> dict[str, str]:
-    return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache / "cache")}
+    """Without the setting of some machines that Python compiles our modules at each start."""
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache / "cache")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 def _train(folder: Path, run: Path, cache: Path) -> dict[str, float]:

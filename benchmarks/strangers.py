@@ -81,7 +81,7 @@ def tables(samples: Mapping[str, Sequence[Score]]) -> dict[str, tuple[Sequence[s
 
 
 def main() -> int:
-    """Prints the tables, and writes them into the page unless another sample was chosen."""
+    """Print the tables, and write them into the page unless another sample was chosen."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("pairs", type=Path)

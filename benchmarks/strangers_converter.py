@@ -131,7 +131,7 @@ def _untransposed(match: Match) -> Match:
 
 
 def _is_split(match: Match, axis: int) -> bool:
-    """Whether two neighbouring axes of a parameter are one axis of its source."""
+    """Whether two neighboring axes of a parameter are one axis of its source."""
     if len(match.parts) != 1 or match.padding is not None:
         return False
     layout = match.parts[0].layout

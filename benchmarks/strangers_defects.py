@@ -18,7 +18,7 @@ Array = np.ndarray
 _ORDERED = ("sub", "div", "pow", "atan2", "dot_general", "lt", "le", "gt", "ge", "rem", "concatenate", "select_n")
 _COMPARISONS: dict[str, Callable[..., Any]] = {"lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater}
 _COMPARISONS |= {"ge": jnp.greater_equal, "eq": jnp.equal, "ne": jnp.not_equal}
-_NEIGHBOURS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
+_NEIGHBORS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "erf gelu": partial(jax.nn.gelu, approximate=False),
     "tanh gelu": partial(jax.nn.gelu, approximate=True),
@@ -206,7 +206,7 @@ def _literals(graph: _Graph, operation: Operation) -> Found:
 
 
 def _constant(number: int, other: float, draft: Draft) -> None:
-    """Replaces a constant: what uses it is computed anew because its users are new objects."""
+    """Replace a constant: what uses it is computed anew because its users are new objects."""
     draft.trace.values[number] = np.full_like(draft.trace.values[number], other)
     for user in [o for o in draft.trace.operations if number in o.inputs]:
         draft.replace(user, [replace(user)])
@@ -224,7 +224,7 @@ def _mistaken(name: str, value: float) -> Iterator[float]:
 
 
 def _masks(graph: _Graph, operation: Operation) -> Found:
-    """A mask shifted by one, inverted, or with the neighbouring comparison."""
+    """A mask shifted by one, inverted, or with the neighboring comparison."""
     if len(operation.outputs) != 1:
         return
     (output,) = operation.outputs
@@ -237,8 +237,8 @@ def _masks(graph: _Graph, operation: Operation) -> Found:
         if value.shape[axis] > 1:
             shift = partial(jnp.roll, shift=1, axis=axis)
             yield "mask shifted", f"axis {axis}", lambda draft, f=shift: draft.append(operation, f)
-    if operation.name in _NEIGHBOURS and len(operation.inputs) == 2:
-        other = _NEIGHBOURS[operation.name]
+    if operation.name in _NEIGHBORS and len(operation.inputs) == 2:
+        other = _NEIGHBORS[operation.name]
         function = _COMPARISONS[other]
         yield (
             "mask shifted",
@@ -295,7 +295,7 @@ def _positions(graph: _Graph, operation: Operation) -> Found:
 
 
 def _regrouped(operation: Operation, shape: Sequence[int], swapped: bool, draft: Draft) -> None:
-    """Puts a reshape in the place of an operation, with the last two axes swapped after it if so."""
+    """Put a reshape in the place of an operation, with the last two axes swapped after it if so."""
 
     def reshaped(x: Any) -> Any:
         return x.reshape(shape).swapaxes(-1, -2) if swapped else x.reshape(shape)
@@ -338,7 +338,7 @@ def _groups(graph: _Graph, operation: Operation) -> Found:
 
 
 def _activations(graph: _Graph) -> dict[int, dict[tuple[str, str], Change]]:
-    """Another activation in the place of one that is recognised by its values."""
+    """Another activation in the place of one that is recognized by its values."""
     last: dict[int, tuple[Operation, str]] = {}
     operations = graph.trace.operations
     for index, operation in enumerate(operations):

@@ -138,7 +138,7 @@ def _inputs(kind: str) -> tuple[np.ndarray, ...]:
 
 
 def main() -> int:
-    """Prints the table, and writes it into the page unless some models were chosen."""
+    """Print the table, and write it into the page unless some models were chosen."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--words", nargs="*", default=[])

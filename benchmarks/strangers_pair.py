@@ -19,7 +19,7 @@ class Pair:
 
 
 def random_parameters(module: nn.Module, seed: int = 0, scale: float = 0.4) -> None:
-    """Draws every parameter and buffer of floating point anew, so that no bias is 0 and no gain 1."""
+    """Draw every parameter and buffer of floating point anew, so that no bias is 0 and no gain 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in module.parameters():

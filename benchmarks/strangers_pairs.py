@@ -112,7 +112,7 @@ def converted(name: str, dtype: str = "float64") -> Pair:
 
 
 def bonsai(folder: Path) -> None:
-    """Makes bonsai importable; its samplers, which no forward pass uses, are not among the files."""
+    """Make bonsai importable; its samplers, which no forward pass uses, are not among the files."""
     if not (folder / "bonsai").is_dir():
         raise ModuleNotFoundError(f"{folder} has no folder bonsai")
     stub = types.ModuleType("bonsai.utils.samplers")

@@ -48,16 +48,16 @@ class Draft:
         return len(self.trace.values) - 1
 
     def replace(self, old: Operation, new: Sequence[Operation]) -> None:
-        """Puts operations in the place of one; at the end they compute its outputs."""
+        """Put operations in the place of one; at the end they compute its outputs."""
         index = next(i for i, operation in enumerate(self.trace.operations) if operation is old)
         self.trace.operations[index : index + 1] = new
 
     def insert(self, old: Operation, function: Callable[..., Any], inputs: Sequence[int], output: int) -> None:
-        """Puts a JAX function of these values in the place of an operation, with its lines and module."""
+        """Put a JAX function of these values in the place of an operation, with its lines and module."""
         self.replace(old, self.operations(old, function, inputs, output))
 
     def append(self, old: Operation, function: Callable[..., Any]) -> None:
-        """Puts a JAX function of an operation's output after it, at its line."""
+        """Put a JAX function of an operation's output after it, at its line."""
         (output,) = old.outputs
         inner = self.number(self.trace.values[output])
         self.replace(old, [replace(old, outputs=(inner,)), *self.operations(old, function, [inner], output)])
@@ -105,7 +105,7 @@ class Draft:
         return trace if self._effect() > _EFFECT else None
 
     def _without_unused(self) -> None:
-        """Leaves out what nothing uses any more."""
+        """Leave out what nothing uses any more."""
         trace = self.trace
         dead = self.original.ancestors() - trace.ancestors()
         dead -= {*trace.parameters.values(), *trace.inputs.values()}

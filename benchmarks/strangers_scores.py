@@ -87,7 +87,7 @@ def _next(name: str, remaining: list[S]) -> tuple[str, S, object] | None:
 
 
 def report(number: int, score: Score, text: str) -> None:
-    """Prints one line per defect; a miss with its diagnosis."""
+    """Print one line per defect; a miss with its diagnosis."""
     mark = "first" if score.is_first else "inside" if score.is_inside else "MISSED"
     line = f"{number}: {score.pair}: {score.operator} ({score.detail}) at {score.place}: {mark}, {score.seconds:.1f} s"
     ERROR.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -24,7 +24,7 @@ HEADER = ("family", "source ids", "target ids", "decoded text", "translations")
 
 
 def main(page: Path, folder: Path) -> int:
-    """Measures every family, prints the table, writes it into the page. Returns 0 if all is equal."""
+    """Measure every family, print the table, write it into the page. Returns 0 if all is equal."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # the models are small

@@ -19,7 +19,7 @@ from twinax.parity.trajectories import LOSS_BOUND, Outcome, TrajectoryCase, meas
 
 
 def draw(outcomes: list[Outcome], picture: Path) -> None:
-    """Plots the losses and their differences in float64 and float32."""
+    """Plot the losses and their differences in float64 and float32."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 10), layout="constrained")
@@ -61,7 +61,7 @@ def _measure_on_one_thread(case: TrajectoryCase) -> Outcome:
 
 
 def main(page: Path) -> int:
-    """Runs all cases, one per core at a time; writes table and plot. Returns 0 if all hold."""
+    """Run all cases, one per core at a time; write table and plot. Returns 0 if all hold."""
     marks(page, "trajectories")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         results = pool.map(_measure_on_one_thread, cases := list(trajectory_cases()))

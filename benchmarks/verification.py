@@ -26,7 +26,7 @@ ROUNDS = 8
 
 
 def main(page: Path, folder: Path) -> None:
-    """Measures all forms, with and without comparing in turn."""
+    """Measure all forms, with and without comparing in turn."""
     marks(page, NAME)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         paths = write_forms(Path(name))
@@ -73,13 +73,13 @@ def measure(form: str, path: Path) -> list[tuple[str, ...]]:
 
 
 def read(path: Path, config: TransformerConfig | None) -> None:
-    """Copies all arrays of a checkpoint into memory, one at a time: they are mapped, so loading alone reads little."""
+    """Copy all arrays of a checkpoint into memory, one at a time: they are mapped, so loading alone reads little."""
     for array in convert.load(path, config).tensors.values():
         np.array(array)
 
 
 def evict(files: Sequence[Path]) -> None:
-    """Removes files from the page cache."""
+    """Remove files from the page cache."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)  # only written pages can be removed
@@ -88,7 +88,7 @@ def evict(files: Sequence[Path]) -> None:
 
 
 def cache(files: Sequence[Path]) -> None:
-    """Reads files into the page cache."""
+    """Read files into the page cache."""
     for file in files:
         file.read_bytes()
 

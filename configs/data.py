@@ -116,8 +116,8 @@ class TokenizerConfig:
     min_frequency: int = 1  # minimum count of a word, or of a pair that bpe merges; unigram ignores it
     joint: bool = True  # one tokenizer for both languages
     split: Split = "whitespace"  # pre-tokenization; punctuation: at whitespace too; unspaced: for Chinese, Japanese
-    bpe_dropout: float = 0.0  # probability that a merge is skipped in training, drawn anew in every epoch
-    languages: tuple[str, ...] = ()  # of source and target, as de en: spaCy's pre-tokenization; needs twinax[spacy]
+    bpe_dropout: float = 0.0  # probability that a merge is skipped in training, drawn again in every epoch
+    languages: tuple[str, ...] = ()  # source and target for spaCy pre-tokenization, such as de en; needs twinax[spacy]
     lowercase: bool = False
     normalization: Normalization = "nfc"
     pad_token: str = "<pad>"
@@ -127,7 +127,9 @@ class TokenizerConfig:
     special_order: tuple[str, ...] = ROLES  # the roles of ids 0, 1, 2, 3
     source_bos: bool = False  # whether a source starts with BOS; a loaded directory overrides this
     source_eos: bool = True  # whether a source ends with EOS; a loaded directory overrides this
-    src_lang: str | None = None  # language of the sources in a multilingual tokenizer, as deu_Latn; None: its default
+    src_lang: str | None = (
+        None  # language of the sources in a multilingual tokenizer, such as deu_Latn; None: its default
+    )
     tgt_lang: str | None = None  # language of the targets; None: what the model's config sets
 
     def __post_init__(self) -> None:
@@ -215,5 +217,5 @@ class BatchConfig:
                 raise ConfigError(f"{name}={value}: must be at least {minimum}")
 
     def sized(self, tokens: int) -> "BatchConfig":
-        """A copy whose `tokens`, if None, is 1 % of the corpus' tokens, so that a small corpus gives enough updates."""
+        """A copy whose `tokens`, if None, is 1 % of the corpus' tokens, at least 1,024 and at most 4,096."""
         return self if self.tokens is not None else replace(self, tokens=min(max(tokens // 100, 1024), 4096))

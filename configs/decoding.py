@@ -16,7 +16,7 @@ from .validation import check_field_types
 LengthPenalty = Literal["power", "power_with_start", "gnmt"]
 Ended = Literal["leave", "stay"]
 
-BEAM_SIZE = 5  # of the commands, where neither a flag nor a directory sets it
+BEAM_SIZE = 5  # default of the commands, if neither a flag nor the directory sets it
 
 
 @dataclass(frozen=True, kw_only=True)

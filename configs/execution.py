@@ -13,7 +13,7 @@ AttentionImplementation = Literal["exact", "fused"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
-    """What an update costs in memory, time and compilation. No field changes what it computes, except by rounding.
+    """How updates are executed: memory, time and compilation. No field changes a result, except by rounding.
 
     Raises:
         ConfigError: a field has an invalid value.
@@ -36,10 +36,10 @@ class ExecutionConfig:
         if self.attention == "exact":
             return
         reasons = {
-            f"attention_dropout={model.attention_dropout}: has no dropout of its weights": model.attention_dropout > 0,
+            f"attention_dropout={model.attention_dropout}: cannot drop attention weights": model.attention_dropout > 0,
             f"mask_value={model.mask_value}: gives masked keys the weight 0": model.mask_value != "exact",
             "compute_dtype='float64': computes its softmax in float32": model.compute_dtype == "float64",
-            f"v_head_dim={model.v_head_dim}: needs queries, keys and values of one width": any(
+            f"v_head_dim={model.v_head_dim}: needs queries, keys and values of equal width": any(
                 model.query_key_width(heads) != model.value_width(heads)
                 for heads in (model.num_heads, model.decoder_num_heads or model.num_heads)
             ),

@@ -1,17 +1,17 @@
-"""JSON that may come from somebody else."""
+"""Parsing of untrusted JSON."""
 
 import json
 from collections.abc import Collection
 from typing import Any
 
-_DEPTH = 100  # of containers; code that follows may be recursive
+_DEPTH = 100  # maximum nesting, because later code may recurse
 
 
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON document.
 
     Raises:
-        ValueError: it is not JSON, is nested too deeply, or holds characters that no file can hold.
+        ValueError: it is not JSON, is nested too deeply, or has unpaired surrogates, which UTF-8 cannot encode.
     """
     text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     try:

@@ -20,7 +20,7 @@ class Registry(Mapping[str, Any]):
         self._place: str | None = None
 
     def register(self, place: str) -> None:
-        """Sets the location of the mapping, `package.module:NAME`."""
+        """Set the location of the mapping, `package.module:NAME`."""
         self._place = place
 
     def find(self, argument: str, name: str) -> Any:

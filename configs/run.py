@@ -22,7 +22,7 @@ Metric = Literal["loss", "bleu"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """The length of a run and its validation interval. No field changes what an update computes.
+    """The length of a run and its validation interval. Updates depend on the length if the schedule ends with the run.
 
     Raises:
         ConfigError: a field has an invalid value, or two contradict each other.
@@ -130,9 +130,8 @@ class RunConfig:
     def resolved(self, batches: int) -> "RunConfig":
         """A copy with every length in updates; `batches` is the number of batches per epoch."""
         loop, training = self.loop.resolved(batches), self.training
-        if (
-            self.model.cross_mask == "encoder" and loop.translations
-        ):  # not in __post_init__, so that older runs still load
+        # Not in __post_init__, so that older runs still load.
+        if self.model.cross_mask == "encoder" and loop.translations:
             raise ConfigError(
                 f"translations={loop.translations}: a model with cross_mask='encoder' cannot translate; set it to 0"
             )

@@ -1,7 +1,7 @@
 """The model config that both frameworks share.
 
 Each choice is a named value of a `Literal` type below. `flax_transformer` and `torch_reference` map these names to
-functions, in tables with the same keys. A new behaviour is a new value, never a new branch in a shared formula.
+functions, in tables with the same keys. A new behavior is a new value, never a new branch in a shared formula.
 Checkpoints store this schema and its version, so a field is never renamed.
 """
 
@@ -111,7 +111,7 @@ class TransformerConfig:
     score_scaling: ScoreScaling = "product"  # divide (q·k) by sqrt(head_dim), or q before the product, or neither
     mask_value: float | Literal["exact"] = "exact"  # exact: masked weights are 0; a number: the score of a masked key
     encoder_mask: EncoderMask = "source"  # source_and_query: padding queries are masked too
-    decoder_mask: DecoderMask = "causal"  # causal_and_padding: padding keys too; in_training: no mask in evaluation
+    decoder_mask: DecoderMask = "causal"  # causal_and_padding: padding keys too; causal_in_training: not in evaluation
     cross_mask: CrossMask = "source"  # encoder: the (S, S) mask of source_and_query; requires T = S
     cross_attention_residual: CrossAttentionResidual = "add"  # query_only: the attention's output is discarded
 

@@ -10,9 +10,9 @@ from .validation import check_field_types
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
-    """The axes of the mesh of devices: their product is the number of devices. No field changes what an update is.
+    """The axes of the device mesh: their sizes multiply to the number of devices. Updates change by rounding only.
 
-    -1 takes the devices that the other axes leave.
+    -1: inferred from the number of devices.
 
     Raises:
         ConfigError: a size is neither positive nor -1, or more than one is -1.

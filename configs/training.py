@@ -18,7 +18,7 @@ Schedule = Literal["constant", "noam", "inverse_sqrt", "cosine", "linear", "step
 ENDING = ("cosine", "linear")  # schedules that end at `total_updates`
 Reduction = Literal["tokens", "sum", "parts"]
 Consistency = Literal["none", "simcut", "r_drop"]
-# Those of Gao et al. 2022 and Liang et al. 2021.
+# Source: Gao et al. 2022 (SimCut); Liang et al. 2021 (R-Drop).
 CONSISTENCY_WEIGHTS = {"none": 0.0, "simcut": 3.0, "r_drop": 5.0}
 
 

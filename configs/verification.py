@@ -9,7 +9,7 @@ _verifies: ContextVar[bool] = ContextVar("verifies", default=True)
 
 @contextmanager
 def verifying(on: bool) -> Iterator[None]:
-    """Within the context, checksums are compared on reading, or not."""
+    """Within the context, verify checksums on reading if `on`, else skip them."""
     token = _verifies.set(on)
     try:
         yield

@@ -69,7 +69,7 @@ def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _to_odd(array: np.ndarray) -> np.ndarray:
-    """float64 to float32, where an inexact number becomes the neighbour with an odd last bit.
+    """float64 to float32, where an inexact number becomes the neighbor with an odd last bit.
 
     A second rounding, to a format shorter by two bits or more, is then that of the first number.
     Source: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008, theorem 3.

@@ -1,4 +1,4 @@
-"""Atomic writing of files and directories: complete and synced to disk, or absent; existing ones stay."""
+"""Atomic writing of files and directories: complete and synced to disk, or absent. Only `replace_file` overwrites."""
 
 import fcntl
 import json
@@ -46,7 +46,7 @@ def write_directory(
     """Atomically write a new directory of `model.safetensors` or its shards, JSON documents and other files by name.
 
     Raises:
-        ConversionError: the path exists, or writing fails.
+        ConversionError: the path exists and is not an empty directory, or writing fails.
     """
     with new_directory(directory) as folder:
         write_shards(folder, "model", arrays, {"format": "pt"}, max_shard_size)
@@ -69,7 +69,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
     """A temporary folder to write into, which is synced and renamed to `directory` at the end.
 
     Raises:
-        ConversionError: the path exists, or writing fails; no files are left behind.
+        ConversionError: the path exists and is not an empty directory, or writing fails; no files are left behind.
     """
     with _one_line(directory), _temporary(directory, tempfile.mkdtemp) as folder:
         yield folder
@@ -86,7 +86,7 @@ def new_file(path: Path) -> Iterator[Path]:
     """A temporary file to write to, which is synced and renamed to `path` at the end.
 
     Raises:
-        ConversionError: the path exists, or writing fails; no files are left behind.
+        ConversionError: the path exists and is not an empty directory, or writing fails; no files are left behind.
     """
 
     def make(**names: Any) -> str:
@@ -184,7 +184,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, attempts: int = 1) -> Iterator[bool]:
-    """Holds the lock on a file or directory; yields False if another process has it, or there are no locks here."""
+    """Hold the lock on a file or directory; yield False if another process has it, or there are no locks here."""
     descriptor = _lock(path, attempts)
     try:
         yield descriptor is not None
@@ -212,7 +212,7 @@ def _lock(path: Path, attempts: int = 1) -> int | None:
 
 
 def _checked(path: Path, temporary: Path) -> bool:
-    """Whether a check of this path was set; calls it."""
+    """Call the check of this path, if one is set; return whether there was one."""
     if (entry := _check.get()) is None or entry[0] != path.resolve():
         return False
     entry[1](temporary)

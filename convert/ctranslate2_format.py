@@ -29,7 +29,7 @@ MODEL, TWINAX = "model.bin", "twinax.json"  # TWINAX: config, layout and documen
 CHECKSUMS = "checksums"  # key in TWINAX: the checksums of the other files
 QUANTIZATIONS = ("int8", "int8_float32", "float16")
 _SLACK = 1e-4  # float32 rounds a weight times its scale, up to 127, before it is rounded to an int8
-_SMALLEST = np.float32(127) / np.finfo(np.float32).max  # largest weight of a row whose scale is a finite float32
+_SMALLEST = np.float32(127) / np.finfo(np.float32).max  # smallest row maximum whose scale is a finite float32
 _SCALE = "_scale"  # suffix of the variable with the scales of another
 
 
@@ -40,7 +40,7 @@ class Vocabulary(NamedTuple):
     unk: str
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether a path is a CTranslate2 directory that twinax wrote."""
     return (path / MODEL).is_file() and (path / TWINAX).is_file()
 
@@ -91,7 +91,8 @@ def write(checkpoint: Checkpoint, path: Path, layout: str, quantization: str | N
     `quantization`: one of QUANTIZATIONS; None stores the weights as they are.
 
     Raises:
-        ConversionError: CTranslate2 has no such model, there is no tokenizer, the path exists, or writing fails.
+        ConversionError: CTranslate2 has no such model, there is no tokenizer, the path exists and is not an empty
+            directory, or writing fails.
     """
     ctranslate2.check(checkpoint.config)
     vocabularies = registry.VOCABULARIES["of_checkpoint"](checkpoint)

@@ -98,7 +98,7 @@ class Movement:
 
 
 def logit_movement(before: Checkpoint, after: Checkpoint) -> Movement:
-    """Compares the logits of two checkpoints of one model; the arrays of one module at a time are in memory."""
+    """Compare the logits of two checkpoints of one model; the arrays of one module at a time are in memory."""
     first, second = (_logits(checkpoint) for checkpoint in (before, after))
     same = first.argmax(-1) == second.argmax(-1)
     largest = max(float(np.abs(a - b).max()) for a, b in zip(first, second, strict=True))  # per sentence: no third copy
@@ -120,7 +120,7 @@ def _logits(checkpoint: Checkpoint) -> np.ndarray:
 
 
 def _load_by_module(model: "torch_reference.Transformer", arrays: Mapping[str, np.ndarray]) -> None:
-    """Makes each module of a model on the meta device read its arrays when it is called, and drop them afterwards.
+    """Make each module of a model on the meta device read its arrays when it is called, and drop them afterwards.
 
     The target embedding stays, because the output layer may use it too.
     """

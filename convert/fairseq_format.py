@@ -40,11 +40,11 @@ _PLAIN = (
 )
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether a path is a fairseq checkpoint, or a directory of one, with or without its dictionaries."""
     if path.is_dir():
         files = [] if (path / CONFIG).exists() else sorted(path.glob("*.pt"))
-        return bool(files) and (any(path.glob("dict.*.txt")) or any(map(recognises, files)))
+        return bool(files) and (any(path.glob("dict.*.txt")) or any(map(recognizes, files)))
     return path.is_file() and all(re.search(pattern, pickle_of(path, _HEAD)) for pattern in _MARKS)
 
 
@@ -76,7 +76,7 @@ def write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     """Write a `.pt` with its dictionaries beside it, or a new directory of both, which fairseq loads.
 
     Raises:
-        ConversionError: fairseq has no such model, a file exists, or writing fails. Nothing is written then.
+        ConversionError: fairseq has no such model, a file exists, or writing fails, which can leave new dictionaries.
     """
     settings = dict(checkpoint.documents.get(ARGS, {})) if checkpoint.layout == LAYOUT else {}
     new_settings = fairseq.settings_of(checkpoint.config)

@@ -1,4 +1,4 @@
-"""Directories of other projects that twinax cannot read, recognised by the names in them."""
+"""Directories of other projects that twinax cannot read, recognized by the names in them."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _LAYOUTS = (
     ),
     (
         (r"^saved_model\.pb(txt)?$",),
-        Obstacle("a TensorFlow SavedModel", "it is a graph of operations", "pass its checkpoint"),
+        Obstacle("a TensorFlow SavedModel", "it is a computation graph", "pass its checkpoint"),
     ),
     (
         (r"\.distcp$",),
@@ -57,11 +57,11 @@ _LAYOUTS = (
     ),
     (
         (r"^(model_config\.yaml)$", r"^model_weights(\.ckpt|/)$"),
-        Obstacle("an unpacked NeMo model", "its layout is not written", COMPARE),
+        Obstacle("an unpacked NeMo model", "its layout is not supported", COMPARE),
     ),
     (
         (r"^params\.(best|\d+)$", r"^vocab\.(src|trg)\..*json$"),
-        Obstacle("a Sockeye model", "its layout is not written", COMPARE),
+        Obstacle("a Sockeye model", "its layout is not supported", COMPARE),
     ),
     (
         (r"^checkpoint$", r"^(target|state)\."),
@@ -89,7 +89,7 @@ _LAYOUTS = (
     ),
     (
         (r"^openvino_.*\.(xml|bin)$",),
-        Obstacle("an OpenVINO model", "it is a graph of operations", "pass the checkpoint from which it was made"),
+        Obstacle("an OpenVINO model", "it is a computation graph", "pass the checkpoint from which it was made"),
     ),
 )
 # Files of weights that twinax does not read; their own obstacle is that of the directory.
@@ -100,12 +100,12 @@ _FOREIGN_WEIGHTS = (
 
 
 def directory_obstacle(path: Path) -> Obstacle | None:
-    """The obstacle in a directory that no format recognises, None if it is unknown."""
+    """The obstacle in a directory that no format recognizes, None if it is unknown."""
     names = _names(path)
     if not names:
         return Obstacle("an empty directory", "it has no config.json", READABLE)
-    for recognise in _RECOGNISERS:
-        if obstacle := recognise(path, names):
+    for recognize in _RECOGNIZERS:
+        if obstacle := recognize(path, names):
             return obstacle
     return None
 
@@ -132,7 +132,7 @@ def project_obstacle(path: Path) -> Obstacle | None:
 
 
 def unidentified_directory(path: Path) -> Obstacle:
-    """The obstacle of a directory that nothing recognises."""
+    """The obstacle of a directory that nothing recognizes."""
     names = _names(path)
     shown = ", ".join(map(printable, names[:_SHOWN])) + (", …" if names[_SHOWN:] else "")
     kind = "neither a run, nor a checkpoint, nor a Hugging Face directory"
@@ -210,7 +210,7 @@ def _settings(path: Path) -> dict[str, Any]:
         return {}
 
 
-_Recogniser = Callable[[Path, list[str]], Obstacle | None]
-_RECOGNISERS: tuple[_Recogniser, ...] = (
+_Recognizer = Callable[[Path, list[str]], Obstacle | None]
+_RECOGNIZERS: tuple[_Recognizer, ...] = (
     *(_adapter, _layout, _foreign_weights, _weights_without_config, _single_file, _tokenizer),
 )

@@ -1,4 +1,4 @@
-"""Files of other projects that twinax cannot read, recognised by their first bytes, else by their names."""
+"""Files of other projects that twinax cannot read, recognized by their first bytes, else by their names."""
 
 import re
 from collections.abc import Callable
@@ -44,8 +44,8 @@ _MAGICS = (
         ),
     ),
     *((0, magic, Obstacle("a GGML file", "its weights are quantized", _ORIGINAL)) for magic in (b"lmgg", b"tjgg")),
-    (4, b"TFL3", Obstacle("a TensorFlow Lite model", "it is a graph of operations", _ORIGINAL)),
-    (4, b"ORTM", Obstacle("an ONNX Runtime model", "it is a graph of operations", _ORIGINAL)),
+    (4, b"TFL3", Obstacle("a TensorFlow Lite model", "it is a computation graph", _ORIGINAL)),
+    (4, b"ORTM", Obstacle("an ONNX Runtime model", "it is a computation graph", _ORIGINAL)),
     (
         0,
         b"\x93NUMPY",
@@ -71,9 +71,9 @@ _NAMES = (
     (r"\.data-\d{5}-of-\d{5}$|\.ckpt.*\.(index|meta)$", _TENSORFLOW),
     (
         r"^saved_model\.pb(txt)?$",
-        Obstacle("a TensorFlow SavedModel", "it is a graph of operations", "pass its checkpoint"),
+        Obstacle("a TensorFlow SavedModel", "it is a computation graph", "pass its checkpoint"),
     ),
-    (r"\.onnx(_data)?$", Obstacle("an ONNX model", "it is a graph of operations", _ORIGINAL)),
+    (r"\.onnx(_data)?$", Obstacle("an ONNX model", "it is a computation graph", _ORIGINAL)),
     (
         r"\.msgpack$",
         Obstacle("Flax weights as msgpack", "they have no config", "pass the directory with them and config.json"),
@@ -90,14 +90,14 @@ def file_obstacle(path: Path) -> Obstacle | None:
         return Obstacle("an empty file", "it has 0 bytes", "download or copy it again")
     if obstacle := next((o for pattern, o in _NAMES[:1] if re.search(pattern, path.name)), None):
         return obstacle
-    for recognise in _RECOGNISERS:
-        if obstacle := recognise(path, head):
+    for recognize in _RECOGNIZERS:
+        if obstacle := recognize(path, head):
             return obstacle
     return next((o for pattern, o in _NAMES if re.search(pattern, path.name)), None)
 
 
 def unidentified_file(path: Path) -> Obstacle:
-    """The obstacle of a file that nothing recognises."""
+    """The obstacle of a file that nothing recognizes."""
     head = headers.read_head(path)
     if _is_text(head):
         line = printable(head.decode("utf-8", "ignore").partition("\n")[0])
@@ -179,7 +179,7 @@ def _onnx(path: Path, head: bytes) -> Obstacle | None:
     match = re.match(rb"\x08[\x01-\x20]\x12[\x01-\x40]([ -~]{2,})", head)
     if match is None:
         return None
-    return Obstacle("an ONNX model", f"a graph of operations, by {printable(match[1].decode())}", _ORIGINAL)
+    return Obstacle("an ONNX model", f"a computation graph, by {printable(match[1].decode())}", _ORIGINAL)
 
 
 def _tensorflow(path: Path, head: bytes) -> Obstacle | None:
@@ -205,7 +205,7 @@ def _zip(path: Path, head: bytes) -> Obstacle | None:
         advice = "if you trust it: torch.save(torch.jit.load(FILE).state_dict(), NEW)"
         return Obstacle("a TorchScript model", "it is code with weights (constants.pkl)", advice)
     if any(name.endswith("archive_format") for name in names):
-        return Obstacle("a torch.export program", "it is a graph of operations", _ORIGINAL)
+        return Obstacle("a torch.export program", "it is a computation graph", _ORIGINAL)
     if "model.weights.h5" in names:
         return Obstacle("a Keras model", "its weights are HDF5", NOT_READABLE)
     if any(name.endswith("/data.pkl") for name in names) or all(name.endswith(".npy") for name in names):
@@ -219,7 +219,7 @@ def _pickle(path: Path, head: bytes) -> Obstacle | None:
     names, texts = headers.pickled_names(path)
     if {"generator", "opt"} <= texts and not {"args", "cfg"} & texts:
         advice = f"{NOT_READABLE}; `twinax compare` checks a port of it"
-        return Obstacle("an OpenNMT-py checkpoint", "its layout is not written (model, generator, opt)", advice)
+        return Obstacle("an OpenNMT-py checkpoint", "its layout is not supported (model, generator, opt)", advice)
     foreign = [n for n in names if not n.startswith(tuple(f"{root}." for root in _ROOTS)) or ".nn.modules." in n]
     if not foreign:
         return None
@@ -274,8 +274,8 @@ def _is_text(head: bytes) -> bool:
     return all(c.isprintable() or c.isspace() for c in text)
 
 
-_Recogniser = Callable[[Path, bytes], Obstacle | None]
-_RECOGNISERS: tuple[_Recogniser, ...] = (
+_Recognizer = Callable[[Path, bytes], Obstacle | None]
+_RECOGNIZERS: tuple[_Recognizer, ...] = (
     *(_lfs_pointer, _gguf, _magic, _safetensors, _zip, _pickle, _tar),
     *(_marian, _ctranslate2, _onnx, _tensorflow, _sentencepiece, _json),
 )

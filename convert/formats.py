@@ -7,7 +7,7 @@
 | Marian | an `.npz` with its options |
 | fairseq | a `.pt` with its settings, or a directory of one with its dictionaries |
 | CTranslate2 | a directory that twinax wrote for CTranslate2 |
-| safetensors, PyTorch | one file, recognised by its content |
+| safetensors, PyTorch | one file, recognized by its content |
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ Config = TransformerConfig | str | None
 class Format:
     """A storage format of checkpoints."""
 
-    recognises: Callable[[Path], bool]  # whether a path holds this format
+    recognizes: Callable[[Path], bool]  # whether a path holds this format
     describe: Callable[[Path], str]  # a description of the checkpoint at a path
     protection: Callable[[Path], str | None]  # what its weights are compared with on reading: checksums, CRC-32, None
     read: Callable[[Path], Checkpoint]
@@ -59,9 +59,9 @@ class Format:
     read_weights: Callable[[Path], Checkpoint] | None = None  # as `read`, without the training state, if that is faster
 
 
-def _file(suffixes: tuple[str, ...], recognises: Callable[[Path], bool], description: str) -> Format:
+def _file(suffixes: tuple[str, ...], recognizes: Callable[[Path], bool], description: str) -> Format:
     return Format(
-        recognises=lambda path: path.is_file() and recognises(path),
+        recognizes=lambda path: path.is_file() and recognizes(path),
         describe=lambda path: description,
         protection=protection_of,
         read=read_file,
@@ -77,7 +77,7 @@ def _file(suffixes: tuple[str, ...], recognises: Callable[[Path], bool], descrip
 _SAFETENSORS = _file((".safetensors",), is_safetensors, "safetensors file")
 _TORCH = _file(TORCH_SUFFIXES, is_torch, "PyTorch file")
 _HUGGING_FACE = Format(
-    recognises=lambda path: (path / CONFIG).is_file(),
+    recognizes=lambda path: (path / CONFIG).is_file(),
     describe=lambda path: "Hugging Face directory",
     protection=lambda path: common_protection(weight_files(path)),
     read=read_directory,
@@ -86,7 +86,7 @@ _HUGGING_FACE = Format(
     write=write_hugging_face,
 )
 _FAIRSEQ = Format(
-    recognises=fairseq_format.recognises,
+    recognizes=fairseq_format.recognizes,
     describe=lambda path: f"fairseq {'directory' if path.is_dir() else 'checkpoint'}",
     protection=lambda path: protection_of(fairseq_format.file_in(path) if path.is_dir() else path),
     read=fairseq_format.read,
@@ -95,7 +95,7 @@ _FAIRSEQ = Format(
     write=fairseq_format.write,
 )
 _MARIAN = Format(
-    recognises=marian_format.recognises,
+    recognizes=marian_format.recognizes,
     describe=lambda path: "Marian model",
     protection=protection_of,
     read=marian_format.read,
@@ -104,7 +104,7 @@ _MARIAN = Format(
     write=marian_format.write,
 )
 _CTRANSLATE2 = Format(
-    recognises=ctranslate2_format.recognises,
+    recognizes=ctranslate2_format.recognizes,
     describe=ctranslate2_format.describe,
     protection=ctranslate2_format.protection,
     read=ctranslate2_format.read,
@@ -123,7 +123,7 @@ TOOLKITS = {
 
 
 def formats() -> tuple[Format, ...]:
-    """All formats; if several recognise a path, the first one applies."""
+    """All formats; if several recognize a path, the first one applies."""
     return (_MARIAN, _FAIRSEQ, _CTRANSLATE2, _SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
 
 
@@ -160,10 +160,10 @@ def load(
     directory. `run` is the run that resumes from an optimizer's state which another program saved: of a checkpoint of
     `transformers`' Trainer, or of a .pt with a user's own model and AdamW.
 
-    `memory_map`: arrays may be read-only views of the files, which must then stay as they are, or computed when they
-    are read; a model larger than the memory can be converted so.
+    `memory_map`: arrays may be read-only views of the files, which must not change, or computed on access, so that a
+    model larger than memory can be converted.
 
-    `weights_only`: the checkpoint has no training state, which then is neither read nor verified in a run.
+    `weights_only`: the training state is omitted; in a run it is neither read nor verified.
 
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, it is damaged, it has a family or setting that twinax
@@ -233,7 +233,7 @@ def describe(path: str | PathLike[str]) -> str:
 
 
 def describe_verification(path: str | PathLike[str]) -> str:
-    """What `load` compares the weights at a path with."""
+    """One line on what `load` compares the weights at a path with."""
     if not is_verifying():
         return "not verified: --no-verify"
     protection = _format_of(Path(path)).protection(Path(path))
@@ -259,7 +259,8 @@ def save(
     `quantization`: of layout ctranslate2, int8, int8_float32 or float16.
 
     Raises:
-        ConversionError: the layout has no such model or format, the path exists, or writing fails.
+        ConversionError: the layout has no such model or format, the path exists and is not an empty directory, or
+            writing fails.
     """
     path = Path(path)
     if not is_layout(layout):
@@ -294,7 +295,7 @@ def _format_of(path: Path) -> Format:
         check_entries(path)
     if path.is_file() and not _is_toolkit(path) and (obstacle := file_obstacle(path)):
         raise UnreadableError(path, obstacle)
-    selected = next((form for form in formats() if form.recognises(path)), None)
+    selected = next((form for form in formats() if form.recognizes(path)), None)
     if selected is not None:
         return selected
     if path.is_dir():
@@ -307,14 +308,14 @@ def _format_of(path: Path) -> Format:
 
 def _is_toolkit(path: Path) -> bool:
     """Whether a file is of a toolkit, whose reader describes its obstacles."""
-    return fairseq_format.recognises(path) or marian_format.recognises(path)
+    return fairseq_format.recognizes(path) or marian_format.recognizes(path)
 
 
 def _child_obstacle(path: Path) -> Obstacle | None:
     """The obstacle of a directory around a checkpoint, as in the cache of the Hugging Face Hub."""
     directories = (*registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
     candidates = islice((child for depth in _CHILDREN for child in path.glob(depth) if child.is_dir()), _MOST_CHILDREN)
-    children = [child for child in candidates if any(form.recognises(child) for form in directories)]
+    children = [child for child in candidates if any(form.recognizes(child) for form in directories)]
     if not children:
         return None
     child = max(sorted(children), key=lambda path: path.stat().st_mtime)  # the newest, of several of a training

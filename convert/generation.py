@@ -40,7 +40,7 @@ _SAME = {
     "early_stopping": "early_stopping",
 }
 _LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
-# what `generate` does if neither the beam size nor the longest translation is set
+# defaults of `generate`: of an unset beam size, and of an unset maximum length
 _BEAM_SIZE, _NEW_TOKENS = 1, 20
 
 

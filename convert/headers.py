@@ -1,4 +1,4 @@
-"""The first bytes of files in the formats of other projects. Nothing is executed, and at most a few MiB are read."""
+"""The first bytes of files in the formats of other projects. Nothing is executed, and at most 96 MiB are read."""
 
 import pickletools
 import struct
@@ -11,7 +11,7 @@ from typing import Any
 from ..configs.json_text import parse_json
 
 HEAD = 4096  # bytes that identify most formats
-_LIMIT = 16 << 20  # bytes of a header
+_LIMIT = 16 << 20  # bytes of a pickle; a safetensors header may have six times as many
 _GGUF_VALUES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _GGUF_STRING = 8
 _LEGACY_PICKLES = 5  # in a file of PyTorch before 1.6: magic number, version, system, content, names of storages

@@ -74,8 +74,8 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max
     target = family(layout)
     documents = {name: dict(document) for name, document in checkpoint.documents.items()}
     if checkpoint.layout != layout or not _same(target, documents, checkpoint.config):
-        kept = documents if checkpoint.layout == layout else decoding_document(documents)
-        documents = _rewrite(target, kept, checkpoint.config)
+        base_documents = documents if checkpoint.layout == layout else decoding_document(documents)
+        documents = _rewrite(target, base_documents, checkpoint.config)
     documents[CONFIG]["architectures"] = [target.architecture]
     arrays = target.write(documents[CONFIG], checkpoint.config, checkpoint.arrays, checkpoint.unused)
     # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.

@@ -1,8 +1,8 @@
 """LoRA adapters of `peft`: read from their directory and merged into a family's weights, as `merge_and_unload` does.
 
 An adapter of rank r changes a weight W (out, in) to W + s · B·A, with A (r, in), B (out, r), s = alpha / r, or
-alpha / sqrt(r) with `use_rslora`. DoRA scales each row of the sum to a trained length. For an embedding (V, D), A is
-(r, V), B is (D, r), and the transpose of B·A is added.
+alpha / sqrt(r) with `use_rslora`. DoRA rescales each row of the sum to a learned magnitude. For an embedding (V, D), A
+is (r, V), B is (D, r), and the transpose of B·A is added.
 
 Source: Hu et al. 2021, "LoRA"; Kalajdzievski 2023, "rsLoRA"; Liu et al. 2024, "DoRA"; `peft.tuners.lora`.
 """
@@ -43,7 +43,7 @@ class Adapter:
 
     directory: Path
     settings: Mapping[str, Any]
-    changes: Mapping[str, Arrays]  # module -> parts of its low-rank change
+    changes: Mapping[str, Arrays]  # module -> parts of its low-rank update
     replacements: Arrays  # arrays that were trained whole: those of modules_to_save, and biases
     tokens: Arrays  # embedding -> its rows of trainable_token_indices
 
@@ -60,7 +60,7 @@ class Adapter:
         return printable(name) if name else None
 
     def scale(self, module: str, rank: int) -> float:
-        """The factor s of a module's low-rank change."""
+        """The factor s of a module's low-rank update."""
         alpha = value_for(self.settings, "lora_alpha", "alpha_pattern", module)
         return alpha / math.sqrt(rank) if self.settings.get("use_rslora") else alpha / rank
 
@@ -102,7 +102,7 @@ def merge_adapter(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """(settings, arrays) of a family's model with the adapter merged; the given arrays do not change.
 
-    The low-rank change is computed in the weight's dtype, or in float32 if that is narrower, as in `peft`.
+    The low-rank update is computed in float32, or in the weight's dtype if that is wider, as in `peft`.
 
     Raises:
         ConversionError: PyTorch is not installed, the adapter belongs to another base model, or it has a low-rank
@@ -138,7 +138,7 @@ def _merge(
         name = full_name[f"{module}.weight"]
         if name in ties:
             raise ConversionError(
-                f"{name}: has a low-rank change and is tied to {ties[-1] if name != ties[-1] else ties[0]}, which "
+                f"{name}: has a low-rank update and is tied to {ties[-1] if name != ties[-1] else ties[0]}, which "
                 "merging would change too; untie the base model before the adapter is trained"
             )
         merged |= _with_change(adapter, module, name, parts, merged)
@@ -147,7 +147,7 @@ def _merge(
 
 
 def _with_change(adapter: Adapter, module: str, name: str, parts: Arrays, arrays: Arrays) -> dict[str, np.ndarray]:
-    """A module's weight, and its bias if that changes, with the low-rank change merged."""
+    """A module's weight, and its bias if that changes, with the low-rank update merged."""
     import torch
 
     if name not in arrays:
@@ -178,7 +178,7 @@ def _with_change(adapter: Adapter, module: str, name: str, parts: Arrays, arrays
 
 
 def _rescaled(weight: "Tensor", change: "Tensor", lengths: "Tensor", is_embedding: bool) -> "Tensor":
-    """DoRA: the sum of weight and change, with the norm of each output's weights replaced by a trained length."""
+    """DoRA: the sum of weight and change, with the norm of each output's weights replaced by a learned magnitude."""
     import torch
 
     total = weight + change
@@ -233,7 +233,7 @@ def _check_parts(adapter: Adapter, module: str, parts: Arrays) -> None:
         shapes = " and ".join(str(list(part.shape)) for part in (a, b))
         raise ConversionError(f"{module}: its matrices are {shapes}, which contradicts rank {rank}")
     if not is_target(adapter.settings, module):
-        raise ConversionError(f"{module}: has a low-rank change, and target_modules does not name it")
+        raise ConversionError(f"{module}: has a low-rank update, and target_modules does not name it")
 
 
 def _read_tensors(directory: Path) -> dict[str, np.ndarray]:

@@ -14,8 +14,8 @@ from .unreadable import printable
 CONFIG = "adapter_config.json"
 Settings = Mapping[str, Any]
 
-# Settings that `merge_and_unload` does not read, or only with the values that `check_settings` allows.
-_READ = """
+# Settings that are applied, or that do not affect `merge_and_unload`; `check_settings` checks their values.
+_KNOWN = """
 alpha_pattern auto_mapping base_model_name_or_path bias corda_config ensure_weight_tying eva_config exclude_modules
 fan_in_fan_out inference_mode init_lora_weights layers_pattern layers_to_transform loftq_config lora_alpha lora_bias
 lora_dropout lora_ga_config megatron_config megatron_core modules_to_save peft_type peft_version qalora_group_size r
@@ -25,13 +25,13 @@ rank_pattern revision runtime_config target_modules task_type trainable_token_in
 _REFUSED = {
     "alora_invocation_tokens": "the adapter acts after these tokens only, and weights act everywhere",
     "arrow_config": "it chooses among several adapters for each token",
-    "kasa_config": "its low-rank change has singular values of its own",
+    "kasa_config": "its low-rank update has singular values of its own",
     "layer_replication": "the adapted model has more layers than its base",
-    "monteclora_config": "its low-rank change is drawn at random",
+    "monteclora_config": "its low-rank update is drawn at random",
     "target_parameters": "it changes parameters that are not the weight of a module",
-    "use_bdlora": "its low-rank change is block-diagonal",
-    "use_qalora": "its inputs are pooled before the low-rank change, for quantized weights",
-    "velora_config": "its low-rank change has a projection of its own",
+    "use_bdlora": "its low-rank update is block-diagonal",
+    "use_qalora": "its inputs are pooled before the low-rank update, for quantized weights",
+    "velora_config": "its low-rank update has a projection of its own",
 }
 # Initializations that change the base weights too: the adapter is relative to weights that it does not store.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
@@ -49,7 +49,7 @@ def check_settings(settings: Settings) -> None:
     for name, reason in _REFUSED.items():
         if settings.get(name):
             raise ConversionError(f"{name}={printable(repr(settings[name]))}: cannot be merged, because {reason}")
-    unknown = [name for name, value in settings.items() if value and name not in {*_READ.split(), *_REFUSED}]
+    unknown = [name for name, value in settings.items() if value and name not in {*_KNOWN.split(), *_REFUSED}]
     if unknown:
         value = printable(repr(settings[unknown[0]]))
         raise ConversionError(f"{unknown[0]}={value}: twinax does not know this setting of LoRA; {_MERGE}")

@@ -21,7 +21,7 @@ _OPTIONS = "special:model.yml"
 _MAX_BYTES = 1 << 20  # of the options, which take 2 kB
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether a path is an `.npz` file, by its content or its name."""
     if not path.is_file():
         return False

@@ -14,12 +14,12 @@ class _Family(NamedTuple):
     advice: str = COMPARE
 
 
-_EXPERTS = _Family("feed-forward layers that are mixtures of experts", ("num_experts",))
-_SPEECH = _Family("a source of speech", ("num_mel_bins", "speech_encoder_layers", "conv_kernel_sizes"))
-_IMAGES = _Family("a source of images", ("vision_config.model_type", "encoder.model_type", "backbone", "patch_size"))
-_SERIES = _Family("a source of numbers over time", ("prediction_length",))
-_SOUND = _Family("a target of sound", ("num_mel_bins", "num_codebooks", "decoder.num_codebooks"))
-_LOCAL = "attention that is restricted to blocks or windows"
+_EXPERTS = _Family("mixture-of-experts layers", ("num_experts",))
+_SPEECH = _Family("speech input", ("num_mel_bins", "speech_encoder_layers", "conv_kernel_sizes"))
+_IMAGES = _Family("image input", ("vision_config.model_type", "encoder.model_type", "backbone", "patch_size"))
+_SERIES = _Family("time series", ("prediction_length",))
+_SOUND = _Family("audio output", ("num_mel_bins", "num_codebooks", "decoder.num_codebooks"))
+_LOCAL = "local attention, over blocks or windows"
 
 _SPEECH_MODELS = """
 audioflamingo3 canary canary_decoder cohere_asr glmasr granite_speech granite_speech_plus moonshine
@@ -55,9 +55,9 @@ OBSTACLES = {
         "an encoder and a decoder of two families", ("encoder.model_type", "decoder.model_type")
     ),
     "rag": _Family("a retriever between source and generator", ("generator.model_type", "n_docs")),
-    "mvp": _Family("the prompts of MVP, whose layout is not written", ("use_prompt", "prompt_length"), _ADD),
-    "fsmt": _Family("the names of FSMT, whose layout is not written", ("langs",), f"pass the fairseq .pt, or {_ADD}"),
-    "plbart": _Family("the names of PLBart, whose layout is not written", advice=_ADD),
+    "mvp": _Family("MVP's prompts and tensor names", ("use_prompt", "prompt_length"), _ADD),
+    "fsmt": _Family("FSMT's tensor names", ("langs",), f"pass the fairseq .pt, or {_ADD}"),
+    "plbart": _Family("PLBart's tensor names", advice=_ADD),
     **dict.fromkeys(_SPEECH_MODELS.split(), _SPEECH),
     **dict.fromkeys(_IMAGES_MODELS.split(), _IMAGES),
     **dict.fromkeys(_SERIES_MODELS.split(), _SERIES),

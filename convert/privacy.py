@@ -14,9 +14,9 @@ _FILES = ("src", "tgt", "dataset", "valid_src", "valid_tgt", "valid_dataset")  #
 
 
 def without_paths(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with the last part of each absolute path in its run, its documents and its tokenizer files.
+    """The checkpoint with each absolute path in its run, documents and tokenizer files cut to its last part.
 
-    Of the run, also of relative paths; the name of a dataset of the Hugging Face Hub stays.
+    In the run, relative paths that exist here are cut too; names of datasets on the Hugging Face Hub are unchanged.
     """
     training = checkpoint.training
     return replace(

@@ -76,13 +76,13 @@ def translate_lazily(rules: Iterable[Rule], arrays: Mapping[str, np.ndarray], sp
 
 def _check(arrays: Mapping[str, np.ndarray], specs: Mapping[str, Spec]) -> None:
     """Raises: ConversionError, lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype."""
-    given = specs_of(arrays)
-    problems = [f"missing: {name}, {text_of(spec)}" for name, spec in specs.items() if name not in given]
-    problems += [f"not in the model: {name}, {text_of(spec)}" for name, spec in given.items() if name not in specs]
+    actual = specs_of(arrays)
+    problems = [f"missing: {name}, {text_of(spec)}" for name, spec in specs.items() if name not in actual]
+    problems += [f"not in the model: {name}, {text_of(spec)}" for name, spec in actual.items() if name not in specs]
     problems += [
-        f"wrong: {name} is {text_of(given[name])}, must be {text_of(spec)}"
+        f"wrong: {name} is {text_of(actual[name])}, must be {text_of(spec)}"
         for name, spec in specs.items()
-        if name in given and given[name] != spec
+        if name in actual and actual[name] != spec
     ]
     if problems:
         lines = problems[:_MAX_PROBLEMS]

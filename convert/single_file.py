@@ -1,9 +1,9 @@
 """A complete checkpoint in one file: PyTorch's .pt, or .safetensors.
 
-A .pt file is a dict with `model` (a state dict), `config`, `layout`, `files` (of tokenizers), `checksums` and, for a
-training, `optimizer` (a state dict of `torch.optim`), `run`, `update`, `seed` and `position`. A .safetensors file has
-the same entries in its metadata, and the optimizer's arrays as `optimizer.exp_avg.NAME` and
-`optimizer.exp_avg_sq.NAME`.
+A .pt file is a dict with `model` (a state dict), `unused`, `config`, `layout`, `system`, `assumed`, `source`, `files`
+(of tokenizers), `checksums` and, for a training, `optimizer` (a state dict of `torch.optim`), `optimizer_updates`,
+`run`, `update`, `seed` and `position`. A .safetensors file has the other entries as JSON in its metadata, and arrays as
+NAME, `unused.NAME`, `optimizer.exp_avg.NAME` and `optimizer.exp_avg_sq.NAME`.
 """
 
 import base64

@@ -228,8 +228,8 @@ class _Parameters:
         unused = dict.fromkeys(target.unused(settings, config), table)
         self.all_specs = self.file_specs | unused
         self.groups = parameter_groups([*self.all_specs])
-        without = without_gradient(config)
-        self.absent = {*unused, *(rule.target[0] for rule in self.rules if rule.source[0] in without)}
+        untrained = without_gradient(config)
+        self.absent = {*unused, *(rule.target[0] for rule in self.rules if rule.source[0] in untrained)}
 
     def check_decay(self, run: RunConfig) -> None:
         """Raises: ConversionError if Trainer decays other parameters, or in another way."""

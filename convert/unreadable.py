@@ -7,7 +7,7 @@ from typing import Any
 from ..configs.errors import ConversionError
 from ..configs.printing import escape
 
-NOT_READABLE = "nothing here can read it"
+NOT_READABLE = "twinax cannot read it"
 COMPARE = f"{NOT_READABLE}; `twinax compare` checks a JAX port of such a model (docs/compare.md)"
 READABLE = (
     "pass a run, a Hugging Face directory (config.json and weights), a .safetensors or .pt file, a fairseq checkpoint "

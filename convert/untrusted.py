@@ -10,8 +10,8 @@ from pathlib import Path
 from ..configs.errors import ConversionError
 from ..configs.schema import TransformerConfig
 
-_FREE = 1 << 28  # numbers that any checkpoint may declare: computed tables are in no file
-_RATIO = 16  # numbers that may be declared per byte of the files: zeros compress well, and tied arrays are stored once
+_FREE = 1 << 28  # numbers, or bytes of arrays, that any checkpoint may declare: computed tables are in no file
+_RATIO = 16  # the same per byte of the files: zeros compress well, and tied arrays are stored once
 _LAYER = 1000  # numbers that a layer counts for, because it costs time even if it is small
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),

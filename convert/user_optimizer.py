@@ -50,8 +50,8 @@ def with_user_optimizer(
     names = _parameters(tensors, rule_of)
     groups = groups_of(state)
     order, assumed = order_of(groups, state["state"], [*names, *checkpoint.unused], names, shapes)
-    without = without_gradient(run.model)
-    absent = {*checkpoint.unused, *(n for n in names if {*rule_of[n].source} <= without)}
+    untrained = without_gradient(run.model)
+    absent = {*checkpoint.unused, *(n for n in names if {*rule_of[n].source} <= untrained)}
     flat = [name for group in order for name in group]
     moments = moments_by_name(state, flat, specs_of(tensors), absent)
     decays = [group["weight_decay"] for group in groups]
@@ -173,4 +173,4 @@ def _rate_note(groups: Sequence[Mapping[str, Any]], update: int, run: RunConfig)
     rates = {float(group["lr"]) for group in groups}
     if len(rates) == 1 and np.isclose(rates.pop(), rate, rtol=1e-9, atol=0):
         return None
-    return f"its learning rate {float(groups[0]['lr']):.6g} gives way to the run's schedule, {rate:.6g}"
+    return f"its learning rate {float(groups[0]['lr']):.6g} is replaced by that of the run's schedule, {rate:.6g}"

@@ -21,7 +21,7 @@ class Comparison(NamedTuple):
 
 
 def compare_checkpoints(before: Checkpoint, after: Checkpoint) -> Comparison:
-    """Compares weights and unused arrays, bit for bit.
+    """Compare weights and unused arrays, bit for bit.
 
     Where a family keeps some arrays of a float16 model in float32, the second checkpoint is in float32 as a whole.
     """

@@ -31,7 +31,7 @@ from .module import at_least_float32, named_arrays, on_host
 
 # Cache lengths and padded source lengths start here and double.
 SHORTEST = 16
-# With so few hypotheses in a batch, the cache starts at twice that: more keys cost less than another program.
+# A batch with at most this many hypotheses starts at twice that: more keys cost less than another compilation.
 FEW = 16
 
 Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices

@@ -130,7 +130,7 @@ def _threshold(rate: float) -> UInt[Array, ""]:
 
 
 def _word(part: ArrayLike) -> UInt[Array, "..."]:
-    """The last 32 bits."""
+    """The low 32 bits of `part`."""
     return jnp.uint32(part & 0xFFFFFFFF) if isinstance(part, int) else jnp.asarray(part).astype(jnp.uint32)
 
 

@@ -78,7 +78,7 @@ def _sites(layer: nnx.Module) -> list[Site]:
 
 
 def _products_saveable(primitive: Any, *operands: Any, **params: Any) -> Any:
-    """Whether the backward pass keeps a result: that of a product with weights, and in bfloat16 its rounded sums."""
+    """Whether to save a result for the backward pass: products with weights, in bfloat16 only after rounding."""
     if primitive is jax.lax.dot_general_p and operands[0].dtype == jnp.bfloat16:
         return False  # the sums before rounding
     named = jax.checkpoint_policies.save_only_these_names(NARROW_PRODUCT)(primitive, *operands, **params)

@@ -46,7 +46,7 @@ def fused_attention(
 
 
 def uses_cudnn(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> bool:
-    """Whether this process's devices, and these dtypes and shapes, are those of cuDNN's flash attention.
+    """Whether cuDNN's flash attention supports this process's devices and these dtypes and shapes.
 
     Source: `check_is_flash_attention` of JAX: with a mask, both lengths must be even.
     """

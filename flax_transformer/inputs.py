@@ -64,7 +64,7 @@ def check_memory(tgt_tokens: jax.Array, memory: jax.Array, src_mask: jax.Array) 
     """Raises: ValueError if target, encoder output and source mask have different batch sizes or source lengths."""
     if not tgt_tokens.shape[0] == memory.shape[0] == src_mask.shape[0]:
         raise ValueError(
-            f"src_tokens and tgt_tokens: must have one batch size, "
+            f"src_tokens and tgt_tokens: must have the same batch size, "
             f"not {memory.shape[0]} and {tgt_tokens.shape[0]} sentences; src_mask has {src_mask.shape[0]}"
         )
     if src_mask.dtype != bool:

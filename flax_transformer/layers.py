@@ -1,7 +1,6 @@
 """Linear maps, norms, embeddings, positions, feed-forward and residual connections.
 
-Letters: B batch, L length, D d_model, F d_ff, I inputs, O outputs, V vocabulary, P rows of a position
-table.
+Letters: B batch, L length, D d_model, F d_ff, I inputs, O outputs, V vocabulary, P rows of a position table.
 """
 
 from collections.abc import Callable
@@ -48,8 +47,8 @@ class Linear(nnx.Module):
 
 def layer_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
     """(x - mean) / sqrt(variance + eps) over D. Source: Ba et al. 2016, eq. 4."""
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
+    centered = x - x.mean(-1, keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.square(centered).mean(-1, keepdims=True) + eps)
 
 
 def rms_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
@@ -62,10 +61,10 @@ def sample_std_norm(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D
 
     Source: The Annotated Transformer, LayerNorm.
     """
-    centred = x - x.mean(-1, keepdims=True)
-    variance = jnp.square(centred).sum(-1, keepdims=True) / (x.shape[-1] - 1)
+    centered = x - x.mean(-1, keepdims=True)
+    variance = jnp.square(centered).sum(-1, keepdims=True) / (x.shape[-1] - 1)
     positive = variance > 0  # the root's derivative at 0 is infinite: a constant row would have NaN gradients
-    return centred / (jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0) + eps)
+    return centered / (jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0) + eps)
 
 
 def layer_norm_over_length(x: Float[Array, "B L D"], eps: float) -> Float[Array, "B L D"]:
@@ -73,8 +72,8 @@ def layer_norm_over_length(x: Float[Array, "B L D"], eps: float) -> Float[Array,
 
     Source: lucky_glass, as published.
     """
-    centred = x - x.mean((1, 2), keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean((1, 2), keepdims=True) + eps)
+    centered = x - x.mean((1, 2), keepdims=True)
+    return centered * jax.lax.rsqrt(jnp.square(centered).mean((1, 2), keepdims=True) + eps)
 
 
 NORMS: dict[str, Callable[..., Array]] = {
@@ -86,7 +85,7 @@ NORMS: dict[str, Callable[..., Array]] = {
 
 
 class Norm(nnx.Module):
-    """scale · normalised(x) + bias, in float32 or wider."""
+    """scale · normalized(x) + bias, in float32 or wider."""
 
     def __init__(self, config: TransformerConfig):
         self.config = config
@@ -284,7 +283,7 @@ RESIDUALS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 class Residual(nnx.Module):
-    """norm(x + dropout(f(x))), or x + dropout(f(norm(x))). Source: Vaswani et al. 2017, section 3.1 and 5.4."""
+    """norm(x + dropout(f(x))), or x + dropout(f(norm(x))). Source: Vaswani et al. 2017, sections 3.1 and 5.4."""
 
     def __init__(self, config: TransformerConfig, add: str = "add"):
         self.config, self.add = config, add

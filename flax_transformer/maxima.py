@@ -1,8 +1,8 @@
 """Softmax and beam search's top-k, with maxima in a form that XLA computes fast on a CPU.
 
-XLA compares floats one by one, because a NaN must not be lost, but integers as vectors. So float32 numbers are compared
-as integers of the same order. Wide axes are divided into short blocks, whose comparisons XLA unrolls. GPUs, TPUs and
-several devices use the forms of `jax.nn` and `jax.lax`.
+XLA compares floats one by one, so as to propagate NaNs, but vectorizes comparisons of integers. So float32 numbers are
+compared as integers of the same order. Wide axes are divided into short blocks, whose comparisons XLA unrolls. GPUs,
+TPUs and several devices use the forms of `jax.nn` and `jax.lax`.
 """
 
 import jax
@@ -75,7 +75,7 @@ def _top_k_of_blocks(x: Array, count: int) -> tuple[Array, Array]:
 
 
 def _can_be_divided(x: Array) -> bool:
-    """Whether the form for a CPU applies; blocks across the parts of an axis that devices divide would be gathered."""
+    """Whether the form for a CPU applies; with several devices, blocks of a sharded axis would be all-gathered."""
     return x.dtype == jnp.float32 and x.size > 0 and jax.device_count() == 1
 
 

@@ -248,9 +248,8 @@ class Transformer(nnx.Module):
         self.tgt_input = InputStage(config, rngs=rngs)
         source, target = self.src_input.positions, self.tgt_input.positions
         if config.positions == "stored" and source is not None and target is not None:
-            target.table[...] = jnp.copy(
-                source.table[...]
-            )  # equal tables in separate buffers, because a buffer can be donated only once
+            # A copy, because a buffer can be donated only once.
+            target.table[...] = jnp.copy(source.table[...])
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
         self.output = Output(config, rngs=rngs)
@@ -344,7 +343,7 @@ class Transformer(nnx.Module):
         record(self, "decoder_mask", self_mask)
         record(self, "cross_mask", cross_mask)
         positions, first = count_positions(config, tgt_tokens), jnp.arange(tgt_tokens.shape[1]) == 0
-        # Otherwise each layer computes its keys and values itself, so that they are recomputed, or scanned, with it.
+        # Unless the layers are plain, each computes its keys and values itself, so that remat and scan include them.
         plain = self.decoder.current_execution.plain_layers
         keys_values = self.decoder.keys_values(memory) if plain else memory
         return self.next_logits(tgt_tokens, positions, first, keys_values, self_mask, cross_mask, dropout_key)

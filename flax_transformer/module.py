@@ -49,7 +49,7 @@ def at_least_float32(x: jax.Array) -> jax.Array:
 
 
 def on_host(array: jax.Array | np.ndarray) -> np.ndarray:
-    """All of an array, in every process of a run."""
+    """The whole array in NumPy, in every process; a sharded one is gathered."""
     spread = isinstance(array, jax.Array) and not array.is_fully_addressable
     return np.asarray(process_allgather(array, tiled=True) if spread else array)
 

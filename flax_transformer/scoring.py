@@ -55,7 +55,7 @@ def _prepare(
     check_inputs("tgt", tgt, None, config.tgt_vocab_size, config.max_length, None)
     if len(src) != len(tgt):
         raise ValueError(
-            f"src_tokens and tgt_tokens: must have one batch size, not {len(src)} and {len(tgt)} sentences"
+            f"src_tokens and tgt_tokens: must have the same batch size, not {len(src)} and {len(tgt)} sentences"
         )
     tgt = tgt.astype(np.int32)
     lengths, tgt_inputs = (src.shape[1], tgt.shape[1]), decoder_inputs(tgt, config)
@@ -67,7 +67,7 @@ def _prepare(
 
 @lru_cache(maxsize=16)
 def _compiled(config: TransformerConfig) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Two compiled functions: (log-probabilities of the targets, encoder, decoder and cross-attention weights)."""
+    """Two compiled functions: log-probabilities of the targets; attention weights of encoder, decoder and cross."""
 
     def log_probs(
         arrays: Mapping[str, Array],

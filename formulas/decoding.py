@@ -171,7 +171,7 @@ class Scored(NamedTuple):
 
 
 class AttentionMaps(NamedTuple):
-    """Attention weights by sentence, layer and head; each row sums to 1. N heads, L layers."""
+    """Attention weights by sentence, layer and head; a row sums to 1, or to 0 if fully masked. N heads, L layers."""
 
     encoder: np.ndarray  # (B, L, N, S, S)
     decoder: np.ndarray  # (B, L, N, T, T); row t predicts target token t, column u is the decoder's u-th input token

@@ -1,6 +1,7 @@
 """Learning-rate schedules, one formula for both frameworks.
 
-n counts updates from `first_update`, w is `warmup_updates`, r is `learning_rate`. `numbers` is the array module: numpy,
+n counts updates from `first_update`, w is `warmup_updates`, r is `learning_rate`, and "last" in a formula is
+`final_learning_rate`. `numbers` is the array module: numpy,
 or jax.numpy if n is traced.
 """
 

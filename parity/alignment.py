@@ -13,7 +13,7 @@ Mark = Literal["equal", "different", "unmatched"]
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which values of two traces are equal after every difference is put right, by their numbers."""
+    """Which values of two traces are equal after every difference is repaired, by their indices."""
 
     equal: Mapping[int, tuple[int, ...]]  # value of the candidate -> values of the reference
     unidentified: tuple[frozenset[int], frozenset[int]]  # of each trace, values that too few numbers identify

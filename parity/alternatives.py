@@ -209,7 +209,7 @@ def _rearranged_inputs(operation: Operation, inputs: Sequence[Array], output: Ar
 
 
 def _regrouped(array: Array, output: Array) -> Found:
-    """A reshape in the place of a transpose, or one that splits or joins neighbouring axes in the other order."""
+    """A transpose in place of a reshape, or neighboring axes split or joined in the other order."""
     if array.ndim == output.ndim and sorted(array.shape) == sorted(output.shape):
         for order in permutations(range(array.ndim)):
             if tuple(array.shape[i] for i in order) == output.shape:

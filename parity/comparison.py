@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """The forward pass's, or what comes after it: gradients, then rounding."""
+        """That of the first part that differs: outputs, gradients, optimizers, rounding."""
         if not self.forward.ok:
             return self.forward.verdict
         if self.backward is not None and not self.backward.ok:
@@ -78,7 +78,7 @@ def compare(
     dropout: bool = False,
     rounding: bool = True,
 ) -> Comparison:
-    """Compares two models as `diagnose` does, then their gradients if asked for, and their rounding.
+    """Compare two models as `diagnose` does, then their gradients if asked for, and their rounding.
 
     `dropout`: the models are in training mode, and the candidate gets the reference's dropout masks; rounding is then
     not measured.
@@ -92,16 +92,16 @@ def compare(
         TypeError: an optimizer is neither.
     """
     check_compiler()
-    given = inputs, inputs if candidate_inputs is None else candidate_inputs
+    both_inputs = inputs, inputs if candidate_inputs is None else candidate_inputs
     seconds: dict[str, float] = {}
     start = time.perf_counter()
-    missed: list[str] = []
+    gaps: list[str] = []
     if convert is not None:
         converted = _converted(convert, arrays_of(reference))
-        left = [name for name in arrays_of(candidate) if name not in converted]
-        missed = [f"{name}: the converter returns nothing for it, so that it keeps its own values" for name in left]
+        omitted = [name for name in arrays_of(candidate) if name not in converted]
+        gaps = [f"{name}: not returned by the converter; it keeps its own values" for name in omitted]
         candidate = with_arrays(candidate, converted)
-    traces, masks = _traces((reference, candidate), given, dropout)
+    traces, masks = _traces((reference, candidate), both_inputs, dropout)
     weights = trace_weights(*traces)
     if convert is not None:
         weights = completed(weights, convert, arrays_of(reference), arrays_of(candidate))
@@ -112,23 +112,23 @@ def compare(
         others = [defect for defect in forward.defects if defect.repair is not None]  # the rest may follow from masks
         forward = replace(forward, verdict="different", defects=(*masks, *others))
     seconds["outputs"] = time.perf_counter() - start
-    asked = {"gradients": gradients, "optimizers": optimizers is not None}
-    missed += [f"{part}, because the outputs differ" for part in asked if asked[part] and not forward.ok]
+    requested = {"gradients": gradients, "optimizers": optimizers is not None}
+    gaps += [f"{part}, because the outputs differ" for part in requested if requested[part] and not forward.ok]
     backward: Diagnosis | None = None
     update: tuple[UpdateDifference, ...] | None = None
     errors: list[Rounding] = []
     if forward.ok and forward.weights is not None:
         start = time.perf_counter()
         if gradients:
-            backward = _gradients((reference, candidate), given, traces, forward, dropout)
+            backward = _gradients((reference, candidate), both_inputs, traces, forward, dropout)
             seconds["gradients"] = time.perf_counter() - start
         if optimizers is not None:
             update = tuple(compare_updates(*optimizers, *_trained(traces[0])))
         start = time.perf_counter()
         if rounding and not dropout:
-            errors = compare_rounding((reference, candidate), given, traces, forward.weights)
+            errors = compare_rounding((reference, candidate), both_inputs, traces, forward.weights)
             seconds["rounding"] = time.perf_counter() - start
-    return Comparison(forward, backward, update, tuple(errors), tuple(missed + not_exercised(*traces)), traces, seconds)
+    return Comparison(forward, backward, update, tuple(errors), tuple(gaps + not_exercised(*traces)), traces, seconds)
 
 
 def _gradients(models: Any, inputs: Any, traces: tuple[Trace, Trace], forward: Diagnosis, dropout: bool) -> Diagnosis:

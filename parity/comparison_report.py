@@ -14,9 +14,9 @@ from .defect import Defect
 from .diagnosis import Diagnosis
 from .weights import Match, WeightMap
 
-SCHEMA = 1  # of `as_document`; raised when a field changes its meaning
+SCHEMA = 1  # of `as_document`; incremented when a field changes its meaning
 _MOST = 4  # lines of a defect on the terminal
-_COLOURS = {True: "green", False: "bold red"}
+_COLORS = {True: "green", False: "bold red"}
 
 
 def as_document(comparison: Comparison) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _findings(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def grouped(defects: Iterable[Defect]) -> list[list[Defect]]:
-    """Defects with the same lines and the same repair, such as one per layer, together; in order of execution."""
+    """Group defects with the same lines and repair, such as one per layer, in order of execution."""
     groups: dict[object, list[Defect]] = {}
     for defect in defects:
         groups.setdefault((defect.lines, str(defect.repair), defect.note), []).append(defect)
@@ -131,10 +131,10 @@ def expressions(match: Match, reference: Trace) -> list[str]:
 
 
 def show(comparison: Comparison, names: tuple[str, str], console: Console | None = None) -> None:
-    """Prints the verdict, the defects, and what was not tested."""
+    """Print the verdict, the defects, and what was not tested."""
     console = console or Console()
-    colour = _COLOURS[comparison.ok]
-    console.print(f"[{colour}]{escape(comparison.verdict)}[/]: {escape(names[1])} against {escape(names[0])}")
+    color = _COLORS[comparison.ok]
+    console.print(f"[{color}]{escape(comparison.verdict)}[/]: {escape(names[1])} against {escape(names[0])}")
     show_differences(comparison, console)
     for difference in comparison.update or ():
         console.print(f"optimizer: {difference}", markup=False)
@@ -153,7 +153,7 @@ def show(comparison: Comparison, names: tuple[str, str], console: Console | None
 
 
 def show_differences(comparison: Comparison, console: Console) -> None:
-    """Prints the defects of the outputs and of the gradients, or why there are none."""
+    """Print the defects of the outputs and of the gradients, or why there are none."""
     for title, diagnosis in (("outputs", comparison.forward), ("gradients", comparison.backward)):
         if diagnosis is not None and diagnosis.reason:
             console.print(f"{title}: {diagnosis.reason}", markup=False)

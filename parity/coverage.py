@@ -19,9 +19,9 @@ class Coverage:
     tgt_lengths: int
     masked_sources: int  # sources without a token to attend to
     biases: int
-    zero_biases: int  # of them all 0
+    zero_biases: int  # biases that are all 0
     gains: int
-    unit_gains: int  # of them all 1
+    unit_gains: int  # gains that are all 1
 
     @property
     def gaps(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class Agreement:
 
 
 def compare_decoded(candidate: Decoded, reference: Decoded, config: DecodingConfig, rounding: float) -> Agreement:
-    """Compares two searches; `reference` is PyTorch's, which records the margins of its decisions.
+    """Compare two searches; `reference` is PyTorch's, which records the margins of its decisions.
 
     `rounding` is the largest difference that rounding makes in a sum of log-probabilities, in nats.
     """
@@ -73,7 +73,7 @@ def as_generate(settings: TransformerConfig, **fields: Any) -> DecodingConfig:
 
 
 def transformers_generate(model: Any, settings: TransformerConfig, src: np.ndarray, config: DecodingConfig) -> Decoded:
-    """Decodes a batch with `model.generate`. Its greedy search (beam size 1) returns no scores; they are 0 here.
+    """Decode a batch with `model.generate`. Its greedy search (beam size 1) returns no scores; they are 0 here.
 
     Its lengths count the start token, and it forbids padding only through `bad_words_ids`. `max_new_tokens` and
     `min_new_tokens` are cleared, because it warns if a directory sets one way of counting and the call another.

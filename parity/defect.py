@@ -1,4 +1,4 @@
-"""A difference between two models: the operations where it arises, and the change that puts it right."""
+"""A difference between two models: the operations where it arises, and the change that repairs it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

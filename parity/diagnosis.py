@@ -1,7 +1,8 @@
-"""Where two models part: every independent difference, in order of execution, with the lines of both sides.
+"""Finds where two models diverge: every independent difference, in order of execution, with the lines of both sides.
 
-Both are traced in float64 on the same inputs. Where their values part, the candidate goes on with the reference's
-value, so that one difference is not blamed for another; and changes to the candidate are tried until one repairs it.
+Both are traced in float64 on the same inputs. Where their values diverge, the candidate continues with the reference's
+value, so that later differences are independent of earlier ones. Changes to the candidate are tried until one repairs
+it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ class Diagnosis:
 def diagnose(
     reference: Any, candidate: Any, inputs: Sequence[Any], candidate_inputs: Sequence[Any] | None = None
 ) -> Diagnosis:
-    """Compares two models with the same weights: torch modules, NNX, Linen or Equinox modules, or functions.
+    """Compare two models with the same weights: torch modules, NNX, Linen or Equinox modules, or functions.
 
     A function is given as a pair (function of (parameters, *inputs), parameters), in PyTorch if its parameters are
     tensors. `candidate_inputs`: the same inputs where the candidate wants them otherwise, such as channels last.
@@ -174,11 +175,11 @@ def _reason(state: State) -> str:
         for other in state.matches.of_reference.get(number, ()):
             if number in names[0] and other in names[1]:
                 return f"output {names[1][other]} of the candidate is the reference's output {names[0][number]}"
-    return "the outputs differ; no operation was found at which they part"
+    return "the outputs differ; no operation was found at which they diverge"
 
 
 def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:
-    """Which parameters of two traces are the same numbers."""
+    """Which parameters of two traces have the same values."""
     return match_weights(*({n: t.values[i] for n, i in t.parameters.items()} for t in (reference, candidate)))
 
 
@@ -186,15 +187,15 @@ def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str
     """Why these traces cannot be compared; empty if they can."""
     for name in reference.inputs.keys() & candidate.inputs.keys():
         if not _same_numbers(name, reference, candidate):
-            return f"input {name} has other numbers for the candidate than for the reference"
+            return f"input {name} differs between the candidate and the reference"
     sizes = [sorted(t.values[i].size for i in t.outputs.values()) for t in (reference, candidate)]
     if sizes[0] != sizes[1]:
-        return f"outputs of {sizes[0]} and of {sizes[1]} numbers"
+        return f"the outputs have {sizes[0]} and {sizes[1]} elements"
     ends = [trace.values[n] for trace in (reference, candidate) for n in trace.outputs.values()]
     if not any(sizes[0]):
-        return "the outputs have no numbers; the inputs are empty"
+        return "the outputs are empty; pass inputs that are not empty"
     if not any(value.dtype.kind != "f" or np.isfinite(value).any() for value in ends):
-        return "no number of the outputs is finite"
+        return "no element of the outputs is finite"
     if 2 * len(weights.unmatched) > len(candidate.parameters):
         count, names = len(weights.unmatched), ", ".join(weights.unmatched[:3])
         return (

@@ -1,4 +1,4 @@
-"""The first place where a candidate's values part from its reference's, and the trace after it is put right."""
+"""Finds the first values at which a candidate diverges from its reference, and repairs the trace there."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,20 +27,20 @@ from .matching import (
 from .regions import Region, regions
 from .repairs import BUDGET, FLOAT32, WEAK, Repair, Search
 
-_CANDIDATES = 12  # of the reference's values after the last common one that are tried
-_NO_BETTER = 3  # of them in a row, after which no more are tried
-_CLOSEST = 3  # of the candidate's values for each
-_MORE = 2  # that are nearest to proportional
-_EARLIEST = 5  # further ones of its size, in order of execution
-_SAME_SIZE = 24  # of the candidate's values that are tried as the only one that differs
-_NUMBERS = 5e8  # that all of these attempts compute together
+_CANDIDATES = 12  # reference values tried after the last common one
+_NO_BETTER = 3  # consecutive values without improvement before the search stops
+_CLOSEST = 3  # closest values of the candidate tried for each
+_MORE = 2  # further values that are nearest to proportional
+_EARLIEST = 5  # further values of its size, in order of execution
+_SAME_SIZE = 24  # values of the candidate tried as the only one that differs
+_NUMBERS = 5e8  # elements that all of these attempts compute together
 _WINDOW = 60  # operations after a value in which more values match if it is right
-_LATEST = 12  # values of this window, one of which the reference has if nothing after it differs
-_ENDS = 16  # of the same code that are tried
-_PARAMETERS = 400  # changes of parameters that are tried in the whole trace
-_VARIANTS = 2  # of the candidate's values for one of the reference's
-_SEARCHED = 8  # of the steps for which repairs are tried
-_BUDGET = 3 * BUDGET  # of these attempts together
+_LATEST = 12  # last values of this window; the reference has one of them if nothing after it differs
+_ENDS = 16  # ends of the same code that are tried
+_PARAMETERS = 400  # changes of parameters tried in the whole trace
+_VARIANTS = 2  # values of the candidate tried for one of the reference's
+_SEARCHED = 8  # steps for which repairs are tried
+_BUDGET = 3 * BUDGET  # elements that these attempts compute together
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Step:
     number: int
     other: int
     value: np.ndarray
-    gain: int  # values of the reference that the candidate has thereby
+    gain: int  # reference values that this step makes match
     closes: bool  # whether all outputs agree
 
 
@@ -298,7 +298,7 @@ def _computed_by(trace: Trace, operation: Operation, suspects: Sequence[int]) ->
 
 
 def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
-    """The change of parameters with which all outputs agree: code uses one often, as in a loop, or two are confused."""
+    """One change of parameters after which all outputs agree: a parameter used repeatedly, or two that are swapped."""
     start = state.candidate.work[0]
     for step in steps[:1]:
         parts = state.regions(step.number, step.other)

@@ -1,4 +1,4 @@
-"""Gives a candidate the dropout masks that its reference drew, so that both can be compared in training mode."""
+"""Applies a reference's dropout masks to a candidate, so that both can be compared in training mode."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -15,12 +15,12 @@ from .matching import EXACT, find_arrangement, same_order
 
 Array = np.ndarray
 _DEVIATIONS = 5  # standard deviations by which the shares of two masks differ if their rates do
-_REMEDY = "only masks, which drop or keep, are compared; switch the other random numbers off"
+_REMEDY = "only dropout masks are compared; disable all other random draws"
 
 
 @dataclass(frozen=True)
 class _Mask:
-    """What drops or keeps: a value with 0 and 1 alone, computed from random numbers."""
+    """A dropout mask: zeros and ones, computed from random numbers."""
 
     number: int
     operation: Operation
@@ -32,7 +32,7 @@ class _Mask:
 
     @property
     def share(self) -> float:
-        """Of the ones."""
+        """The share of ones."""
         return float(np.mean(self.value))
 
 
@@ -52,7 +52,7 @@ def capture_in_training(
     )
     masks = _masks(reference), _masks(candidate)
     if not any(masks):
-        raise CaptureError("neither model drops anything; return both in training mode to compare their dropout")
+        raise CaptureError("neither model applies dropout; return both in training mode to compare their dropout")
     pairs = list(_pairs(*masks))
     differences = (*_unpaired(*masks, pairs), *_other_rates(pairs))
     reference, candidate = (_settled(trace, own) for trace, own in zip((reference, candidate), masks, strict=True))
@@ -105,14 +105,14 @@ def _unpaired(
 ) -> Iterator[Defect]:
     """Masks that one side alone draws; one after the other they are masks of other shapes."""
     paired = {id(mask) for pair in pairs for mask in pair}
-    left = [[mask for mask in masks if id(mask) not in paired] for masks in (reference, candidate)]
-    for one, other in zip(*left, strict=False):
+    unpaired = [[mask for mask in masks if id(mask) not in paired] for masks in (reference, candidate)]
+    for one, other in zip(*unpaired, strict=False):
         note = f"{other.place}: dropout with a mask of shape {other.value.shape}; that of {one.place} has "
         yield Defect((one.operation,), (other.operation,), 1.0, note=f"{note}{one.value.shape}")
-    common = min(map(len, left))
-    for mask in left[0][common:]:
+    common = min(map(len, unpaired))
+    for mask in unpaired[0][common:]:
         yield Defect((mask.operation,), (), 1.0, note=f"{mask.place}: dropout that the candidate does not have")
-    for mask in left[1][common:]:
+    for mask in unpaired[1][common:]:
         yield Defect((), (mask.operation,), 1.0, note=f"{mask.place}: dropout that the reference does not have")
 
 
@@ -139,7 +139,7 @@ def _is_inverted(one: _Mask, other: _Mask) -> bool:
 
 
 def _arranged(reference: Trace, candidate: Trace, one: _Mask, other: _Mask) -> Array:
-    """The reference's mask in the arrangement in which the candidate has the values to which it is applied."""
+    """The reference's mask, arranged like the candidate's values that it is applied to."""
     value = one.value.astype(bool) ^ _is_inverted(one, other)
     source, target = _applied_to(reference, one), _applied_to(candidate, other)
     if source is not None and target is not None and not same_order(source, target, EXACT):
@@ -149,7 +149,7 @@ def _arranged(reference: Trace, candidate: Trace, one: _Mask, other: _Mask) -> A
 
 
 def _applied_to(trace: Trace, mask: _Mask) -> Array | None:
-    """The value of the mask's size with which it first meets in an operation."""
+    """The value of the mask's size that the mask is first combined with."""
     reached = {mask.number}
     for operation in trace.operations:
         if not reached.isdisjoint(operation.inputs):

@@ -58,8 +58,8 @@ class Certificate:
         place = f"token {self.step}" if self.step else "the order of equal hypotheses"
         sums = f"sums {self.sums[0]:.6f} and {self.sums[1]:.6f}"
         return (
-            f"line {self.line}: {verdict}: hypothesis {self.rank}, parts at {place}, {sums}, margin {self.margin:.1e}, "
-            f"float32 error {self.bound:.1e}"
+            f"line {self.line}: {verdict}: hypothesis {self.rank}, diverges at {place}, {sums}, "
+            f"margin {self.margin:.1e}, float32 error {self.bound:.1e}"
         )
 
 
@@ -104,7 +104,7 @@ def compare_engines(
     progress: Callable[[int], None] = lambda count: None,
     max_length: int | None = None,
 ) -> list[EngineAgreement]:
-    """Compares the n-best lists of engines with those of the PyTorch twin in float64.
+    """Compare the n-best lists of engines with those of the PyTorch twin in float64.
 
     `sources`: ids of each line of a text, by line number. `progress` receives the number of lines compared.
     `max_length`: of hypotheses; None: the model's.
@@ -207,7 +207,7 @@ def _layout_of(checkpoint: Checkpoint) -> str:
         except ConversionError:
             continue
         return layout
-    raise ConversionError(f"has no such model in {', '.join(LAYOUTS)}")
+    raise ConversionError(f"has no family with this model, of {', '.join(LAYOUTS)}")
 
 
 def _ctranslate2(checkpoint: Checkpoint, folder: Path) -> Search:

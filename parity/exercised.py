@@ -20,7 +20,7 @@ def not_exercised(reference: Trace, candidate: Trace) -> list[str]:
     constant = [name for name, value in values.items() if value.size > 1 and (value == value.flat[0]).all()]
     if constant:
         names = ", ".join(constant[:_MOST]) + (f" and {len(constant) - _MOST} more" if len(constant) > _MOST else "")
-        sentences.append(f"all values are equal, so that their order was not tested: {names}")
+        sentences.append(f"all values are equal, so their order was not tested: {names}")
     return sentences
 
 
@@ -32,7 +32,7 @@ def _lengths(trace: Trace) -> Iterator[str]:
             padding = value[:, -1:]
             lengths = value.shape[1] - (np.cumprod((value == padding)[:, ::-1], 1).sum(1) - 1)
             if len(value) < 2 or len(set(lengths.tolist())) == 1:
-                yield f"input {name}: all rows have one length, so that padding was not tested"
+                yield f"input {name}: all rows have the same length, so padding was not tested"
 
 
 def _constant_masks(trace: Trace) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where the gradients of two models part that compute the same outputs."""
+"""Finds where the gradients of two models with equal outputs diverge."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ def diagnose_gradients(
     outputs: Diagnosis,
     dropout: bool = False,
 ) -> Diagnosis:
-    """Compares the gradients of Σ output · cotangent with random cotangents, per parameter of the reference.
+    """Compare the gradients of Σ output · cotangent with random cotangents, per parameter of the reference.
 
     `traces`, `outputs`: of the forward pass, and that its outputs are equal. Gradients of parameters that the map
     splits, joins or adds are compared in the reference's arrangement. `dropout`: whether both are in training mode.
@@ -71,12 +71,12 @@ def _captured(models: Any, inputs: Any, factors: Any, dropout: bool) -> tuple[Tr
 def diagnose_gradient_traces(reference: Trace, candidate: Trace, weights: WeightMap, bound: float = EXACT) -> Diagnosis:
     """The same from traces with gradients."""
     pair = _Gradients(reference, candidate, weights, bound)
-    lost = tuple(pair.lost())
+    missing_gradients = tuple(pair.missing_gradients())
     diagnosis = diagnose_traces(*pair.traces, weights, least=_FLOOR / ROUNDED * pair.largest, bound=bound)
     diagnosis = replace(diagnosis, unused_parameters=(), branches=())  # which the forward pass names
-    if not lost:
+    if not missing_gradients:
         return diagnosis
-    return replace(diagnosis, verdict="different", defects=(*lost, *diagnosis.defects))
+    return replace(diagnosis, verdict="different", defects=(*missing_gradients, *diagnosis.defects))
 
 
 def _infinite(reference: Trace, candidate: Trace) -> Defect | None:
@@ -153,14 +153,14 @@ class _Gradients:
                     covered[name][places] = False
         return untrained
 
-    def lost(self) -> Iterator[Defect]:
+    def missing_gradients(self) -> Iterator[Defect]:
         """Parameters with a gradient on one side only; they are no longer compared."""
         for name in self.untrained:
-            yield Defect((), (), 1.0, note=f"{name}: the candidate has no gradient, so it is not trained there")
+            yield Defect((), (), 1.0, note=f"{name}: no gradient in the candidate, so it is not trained there")
         for name, (one, _) in self.sizes.items():
             if one == 0:
                 self._drop(name)
-                yield Defect((), (), 1.0, note=f"{name}: the reference has no gradient, so it is not trained there")
+                yield Defect((), (), 1.0, note=f"{name}: no gradient in the reference, so it is not trained there")
 
 
 def _stops(trace: Trace) -> list[Operation]:
@@ -174,7 +174,7 @@ def _stops(trace: Trace) -> list[Operation]:
 
 @contextmanager
 def _without_stop(line: str) -> Iterator[None]:
-    """While it lasts, stop_gradient and detach return their input where this line calls them."""
+    """Within the context, stop_gradient and detach return their input where this line calls them."""
     import jax
     import torch
 
@@ -195,7 +195,7 @@ def _without_stop(line: str) -> Iterator[None]:
 
 
 def cotangents(reference: Trace, candidate: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Random factors of the outputs, for the candidate in the arrangement of its own."""
+    """Random cotangents of the outputs; the candidate's have its own layout."""
     random = np.random.default_rng(_SEED)
     factors: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
     for name, other in output_pairs(reference, candidate):
@@ -273,7 +273,7 @@ def _extended(trace: Trace) -> Trace:
 def _add_sum(
     trace: Trace, name: str, shape: Sequence[int], parts: Sequence[tuple[int, tuple[Array, Any]]], covered: Array
 ) -> None:
-    """Adds an output: the sum of parts of gradients, each at its places in a parameter of this shape."""
+    """Add an output: the sum of parts of gradients, each at its places in a parameter of this shape."""
 
     def compute(arrays: Sequence[Array], settings: Mapping[str, Any]) -> list[Array]:
         total = np.zeros(int(np.prod(shape)))

@@ -12,7 +12,6 @@ from .layouts import Layout, merged
 
 Array = np.ndarray
 Axes = tuple[tuple[int, int], ...]  # (size, stride) of each axis, as in Layout
-TIERS = 3  # 0: plain; each unusual step, such as a sum or a flip, adds one
 _LIMIT = 96  # layouts from one shape to another
 _ORDERS = 400  # orders of axes that are enumerated for one region of the source
 
@@ -23,7 +22,7 @@ class Guess:
 
     source: str  # empty: the block is 0, such as a bias that the reference does not have
     layout: Layout
-    tier: int = 0
+    tier: int = 0  # each unusual step, such as a sum or a flip, adds one
     added_to: str = ""  # a second source of the same shape, whose values are added
     shift: int = 0
     part: tuple[int, ...] = ()  # (count, outer, number) if it is one of several equal parts of the source

@@ -114,7 +114,7 @@ def compare_arrays(
     rung_of: Callable[[str], str] | None = None,
     reproduce: str = "",
 ) -> Report:
-    """Calls both functions on the same inputs, or takes two trees directly, and compares the results.
+    """Call both functions on the same inputs, or take two trees directly, and compare the results.
 
     `rung_of` maps a path to its rung; without it every array is in the first criterion's rung.
     """

@@ -1,6 +1,6 @@
 """Infers which parameter of a candidate comes from which of a reference, and how it is arranged, without any values.
 
-Both models were initialised by themselves, and their names are not used. Every learned parameter of both gets random
+Both models were initialized independently, and their names are not used. Every learned parameter of both gets random
 values; where an operation of the candidate then computes a value of the reference, its parameters are found.
 """
 
@@ -28,7 +28,7 @@ _FEW = 8  # sources that a question names
 
 @dataclass(frozen=True)
 class Inference:
-    """The result: the map, and what must be said by hand."""
+    """The result: the map, and what must be specified by hand."""
 
     weights: WeightMap
     fixed: tuple[str, ...] = ()  # parameters of the candidate that keep their values: tables, masks, counters
@@ -59,7 +59,7 @@ def infer_weights(
     candidate_inputs: Sequence[Any] | None = None,
     given: Mapping[str, Match] | None = None,
 ) -> Inference:
-    """Infers where each of the candidate's parameters comes from; models and inputs are those that `diagnose` takes.
+    """Infer where each of the candidate's parameters comes from; models and inputs are those that `diagnose` takes.
 
     given: matches that are known, such as those of `read_rules`; they are taken as they are.
 
@@ -88,7 +88,7 @@ def infer_from_traces(reference: Trace, candidate: Trace, given: Mapping[str, Ma
 def learned_parameters(trace: Trace, other: Trace) -> tuple[str, ...]:
     """Names of the parameters that training changes.
 
-    Both models were initialised separately. A parameter whose values the other model has too, as a parameter or as a
+    Both models were initialized separately. A parameter whose values the other model has too, as a parameter or as a
     result of constants, is therefore a table, such as sinusoidal positions. Masks and counters have few different
     numbers, infinities, or integers. Constants count as learned: biases of 0 and gains of 1, but also running
     statistics, which a converter copies too.
@@ -198,7 +198,7 @@ class _Assembly:
         return Inference(weights, fixed, tuple(guessed), questions, self.shapes, self.source_shapes)
 
     def _exclude(self) -> list[str]:
-        """Decides blocks for which one free source and one arrangement is left; names of their parameters."""
+        """Decide blocks for which one free source and one arrangement is left; names of their parameters."""
         names = []
         for key, block in list(self.search.open.items()):
             fitting = [

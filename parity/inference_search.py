@@ -20,14 +20,14 @@ from .layouts import Layout
 from .matching import alignments, signature
 
 Array = np.ndarray
-BOUND = 1e-5  # relative; above the rounding of constants to float32, and far below other random numbers' distance
-_CLOSE = 0.1  # relative error below which values are the same but for another epsilon or activation function
-_MOST_BLOCKS = 16  # undecided blocks behind a value that is looked at
-_MOST_SINGLE = 4  # of them without options yet
+BOUND = 1e-5  # relative; above the rounding of constants to float32, far below the distance of other random numbers
+_CLOSE = 0.1  # relative error below which values differ only by another epsilon or activation function
+_MOST_BLOCKS = 16  # undecided blocks behind a value that is examined
+_MOST_SINGLE = 4  # such blocks without options yet
 _MOST_EVALUATIONS = 6_000  # per step
 _MOST_TRIES = 600  # per value and pool of sources
-_MOST_CLOSE = 60  # where closeness is computed
-_WINDOW = 30  # values that are looked at in a step
+_MOST_CLOSE = 60  # tries in which closeness is computed
+_WINDOW = 30  # values examined in a step
 _LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
 
 
@@ -35,7 +35,7 @@ class Search(State):
     """The steps of the search."""
 
     def run(self) -> None:
-        """Decides as many blocks as values decide; the cheapest step that makes progress comes first."""
+        """Decide as many blocks as values decide; the cheapest step that makes progress comes first."""
         steps = (
             partial(self.compare, True, 0),
             self.relay,
@@ -66,7 +66,7 @@ class Search(State):
         return len(added) == len(self.users.get(number, [])) > 0 and set(counts) == {masks[number].bit_count() + 1}
 
     def compare(self, exact: bool, tier: int) -> bool:
-        """Finds choices of this tier with which a value is equal to one of the reference's, or else close to it."""
+        """Find choices of this tier with which a value is equal to one of the reference's, or else close to it."""
         self.evaluations = 0
         return any(self._attempt(number, exact, tier) for number in islice(self.pending(), _WINDOW))
 
@@ -80,7 +80,7 @@ class Search(State):
         return self.views[id(operation)]
 
     def _attempt(self, number: int, exact: bool, tier: int) -> bool:
-        """Tries the choices for the blocks behind a value; whether fewer options are left."""
+        """Trie the choices for the blocks behind a value; whether fewer options are left."""
         keys = self._matter(number)
         groups = [group for group in self.groups if not keys.isdisjoint(group[0])]
         single = tuple(key for key in sorted(keys) if not any(key in group[0] for group in groups))
@@ -130,8 +130,8 @@ class Search(State):
     def _pools(self, size: int, count: int) -> list[tuple[str, ...]]:
         """Sets of undecided sources that one of the reference's values of this size depends on, the smallest first."""
         masks = self.of_reference.masks
-        found = {masks[n] for n in self.reference.by_size.get(size, (0, []))[1] if n in self.live[0]}
-        few = sorted((m for m in found if m and m.bit_count() <= count + 2), key=lambda m: (m.bit_count(), m))
+        masks_of_size = {masks[n] for n in self.reference.by_size.get(size, (0, []))[1] if n in self.live[0]}
+        few = sorted((m for m in masks_of_size if m and m.bit_count() <= count + 2), key=lambda m: (m.bit_count(), m))
         shared = tuple(sorted(self.shared)) if count < 3 else ()
         pools = [self.of_reference.keys(mask) for mask in few]
         return pools + ([shared] if shared else [])
@@ -223,7 +223,7 @@ class Search(State):
         return closest
 
     def _narrow(self, groups: Sequence[list[Choice]], verified: list[Choice], new: bool) -> bool:
-        """Keeps the verified choices; whether that decides anything."""
+        """Keep the verified choices; whether that decides anything."""
         verified = list({frozenset(choice.items()): choice for choice in verified}.values())
         count = int(np.prod([len(group) for group in groups]))
         if not new and len(verified) >= count:
@@ -236,7 +236,7 @@ class Search(State):
         return True
 
     def decide(self, choice: Choice) -> None:
-        """Sets blocks, and everything that is then known."""
+        """Set blocks, and everything that is then known."""
         pending = [choice]
         while pending:
             for key, guess in pending.pop().items():
@@ -247,7 +247,7 @@ class Search(State):
         self.settle()
 
     def relay(self) -> bool:
-        """Replaces a known value that the reference does not have, but nearly, by the reference's."""
+        """Replace a known value that the reference does not have, but nearly, by the reference's."""
         masks = self.of_candidate.masks
         for operation in self.candidate.operations:
             if any(masks[n] for n in operation.outputs):
@@ -270,7 +270,7 @@ class Search(State):
         return True
 
     def split(self) -> bool:
-        """Splits a block of which a value depends on a part alone."""
+        """Split a block of which a value depends on a part alone."""
         for number in islice(self.pending(), _WINDOW):
             if not any(word in step.name for step in self.path(number) for word in _LOOKUPS):
                 for key in sorted(self._matter(number)):

@@ -81,7 +81,7 @@ class _Dependencies:
         self.masks: list[int] = []
 
     def update(self, open_blocks: Mapping[str, Block]) -> None:
-        """Computes the masks of all values."""
+        """Compute the masks of all values."""
         masks, open_mask = [0] * len(self.trace.values), 0
         for key, block in open_blocks.items():
             bit = self.bits.setdefault(key, 1 << len(self.bits))
@@ -143,7 +143,7 @@ class State:
         self.of_reference.update(self.sources)
 
     def take(self, parts: Iterable[Part]) -> None:
-        """Marks what given matches use of the sources."""
+        """Mark what given matches use of the sources."""
         for part in parts:
             used = elements(part.layout)
             for key, block in self.sources.items():
@@ -193,7 +193,7 @@ class State:
         return all(key in self.shared or self.unused[key][elements(guess.layout)].all() for key in guess.sources)
 
     def set_block(self, key: str, guess: Guess) -> None:
-        """Sets an undecided block, without what follows from it."""
+        """Set an undecided block, without what follows from it."""
         block = self.open.pop(key)
         for holder in block.numbers:
             self.values[holder] = self.values[holder].copy()
@@ -203,7 +203,7 @@ class State:
             self.unused[source][elements(guess.layout)] = False
 
     def settle(self) -> None:
-        """Computes the values that no longer depend on undecided blocks."""
+        """Compute the values that no longer depend on undecided blocks."""
         before = self.of_candidate.masks
         self.of_candidate.update(self.open)
         self.of_reference.update({key: block for key, block in self.sources.items() if self.unused[key].any()})
@@ -213,7 +213,7 @@ class State:
                 self.compute(operation)
 
     def compute(self, operation: Operation) -> None:
-        """Computes the outputs of an operation anew."""
+        """Compute the outputs of an operation anew."""
         if any(self.of_candidate.masks[n] for n in operation.inputs):  # which do not matter
             for number in operation.outputs:
                 value = self.evaluate(number, {})
@@ -227,7 +227,7 @@ class State:
                 self.values[number] = result
 
     def replace_value(self, number: int, target: Array) -> None:
-        """Sets a known value, and the known ones that follow."""
+        """Set a known value, and the known ones that follow."""
         self.values[number] = target
         self.failed.clear()
         changed = {number}

@@ -78,7 +78,7 @@ class Ladder:
     oracle_reports: Mapping[str, Report]  # each model against the oracle
     rungs: tuple[Rung, ...]
     product_ratio: float  # float32 error of XLA's matrix product / PyTorch's, at the model's widest layer
-    sum_ratio: float | None  # the same of sums over the rows of a batch; None: not at the shape of a training
+    sum_ratio: float | None  # the same of sums over the rows of a batch; None without `shape`
     inputs: int  # over which the ratios are measured
     ratios_decide: bool  # whether a rung's verdict depends on float32 and bfloat16 too
     sentences_needed: int | None = None  # for float32 and bfloat16, if the text has fewer
@@ -155,7 +155,7 @@ def compare_with_oracle(
     criteria: Sequence[Criterion] = CRITERIA,
     reproduce: str = "",
 ) -> dict[str, Report]:
-    """Compares the outputs of `run_twins` with those of an oracle, in float64; reports by framework."""
+    """Compare the outputs of `run_twins` with those of an oracle, in float64; report by framework."""
     expected = comparable(expected, expected, batch, pad_id)
     return {
         framework: compare_arrays(
@@ -192,12 +192,12 @@ def run_ladder(
     backend: str = "cpu",
     shape: tuple[int, int] | None = None,
 ) -> Ladder:
-    """Runs the whole ladder for a model of this config, with Flax on the first device of a JAX backend.
+    """Run the whole ladder for a model of this config, with Flax on the first device of a JAX backend.
 
     `progress` receives (label, completed steps, all steps). The weights are `arrays`, or random. `flax`: a different
     model for Flax, with arrays of the same shapes. `oracle`: computes some of the outputs in float64; both models are
-    compared with it too. `draw`: returns the batch with a number and so many sentences, or None at the end; by default
-    batches are random. With `draw`, the ratios affect no verdict, because with trained weights the error of one
+    compared with it too. `draw(number, count)`: batch `number`, with `count` sentences, or None at the end; by
+    default batches are random. With `draw`, the ratios affect no verdict, because with trained weights the error of one
     batch can be much larger than that of the others. `shape`: sentences and tokens per side of every random batch, at
     which loss and gradients are those of the program that trains.
     """
@@ -251,7 +251,7 @@ def run_ladder(
             ratios[dtype] = _ratios(dtype, (wide, wide_arrays), narrow, batches, show, pooled, function)
         comparison = None
         if not report.ok:
-            progress("where the models part", total, total)
+            progress("where the models diverge", total, total)
             with jax.enable_x64(True):
                 comparison = compare_twins((wide, wide_arrays), batch, wide_flax)
         progress("done", total, total)
@@ -341,7 +341,7 @@ def _run_both(
 
 
 class _Errors:
-    """Squared errors of both models, pooled per rung; activations are normalised by their size."""
+    """Squared errors of both models, pooled per rung; activations are normalized by their size."""
 
     def __init__(self, needed: int = POOLED) -> None:
         self._needed = needed

@@ -13,12 +13,11 @@ MISSING = np.iinfo(np.int64).min
 
 @dataclass(frozen=True)
 class Layout:
-    """Element (j1, j2, …) of the result, with these digits as sizes, is element start + Σ j·stride of the source."""
+    """Element (j1, j2, …) over `axes` is element start + Σ j·stride of the flat source; reshaped to `shape`."""
 
     start: int
-    axes: tuple[
-        tuple[int, int], ...
-    ]  # (size, stride in the flat source), outermost first; a flip has a negative stride
+    # (size, stride in the flat source), outermost first; a flip has a negative stride
+    axes: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
     source_size: int
 
@@ -136,7 +135,7 @@ def _term(index: Array, axis: int) -> Array:
 
 
 def _extended(term: Array, lines: Array) -> bool:
-    """Adds the steps that a line joins to known ones; whether there were any."""
+    """Add the steps that a line joins to known ones; whether there were any."""
     before = int((term == MISSING).sum())
     for line in lines:
         reached = term != MISSING
@@ -170,7 +169,7 @@ def _digits(term: Array) -> list[tuple[int, int]] | None:
 
 
 def merged(axes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Joins neighbouring axes that are one axis of the source."""
+    """Join neighboring axes that are one axis of the source."""
     joined: list[tuple[int, int]] = []
     for size, stride in axes:
         if joined and joined[-1][1] == size * stride:

@@ -12,11 +12,11 @@ from .layouts import Layout, find_layout
 
 Array = np.ndarray
 EXACT = 1e-9  # a correct port in float64 stays below it
-ROUNDED = 3e-6  # one whose constants were rounded to float32 below this
+ROUNDED = 3e-6  # a port whose constants were rounded to float32 stays below it
 _FEW = 4  # values with fewer different numbers identify nothing
-_FILL = 1e3  # from which on the largest number may fill a mask
-_SAMPLE = 64  # numbers of a value that are looked at first
-_LARGE = 2**20  # numbers of a value from which on no copy of it is kept
+_FILL = 1e3  # from here on, the largest element may be the fill value of a mask
+_SAMPLE = 64  # elements of a value that are compared first
+_LARGE = 2**20  # from this number of elements on, no copy of a value is kept
 
 
 class Signature:
@@ -153,7 +153,7 @@ class Side:
 
 
 class Matches:
-    """Which values of a reference and of a candidate are equal in a bound, each way: a shuffle is no match."""
+    """The values of a reference and a candidate that are equal within a bound, both ways; shuffles do not count."""
 
     def __init__(self, reference: Side, candidate: Side, bound: float = EXACT):
         self.reference, self.bound = reference, bound
@@ -211,7 +211,7 @@ def arranged(one: Array, other: Array, bound: float) -> bool:
 
 
 def find_arrangement(one: Array, other: Array, bound: float) -> Layout | None:
-    """The layout in which `other` has the numbers of `one`; None if it is no arrangement of axes."""
+    """The layout in which `other` has the values of `one`; None if it is not an arrangement of axes."""
     flat, target = np.ravel(one), np.ravel(other)
     scale = bound * _largest(one)
     order, order_of_other = np.argsort(flat, kind="stable"), np.argsort(target, kind="stable")
@@ -282,7 +282,7 @@ def difference(one: Array, other: Array) -> Array:
 
 
 def orders_of_axes(value: Array, shape: Sequence[int]) -> Iterator[Array]:
-    """Reshapes of all orders of the axes of either; the plain reshape first."""
+    """Reshape of all orders of the axes of either; the plain reshape first."""
     if value.size != int(np.prod(shape)):
         return
     for order in permutations(range(value.ndim)):

@@ -48,7 +48,7 @@ def factorizations(devices: int) -> Iterator[ShardingConfig]:
 def compare_meshes(
     shardings: Sequence[ShardingConfig], model: TransformerConfig, training: TrainingConfig, updates: int
 ) -> Iterator[MeshAgreement]:
-    """Trains in float64 on every mesh with the same batches, and computes gradients in float32.
+    """Train in float64 on every mesh with the same batches, and compute gradients in float32.
 
     Needs float64 in JAX, and as many devices as the meshes have.
     """
@@ -84,7 +84,7 @@ class MeshTraining:
         return Batch(*self.placement.split(arrays, self.model.pad_id, self.training.accumulation))
 
     def update(self, number: int) -> float:
-        """Makes an update; its loss in nats per token."""
+        """Make an update; its loss in nats per token."""
         self.state, metrics = self.step(self.state, self.batch(number))
         return float(metrics.loss)
 

@@ -41,7 +41,7 @@ def completed(
     reference: Mapping[str, Array],
     candidate: Mapping[str, Array],
 ) -> WeightMap:
-    """The map with the sources, by probing, of parameters whose values do not tell them: those with one value alone."""
+    """The map, completed by probing: parameters that repeat a single value do not reveal their sources."""
     constant = [name for name, array in candidate.items() if array.size and (array == array.flat[0]).all()]
     if not constant or sum(np.asarray(array).size for array in reference.values()) > _MOST:
         return weights

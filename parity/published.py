@@ -91,7 +91,7 @@ def oracle_of(name: str, model: nn.Module, checkpoint: Checkpoint) -> Callable[[
 
 
 def compare_published(name: str, as_published: bool, *, training: bool = False, **settings: Any) -> dict[str, Report]:
-    """Compares both twins with the module in float64, on lengths that it accepts. Needs `jax_enable_x64`."""
+    """Compare both twins with the module in float64, on lengths that it accepts. Needs `jax_enable_x64`."""
     model = random_model(name, as_published, **settings).train(training)
     checkpoint = checkpoint_of(name, model, as_published)
     config = checkpoint.config.replace(

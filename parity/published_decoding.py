@@ -36,7 +36,7 @@ class DecodingComparison:
 
 
 def search(name: str, as_published: bool, sentences: int = SENTENCES) -> DecodingComparison:
-    """Decodes with the system's module, if it has a decoder, and with both twins. Needs `jax_enable_x64`."""
+    """Decode with the system's module, if it has a decoder, and with both twins. Needs `jax_enable_x64`."""
     model = _model(name, as_published)
     checkpoint = checkpoint_of(name, model, as_published, LONGEST)
     config = checkpoint.config.replace(bos_id=BOS, eos_id=EOS, decoder_start_id=BOS)

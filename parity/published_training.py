@@ -51,7 +51,7 @@ class SharedDropout(nn.Module):
 
 
 def share_dropout(name: str, model: nn.Module) -> None:
-    """Replaces every dropout of a system's module. Raises: AssertionError if one matches no site of the twins."""
+    """Replace every dropout of a system's module. Raises: AssertionError if one matches no site of the twins."""
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.Dropout):
             module_sites = []
@@ -129,7 +129,7 @@ class TrainingComparison:
 
 
 def train(name: str, as_published: bool, updates: int = UPDATES) -> TrainingComparison:
-    """Trains the module and both twins from the same weights on the same batches. Needs `jax_enable_x64`."""
+    """Train the module and both twins from the same weights on the same batches. Needs `jax_enable_x64`."""
     model = random_model(name, as_published, dropout=DROPOUT, layers=1)
     checkpoint = checkpoint_of(name, model, as_published)
     config, training = with_dropout(checkpoint.config, as_published, name), training_config(name, as_published)

@@ -14,17 +14,24 @@ from .matching import EXACT, Side, alignments, orders_of_axes, producers, same_o
 from .regions import Region, Scalar, constants, extended, scalars
 
 Array = np.ndarray
-BUDGET = 2e8  # numbers that all attempts for one region compute together
-WEAK = 3  # rank from which on another place may have a plainer repair
+BUDGET = 2e8  # elements that all attempts for one region compute together
+WEAK = 3  # from this rank on, another place may have a simpler repair
 _FACTOR = 4  # rank of a factor that is in neither code
-_BLOCKS = 4  # of a packed parameter
+_BLOCKS = 4  # most blocks of a packed parameter
 _PASSING = ("copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
-_POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # of an axis's size, by which code multiplies or divides
-_LAST = 10  # ranks after all others
-_STEPS = 12  # of the search for a number in the code
-_NEAR = 3  # operations between a parameter and the value that it projects to
+_POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
+_LAST = 10  # rank after all others
+_STEPS = 12  # steps of the search for a number in the code
+_NEAR = 3  # most operations between a parameter and the value that it projects to
 FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
-_FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
+_FAILURES = (
+    ValueError,
+    IndexError,
+    TypeError,
+    RuntimeError,
+    AssertionError,
+    ZeroDivisionError,
+)  # an attempt does not fit
 
 
 @dataclass(frozen=True)
@@ -145,9 +152,9 @@ class Search:
             value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
             for source, array in sources.items():
                 for other in _arranged_as(array, value):
-                    text = f"has other values than {source}"
+                    text = f"should have the values of {source}"
                     if self._same_numbers(array, value):
-                        text = f"has the numbers of {source} in another order"
+                        text = f"has the values of {source} in another order"
                     yield _Attempt(1, Repair(number, text, user, name), other)
                     for shift in (-1, 1) if np.array_equal(other, value) else ():
                         sign = "+" if shift > 0 else "-"
@@ -182,9 +189,9 @@ class Search:
             for source, array in (unused if number in matched else sources).items():
                 for other in _arranged_as(array, value) if number not in matched or array.size == value.size else ():
                     if number in matched:
-                        yield _Attempt(1, Repair(number, f"is without + {source}", users[number], name), value + other)
+                        yield _Attempt(1, Repair(number, f"lacks + {source}", users[number], name), value + other)
                     else:
-                        text = f"has other values than {source}"
+                        text = f"should have the values of {source}"
                         yield _Attempt(1, Repair(number, text, users[number], name), other)
 
     def exchanged(self) -> Iterator[_Attempt]:
@@ -193,7 +200,7 @@ class Search:
         for one, other in combinations(own, 2):
             values = self.side.value(one), self.side.value(other)
             if values[0].shape == values[1].shape:
-                repair = Repair(one, f"and {self.names[other]} are exchanged", self._user(one), self.names[one])
+                repair = Repair(one, f"and {self.names[other]} are swapped", self._user(one), self.names[one])
                 yield _Attempt(1, repair, values[1], {other: values[0]})
 
     def _exchanged_entries(self) -> Iterator[_Attempt]:
@@ -204,7 +211,7 @@ class Search:
             values = self.side.value(one), self.side.value(other)
             names = self._parameter_of(one, made), self._parameter_of(other, made)
             if values[0].shape == values[1].shape and all(names):
-                repair = Repair(one, f"and {names[1]} are exchanged", made[one], names[0])
+                repair = Repair(one, f"and {names[1]} are swapped", made[one], names[0])
                 yield _Attempt(2, repair, values[1], {other: values[0]})
 
     def _parameter_of(self, number: int, made: Mapping[int, Operation]) -> str:
@@ -222,7 +229,7 @@ class Search:
         for one, other in ((one, other) for one in own for other in self.names if other not in own):
             values = self.side.value(one), self.side.value(other)
             if values[0].shape == values[1].shape:
-                repair = Repair(one, f"and {self.names[other]} are exchanged", self._user(one), self.names[one])
+                repair = Repair(one, f"and {self.names[other]} are swapped", self._user(one), self.names[one])
                 yield _Attempt(1, repair, values[1], {other: values[0]})
 
     def transposed(self) -> Iterator[_Attempt]:

@@ -13,7 +13,7 @@ from .ladder import RATIO_BOUND, Ladder, run_ladder
 
 
 def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) -> Ladder:
-    """Runs `run_ladder(*args, **kwargs)` with a progress bar and prints the ladder."""
+    """Run `run_ladder(*args, **kwargs)` with a progress bar and print the ladder."""
     console = Console()
     with progress_bar() as progress:
         ladder = run_ladder(*args, progress=progress, reproduce=title, **kwargs)
@@ -24,7 +24,7 @@ def show_ladder(title: str, *args: Any, oracle_name: str = "", **kwargs: Any) ->
             suffix = "" if report is ladder.report else f" and {oracle_name}"
             console.print(f"{name}{suffix}: {report}", markup=False, style="red")
     if ladder.comparison is not None:
-        console.print("Where the models part; the candidate is Flax, the reference PyTorch:")
+        console.print("Where the models diverge (candidate: Flax, reference: PyTorch):")
         comparison_report.show_differences(ladder.comparison, console)
     return ladder
 

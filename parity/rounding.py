@@ -17,15 +17,15 @@ from .matching import ROUNDED, find_arrangement, output_pairs
 from .weights import WeightMap
 
 Array = np.ndarray
-# Correct models may divide their operations otherwise: one float32 product of width 64 alone has a ratio of 2.0, as
+# Correct models may split operations differently: one float32 product of width 64 alone has a ratio of 2.0, because
 # XLA and PyTorch add in another order, and a bias that PyTorch adds before it rounds to bfloat16 has up to 1.9.
 RATIO_BOUND = 3.0
 _INPUTS = 24
-_NUMBERS = 4096  # that the outputs of all inputs should have
+_NUMBERS = 4096  # elements that the outputs of all inputs should have
 _MOST = 64  # inputs
-_VARIED = 2**22  # numbers of both models' parameters that differ from input to input
-_WIDE = 1e3  # times smaller errors show another dtype
-_PERTURBATION = 1e-3  # relative; errors of rounding are drawn anew by it
+_VARIED = 2**22  # most elements of both models' parameters that differ from input to input
+_WIDE = 1e3  # an error this many times smaller means a wider dtype
+_PERTURBATION = 1e-3  # relative; it redraws the rounding errors
 DTYPES = ("float32", "bfloat16")
 
 
@@ -67,7 +67,7 @@ def compare_rounding(
 ) -> list[Rounding]:
     """The errors of two models with equal outputs in float64, over at least 24 inputs.
 
-    Each input is the given one and the given weights, multiplied by random factors near 1: the same for equal numbers.
+    Each run multiplies the inputs and weights by random factors near 1; equal numbers get equal factors.
     """
     size = sum(traces[0].values[n].size for n in traces[0].outputs.values())
     count = min(max(_INPUTS, -(-_NUMBERS // max(size, 1))), _MOST)

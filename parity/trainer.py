@@ -40,7 +40,7 @@ _DROPOUT = (
 
 @dataclass(frozen=True)
 class Relay:
-    """The largest differences of a training of three parts (here, in Trainer, here) from one that stays here."""
+    """The largest differences of a run in three parts (twinax, Trainer, twinax) from a run in twinax alone."""
 
     name: str
     schedule: str
@@ -107,7 +107,7 @@ class _Here:
             self.state = self.state._replace(optimizer=optimizer, update=jnp.asarray(training.update, jnp.int32))
 
     def update(self, number: int) -> float:
-        """Makes an update; returns its loss in nats per token."""
+        """Make an update; return its loss in nats per token."""
         self.state, metrics = self.step(self.state, batch(self.run, number))
         return float(metrics.loss)
 

@@ -109,11 +109,11 @@ class InFlax:
         return init_state(model, self.case.training)
 
     def update(self, number: int) -> float:
-        """Makes one update; returns its loss in nats per token."""
+        """Make one update; return its loss in nats per token."""
         return self.step(number)[0]
 
     def step(self, number: int) -> tuple[float, ...]:
-        """Makes one update; returns (loss, tokens, gradient norm, learning rate, applied, update)."""
+        """Make one update; return (loss, tokens, gradient norm, learning rate, applied, update)."""
         self.state, metrics = self.run(self.state, batch(self.case, number))
         return tuple(map(float, metrics[:-1]))
 
@@ -122,7 +122,7 @@ class InFlax:
         return pickle.dumps(jax.tree.map(np.asarray, self.state))
 
     def load(self, data: bytes) -> None:
-        """Restores what `serialize` returned."""
+        """Restore what `serialize` returned."""
         self.state = jax.tree.map(jnp.asarray, pickle.loads(data))
 
     def params(self) -> dict[str, np.ndarray]:
@@ -143,11 +143,11 @@ class InPyTorch:
         self.optimizer.load_state_dict(convert.to_optimizer_state(state.optimizer, self.model, self.optimizer, unused))
 
     def update(self, number: int) -> float:
-        """Makes one update; returns its loss in nats per token."""
+        """Make one update; return its loss in nats per token."""
         return self.step(number)[0]
 
     def step(self, number: int) -> tuple[float, ...]:
-        """Makes one update; returns (loss, tokens, gradient norm, learning rate, applied, update)."""
+        """Make one update; return (loss, tokens, gradient norm, learning rate, applied, update)."""
         tensors = torch_step.Batch(*(torch.from_numpy(np.asarray(a)) for a in batch(self.case, number)))
         metrics = torch_step.train_step(self.model, self.optimizer, self.case.training, number, tensors)
         return tuple(map(float, metrics[:-1]))
@@ -159,7 +159,7 @@ class InPyTorch:
         return file.getvalue()
 
     def load(self, data: bytes) -> None:
-        """Restores what `serialize` returned."""
+        """Restore what `serialize` returned."""
         model, optimizer = torch.load(io.BytesIO(data), weights_only=True)
         self.model.load_state_dict(model)
         self.optimizer.load_state_dict(optimizer)
@@ -207,7 +207,7 @@ class Outcome:
 
 
 def measure(case: TrajectoryCase, updates: int = UPDATES) -> Outcome:
-    """Trains a case in both frameworks and makes every comparison."""
+    """Train a case in both frameworks and make every comparison."""
     with jax.enable_x64(True):
         flax = InFlax(case)
         src_tokens, tgt_tokens, labels = (np.asarray(a) for a in batch(case, 0)[:3])

@@ -77,7 +77,7 @@ def with_float64_norms(model: Any) -> Any:
 
 
 def randomize(model: Any, seed: int = 0) -> None:
-    """Adds noise of scale width^-0.5 to every learned parameter; a bias of 0 or a gain of 1 would hide mistakes."""
+    """Add noise of scale width^-0.5 to every learned parameter; a bias of 0 or a gain of 1 would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.no_grad():

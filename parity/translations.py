@@ -39,7 +39,7 @@ def compare_translations(
     progress: Callable[[int], None] = lambda count: None,
     longest: int | None = None,
 ) -> dict[str, TextAgreement]:
-    """Compares the translations of Flax, and of a `transformers` model, with those of the PyTorch model.
+    """Compare the translations of Flax, and of a `transformers` model, with those of the PyTorch model.
 
     `sources`: ids of each line of a text, by line number. `progress` receives the number of lines translated.
     `longest`: of a translation, in tokens; None: the model's maximum.
@@ -83,7 +83,7 @@ def show_translations(
     transformers_model: Any = None,
     longest: int | None = None,
 ) -> tuple[bool, list[dict[str, Any]]]:
-    """Compares translations for each of BEAM_SIZES and prints a table; returns (all equal, the table for JSON).
+    """Compare translations for each of BEAM_SIZES and print a table; return (all equal, the table for JSON).
 
     `longest`: as in `compare_translations`.
     """

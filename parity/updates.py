@@ -40,9 +40,9 @@ def compare_updates(
 ) -> list[UpdateDifference]:
     """Differences of two optimizers: torch factories ((name, parameter) pairs -> optimizer) or optax transformations.
 
-    The rule and its settings are measured per parameter, in whose place there is one number. Those of other rules than
-    `update_rules` knows are compared by their responses. If all are equal, three updates of the model's own parameters
-    with its own gradients are compared too.
+    The rule and its settings are measured with one number in place of each parameter. Rules that `update_rules` does
+    not know are compared by their responses. If all are equal, three updates of the parameters with the given gradients
+    are compared too.
 
     Raises:
         TypeError: an argument is neither.
@@ -182,7 +182,7 @@ def update_of(optimizer: Any) -> Update:
     if callable(optimizer):
         return lambda parameters, gradients: _torch(optimizer, parameters, gradients)
     raise TypeError(
-        f"{type(optimizer).__name__}: is no optimizer; pass an optax transformation, or a function that returns a "
+        f"{type(optimizer).__name__}: is not an optimizer; pass an optax transformation, or a function that returns a "
         "torch optimizer from (name, parameter) pairs, such as lambda pairs: torch.optim.AdamW(pairs, lr=1e-3)"
     )
 

@@ -73,7 +73,7 @@ def read_rules(path: Path | str, sources: Shapes, targets: Shapes) -> dict[str, 
     try:
         entries = tomllib.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise RulesError(f"{path}: cannot be read as TOML: {error}; correct it, or have it written anew") from error
+        raise RulesError(f"{path}: cannot be read as TOML: {error}; correct it or write it again") from error
     return {name: _read_match(f"{path}: {name}", name, entry, sources, targets) for name, entry in entries.items()}
 
 
@@ -121,7 +121,7 @@ def _read_part(place: str, part: Mapping[str, Any], shape: tuple[int, ...], sour
         )
     layout = find_layout(result.reshape(wanted), index.size)
     if layout is None:
-        raise RulesError(f"{place}: layout {code!r} is no arrangement of axes")
+        raise RulesError(f"{place}: layout {code!r} is not an arrangement of axes")
     return Part(region, source, layout)
 
 

@@ -1,4 +1,4 @@
-"""Finds by values which parameters of two models are the same numbers, and how they are arranged; names are unused.
+"""Matches the parameters of two models by value, not by name, and finds how each is arranged.
 
 A parameter of the candidate may be an arrangement of one of the reference's, a part of it (packed projections), several
 of them together (layers stacked for a scan), one with rows of padding added, or 1 more or less than it.
@@ -241,7 +241,7 @@ def _split(owners: Array, places: Array, region: tuple[slice, ...], values: _Val
 
 
 def _blocks(owners: Array, axis: int) -> list[tuple[int, int]]:
-    """(start, stop) of blocks along an axis; neighbours have no owner in common."""
+    """(start, stop) of blocks along an axis; neighbors have no owner in common."""
     slabs = np.moveaxis(owners, axis, 0).reshape(owners.shape[axis], -1)
     blocks: list[tuple[int, int, set[int]]] = []
     for i, slab in enumerate(slabs):

@@ -14,10 +14,10 @@ from twinax.audit.run import audit
 from twinax.audit.toy_transformer import Attention, Layer, ToyTransformer, mean_loss, step_by_step
 
 CAUSAL, CAUSAL_TRAINING = "Is it causal, in evaluation?", "Is it causal, in training?"
-PAST = "Does each target position see itself and what is before it?"
+PAST = "Does each target position see itself and all earlier ones?"
 SOURCE = "Does the output depend on the source?"
-PADDING = "Is padding of the source without effect?"
-TARGET_PADDING = "Is padding of the target without effect?"
+PADDING = "Is source padding ignored?"
+TARGET_PADDING = "Is target padding ignored?"
 APART, APART_TRAINING = (f"Are the sentences of a batch independent, in {m}?" for m in ("evaluation", "training"))
 LENGTHS = "May a target be longer or shorter than its source?"
 EMPTY = "Are outputs finite for an all-padding source?"
@@ -25,10 +25,10 @@ WEIGHTS = "Are attention weights of masked keys zero?"
 GRADIENTS = "Does every parameter receive a gradient?"
 CACHE = "Does decoding with a cache equal decoding without?"
 FREE = "Can cross entropy fall to zero?"
-LOSS = "Does the loss go from zero to log V, whatever the padding?"
-DROPOUT = "Does dropout obey its setting?"
-SAME = "Does training compute what evaluation does, dropout aside?"
-STILL = "Does evaluation change nothing and draw nothing?"
+LOSS = "Does the loss range from zero to log V, with and without padding?"
+DROPOUT = "Does dropout use its configured rates?"
+SAME = "Do training and evaluation compute the same without dropout?"
+STILL = "Is evaluation free of side effects and random draws?"
 
 
 class Defect(NamedTuple):
@@ -135,7 +135,7 @@ def _norm(build: Callable[[int], nn.Module]) -> Callable[[ToyTransformer], None]
 
 
 class _AcrossQueries(Attention):
-    def normalise(self, scores: Tensor) -> Tensor:
+    def normalize(self, scores: Tensor) -> Tensor:
         return scores.softmax(-2)
 
 

@@ -26,14 +26,14 @@ CAUSAL, CAUSAL_TRAINING = "Is it causal, in evaluation?", "Is it causal, in trai
 APART, APART_TRAINING = (f"Are the sentences of a batch independent, in {mode}?" for mode in ("evaluation", "training"))
 SOURCE, PADDING, TARGET_PADDING, WEIGHTS, GRADIENTS, LENGTHS, FREE, DROPOUT, SAME = (
     "Does the output depend on the source?",
-    "Is padding of the source without effect?",
-    "Is padding of the target without effect?",
+    "Is source padding ignored?",
+    "Is target padding ignored?",
     "Are attention weights of masked keys zero?",
     "Does every parameter receive a gradient?",
     "May a target be longer or shorter than its source?",
     "Can cross entropy fall to zero?",
-    "Does dropout obey its setting?",
-    "Does training compute what evaluation does, dropout aside?",
+    "Does dropout use its configured rates?",
+    "Do training and evaluation compute the same without dropout?",
 )
 # Questions that each published system fails; the repaired systems pass all.
 FAILED_QUESTIONS = {
@@ -203,7 +203,7 @@ def test_what_cannot_be_audited():
     with pytest.raises(AuditError, match="an audit needs at least 7 positions"):
         audit(ToyTransformer(), vocab_size=23, pad_id=0, max_length=6)
     outer = ToyTransformer()
-    with pytest.raises(AuditError, match="`forward` must call the module in its argument"):
+    with pytest.raises(AuditError, match="`forward` must call the module that it receives"):
         audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: outer(src, tgt))
     with pytest.raises(AuditError, match=r"ToyTransformer: returns \(7, 23\)"):
         audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: m(src, tgt).squeeze())
@@ -232,7 +232,7 @@ def test_nan_everywhere_gets_one_answer_that_names_where_it_begins():
 
 def test_a_computation_between_parts_that_gives_nan_is_named_by_the_part_around_it():
     module = ToyTransformer()
-    module.encoder[1].self_attention.normalise = lambda scores: (scores * torch.inf).softmax(-1)
+    module.encoder[1].self_attention.normalize = lambda scores: (scores * torch.inf).softmax(-1)
     (answer,) = audit(module, **SIZES).answers
     assert answer.where == "encoder.1.self_attention"
 
@@ -338,14 +338,14 @@ def test_a_mixture_of_experts_is_healthy():
 
 
 def test_an_empty_source_that_overflows_in_float64_alone_is_healthy():
-    def normalise(scores):
+    def normalize(scores):
         fill = torch.finfo(scores.dtype).min
         return scores.masked_fill(scores < -1e29, fill).softmax(-1, dtype=torch.float32).to(scores.dtype)
 
     module = ToyTransformer()
     for part in module.modules():
         if isinstance(part, Attention):
-            part.normalise = normalise
+            part.normalize = normalize
     report = audit(module, **SIZES)
     assert report.ok, str(report)
     (answer,) = (a for a in report.answers if a.question == "Are outputs finite for an all-padding source?")

@@ -297,8 +297,8 @@ def foreign(p, x):
 REFUSED = [
     (fails, r"^fails: JAX cannot trace it: RuntimeError: no \([^ ]+\.py:\d+\)$"),
     (lambda p, x: x if x.sum() > 0 else -x, "cannot trace it: TracerBoolConversionError"),
-    (on_a_mesh, r"shard_map shows none of its operations; compare the model on one device$"),
-    (foreign, r"\.py:\d+: ffi_call shows none of its operations; switch to an implementation in JAX$"),
+    (on_a_mesh, r"shard_map does not expose its operations; compare the model on one device$"),
+    (foreign, r"\.py:\d+: ffi_call does not expose its operations; switch to an implementation in JAX$"),
     (
         lambda p, x: x * jax.random.normal(jax.random.key(0), x.shape),
         r"\.py:\d+: .* draws random numbers; switch them off",

@@ -195,11 +195,11 @@ REFUSED = [
     (Noise(), rf"^parity_tests/{LINE}:\d+: aten.randn_like draws random numbers; call eval\(\)"),
     (
         Inference(),
-        rf"^parity_tests/{LINE}:\d+: torch.inference_mode hides what is written in place; use torch.no_grad$",
+        rf"^parity_tests/{LINE}:\d+: torch.inference_mode hides in-place writes; use torch.no_grad$",
     ),
     (Uncopied(), r"^Uncopied: cannot be copied: no copies$"),
     (nn.Linear(3, 3), r"^Linear: the forward pass in float64 failed: RuntimeError: mat1 and mat2 shapes"),
-    (3, r"^int: is no model; return a torch module"),
+    (3, r"^int: is not a model; return a torch module"),
 ]
 
 

@@ -163,10 +163,10 @@ def test_what_the_inputs_do_not_test_is_said():
     full = compare(module, module, (np.array([[1, 2, 3], [4, 5, 6]]),), rounding=False)
     line = Masked.forward.__code__.co_firstlineno + 1
     assert list(full.not_exercised) == [
-        "input 0: all rows have one length, so that padding was not tested",
+        "input 0: all rows have the same length, so padding was not tested",
         f"parity_tests/test_comparison.py:{line}: the mask is the same everywhere",
         "other: no output depends on it",
-        "all values are equal, so that their order was not tested: gain",
+        "all values are equal, so their order was not tested: gain",
     ]
     padded = compare(module, module, (np.array([[1, 2, 3], [4, 0, 0]]),), rounding=False)
     assert padded.not_exercised == full.not_exercised[2:]
@@ -264,7 +264,7 @@ def test_what_a_converter_leaves_out_is_listed(reference):
     candidate = port, weights(reference)
     comparison = compare(reference, candidate, (X,), convert=lambda s: {"0.weight": s["0.weight"]}, rounding=False)
     assert comparison.ok
-    assert any(s.startswith("2.bias: the converter returns nothing for it") for s in comparison.not_exercised)
+    assert any(s.startswith("2.bias: not returned by the converter") for s in comparison.not_exercised)
     with pytest.raises(CaptureError, match="returns no arrays"):
         compare(reference, candidate, (X,), convert=lambda s: None)
 

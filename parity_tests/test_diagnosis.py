@@ -52,9 +52,10 @@ def parameters(reference):
 
 
 def norm(x, p, name, eps=1e-5):
-    centred = x - x.mean(-1, keepdims=True)
+    centered = x - x.mean(-1, keepdims=True)
     return (
-        centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps) * p[f"{name}.weight"] + p[f"{name}.bias"]
+        centered / jnp.sqrt(jnp.square(centered).mean(-1, keepdims=True) + eps) * p[f"{name}.weight"]
+        + p[f"{name}.bias"]
     )
 
 
@@ -172,9 +173,9 @@ def test_other_weights_are_no_other_model(reference, parameters):
     diagnosis = diagnose(reference, (port, other), (TOKENS,))
     repairs = [str(defect.repair) for defect in diagnosis.defects]
     assert repairs == [
-        "norm.weight has the numbers of norm.weight in another order",
-        "head.weight has other values than head.weight",
-        "head.bias has other values than head.bias",
+        "norm.weight has the values of norm.weight in another order",
+        "head.weight should have the values of head.weight",
+        "head.bias should have the values of head.bias",
     ]
     none = {name: np.asarray(array) * 1.5 for name, array in parameters.items()}
     diagnosis = diagnose(reference, (port, none), (TOKENS,))
@@ -212,8 +213,8 @@ def two_norms(p, x, missing=frozenset()):
 @pytest.mark.parametrize(
     ("wrong", "repair"),
     [
-        ("exchanged", "first.weight and first.bias are exchanged"),
-        ("other values", "inner.weight has other values than inner.weight"),
+        ("exchanged", "first.weight and first.bias are swapped"),
+        ("other values", "inner.weight should have the values of inner.weight"),
         ("residual", "missing: + a value of the reference"),
     ],
 )
@@ -243,8 +244,8 @@ def test_a_factor_that_is_left_out_is_found_at_its_line():
     tensors = {name: torch.randn(5, generator=torch.Generator().manual_seed(0)) for name in ("weight", "bias")}
 
     def total(p, x):
-        centred = x - x.sum(-1, keepdims=True)
-        return centred / jnp.sqrt(jnp.square(x - x.mean(-1, keepdims=True)).mean(-1, keepdims=True) + 1e-5)
+        centered = x - x.sum(-1, keepdims=True)
+        return centered / jnp.sqrt(jnp.square(x - x.mean(-1, keepdims=True)).mean(-1, keepdims=True) + 1e-5)
 
     pair = (lambda p, x: nn.functional.layer_norm(x, (5,)) * p["weight"] + p["bias"], tensors)
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -322,8 +323,10 @@ def test_a_wrong_call_is_no_wrong_model():
     x = np.random.default_rng(0).standard_normal((2, 4))
     diagnosis = diagnose(pair, port, (x,), (x + 1,))
     assert (diagnosis.verdict, diagnosis.ok) == ("undecided", False)
-    assert diagnosis.reason == "input 0 has other numbers for the candidate than for the reference"
-    assert diagnose(pair, (lambda p, x: (x * p["w"])[0], port[1]), (x,)).reason == "outputs of [8] and of [4] numbers"
+    assert diagnosis.reason == "input 0 differs between the candidate and the reference"
+    assert (
+        diagnose(pair, (lambda p, x: (x * p["w"])[0], port[1]), (x,)).reason == "the outputs have [8] and [4] elements"
+    )
 
 
 def settings():

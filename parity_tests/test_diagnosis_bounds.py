@@ -1,4 +1,4 @@
-"""Diagnosis where differences are small, where values match though they are exchanged, and of unusual outputs."""
+"""Diagnosis where differences are small, where values match though they are swapped, and of unusual outputs."""
 
 import inspect
 
@@ -115,11 +115,12 @@ def test_exchanged_projections_are_named_though_their_values_match():
     diagnosis = diagnose((swiglu, weights), (swiglu, exchanged), (np.random.default_rng(0).standard_normal((3, 6)),))
     (defect,) = diagnosis.defects
     first, _, second, _, kind = str(defect.repair).split()
-    assert {first.partition(".")[0], second.partition(".")[0], kind} == {"gate", "up", "exchanged"}
+    assert {first.partition(".")[0], second.partition(".")[0], kind} == {"gate", "up", "swapped"}
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [(np.zeros((0, 4)), "have no numbers"), (np.full((2, 4), np.nan), "no number of the outputs")]
+    ("value", "reason"),
+    [(np.zeros((0, 4)), "outputs are empty"), (np.full((2, 4), np.nan), "no element of the outputs")],
 )
 def test_outputs_without_numbers_prove_nothing(value, reason):
     module = nn.Linear(4, 3)

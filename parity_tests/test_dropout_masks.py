@@ -145,11 +145,11 @@ def test_other_random_numbers_are_refused(reference, weights):
     def noisy(p, x):
         return port()(p, x) + jax.random.normal(jax.random.key(0), x.shape)
 
-    with pytest.raises(CaptureError, match="only masks"):
+    with pytest.raises(CaptureError, match="only dropout masks"):
         compare(reference, (noisy, weights), INPUTS, dropout=True)
 
 
 def test_models_without_dropout_are_told_so(reference, weights):
     model = nn.Linear(16, 4)
-    with pytest.raises(CaptureError, match="neither model drops"):
+    with pytest.raises(CaptureError, match="neither model applies dropout"):
         compare(model, model, INPUTS, dropout=True)

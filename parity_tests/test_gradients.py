@@ -157,7 +157,7 @@ def test_detach_and_frozen_parameters_in_torch(tower):
     frozen.load_state_dict(tower.state_dict())
     frozen.norm.bias.requires_grad_(False)
     (defect,) = run(tower, frozen).defects
-    assert str(defect) == "norm.bias: the candidate has no gradient, so it is not trained there"
+    assert str(defect) == "norm.bias: no gradient in the candidate, so it is not trained there"
 
 
 def test_a_gradient_of_rounding_beside_one_of_zero_is_no_difference():

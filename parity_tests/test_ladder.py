@@ -70,7 +70,7 @@ def test_a_failed_rung_names_the_lines_that_differ(monkeypatch, capsys):
     assert defect["occurrences"] == 7
     assert [line.partition(":")[0] for line in defect["lines"]] == ["flax_transformer/layers.py"]
     out = " ".join(capsys.readouterr().out.split())
-    assert "Where the models part; the candidate is Flax, the reference PyTorch: outputs" in out
+    assert "Where the models diverge (candidate: Flax, reference: PyTorch): outputs" in out
     assert "add: 1e-05 → 0.1" in out
     assert result.comparison.backward is None
 

@@ -121,7 +121,7 @@ def test_buffers_have_no_gradient_to_compare():
     both = both[0], capture(trained, inputs)
     diagnosis = diagnose_traces(*both)
     (defect,) = diagnose_gradients((models[0], trained), (inputs, inputs), both, diagnosis).defects
-    assert str(defect) == "table: the reference has no gradient, so it is not trained there"
+    assert str(defect) == "table: no gradient in the reference, so it is not trained there"
 
 
 def test_a_cast_to_a_narrow_dtype_is_named(pair, traces):

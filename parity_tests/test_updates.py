@@ -92,5 +92,5 @@ def test_what_is_measured_is_what_was_set():
     expected = {"learning rate": 3e-4, "epsilon": 1e-7, "epsilon inside the root": 0, "weight decay, decoupled": 0.05}
     for name, value in expected.items():
         np.testing.assert_allclose(settings[name], value, rtol=1e-6, err_msg=name)
-    with pytest.raises(TypeError, match=r"^int: is no optimizer; pass an optax transformation, or "):
+    with pytest.raises(TypeError, match=r"^int: is not an optimizer; pass an optax transformation, or "):
         update_of(1)

@@ -1,4 +1,4 @@
-"""Parameters are recognised by their values: in stored pairs, whose converters are not ours, and in random packings."""
+"""Parameters are recognized by their values: in stored pairs, whose converters are not ours, and in random packings."""
 
 import numpy as np
 import pytest

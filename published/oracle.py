@@ -24,9 +24,8 @@ class Oracle:
     call: Callable[[Any, Tensor, Tensor, int], Tensor]  # (module, src (B, S), tgt (B, T), pad_id) -> (B, T, V)
     activations: Pairs  # path of a twin's activation -> path in the module
     raise_logit: Callable[[Any, int, Tensor], None]  # (module, token, amount): raises a logit through a parameter
-    accepts: Callable[[TransformerConfig, bool], bool] = lambda config, as_published: (
-        True
-    )  # whether it has such a model
+    # (config, as_published) -> whether it has such a model
+    accepts: Callable[[TransformerConfig, bool], bool] = lambda *_: True
     # (module, src (1, S), pad_id, bos_id, eos_id, largest n) -> tokens after the start; None: no published decoding
     decode: Callable[[Any, Tensor, int, int, int, int], list[int]] | None = None
     lengths_are_free: Callable[[bool], bool] = lambda as_published: True  # False: inputs must fill the position table

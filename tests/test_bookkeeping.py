@@ -75,7 +75,7 @@ def test_epochs_and_seeds_have_orders_of_their_own(run):
 
 
 def test_shapes_follow_each_other_at_random(run):
-    """Neither sorted nor in runs: neighbours differ about as often as in a random order of the same shapes.
+    """Neither sorted nor in runs: neighbors differ about as often as in a random order of the same shapes.
 
     In the first epoch, shapes begin one after the other.
     """

@@ -256,8 +256,8 @@ WRONG = {
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "config.json: is a JSON list, not an object"),
     "unknown family": (
         lambda d: edit(d, model_type="led"),
-        "is a Hugging Face model of model_type='led': twinax does not support attention that is restricted to blocks "
-        "or windows; nothing here can read it",
+        "is a Hugging Face model of model_type='led': twinax does not support local attention, over blocks or "
+        "windows; twinax cannot read it",
     ),
     "unknown setting": (
         lambda d: edit(d, rope_theta=1e4),

@@ -202,7 +202,7 @@ def test_bad_targets(twins, function, monkeypatch):
     for line, tgt in {
         r"tgt_tokens\[1\]: the sentence has no token, not even eos_id=2": np.array([[5, 2], [0, 0]]),
         "tgt_tokens: length 10 is not between 1 and the config's max_length=9": np.full((2, 10), 4),
-        "src_tokens and tgt_tokens: must have one batch size": np.full((3, 4), 4),
+        "src_tokens and tgt_tokens: must have the same batch size": np.full((3, 4), 4),
     }.items():
         for package, model, convert_array in zip(
             (flax_transformer, torch_reference), twins, (np.asarray, torch.from_numpy), strict=True

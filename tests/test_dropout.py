@@ -45,7 +45,7 @@ def test_rows_are_global():
 # 2.1 million elements: the standard error of a correlation is 6.9e-4, so the bound of 4 detects 0.3%. Over 48 such
 # tests, a correct generator fails one for one choice of seeds in 330.
 SHAPE = (64, 32, 1024)
-NEIGHBOURS = {
+NEIGHBORS = {
     "seed": {"seed": 2},
     "update": {"update": 3},
     "site": {"site": 4},
@@ -69,24 +69,24 @@ def draw_mask(generator, rate, **changes):
 @pytest.mark.parametrize("generator", flax_dropout.GENERATORS)
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_statistics(generator, rate):
-    """Keep rate; independence of neighbours within a row and across rows, sites, updates and seeds."""
+    """Keep rate; independence of neighbors within a row and across rows, sites, updates and seeds."""
     mask = draw_mask(generator, rate)
     bound = 4 / mask.size**0.5
     assert abs(mask.mean() - (1 - rate)) < bound * (rate * (1 - rate)) ** 0.5
-    for name, neighbour in {
+    for name, neighbor in {
         "next element": (mask[..., 1:], mask[..., :-1]),
         "element after next": (mask[..., 2:], mask[..., :-2]),
         "half a row on": (mask[..., 512:], mask[..., :512]),
         "next position": (mask[:, 1:], mask[:, :-1]),
         "position and element": (mask[:, 1:, :-1], mask[:, :-1, 1:]),
     }.items():
-        assert abs(correlation(*neighbour)) < 4 / neighbour[0].size ** 0.5, name
-    for name, change in NEIGHBOURS.items():
+        assert abs(correlation(*neighbor)) < 4 / neighbor[0].size ** 0.5, name
+    for name, change in NEIGHBORS.items():
         assert abs(correlation(mask, draw_mask(generator, rate, **change))) < bound, name
 
 
 @pytest.mark.parametrize("generator", flax_dropout.GENERATORS)
-def test_triples_of_neighbours_come_as_often_as_they_should(generator):
+def test_triples_of_neighbors_come_as_often_as_they_should(generator):
     """Chi-squared over the 8 patterns of 3 elements in a row; P(chi-squared > 29.9) is 1e-4 at 7 degrees of freedom."""
     mask = draw_mask(generator, 0.5)[..., :1023].reshape(-1, 3)
     counts = np.bincount(mask @ np.array([1, 2, 4]), minlength=8)

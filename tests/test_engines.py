@@ -163,7 +163,7 @@ def test_the_command_compares_and_names_what_is_missing(command, text_model, mon
     flags = ("parity", "model.pt", "--engines", "torch,transformers,ctranslate2", "--src", "src", "--json", "e.json")
     code, out, _ = command(*flags)
     assert (code, out.splitlines()[-1]) == (0, "equal, without transformers")
-    assert "transformers: has no such model in marian, bart" in out
+    assert "transformers: has no family with this model, of marian, bart" in out
     report = json.loads(Path("e.json").read_text())
     rows = [(row["beam_size"], row["engine"], row["equal"]) for row in report["engines"]]
     assert rows == [(beam, engine, 3) for beam in (1, 5) for engine in ("torch", "ctranslate2")]
@@ -191,7 +191,7 @@ def test_the_command_fails_if_an_engine_differs(command, text_model, monkeypatch
     monkeypatch.setattr(engines, "translate_options", lambda *arguments: right(*arguments) | {"max_decoding_length": 1})
     code, out, _ = command("parity", "model.pt", "--engines", "ctranslate2", "--src", "src")
     assert (code, out.splitlines()[-1]) == (1, "DIFFERENT")
-    assert "beam 5, ctranslate2, line 1: DIFFERENT: hypothesis 2, parts at token 2" in out
+    assert "beam 5, ctranslate2, line 1: DIFFERENT: hypothesis 2, diverges at token 2" in out
 
 
 INVALID = {
@@ -201,7 +201,7 @@ INVALID = {
     "two": (("model.pt", "--engines", "torch", "--src", "src", "--translations"), "compares one checkpoint"),
     "nothing to compare": (
         ("model.pt", "--engines", "transformers", "--src", "src"),
-        "--engines transformers: nothing to compare: transformers has no such model in marian, bart",
+        "--engines transformers: nothing to compare: transformers has no family with this model, of marian, bart",
     ),
     "no adapter": (
         ("model.pt", "--engines", "torch", "--src", "src", "--adapter", "src"),

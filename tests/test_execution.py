@@ -197,10 +197,10 @@ def test_where_cudnn_does_not_apply():
 
 
 INVALID = {
-    "attention_dropout=0.1: attention='fused' has no dropout of its weights": {"attention_dropout": 0.1},
+    "attention_dropout=0.1: attention='fused' cannot drop attention weights": {"attention_dropout": 0.1},
     "mask_value=-10000.0: attention='fused' gives masked keys the weight 0": {"mask_value": -1e4},
     "compute_dtype='float64': attention='fused' computes its softmax in float32": {"compute_dtype": "float64"},
-    "v_head_dim=3: attention='fused' needs queries, keys and values of one width": {"v_head_dim": 3},
+    "v_head_dim=3: attention='fused' needs queries, keys and values of equal width": {"v_head_dim": 3},
 }
 
 

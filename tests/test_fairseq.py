@@ -97,7 +97,7 @@ def test_a_file_alone_is_read_without_tokenizers(folder, tmp_path):
     assert convert.formats.describe(tmp_path / "alone") == "fairseq directory"
     (tmp_path / "other").mkdir()
     torch.save({"a": torch.ones(2)}, tmp_path / "other" / "model.pt")
-    assert not fairseq_format.recognises(tmp_path / "other")
+    assert not fairseq_format.recognizes(tmp_path / "other")
 
 
 def test_text_without_the_bpe_of_the_training_is_a_warning(folder, tmp_path, command):
@@ -362,7 +362,7 @@ def test_a_file_of_something_else_is_not_fairseq_s(tmp_path):
     torch.save({"model": {"encoder.embed_tokens.weight": torch.ones(2, 2)}}, tmp_path / "x.pt")
     torch.save({"args": Namespace(), "model": {"a": torch.ones(2)}}, tmp_path / "y.pt")
     Path(tmp_path / "empty.pt").write_bytes(b"")
-    assert not any(fairseq_format.recognises(path) for path in tmp_path.iterdir())
+    assert not any(fairseq_format.recognizes(path) for path in tmp_path.iterdir())
     assert np.array_equal(
         fairseq.position_table(fairseq.config_of({"arch": "transformer"}, (9, 9), "float32"))[1], np.zeros(512)
     )

@@ -101,7 +101,7 @@ SIGNS = {
     ("Marian", "日本\n", ()): "50% of the source tokens are unknown (<unk>); is the text in the language of the model?",
     ("mBART", "Hund\n", ()): ": a translation's first token selects the language, and the checkpoint sets none",
     ("mBART", "Hund\n", ("--tgt-lang", "de_DE")): "",
-    ("T5", "Hund\n", ()): "config.json states prefixes of tasks ('translate:'), and no source begins with one; put the",
+    ("T5", "Hund\n", ()): "config.json sets task prefixes ('translate:'), but no source starts with one; prepend the",
     ("T5", "Hund\ntranslate: Hund\n", ()): "",
 }
 

@@ -224,7 +224,7 @@ REFUSALS = {  # settings of the adapter -> the message
     "alpha_pattern=[1]: must be a mapping": {"alpha_pattern": [1]},
     "q_proj.lora_magnitude_vector: is missing": {"use_dora": True},
     "which contradicts rank 4": {"rank_pattern": {}},
-    "q_proj: has a low-rank change, and target_modules does not name it": {"target_modules": ["v_proj"]},
+    "q_proj: has a low-rank update, and target_modules does not name it": {"target_modules": ["v_proj"]},
 }
 
 
@@ -291,7 +291,7 @@ def test_damaged_adapters_are_one_line(adapted):
 def test_a_change_of_one_tied_tensor_is_refused(target, saved):
     """`peft` merges it into all of them and warns: the merged model is another function."""
     base, adapter = saved("BART", target_modules=[target])
-    with pytest.raises(ConversionError, match=rf"{target}.weight: has a low-rank change and is tied to "):
+    with pytest.raises(ConversionError, match=rf"{target}.weight: has a low-rank update and is tied to "):
         convert.load(base, adapter=adapter)
 
 

@@ -80,7 +80,7 @@ def test_memory_that_is_not_enough_is_no_defect(command, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr("twinax.inspect_command.inspect_checkpoint", fail)
-    assert command("inspect", STORED)[::2] == (2, "twinax: the memory of this machine is not enough\n")
+    assert command("inspect", STORED)[::2] == (2, "twinax: out of memory\n")
 
 
 CODE = """

@@ -49,7 +49,7 @@ LONG = np.ones((2, 65), int)
 WRONG = [
     ((SRC - 3, TGT), {}, r"src_tokens\[0, 3\] is -3: 3 ids are outside the vocabulary, 0 to 100"),
     ((SRC, TGT + 100), {}, r"tgt_tokens\[0, 2\] is 103: 3 ids are outside the vocabulary, 0 to 102"),
-    ((SRC, BATCH3), {}, "src_tokens and tgt_tokens: must have one batch size, not 2 and 3 sentences"),
+    ((SRC, BATCH3), {}, "src_tokens and tgt_tokens: must have the same batch size, not 2 and 3 sentences"),
     ((SRC[0], TGT), {}, r"src_tokens: must be .* of shape \(batch, length\)"),
     ((SRC.astype(np.float32), TGT), {}, "src_tokens: must be .*float32"),
     ((SRC[:, :0], TGT), {}, "src_tokens: length 0 is not between 1 and the config's max_length=64"),

@@ -212,7 +212,7 @@ def test_topologies():
     assert parse_topology("V5P:4x4x12").chips == 192
     assert [t.chips for t in family("v6e")] == [1, 4, 8, 16, 32, 64, 128, 256]
     assert max(t.chips for t in family("v4")) == max(t.chips for t in family("h100")) == 4096
-    # A ring has two links per chip and dimension; of 2×2 chips, each has one neighbour in a dimension.
+    # A ring has two links per chip and dimension; of 2×2 chips, each has one neighbor in a dimension.
     links = {"v5e:1x1": 0, "v5e:2x2": 2, "v5e:4x4": 3, "v5e:16x16": 4, "v4:2x4x4": 4, "v4:4x4x4": 6}
     assert {name: parse_topology(name).links for name in links} == links
     # 900 GB/s of NVLink in both directions; between machines eight GPUs share eight cards of 50 GB/s

@@ -84,7 +84,7 @@ def address():
 
 CULPRIT = rf"twinax: process 1 of 3 \(pid \d+ on {socket.gethostname()}\): "
 ENDINGS = {
-    "dies": "was ended by SIGKILL, often for lack of memory; it had begun update 7. Every listed checkpoint",
+    "dies": "was ended by SIGKILL, often because it ran out of memory; it had begun update 7. Every listed checkpoint",
     "exits": "ended with status 5; it had begun update 7",
     "loses": "its connection is lost: the machine, its network or its supervisor has failed",
     "stops": "is stopped, or hangs: it has not responded for 2 s; it had begun update 8",
@@ -151,7 +151,7 @@ def test_a_coordinator_that_cannot_be_used(address):
     assert last.startswith(
         f"twinax: --coordinator {address}: cannot be reached ({REFUSED_TEXT}); start process 0 there"
     )
-    assert "no.such.host is not the name of a machine" in Process("no.such.host:1234", 2, 1).end()[1]
+    assert "no.such.host: the host name cannot be resolved" in Process("no.such.host:1234", 2, 1).end()[1]
     with socket.create_server(("", int(address.rpartition(":")[2]))):
         assert "process 0 cannot listen on this port (Address already in use)" in Process(address, 2, 0).end()[1]
 

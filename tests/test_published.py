@@ -278,7 +278,7 @@ def test_d2l_note_cache(tokens):
 
 
 def test_the_command_on_a_state_dict(command, tmp_path):
-    """The file is recognised, described, converted and written back without further flags."""
+    """The file is recognized, described, converted and written back without further flags."""
     model = build("jadore801120", as_published=True).float()
     source, target, output = (tmp_path / name for name in ("theirs.pt", "ours", "back.pt"))
     torch.save(model.state_dict(), source)

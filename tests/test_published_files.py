@@ -187,7 +187,7 @@ def test_variants_that_cannot_be(variant, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.chkpt", "model", "best.ckpt", "weights.safetensors"])
-def test_a_file_is_recognised_by_its_content(name, command, tmp_path):
+def test_a_file_is_recognized_by_its_content(name, command, tmp_path):
     """jadore801120 writes model.chkpt; a wrong ending does no harm either."""
     path = save("jadore801120", tmp_path / name)
     status, out, _ = command("inspect", path)

@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_finite_names_the_way_back(finished, tmp_path):
     good = replace(run, loop=replace(run.loop, updates=4))
     train(good, tmp_path / "r", QUIET)
     diverging = replace(run, training=replace(run.training, learning_rate=1e38, warmup_updates=0))
-    with pytest.raises(RunError, match=r"No checkpoint has a loss near the best one: start a new run .* 5e\+37\)"):
+    with pytest.raises(RunError, match=r"No checkpoint with recorded losses exists: start a new run .* 5e\+37\)"):
         train(replace(diverging, loop=replace(diverging.loop, updates=9)), tmp_path / "s", QUIET)
 
 

@@ -167,7 +167,7 @@ def test_the_command(tmp_path, command):
     text = " ".join(out.split())
     assert (code, err) == (0, "")
     assert "adamw after 2 updates: bit-identical" in text
-    assert "its learning rate 0.001 gives" in text.replace("│ │ │ ", "")
+    assert "its learning rate 0.001 is" in text.replace("│ │ │ ", "")
     state = torch.load(tmp_path / "b.pt")["optimizer"]["state"]
     assert sorted(float(e["exp_avg"].abs().max()) for e in state.values()) == pytest.approx(
         sorted(float(e["exp_avg"].abs().max()) for e in optimizer.state.values())

@@ -89,7 +89,7 @@ def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: i
     done = search.done | settled(scores[:, -1], best_live)
     done = done | (scores[:, -1] > -torch.inf) if steps.early_stopping else done
 
-    # Each decision compares two sorted neighbours: which continuations may finish, which are candidates, which stay
+    # Each decision compares two sorted neighbors: which continuations may finish, which are candidates, which stay
     # live, in which order finished hypotheses are returned; and whether the search stops.
     ones = torch.ones_like(all_sums)
     stop_penalties = torch.stack([penalties[:, beam_size - 1], torch.full_like(best_live, penalty)], dim=1)
@@ -119,7 +119,7 @@ def _stay(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: in
     closes = (all_ended | torch.tensor(n == longest, device=ends.device)) & ~search.done
     finished = torch.where(closes[:, None, None], _pick(candidates, best), search.finished)
 
-    # Each decision compares two sorted neighbours: which continuations stay in the beam, and the final order.
+    # Each decision compares two sorted neighbors: which continuations stay in the beam, and the final order.
     order = torch.where(closes, _margin(scores, penalties, 0, beam_size), torch.inf)
     decisions = [_margin(all_sums, torch.ones_like(all_sums), beam_size - 1, beam_size + 1), order]
     scores, penalties = (
@@ -144,7 +144,7 @@ def _best(search: Search, sums: Float[Tensor, "B K V"], number: int) -> tuple[Te
 
 
 def _closest(search: Search, decisions: list[Float[Tensor, " B"]]) -> Float[Tensor, " B"]:
-    """The smallest margins so far; those of finished sentences stay."""
+    """The smallest margins so far; those of finished sentences are kept."""
     return torch.where(search.done, search.margins, torch.stack([search.margins, *decisions]).amin(0))
 
 
@@ -169,7 +169,7 @@ def _pick(values: Tensor, indices: Int[Tensor, "B L"]) -> Tensor:
 
 
 def _margin(values: Float[Tensor, "B L"], penalties: Tensor, first: int, last: int) -> Float[Tensor, " B"]:
-    """The smallest error of the sums that makes two neighbouring columns equal; values are sums over penalties.
+    """The smallest error of the sums that makes two neighboring columns equal; values are sums over penalties.
 
     |a / p - b / q| / (1 / p + 1 / q); inf if one of them is empty.
     """

@@ -24,8 +24,8 @@ def generate(
 ) -> Decoded:
     """Translate a batch of sentences by beam search, as `DecodingConfig` defines it.
 
-    The result's `margins` are the smallest margin of each sentence's decisions: another computation can only decide
-    otherwise if its numerical error is at least that large.
+    The result's `margins` are those of each sentence's closest decision: only a numerical error of at least that size
+    can change it.
 
     Raises:
         ValueError: the batch is empty, a sentence is empty or too long, or an id is outside the vocabulary.

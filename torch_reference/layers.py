@@ -48,8 +48,8 @@ class Linear(nn.Module):
 
 def layer_norm(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L D"]:
     """(x - mean) / sqrt(variance + eps) over D. Source: Ba et al. 2016, eq. 4."""
-    centred = x - x.mean(-1, keepdim=True)
-    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    centered = x - x.mean(-1, keepdim=True)
+    return centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)
 
 
 def rms_norm(x: Float[Tensor, "B L D"], eps: float) -> Float[Tensor, "B L D"]:
@@ -70,8 +70,8 @@ def layer_norm_over_length(x: Float[Tensor, "B L D"], eps: float) -> Float[Tenso
 
     Source: lucky_glass, as published.
     """
-    centred = x - x.mean((1, 2), keepdim=True)
-    return centred * torch.rsqrt(centred.square().mean((1, 2), keepdim=True) + eps)
+    centered = x - x.mean((1, 2), keepdim=True)
+    return centered * torch.rsqrt(centered.square().mean((1, 2), keepdim=True) + eps)
 
 
 NORMS: dict[str, Callable[..., Tensor]] = {
@@ -83,7 +83,7 @@ NORMS: dict[str, Callable[..., Tensor]] = {
 
 
 class Norm(nn.Module):
-    """weight · normalised(x) + bias, in float32 or wider."""
+    """weight · normalized(x) + bias, in float32 or wider."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -282,7 +282,7 @@ RESIDUALS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class Residual(nn.Module):
-    """norm(x + dropout(f(x))), or x + dropout(f(norm(x))). Source: Vaswani et al. 2017, section 3.1 and 5.4."""
+    """norm(x + dropout(f(x))), or x + dropout(f(norm(x))). Source: Vaswani et al. 2017, sections 3.1 and 5.4."""
 
     def __init__(self, config: TransformerConfig, add: str = "add"):
         super().__init__()

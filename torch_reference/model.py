@@ -221,7 +221,7 @@ class Transformer(nn.Module):
         self.tgt_input = InputStage(config, generator)
         source, target = self.src_input.positions, self.tgt_input.positions
         if config.positions == "stored" and source is not None and target is not None:
-            target.table.copy_(source.table)  # both sides start with equal tables
+            target.table.copy_(source.table)
         self.encoder = Encoder(config, generator)
         self.decoder = Decoder(config, generator)
         self.output = Output(config, generator)

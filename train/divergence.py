@@ -22,7 +22,7 @@ def describe_way_back(
     update = last_healthy(records, checkpoints)
     if update is None:
         return (
-            "No checkpoint has a loss near the best one: start a new run with a smaller learning rate "
+            "No checkpoint with recorded losses exists: start a new run with a smaller learning rate "
             f"(--training.learning-rate {rate}), a longer warm-up or --training.clip-norm"
         )
     words = ("twinax", "train", str(directory), "--init-from", str(directory / "checkpoints" / str(update)))

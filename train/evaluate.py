@@ -63,7 +63,7 @@ class Validation:
         return len({*self._plan.buckets})
 
     def compile_in_advance(self) -> None:
-        """Begins to compile the loss of each batch shape."""
+        """Begin to compile the loss of each batch shape."""
         for number in dict.fromkeys(self._plan.buckets):
             self._add(number)
 

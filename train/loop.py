@@ -67,7 +67,7 @@ def train(
     trackers: Sequence[Tracker] = (),
     team: Team | None = None,
 ) -> Outcome:
-    """Trains in a run directory, or resumes there. `trackers` get the metrics in addition to the run's own files.
+    """Train in a run directory, or resume there. `trackers` get the metrics in addition to the run's own files.
 
     `team`: the processes of the run, which `twinax train` starts; None: this process alone.
 
@@ -210,7 +210,7 @@ class _Loop:
         return f", which was on {before}; on {here}, the same losses up to rounding, not bit for bit"
 
     def go(self) -> Outcome:
-        """Trains until the end of the run, a signal, or a loss that is not finite."""
+        """Train until the end of the run, a signal, or a loss that is not finite."""
         try:
             with (
                 TrainingProgress(self.console, self.update, self.milestones.total) as progress,
@@ -240,11 +240,11 @@ class _Loop:
         return self.stopped_by is None and self.milestones.continues(self.update)
 
     def _describe_compilation(self) -> str:
-        """One line on what the first validation compiles."""
+        """One line on the programs that the first validation needs."""
         shapes = self.validation.shapes
-        programs = f"{shapes} more batch shape{'s' if shapes > 1 else ''} for the loss"
-        translation = ", and translation" if self.run.loop.translations else ""
-        return f"the first validation compiles {programs}{translation}"
+        programs = f"the loss at {shapes} batch shape{'s' if shapes > 1 else ''}"
+        translation = " and translation" if self.run.loop.translations else ""
+        return f"the first validation needs compiled programs for {programs}{translation}"
 
     def _updates(self) -> None:
         pending: _Pending | None = None
@@ -279,7 +279,7 @@ class _Loop:
         return metrics
 
     def _compile_in_advance(self) -> None:
-        """Begins to compile what this epoch needs, in the order in which it needs it, then what validation needs."""
+        """Begin to compile what this epoch needs, in the order in which it needs it, then what validation needs."""
         epoch, number = self.batches.position(self.update)
         coming = self.batches.plan(epoch).buckets[number:][: self.batches.total - self.update]
         for bucket in dict.fromkeys(coming):
@@ -287,7 +287,7 @@ class _Loop:
         self.validation.compile_in_advance()
 
     def _wait_for_programs(self, bucket: int) -> None:
-        """Waits until all processes have compiled a batch shape: collectives on a CPU wait for half a minute only."""
+        """Wait until all processes have compiled a batch shape: collectives on a CPU wait for half a minute only."""
         with self.stop.during("this update's compilation"):
             seconds = self.step.compile_seconds(bucket)
         self.team.agree("the programs are compiled")
@@ -336,7 +336,7 @@ class _Loop:
             self._report(self.state, {})
 
     def _repeat_validations(self) -> None:
-        """Repeats validations of earlier checkpoints whose records are damaged, because one may be the best."""
+        """Repeat validations of earlier checkpoints whose records are damaged, because one may be the best."""
         due = [u for u in self.checkpoints.updates if u < self.update and self.milestones.validation_due(u)]
         for update in due:
             if update in self.log.validations:
@@ -347,7 +347,7 @@ class _Loop:
                 self.checkpoints.set_aside(update, error, self.progress.say)
 
     def _report(self, state: TrainState, notes: dict[str, Any], update: int | None = None) -> dict[str, Any]:
-        """Validates a state, by default the current one, writes the record and prints it."""
+        """Validate a state, write the record and print it. `update`: that of the state, by default the current one."""
         update = self.update if update is None else update
         start = time.monotonic()
         self.progress.pause()
@@ -364,7 +364,7 @@ class _Loop:
         return dict(validations[max(validations)]) if validations else None
 
     def _finish(self) -> dict[str, Any] | None:
-        """Averages checkpoints if the run sets `average`, and prints where the results are."""
+        """Average checkpoints if the run sets `average`, and print where the results are."""
         scores = self._last_validation()
         self.progress.say(self.milestones.describe_end(self.update))
         self.checkpoints.wait()
@@ -374,7 +374,7 @@ class _Loop:
         return scores
 
     def _average(self, number: int) -> dict[str, Any] | None:
-        """Validates the mean of the last validated checkpoints and saves it in its own directory."""
+        """Validate the mean of the last validated checkpoints and save it in its own directory."""
         updates = [u for u in sorted(self.log.validations)[-number:] if u in self.checkpoints.updates]
         if len(updates) < number:
             self.progress.say(f"average={number}: only {len(updates)} validated checkpoints exist; averaging these")

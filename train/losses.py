@@ -52,7 +52,7 @@ def _forward(
 ) -> tuple[Float[Array, "B T"], tuple[Array, ...]]:
     largest = row_max(at_least_float32(logits))  # subtracted first, for numerical stability
     z = at_least_float32(logits) - largest[..., None]
-    normaliser = jnp.log(jnp.exp(z).sum(-1))
+    normalizer = jnp.log(jnp.exp(z).sum(-1))
     # A label outside the vocabulary gives NaN; a negative index would wrap around.
     labels = jnp.where(labels < 0, z.shape[-1], labels)
     expected = (target.label - target.other) * jnp.take_along_axis(z, labels[..., None], axis=-1)[..., 0]
@@ -62,15 +62,15 @@ def _forward(
     if target.other:
         expected += target.other * z.sum(-1)
     # The residuals are the logits in their own dtype, not the probabilities in float32.
-    return normaliser - expected - target.entropy, (logits, labels, largest, normaliser)
+    return normalizer - expected - target.entropy, (logits, labels, largest, normalizer)
 
 
 def _backward(
     pad_id: int, target: Target, residuals: tuple[Array, ...], gradient: Float[Array, "B T"]
 ) -> tuple[Float[Array, "B T V"], None]:
     """d loss / d z = p - q."""
-    logits, labels, largest, normaliser = residuals
-    p = jnp.exp(at_least_float32(logits) - largest[..., None] - normaliser[..., None])
+    logits, labels, largest, normalizer = residuals
+    p = jnp.exp(at_least_float32(logits) - largest[..., None] - normalizer[..., None])
     token = jnp.arange(logits.shape[-1])
     q = jnp.where(token == pad_id, target.padding, target.other)
     q = jnp.where(token == labels[..., None], target.label, q)

@@ -7,7 +7,7 @@ _OPTIONS = {"M_ARENA_MAX": (-8, 1), "M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc keep freed memory until the process ends; returns whether it does.
+    """Make glibc keep freed memory until the process ends; return whether it does.
 
     By default glibc returns large buffers to the system, and the kernel clears all their pages again in the next step;
     docs/performance.md has the cost. The process then stays at its peak size. Call this before JAX starts its threads:

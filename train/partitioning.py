@@ -52,7 +52,7 @@ class Placement:
         devices = jax.devices() if devices is None else devices
         config.check(model, len(devices))
         sizes = config.sizes(len(devices))
-        # neighbours in the mesh are neighbours in a TPU's network
+        # neighbors in the mesh are neighbors in a TPU's network
         return cls(
             Mesh(create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True), tuple(sizes))
         )
@@ -97,7 +97,7 @@ class Placement:
         return jax.tree.map(describe, tree, self.shardings(tree))
 
     def place(self, tree: Any) -> Any:
-        """Puts every array of a tree where the table says; every process passes the same arrays."""
+        """Put every array of a tree where the table says; every process passes the same arrays."""
         return _put(tree, self.shardings(tree))
 
     def keep(self, tree: Any) -> Any:
@@ -113,7 +113,7 @@ class Placement:
         return jax.lax.with_sharding_constraint(params, jax.tree_util.tree_map_with_path(sharding, params))
 
     def rows(self, sentences: int, parts: int) -> "Rows":
-        """The rows of a batch that this process holds: their number is a multiple of all shares times `parts`."""
+        """The rows of a batch that this process holds; the batch is padded to a multiple of `shares` · `parts` rows."""
         total = sentences + -sentences % (self.shares * parts)
         places = self.row_sharding.devices_indices_map((total,))
         owners = np.full(total, jax.process_count())  # the first process that holds a row
@@ -157,7 +157,7 @@ class Rows(NamedTuple):
 
 
 def _put(tree: Any, shardings: Any) -> Any:
-    """Puts arrays, which every process has, on the devices of all processes."""
+    """Put arrays, which every process has, on the devices of all processes."""
 
     def put(array: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         if sharding.is_fully_addressable:
@@ -176,7 +176,7 @@ def partition(path: Sequence[Any]) -> PartitionSpec:
 
 
 def like(tree: Any, template: Any) -> Any:
-    """Moves each array of a tree to the sharding of the template's array."""
+    """Move each array of a tree to the sharding of the template's array."""
     return _put(tree, jax.tree.map(lambda array: array.sharding, template))
 
 

@@ -25,7 +25,7 @@ class Programs:
         self._compiled: dict[Hashable, _Compiled] = {}
 
     def add(self, name: Hashable, compile_program: Callable[[], Any]) -> None:
-        """Adds a program, once."""
+        """Add a program, once."""
         if name in self:
             return
         future = self._pool.submit(_in_context(compile_program)) if self._pool is not None else None
@@ -39,7 +39,7 @@ class Programs:
         return self._get(name).program
 
     def is_ready(self, name: Hashable) -> bool:
-        """Whether the program was used before."""
+        """Whether the program was retrieved before; False even if it is compiled."""
         return name in self._compiled
 
     def seconds(self, name: Hashable) -> float:
@@ -47,7 +47,7 @@ class Programs:
         return self._get(name).seconds
 
     def close(self) -> None:
-        """Forgets the programs that are not compiled yet; waits for the one that is being compiled."""
+        """Forget the programs that are not compiled yet; wait for the one that is being compiled."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 

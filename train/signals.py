@@ -66,7 +66,7 @@ class StopSignals:
             self.caught, self._time = number, time.monotonic()
 
     def _watch(self) -> None:
-        """Prints a message at the first signal; ends the process at the second if the main thread has not ended."""
+        """Print a message at the first signal; end the process at the second if the main thread has not ended."""
         first = None  # time of the first signal
         while data := os.read(self._reading, 1):
             number, now = data[0], time.monotonic()

@@ -26,7 +26,7 @@ class StepPrograms:
         return self._programs[_UPDATE](state, self._programs[bucket](state, batch))
 
     def add(self, bucket: int) -> None:
-        """Adds the programs of a batch shape to those that are compiled in advance."""
+        """Add the programs of a batch shape to those that are compiled in advance."""
         src_length, tgt_length, _ = self._buckets[bucket]
         batch = Batch(*self._placement.abstract_rows(self._rows[bucket].total, src_length, tgt_length))
         self._programs.add(bucket, partial(self._step.compile_gradients, self._state, batch))
@@ -37,7 +37,7 @@ class StepPrograms:
         return bucket in self._seconds
 
     def compile_seconds(self, bucket: int) -> Mapping[int, float]:
-        """Waits for the programs of a batch shape; the seconds that each one so far took to compile, this one last."""
+        """Wait for the programs of a batch shape; the seconds that each one so far took to compile, this one last."""
         self.add(bucket)
         self._seconds[bucket] = self._programs.seconds(bucket)
         self._programs.seconds(_UPDATE)

@@ -1,4 +1,4 @@
-"""Signs that a text is not what a model expects: unknown tokens, no language, no prefix of a task."""
+"""Signs that a text is not what a model expects: unknown tokens, no language, no task prefix."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,8 +24,8 @@ def text_warnings(translator: Translator, texts: Sequence[str]) -> Iterator[str]
     prefixes = _task_prefixes(translator)
     if lines and prefixes and not any(text.startswith(prefix) for text in lines.values() for prefix in prefixes):
         yield (
-            f"{CONFIG} states prefixes of tasks ({_examples([*map(repr, prefixes)])}), and no source begins with one; "
-            "put the prefix of the task before each source"
+            f"{CONFIG} sets task prefixes ({_examples([*map(repr, prefixes)])}), but no source starts with one; "
+            "prepend the prefix of the task to each source"
         )
 
 

@@ -56,7 +56,8 @@ class Translator:
     """A checkpoint whose model translates and scores text.
 
     Raises:
-        CheckpointError: on a call with text: the checkpoint has no tokenizer, or no start token for the decoder.
+        CheckpointError: on a call with text: the checkpoint has no tokenizer that can be read.
+        ConfigError: on a call that decodes or scores: the model has no start token for the decoder.
     """
 
     def __init__(
@@ -69,10 +70,8 @@ class Translator:
     ):
         self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
         self.quantize: Quantization | None = quantize if base is None else base.quantize
-        self._base, self._tokenizers = (
-            base,
-            tokenizers,
-        )  # the base shares its arrays, and its tokenizers if none are set
+        # The base shares its arrays, and its tokenizers if none are set.
+        self._base, self._tokenizers = base, tokenizers
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -176,8 +175,8 @@ class Translator:
             ConversionError: as `generation`.
             ConfigError: a field has an invalid value.
         """
-        stated = {} if self.generation is None else self.generation.fields
-        return DecodingConfig(**{**stated, **fields})
+        generation_fields = {} if self.generation is None else self.generation.fields
+        return DecodingConfig(**{**generation_fields, **fields})
 
     def translate(
         self,
@@ -237,7 +236,7 @@ class Translator:
     def score(
         self, sources: Sequence[str], targets: Sequence[str], framework: Framework = "flax", place: str = "pair"
     ) -> list[float]:
-        """log p(target | source) in nats of each pair, without a forced first token, as beam search counts.
+        """log p(target | source) in nats of each pair; a forced first token does not count, as in beam search.
 
         `place`: what the pairs are, for messages; a number follows.
 
@@ -332,7 +331,7 @@ class Translator:
 def load(
     path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None, quantize: Quantization | None = None
 ) -> Translator:
-    """Loads a trained model: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
+    """Load a trained model: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
 
     `adapter`: the directory of a LoRA adapter, which is merged into the weights of a Hugging Face directory.
     `quantize`: "int8" computes products with weights in 8-bit integers, in Flax only.

@@ -28,7 +28,7 @@ class _Model:
 
 
 def examine(model: str, seed: int, json_file: str | None) -> bool:
-    """Prints the audit; returns whether the model has no mistake."""
+    """Print the audit; return whether the model has no mistake."""
     check_folder(json_file)
     subject = _load(model)
     with progress_bar() as progress:
@@ -58,7 +58,7 @@ def examine(model: str, seed: int, json_file: str | None) -> bool:
 
 
 def _load(model: str) -> _Model:
-    """Loads a preset, a published system, a config from a JSON file, or a checkpoint."""
+    """Load a preset, a published system, a config from a JSON file, or a checkpoint."""
     name, _, variant = model.partition(":")
     if model in PRESETS:
         return _Model(TransformerConfig.preset(model))

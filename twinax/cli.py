@@ -62,15 +62,15 @@ def parity(
         adapter: directory of a LoRA adapter of peft, to merge into the weights of the first Hugging Face directory.
         translations: also translate every sentence of --src in both frameworks, greedily and with a beam of 5, and
             compare the tokens.
-        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
-        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
+        src_lang: language of the source in a multilingual model: deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, such as fra for >>fra<<.
         forced_bos: first token of every translation, or its id.
         max_length: maximum length of a translation in tokens, including EOS; default: the Hugging Face directory's,
             else the model's maximum.
         engines: instead of the ladder, compare beam search on --src in these engines, greedily and with a beam of 5:
             flax,torch,transformers,ctranslate2 or some of them. Prints a certificate for each sentence that differs.
-        shape: sentences x tokens of the random batches, as 256x64 on both sides; loss and gradients are then those of
-            the compiled program that trains.
+        shape: sentences x tokens of the random batches, such as 256x64 on both sides; loss and gradients are then those
+            of the compiled program that trains.
         seed: seed of random tokens and weights, and of the order of sentences.
         json_file: JSON file to write the results to.
     """
@@ -242,14 +242,14 @@ def convert(
     Args:
         src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
             its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
-        dst: file or directory to write; must not exist. Folders above it are created.
+        dst: file or directory to write; must not exist, or be an empty directory. Folders above it are created.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
             (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz); ctranslate2
             (a directory).
         weights_only: omit the optimizer and the run.
         dtype: round the weights to this dtype, without the optimizer, and report how far the logits moved.
-        max_shard_size: most bytes per file of weights in a family's directory, as in 5GB; default: one file.
+        max_shard_size: maximum bytes per weight file of a family's directory, such as 5GB; default: one file.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         run: for the optimizer that another program saved (a checkpoint of transformers' Trainer, or a .pt with model
             and optimizer): the run that resumes from it, as a directory or as JSON of --print-config.
@@ -323,7 +323,7 @@ def data() -> int:
 def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
     """Learn a little Italian in two minutes, translate unseen sentences, and prove both twins equal.
 
-    Needs no files and no network. Exits with 0 if Flax and PyTorch agree on every token and every rung.
+    Needs no files and no network. Exits with 0 if the twins agree on every token and rung, and the round trip is exact.
 
     Example: twinax demo
 
@@ -350,14 +350,14 @@ _COMMANDS = _OWN_FLAGS | {
 
 
 def _run(name: str) -> int:
-    """Runs a command with the arguments of the process; returns its exit status."""
+    """Run a command with the arguments of the process; return its exit status."""
     if name in _OWN_FLAGS:
         return _OWN_FLAGS[name]()
     return tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="twinax", description=_DESCRIPTION)
 
 
 def _take(flag: str) -> bool:
-    """Whether the arguments contain a flag of all commands, which is removed from them."""
+    """Remove a global flag from the arguments; return whether it was there."""
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     if flag not in sys.argv[2:end]:
         return False
@@ -393,7 +393,7 @@ def main() -> None:
         print("twinax: interrupted", file=sys.stderr)
         sys.exit(130)
     except MemoryError:
-        print("twinax: the memory of this machine is not enough", file=sys.stderr)
+        print("twinax: out of memory", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         print(f"twinax: {describe_defect(error)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`twinax compare`: loads two models from Python files, compares them and reports where they part."""
+"""`twinax compare`: loads two models from Python files, compares them and reports where they diverge."""
 
 import importlib.util
 import inspect
@@ -43,25 +43,25 @@ def run(
     json_file: str | None,
     report: str | None,
 ) -> int:
-    """Compares the models that two factories return; the exit status."""
+    """Compare the models that two factories return; the exit status."""
     check_folder(json_file)
     _check_report(report, json_file)
     _check_rules(convert, rules, write_rules)
-    given = _inputs(inputs)
-    others = given if candidate_inputs is None else _inputs(candidate_inputs)
-    model = _made(reference, _function(reference), ())
+    reference_inputs = _inputs(inputs)
+    candidate_arguments = reference_inputs if candidate_inputs is None else _inputs(candidate_inputs)
+    model = _call(reference, _function(reference), ())
     factory = _function(candidate)
     wants_weights = any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
-    port = _made(candidate, factory, (arrays_of(model),) if wants_weights else ())
+    port = _call(candidate, factory, (arrays_of(model),) if wants_weights else ())
     optimizers = _optimizers(optimizer) if optimizer else None
     try:
-        converter = _function(convert) if convert is not None else _ruled(rules, model, port)
+        converter = _function(convert) if convert is not None else _rules_converter(rules, model, port)
         if converter is None and _are_different(model, port):
-            converter = _inferred(model, port, given, others, write_rules)
+            converter = _inferred_converter(model, port, reference_inputs, candidate_arguments, write_rules)
         if converter is None and wants_weights:
-            converter = partial(_built, factory)
+            converter = partial(_built_parameters, factory)
         comparison = compare(
-            *(model, port, given, others),
+            *(model, port, reference_inputs, candidate_arguments),
             convert=converter,
             gradients=gradients,
             optimizers=optimizers,
@@ -69,7 +69,7 @@ def run(
             rounding=rounding,
         )
     except (CaptureError, TypeError) as error:
-        if isinstance(error, TypeError) and "is no optimizer" not in str(error):
+        if isinstance(error, TypeError) and "is not an optimizer" not in str(error):
             raise
         raise UsageError(str(error)) from None
     show(comparison, (reference, candidate))
@@ -80,7 +80,7 @@ def run(
     return _EXIT.get(comparison.verdict, 1)
 
 
-def _built(factory: Callable[..., Any], state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _built_parameters(factory: Callable[..., Any], state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The parameters of the port that a factory builds from the reference's: it is a converter too."""
     return arrays_of(factory(state))
 
@@ -109,7 +109,7 @@ def _shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in arrays_of(model).items()}
 
 
-def _ruled(rules: str | None, model: Any, port: Any) -> Convert | None:
+def _rules_converter(rules: str | None, model: Any, port: Any) -> Convert | None:
     """The converter that a rules file describes."""
     if rules is None:
         return None
@@ -125,10 +125,12 @@ def _are_different(model: Any, port: Any) -> bool:
     return 2 * len(weights.unmatched) > count
 
 
-def _inferred(model: Any, port: Any, given: Any, others: Any, write_rules: str | None) -> Convert:
+def _inferred_converter(
+    model: Any, port: Any, reference_inputs: Any, candidate_inputs: Any, write_rules: str | None
+) -> Convert:
     """The converter that is inferred from the operations of both models; its rules are written if asked for."""
     print("the candidate has other weights: inferring which parameter is which", file=sys.stderr)
-    inference = infer_weights(model, port, given, others)
+    inference = infer_weights(model, port, reference_inputs, candidate_inputs)
     matches, shapes = inference.weights.matches, _shapes(port)
     learned = len(shapes) - len(inference.fixed)
     print(
@@ -167,7 +169,7 @@ def _optimizers(names: tuple[str, ...]) -> tuple[Any, Any]:
 def _optimizer(name: str) -> Any:
     """A function that makes torch optimizers as it is, and what any other returns."""
     function = _function(name)
-    return function if inspect.signature(function).parameters else _made(name, function, ())
+    return function if inspect.signature(function).parameters else _call(name, function, ())
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -205,7 +207,7 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _made(name: str, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _call(name: str, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     try:
         result = factory(*arguments)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
@@ -230,7 +232,7 @@ def _one_line(error: BaseException, path: Path) -> str:
 def _inputs(name: str) -> tuple[Any, ...]:
     """The arrays of an .npz file in their order, or what a function of a Python file returns."""
     if ".py:" in name:
-        result = _made(name, _function(name), ())
+        result = _call(name, _function(name), ())
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if not os.path.isfile(name):
         raise UsageError(f"{name}: there is no such file")
@@ -238,7 +240,7 @@ def _inputs(name: str) -> tuple[Any, ...]:
         with np.load(name, allow_pickle=False) as file:
             arrays = tuple(file[key] for key in file.files) if isinstance(file, np.lib.npyio.NpzFile) else (file,)
     except (ValueError, OSError, EOFError) as error:
-        raise UsageError(f"{name}: is no .npz file of arrays ({str(error).splitlines()[0]})") from None
+        raise UsageError(f"{name}: is not an .npz file of arrays ({str(error).splitlines()[0]})") from None
     if not arrays:
         raise UsageError(f"{name}: has no arrays")
     return arrays

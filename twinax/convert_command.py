@@ -50,7 +50,7 @@ def convert_checkpoint(
     scores: Sequence[str],
     with_paths: bool,
 ) -> int:
-    """Writes `dst`, reads it back and prints a comparison. Exit status: 1 if something differs; nothing is written."""
+    """Write `dst`, read it back and print a comparison. Exit status: 1 if something differs; nothing is written."""
     _check_layout(layout, quantization, scores)
     check_new(dst)
     _check_torch(dst, layout, dtype)
@@ -121,7 +121,7 @@ def _check_layout(layout: str, quantization: str | None, scores: Sequence[str]) 
 
 
 def _check_torch(dst: Path, layout: str, dtype: str | None) -> None:
-    """Imports PyTorch if the conversion needs it, so that its seconds are not the conversion's.
+    """Import PyTorch if the conversion needs it, so that its seconds are not the conversion's.
 
     Raises:
         UsageError: it is not installed.

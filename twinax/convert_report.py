@@ -116,7 +116,7 @@ def describe_tokenizers(checkpoint: Checkpoint, result: Checkpoint, layout: str)
 
 
 def print_report(title: str, rows: Mapping[str, str]) -> None:
-    """Prints a table of the rows; what differs is in red."""
+    """Print a table of the rows; what differs is in red."""
     table = Table("", "", show_header=False, title=escape(title), title_justify="left")
     for name, text in rows.items():
         table.add_row(name, Text(escape_lines(text), "bold red" if "DIFFERENT" in text else ""))

@@ -44,13 +44,14 @@ def write_and_compare(
     quantization: str | None,
     card: Callable[[Checkpoint, str], str] | None,
 ) -> tuple[Outcome, dict[str, str]]:
-    """Writes `dst`, reads it back and compares it before it gets its name; (outcome, first rows of the report).
+    """Write `dst`, read it back and compare it before it gets its name; (outcome, first rows of the report).
 
     Nothing is left at `dst` if something differs. `original` is the checkpoint before its dtype was changed; `card`
     computes the model card of a directory from what was read back and the checksum of its weights.
 
     Raises:
-        ConversionError: the layout has no such model or format, the path exists, or writing fails.
+        ConversionError: the layout has no such model or format, the path exists and is not an empty directory, or
+            writing fails.
     """
     outcomes: list[Outcome] = []
     saving, checking, comparing = Timer(), Timer(), Timer()

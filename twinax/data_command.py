@@ -22,7 +22,7 @@ Example: twinax data --src train.de --tgt train.en --plot lengths.png"""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns exit status 0."""
+    """Run the command; return exit status 0."""
     parsed = parse(arguments, "twinax data", _DESCRIPTION, plot=True)
     if parsed.print_config:
         print(parsed.run.to_json(), end="")
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _prepare(parsed: Arguments, say: Callable[[str], None]) -> Any:
-    """Prepares the run as training does, with tokenizers and batch shapes of an existing run or initial weights."""
+    """Prepare the run as training does, with tokenizers and batch shapes of an existing run or initial weights."""
     if parsed.name is not None and has_begun(Path(parsed.name)):
         return prepare_again(parsed.out, parsed.run, say)
     initial_weights = read_initial_weights(parsed.run)

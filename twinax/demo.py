@@ -75,7 +75,7 @@ def run_config(folder: Path, updates: int) -> RunConfig:
 
 
 def demo(out: Path, updates: int, test: int) -> Results:
-    """Makes a corpus, trains, translates unseen sentences and runs the ladder; writes everything to `out`.
+    """Make a corpus, train, translate unseen sentences and run the ladder; write everything to `out`.
 
     Raises:
         RunError, DataError, CheckpointError: as `train`.
@@ -139,7 +139,7 @@ def _translate(translator: Translator, pairs: Sequence[Pair]) -> tuple[list[str]
 
 
 def _show(translator: Translator, out: Path, console: Console) -> None:
-    """Prints example translations and the attention weights of the first, which are also saved as a picture."""
+    """Print example translations and the attention weights of the first, which are also saved as a picture."""
     texts = translator.translate(_EXAMPLES)
     for source, text in zip(_EXAMPLES, texts, strict=True):
         console.print(f"  {source}\n  [bold]{text}[/]", highlight=False)

@@ -31,7 +31,7 @@ def compare_searches(
     max_length: int | None,
     json_file: str | None,
 ) -> bool:
-    """Compares the n-best lists of engines and prints a table; returns whether rounding explains all differences."""
+    """Compare the n-best lists of engines and print a table; return whether rounding explains all differences."""
     check_folder(json_file)
     DecodingConfig(max_length=max_length)  # checks the value
     names = [name.strip() for name in engines.split(",")]

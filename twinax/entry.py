@@ -12,7 +12,7 @@ _IMPORTS = "<frozen importlib"  # how the files of Python's import system begin
 
 
 def main() -> None:
-    """Runs the command; Ctrl-C ends it with one line, also while it imports."""
+    """Run the command; Ctrl-C ends it with one line, also while it imports."""
     signal.signal(signal.SIGINT, _interrupt)
     if "--verbose" not in sys.argv:
         _hide_what_libraries_print()
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def _hide_what_libraries_print() -> None:
-    """Hides the errors of orbax's threads and coroutines, because the command describes their cause in one line."""
+    """Hide the errors of orbax's threads and coroutines, because the command describes their cause in one line."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
@@ -36,7 +36,7 @@ def _report_unraisable(error: Any) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt, or ends the process: C extensions that are being imported may ignore it, or crash."""
+    """Raise KeyboardInterrupt, or end the process: C extensions that are being imported may ignore it, or crash."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_IMPORTS):
             os.write(sys.stderr.fileno(), b"twinax: interrupted\n")

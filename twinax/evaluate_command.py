@@ -83,10 +83,10 @@ def evaluate(
             none), else the model's maximum.
         no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
         ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
-        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
-        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
+        src_lang: language of the source in a multilingual model: deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, such as fra for >>fra<<.
         forced_bos: first token of every translation, or its id.
-        tokenize: sacreBLEU's tokenisation for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
+        tokenize: sacreBLEU's tokenization for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
         json_file: JSON file to write the results to.
         output: file to write the translations to; of several systems, FILE.1, FILE.2 and so on.
         bootstrap: print 95 % confidence intervals, of 1,000 resamples of the sentences.
@@ -111,15 +111,15 @@ def evaluate(
         if texts_only:
             _check_unset(flags | languages | {"adapter": adapter, "quantize": quantize})
         scores = import_module("twinax.train.scores")
-        sources = {"src": tgt} if texts_only and src is None else {}  # which nobody reads
+        sources = {"src": tgt} if texts_only and src is None else {}  # not read
         pairs = list(read_pairs(**corpus | sources, split=split))
         all_references = [[pair[1] for pair in pairs], *(_lines(path, len(pairs)) for path in references)]
         scores.corpus_scores(["a"], [["a"]], tokenize)  # checks --tokenize before minutes of translation
-        given = {system: _lines(system, len(pairs)) for system in systems if is_text(system)}
+        system_texts = {system: _lines(system, len(pairs)) for system in systems if is_text(system)}
         translators = {
             system: decoding_in(load_translator(system, adapter, quantize), src_lang, tgt_lang, forced_bos)
             for system in systems
-            if system not in given
+            if system not in system_texts
         }
         decodings = {
             system: decoding_config(translator, flags, ignore_generation_config)
@@ -127,8 +127,8 @@ def evaluate(
         }
         results = []
         for system, path in zip(systems, outputs or [None] * len(systems), strict=True):
-            if system in given:
-                results.append(_Translations(system, given[system]))
+            if system in system_texts:
+                results.append(_Translations(system, system_texts[system]))
             else:
                 translator, decoding = translators.pop(system), decodings[system]
                 settings = {name: getattr(decoding, name) for name in flags}
@@ -163,7 +163,7 @@ class _Translations(NamedTuple):
     settings: Mapping[str, Any] = {}
 
     def write(self, path: str) -> None:
-        """Writes the translations, one per line."""
+        """Write the translations, one per line."""
         Path(path).write_text("".join(f"{text}\n" for text in self.texts), encoding="utf-8")
 
     def document(self, corpus: Mapping[str, Any], pairs: int, scores: Sequence[Any]) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _translate(translator: Any, sources: Sequence[str], decoding: Any, framework
 
 
 def _show(scores_of: Mapping[str, Sequence[Any]], pairs: int, truncated: int) -> None:
-    """Prints a table: a row per score of one system, or per system and score."""
+    """Print a table: a row per score of one system, or per system and score."""
     rich = import_module("rich.table")
     system = [rich.Column("system", overflow="fold")] if len(scores_of) > 1 else []
     columns = rich.Column(""), rich.Column("", justify="right"), rich.Column("signature", overflow="fold")

@@ -86,8 +86,7 @@ def check_flags(command: str, words: Sequence[str]) -> None:
     """Raises: UsageError at the first flag of another toolkit, with its equivalent in twinax."""
     for word in _flags(words):
         if equivalent := FOREIGN.get(command, {}).get(word):
-            name, bracket, remark = equivalent.partition(" (")
-            raise UsageError(f"{word}: in twinax, use {name}{bracket}{remark}")
+            raise UsageError(f"{word}: in twinax, use {equivalent}")
 
 
 def _flags(words: Sequence[str]) -> Iterable[str]:

@@ -41,7 +41,7 @@ _SIZES = (
 
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
-    """Prints the contents of a checkpoint, or why twinax cannot read it. Exit status: 2 if it cannot."""
+    """Print the contents of a checkpoint, or why twinax cannot read it. Exit status: 2 if it cannot."""
     check_folder(json_file)
     rows: dict[str, Any] = {}
     status, arrays = 2, {}
@@ -92,7 +92,7 @@ def _contents(path: Path) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
     else:
         checkpoint, contents = convert.load(path, memory_map=True), None
         layout = "twinax" if is_run_or_checkpoint(path) else checkpoint.layout
-        layout = ctranslate2_format.LAYOUT if ctranslate2_format.recognises(path) else layout
+        layout = ctranslate2_format.LAYOUT if ctranslate2_format.recognizes(path) else layout
         arrays = checkpoint.tensors
     if checkpoint is not None:
         report_assumed(str(path), checkpoint)

@@ -1,4 +1,4 @@
-"""The last line of a command that fails: one line, whatever the cause, and where an unforeseen one is described."""
+"""Error output of a command: one line per failure. The traceback of an unexpected exception is saved to a file."""
 
 import re
 import sys
@@ -18,14 +18,14 @@ _shows_all = False
 
 
 def set_encoding_errors(errors: str, *streams: TextIO) -> None:
-    """Sets what happens to characters that the encoding of a stream lacks."""
+    """Set what happens to characters that the encoding of a stream lacks."""
     for stream in streams:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors=errors)
 
 
 def show_all(on: bool) -> None:
-    """Sets whether `one_line` shows all problems of a list."""
+    """Set whether `one_line` shows all problems of a list."""
     global _shows_all
     _shows_all = on
 

@@ -48,7 +48,7 @@ def prove(
     seed: int,
     json_file: str | None,
 ) -> bool:
-    """Runs the ladder, compares translations and prints both; returns whether everything is equal."""
+    """Run the ladder, compare translations and print both; return whether everything is equal."""
     check_folder(json_file)
     if src is None and (tgt is not None or translations):
         flag = "--translations" if tgt is None else f"--tgt {tgt}"
@@ -213,7 +213,7 @@ def _sentences(
 
 
 def _report_too_few(src: str, draw: Callable[[int, int], Batch | None], count: int, config: TransformerConfig) -> None:
-    """Prints how many sentences float32 and bf16 need if the text has fewer, before anything is compared."""
+    """Print how many sentences float32 and bf16 need if the text has fewer, before anything is compared."""
     batch = draw(0, TEXT_SENTENCES)
     assert batch is not None
     per_input = sentences_per_input(config, batch)

@@ -1,4 +1,4 @@
-"""`twinax plan`: what a run needs and how fast it can be at most, on chips that are not at hand."""
+"""`twinax plan`: the resources that a run needs and a bound on its speed, for accelerators that this machine lacks."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ def plan(
     plot: str | None = None,
     json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
 ) -> int:
-    """Compile a run for TPUs that are not at hand, and print what it needs and how fast it can be at most.
+    """Compile a run for TPUs that this machine lacks, and print what it needs and a bound on its speed.
 
     For a TPU slice, XLA compiles the train step, the validation loss and beam search here, on the CPU; needs
     twinax[plan]. For GPUs it partitions them for virtual devices: FLOPs and communication are the partitioned
@@ -51,7 +51,8 @@ def plan(
             `twinax train --print-config` prints it.
         topology: a slice of TPUs (v4:2x2x1, v5e:4x4, v5p:4x4x4, v6e:2x2) or a number of GPUs (a100:8, h100:8, h200:8,
             l4:1); with --sweep also a chip alone, for all its sizes.
-        mesh: sizes of the axes data, fsdp and tensor, as data=4,tensor=4; default: the run's, and data=-1 of a preset.
+        mesh: sizes of the axes data, fsdp and tensor, such as data=4,tensor=4; default: the run's, and data=-1 of a
+            preset.
         tokens: tokens per batch and side, padding included; default: the run's; of a model's preset, 25,000.
         length: tokens per sentence, both sides; default: those of the run's largest batch shape; else 64.
         updates: length of the run; default: the run's; else 100,000.
@@ -103,7 +104,9 @@ def find_workload(
     tokens = tokens or run.batches.tokens or _TOKENS
     rows = tokens // max(src_length, tgt_length)
     if not rows:
-        raise UsageError(f"--tokens {tokens}: a sentence has {max(src_length, tgt_length)}; set at least that many")
+        raise UsageError(
+            f"--tokens {tokens}: must be at least {max(src_length, tgt_length)}, the length of one sentence"
+        )
     if updates is None and run.loop.updates is None and run.loop.epochs is not None:
         print(
             f"twinax: assuming {_UPDATES:,} updates, because the run is as long as its epochs; set --updates",
@@ -135,7 +138,7 @@ def _run(model: str) -> "tuple[RunConfig, tuple[int, int] | None]":
             values = parse_json(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UsageError(
-                f"{model}: is no JSON ({error}); a config is what twinax train --print-config prints"
+                f"{model}: is not JSON ({error}); a config is what twinax train --print-config prints"
             ) from None
         return _with_vocabulary(RunConfig.from_dict(values if isinstance(values, dict) else {})), None
     names = (*PRESETS, *RUNS)

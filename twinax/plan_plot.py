@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_LABELLED = 12  # points with their shapes: more would overlap
+_LABELED = 12  # points with their shapes: more would overlap
 
 
 def plot_sweep(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Draws the fastest mesh of each slice, per kind of chip, with the line of perfect scaling from its smallest.
+    """Draw the fastest mesh of each slice, per kind of chip, with the line of perfect scaling from its smallest.
 
     `rows`: those of a sweep, with `topology`, `chips`, `seconds_per_update` and `how`.
     """
@@ -23,7 +23,7 @@ def plot_sweep(rows: Sequence[Mapping[str, Any]], path: str) -> None:
         axes.plot(sizes, [times[n] for n in sizes], "o-", color=color, markerfacecolor="white", label=chip)
         compiled = [n for n in sizes if fastest[n]["how"] == "compiled"]
         axes.plot(compiled, [times[n] for n in compiled], "o", color=color)
-        for n in sizes if len(rows) <= _LABELLED else ():
+        for n in sizes if len(rows) <= _LABELED else ():
             shape = fastest[n]["topology"].partition(":")[2]
             axes.annotate(shape, (n, times[n]), (4, 4), textcoords="offset points", fontsize=8)
     axes.plot([], [], ":", color="0.4", label="perfect scaling")

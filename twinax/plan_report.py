@@ -29,7 +29,7 @@ Document = dict[str, Any]
 def print_plan(
     workload: Workload, updates: int, topology_name: str, sharding: ShardingConfig, name: str
 ) -> tuple[bool, Document]:
-    """Compiles and prints a plan; whether it fits, and its values. Raises: ConfigError if it cannot be compiled."""
+    """Compile and print a plan; whether it fits, and its values. Raises: ConfigError if it cannot be compiled."""
     topology = parse_topology(topology_name)
     sharding = ShardingConfig(**sharding.sizes(topology.chips))
     workload.check(sharding, topology.chips)
@@ -135,7 +135,7 @@ def _time(hours: float) -> str:
 
 def _assumptions(topology: Topology) -> str:
     if topology.chip.is_tpu:
-        return "compiled for this slice and not run: a step takes longer than the bound, which all parts reach at once"
+        return "compiled for this slice, not run: the bound assumes that compute, HBM and links overlap perfectly"
     return (
         "computed, not compiled for this chip: the program partitioned for as many CPU devices gives FLOPs and "
         "communication; its temporaries are a CPU's, and bytes of HBM are an estimate"
@@ -160,7 +160,7 @@ def print_sweep(workload: Workload, updates: int, name: str, picture: str | None
         console.print(f"and {len(rows) - _ROWS} slower ones")
     for reason, number in _obstacles(candidates):
         console.print(f"not possible: {number} mesh{'es' if number > 1 else ''}: {reason}", markup=False)
-    for line in filter(None, (note, "estimates overlap all work perfectly; nothing was run")):
+    for line in filter(None, (note, "estimates assume perfect overlap; nothing was run")):
         console.print(line, markup=False)
     if picture is not None and shown:
         from .plan_plot import plot_sweep

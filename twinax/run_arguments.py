@@ -36,7 +36,7 @@ class Arguments:
 
 
 def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool = False) -> Arguments:
-    """Parses a command line into a run.
+    """Parse a command line into a run.
 
     Raises:
         UsageError: the run does not exist, or flags contradict each other.

@@ -63,8 +63,8 @@ def translate(
             none), else the model's maximum. A poorly trained model repeats itself up to this length.
         no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
         ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
-        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
-        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
+        src_lang: language of the source in a multilingual model: deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, such as fra for >>fra<<.
         forced_bos: first token of every translation, or its id.
         scores: print each translation's score and a tab before it.
         attention: picture to write of the attention weights of the first translation (.png, .pdf, .svg).
@@ -132,8 +132,8 @@ def score(
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         src: text file, one sentence per line (.gz too).
         tgt: its translations.
-        src_lang: language of the source in a multilingual model, as deu_Latn (NLLB), de (M2M100), de_DE (mBART).
-        tgt_lang: language of the translations; Marian's too, as fra for >>fra<<.
+        src_lang: language of the source in a multilingual model: deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, such as fra for >>fra<<.
         framework: the twin that computes.
     """
     check_exists(checkpoint, src, tgt, *filter(None, [adapter]))
@@ -154,7 +154,7 @@ def check_quantization(quantize: Quantization | None, framework: Framework) -> N
 
 
 def load_translator(checkpoint: str, adapter: str | None, quantize: Quantization | None = None) -> Any:
-    """Loads the translator of a checkpoint, enables the compilation cache and prints assumed settings.
+    """Load the translator of a checkpoint, enable the compilation cache and print assumed settings.
 
     Raises:
         CheckpointError, DataError: the checkpoint has no readable tokenizers.
@@ -185,7 +185,7 @@ def decoding_in(translator: Any, src_lang: str | None, tgt_lang: str | None, for
 
 
 def warn_about_text(translator: Any, sources: Sequence[str]) -> None:
-    """Prints what makes bad translations of these sources likely: unknown tokens, no language, no prefix of a task."""
+    """Warn of signs that these sources will be translated badly: unknown tokens, no language, no task prefix."""
     for warning in import_module("twinax.train.text_warnings").text_warnings(translator, sources):
         print(f"twinax: {warning}", file=sys.stderr)
 
@@ -203,15 +203,15 @@ def decoding_config(translator: Any, flags: Mapping[str, Any], ignore: bool) -> 
     """
     config = import_module("twinax.configs.decoding")
     generation = None if ignore else translator.generation
-    stated = {} if generation is None else generation.fields
+    generation_fields = {} if generation is None else generation.fields
     if generation is not None:
         print(f"twinax: {translator.name}: {generation}", file=sys.stderr)
     if ignore and translator.checkpoint.layout is not None:
         defaults = {"beam_size": config.BEAM_SIZE, "max_length": translator.config.max_length}
         text = ", ".join(f"{name}={value}" for name, value in defaults.items())
         print(f"twinax: {translator.name}: {text} (the defaults of twinax)", file=sys.stderr)
-    given = {name: value for name, value in flags.items() if value is not None}
-    return config.DecodingConfig(**{"beam_size": config.BEAM_SIZE, **stated, **given})
+    flag_fields = {name: value for name, value in flags.items() if value is not None}
+    return config.DecodingConfig(**{"beam_size": config.BEAM_SIZE, **generation_fields, **flag_fields})
 
 
 def _source_lines(path: str | None) -> Iterator[str]:
@@ -251,7 +251,7 @@ def one_line(text: str) -> str:
 
 
 def _draw(translator: Any, lines: Sequence[str], results: Sequence[Any], path: str | None) -> bool:
-    """Draws the attention of the first line with a translation; False if there is none."""
+    """Draw the attention of the first line with a translation; False if there is none."""
     first = next((i for i, hypotheses in enumerate(results) if hypotheses), None)
     if first is None:
         return False

@@ -26,11 +26,11 @@ save and stop; the same command, or the directory alone, resumes bit-exactly. Th
 their prefix "corpus.": --src, --tgt, --dataset, --valid-src, and so on.
 
 On several machines, run the same command everywhere with --coordinator HOST:PORT --num-processes N --process-id I, or
-without them by Slurm's srun and Open MPI's mpirun (docs/scaling.md)."""
+start it with srun or mpirun; Open MPI 5 needs --coordinator too (docs/scaling.md)."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns the exit status: 0 finished, 128 + n saved and stopped by signal n."""
+    """Run the command; return the exit status: 0 finished, 128 + n saved and stopped by signal n."""
     with one_line_errors():
         arguments, launch = take_flags(arguments)
     if launch is None:
@@ -65,7 +65,7 @@ def _leave(
     follows: bool = False,
     defect: Exception | None = None,
 ) -> NoReturn:
-    """Reports why this process fails, and ends it at once: at exit, JAX would wait for the other processes."""
+    """Report why this process fails, and end it at once: at exit, JAX would wait for the other processes."""
     if worker.fail(line, follows=follows):
         printed = printed if defect is None else f"twinax: {describe_defect(defect)}"
         print(printed, end="\n" if printed else "", file=sys.stderr)

@@ -65,7 +65,7 @@ def check_picture(flag: str, path: str | None) -> None:
 
 
 def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
-    """Prints one line each: what is doubtful about a checkpoint, and what was assumed about a published system's."""
+    """Print one line each: what is doubtful about a checkpoint, and what was assumed about a published system's."""
     from twinax.convert.doubts import describe_not_finite, doubt_of
 
     for doubt in filter(None, (doubt_of(checkpoint), describe_not_finite(checkpoint.arrays))):
@@ -77,13 +77,13 @@ def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
 
 
 def enable_compilation_cache() -> None:
-    """Enables the compilation cache; `import twinax` alone does not change JAX's settings."""
+    """Enable the compilation cache; `import twinax` alone does not change JAX's settings."""
     import_module("twinax.train.compilation_cache").use_compilation_cache()
 
 
 @contextmanager
 def one_line_errors(place: str = "a file") -> Iterator[None]:
-    """Turns errors about files and settings into a UsageError, which is printed as one line.
+    """Turn errors about files and settings into a UsageError, which is printed as one line.
 
     `place`: what is named if the operating system does not name a file.
     """

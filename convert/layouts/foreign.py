@@ -50,7 +50,7 @@ def check_restored(config: TransformerConfig, restored: TransformerConfig, tool:
 
 
 def check_layers(names: Iterable[str], pattern: str, setting: str, expected: int) -> None:
-    """Checks the number of layers before a model is built; the pattern's group is a layer number.
+    """Check the number of layers before a model is built; the pattern's group is a layer number.
 
     Raises:
         ConversionError: the weights have another number of layers.
@@ -62,7 +62,7 @@ def check_layers(names: Iterable[str], pattern: str, setting: str, expected: int
 
 @contextmanager
 def errors_by_setting(tool: str, setting_of: Callable[[str], str]) -> Iterator[None]:
-    """Turns a ConfigError into a ConversionError that names the tool's setting instead of the config's field."""
+    """Turn a ConfigError into a ConversionError that names the tool's setting instead of the config's field."""
     try:
         yield
     except ConfigError as error:

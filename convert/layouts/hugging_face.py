@@ -199,10 +199,12 @@ class Family:
         Raises:
             ConversionError: lists all arrays that do not fit the config, or that the family cannot store.
         """
-        rules, given = self.rules(config), specs_of(arrays)
+        rules, actual_specs = self.rules(config), specs_of(arrays)
         target_of = {rule.source[0]: rule.target[0] for rule in rules}
         specs = {
-            name: given[name] if config.param_dtype == "float16" and self.is_kept(target_of.get(name, "")) else spec
+            name: actual_specs[name]
+            if config.param_dtype == "float16" and self.is_kept(target_of.get(name, ""))
+            else spec
             for name, spec in flax_specs(config).items()
         }
         targets = translate_lazily(rules, arrays, specs)

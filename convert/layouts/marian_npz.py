@@ -108,13 +108,13 @@ def config_of(options: Options, vocab_size: int, rows: int | None, dtype: str) -
     values["embedding_norm"] = {"n": "before_dropout", "nd": "before_dropout", "dn": "after_dropout"}.get(emb, "none")
     values["final_norm"] = complete["transformer-postprocess-top"] == "n"
     values["activation"] = {"swish": "silu"}.get(complete["transformer-ffn-activation"], "relu")
-    everything = bool(complete["tied-embeddings-all"])
-    values["shared_embeddings"] = everything or bool(complete["tied-embeddings-src"])
-    values["tied_output"] = everything or bool(complete["tied-embeddings"])
+    ties_all = bool(complete["tied-embeddings-all"])
+    values["shared_embeddings"] = ties_all or bool(complete["tied-embeddings-src"])
+    values["tied_output"] = ties_all or bool(complete["tied-embeddings"])
     values["output_bias"] = "stored" if complete["output-omit-bias"] else "learned"
-    learned = rows is not None
-    values |= {"positions": "learned" if learned else _SINUSOIDAL, "max_length": rows or _MAX_LENGTH}
-    values["embedding_scale"] = "none" if learned else "sqrt_d_model"
+    has_learned_positions = rows is not None
+    values |= {"positions": "learned" if has_learned_positions else _SINUSOIDAL, "max_length": rows or _MAX_LENGTH}
+    values["embedding_scale"] = "none" if has_learned_positions else "sqrt_d_model"
     values |= {"norm_eps": 1e-6, "decoder_start": "zero_embedding", "embedding_padding": "frozen"}
     values |= {"pad_id": vocab_size - 1, "decoder_start_id": vocab_size - 1, "bos_id": None, "eos_id": 0}
     values |= {"src_vocab_size": vocab_size, "tgt_vocab_size": vocab_size, "param_dtype": dtype, "compute_dtype": dtype}

@@ -12,7 +12,7 @@ from .trace import CaptureError, Compute, Operation, Trace, as_float64, named, o
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
 MODULE_SCOPE = "twinax:"
 _RANDOM = frozenset(("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator", "rng_uniform"))
-# Primitives whose code JAX does not show, with the way on.
+# Primitives whose operations are not in the jaxpr.
 _OPAQUE = ("pallas_call", "tpu_custom_call", "ffi_call", "custom_call", "triton_kernel_call", "io_callback")
 _SHARDED = ("shard_map", "xla_pmap", "psum", "all_gather", "ppermute", "all_to_all", "axis_index")
 
@@ -127,7 +127,7 @@ class _Recorder:
         module, lines = _module(equation, module), _lines(equation) or lines
         if name in _OPAQUE or name in _SHARDED:
             remedy = "compare the model on one device" if name in _SHARDED else "switch to an implementation in JAX"
-            raise CaptureError(f"{next(iter(lines), module)}: {name} shows none of its operations; {remedy}")
+            raise CaptureError(f"{next(iter(lines), module)}: {name} does not expose its operations; {remedy}")
         if name in _CONTROL:
             return _CONTROL[name](self, equation.params, inputs, module, lines)
         inner = _inner(equation)

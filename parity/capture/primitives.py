@@ -21,7 +21,7 @@ def dtype_of(dtype: Any) -> np.dtype:
 
 
 def dot_general(a: Array, b: Array, *, dimension_numbers: Any, preferred_element_type: Any = None, **_: Any) -> Array:
-    """Contracts and batches the given axes; result: batch, rest of a, rest of b."""
+    """Contract and batch the given axes; result: batch, rest of a, rest of b."""
     (contract_a, contract_b), (batch_a, batch_b) = dimension_numbers
     rest_a = [i for i in range(a.ndim) if i not in (*contract_a, *batch_a)]
     rest_b = [i for i in range(b.ndim) if i not in (*contract_b, *batch_b)]
@@ -50,7 +50,7 @@ def iota(*dynamic: Any, dtype: Any, shape: Sequence[int], dimension: int, **_: A
 
 
 def pad(x: Array, value: Array, *, padding_config: Sequence[tuple[int, int, int]]) -> Array:
-    """Pads each axis by (low, high, between elements); negative numbers crop."""
+    """Pad each axis by (low, high, between elements); negative numbers crop."""
     inner = [n + max(n - 1, 0) * between for n, (_, _, between) in zip(x.shape, padding_config, strict=True)]
     spread = np.full(inner, value, x.dtype)
     spread[tuple(slice(None, None, between + 1) for _, _, between in padding_config)] = x
@@ -77,7 +77,7 @@ def dynamic_update_slice(x: Array, update: Array, *starts: Array) -> Array:
 
 
 def sort(*arrays: Array, dimension: int, num_keys: int, **_: Any) -> list[Array]:
-    """Sorts by the first array, or by several of them, stably; NaN last."""
+    """Sort by the first array, or by several of them, stably; NaN last."""
     order = np.lexsort(arrays[:num_keys][::-1], axis=dimension)
     return [np.take_along_axis(array, order, dimension) for array in arrays]
 

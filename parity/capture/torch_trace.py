@@ -101,7 +101,7 @@ def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str
             tensor.requires_grad_(tensor.is_floating_point())
         return lambda *arguments: model[0](wide, *arguments), tensors, None
     raise CaptureError(
-        f"{type(model).__name__}: is no model; return a torch module, or a pair of a function of "
+        f"{type(model).__name__}: is not a model; return a torch module, or a pair of a function of "
         "(parameters, *inputs) and its parameters"
     )
 
@@ -154,7 +154,7 @@ class _Recorder(TorchDispatchMode):
 
     @contextmanager
     def modules(self) -> Iterator[None]:
-        """While it lasts, the current module's path is known."""
+        """Within the context, the current module's path is known."""
 
         def enter(module: nn.Module, args: Any) -> None:
             self.path.append(self.names.get(id(module), self.path[-1] if self.path else ""))
@@ -189,7 +189,7 @@ class _Recorder(TorchDispatchMode):
     def _add(self, tensor: Tensor) -> int:
         if tensor.is_inference():
             place = next(iter(_lines()), self._module())
-            raise CaptureError(f"{place}: torch.inference_mode hides what is written in place; use torch.no_grad")
+            raise CaptureError(f"{place}: torch.inference_mode hides in-place writes; use torch.no_grad")
         number = self.trace.add(_to_numpy(tensor))
         self.views.setdefault(_memory(tensor), set()).add(number)
         self.numbers[id(tensor)] = number, tensor._version, tensor
@@ -197,7 +197,7 @@ class _Recorder(TorchDispatchMode):
         return number
 
     def _keep(self, tensors: Sequence[Tensor]) -> None:
-        """Copies the values that are views of memory to which an operation may write."""
+        """Copy the values that are views of memory to which an operation may write."""
         for tensor in tensors:
             for number in self.views.pop(_memory(tensor), ()):
                 self.trace.values[number] = self.trace.values[number].copy()
@@ -205,7 +205,7 @@ class _Recorder(TorchDispatchMode):
     def backward(
         self, outputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], cotangents: Mapping[str, np.ndarray]
     ) -> None:
-        """Records the gradients of the parameters."""
+        """Record the gradients of the parameters."""
         factors = {name: _widen(np.asarray(array)) for name, array in cotangents.items()}
         numbers = {f"cotangent.{name}": self.number(factor) for name, factor in factors.items()}
         self.trace.inputs |= numbers
@@ -231,7 +231,7 @@ class _Recorder(TorchDispatchMode):
         return self.path[-1] if self.path else ""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs one operation in float64 and records it."""
+        """Run one operation in float64 and record it."""
         kwargs = dict(kwargs or {})
         args, kwargs = tree_map(_wide_dtype, (args, kwargs))
         leaves, structure = tree_flatten((args, kwargs))

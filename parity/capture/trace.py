@@ -25,9 +25,9 @@ Compute = Callable[[Sequence[np.ndarray], Mapping[str, Any]], Sequence[np.ndarra
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation. Values are numbers, positions in `Trace.values`."""
+    """One operation. Its inputs and outputs are indices into `Trace.values`."""
 
-    name: str  # in the framework's words: `aten.gelu`, `dot_general`
+    name: str  # as the framework names it: `aten.gelu`, `dot_general`
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     module: str  # path of the module, or the scope; empty outside of all

@@ -50,15 +50,15 @@ CONVERSION = (
     Mutation(
         "arrays of a wrong shape are taken",
         "convert.rules._check",
-        "if name in given and given[name] != spec",
-        "if name in given and given[name].dtype != spec.dtype",
+        "if name in actual and actual[name] != spec",
+        "if name in actual and actual[name].dtype != spec.dtype",
         _PORT,
     ),
     Mutation(
         "arrays that the model lacks are dropped",
         "convert.rules._check",
-        "for name, spec in given.items() if name not in specs]",
-        "for name, spec in given.items() if name not in specs and False]",
+        "for name, spec in actual.items() if name not in specs]",
+        "for name, spec in actual.items() if name not in specs and False]",
         _PORT,
     ),
     Mutation(
@@ -174,7 +174,7 @@ CONVERSION = (
         _FILES,
     ),
     Mutation(
-        "files are recognised by their names",
+        "files are recognized by their names",
         "convert.single_file.is_safetensors",
         'if head[8:] == b"{" and',
         'if path.suffix == ".safetensors" and',

@@ -61,7 +61,7 @@ DATA = (
         _BOOKS,
     ),
     Mutation(
-        "pairs of a batch are neighbours of the corpus",
+        "pairs of a batch are neighbors of the corpus",
         "train.data.buckets.plan_epoch",
         "shuffled = rng.permutation(len(lengths))",
         "shuffled = np.arange(len(lengths))",

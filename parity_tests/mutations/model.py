@@ -41,8 +41,8 @@ MODEL = (
     Mutation(
         "norm over the length alone",
         "flax_transformer.layers.layer_norm_over_length",
-        "jnp.square(centred).mean((1, 2), keepdims=True)",
-        "jnp.square(centred).mean(1, keepdims=True)",
+        "jnp.square(centered).mean((1, 2), keepdims=True)",
+        "jnp.square(centered).mean(1, keepdims=True)",
         _NORMS,
     ),
     Mutation(
@@ -288,8 +288,8 @@ MODEL = (
     Mutation(
         "PyTorch: epsilon outside the root",
         "torch_reference.layers.layer_norm",
-        "torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)",
-        "(torch.rsqrt(centred.square().mean(-1, keepdim=True)) + eps)",
+        "torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)",
+        "(torch.rsqrt(centered.square().mean(-1, keepdim=True)) + eps)",
         _NORMS,
     ),
     Mutation(

@@ -96,7 +96,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, state: TrainState, run: RunConfig, tokenizers: Tokenizers) -> None:
-        """Starts writing a checkpoint unless it exists; the state may be donated immediately."""
+        """Start writing a checkpoint unless it exists; the state may be donated immediately."""
         update = int(state.update)
         if update in self.updates:
             return
@@ -123,7 +123,7 @@ class Checkpoints:
         """(update, state) of the newest checkpoint that is not damaged; newer ones are moved to `DAMAGED`.
 
         Raises:
-            CheckpointError: none can be read.
+            CheckpointError: none can be read, or the newest is damaged and there are other processes.
         """
         *earlier, newest = self.updates
         while True:
@@ -137,7 +137,7 @@ class Checkpoints:
             *earlier, newest = earlier
 
     def set_aside(self, update: int, error: DamagedCheckpointError, say: Callable[[str], None]) -> None:
-        """Moves a damaged checkpoint to `DAMAGED`, and says so.
+        """Move a damaged checkpoint to `DAMAGED`, and say so.
 
         Raises:
             CheckpointError: there are other processes, which may have read it.
@@ -156,13 +156,13 @@ class Checkpoints:
         say(f"{error}; it is now in {target}")
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is written. Raises: CheckpointError if it cannot be."""
+        """Wait until the last checkpoint is written. Raises: CheckpointError if it cannot be."""
         with self._one_line_errors():
             self._manager.wait_until_finished()
         self._remove_deleted()  # not while orbax deletes
 
     def close(self) -> None:
-        """Waits, and ends orbax's threads. Raises: CheckpointError if the last checkpoint cannot be written."""
+        """Wait, and end orbax's threads. Raises: CheckpointError if the last checkpoint cannot be written."""
         try:
             self.wait()
         finally:
@@ -192,7 +192,7 @@ def source_of(checkpoint: Checkpoint) -> str:
 
 
 def write_run(folder: Path, run: RunConfig, tokenizers: Tokenizers) -> None:
-    """Writes the config and tokenizers of a run."""
+    """Write the config and tokenizers of a run."""
     tokenizers.save(folder)
     (folder / CONFIG).write_text(run.to_json(), encoding="utf-8")
 
@@ -231,7 +231,7 @@ class RunCheckpoint(NamedTuple):
 
 
 def read_checkpoint(path: Path) -> RunCheckpoint:
-    """Reads a checkpoint from its own folder, or the one that `folder_of` chooses in a run.
+    """Read a checkpoint from its own folder, or the one that `folder_of` chooses in a run.
 
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be read.
@@ -277,7 +277,7 @@ def read_model(folder: Path) -> tuple[RunConfig, dict[str, jax.Array]]:
 
 
 def is_run_or_checkpoint(path: Path) -> bool:
-    """Whether the path is a checkpoint, or a run with or without checkpoints."""
+    """Whether the path is a checkpoint, or a run directory with a folder of checkpoints, which may be empty."""
     return _is_checkpoint(path) or any((path / name).is_dir() for name in (CHECKPOINTS, AVERAGED))
 
 

@@ -42,7 +42,7 @@ _UNUSED = "unused.safetensors"  # of a converted Hugging Face directory
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads a checkpoint from its own folder or from a run. Raises: CheckpointError if it cannot be read."""
+    """Read a checkpoint from its own folder or from a run. Raises: CheckpointError if it cannot be read."""
     return _read(path, _read_training)
 
 
@@ -172,7 +172,7 @@ def _to_numpy(arrays: Any) -> dict[str, np.ndarray]:
 
 FORMATS = {
     "run": Format(
-        recognises=is_run_or_checkpoint,
+        recognizes=is_run_or_checkpoint,
         describe=_describe,
         protection=_protection,
         read=read,

@@ -1,7 +1,8 @@
 """The directory of a run: one process at a time, one config, one corpus.
 
 config.json, tokenizer/ (or source_tokenizer/ and target_tokenizer/), data.json (shapes of batches, hash of the ids),
-checkpoints/, averaged/, metrics.jsonl, tensorboard/, loss.png, lock.
+checkpoints/, averaged/, metrics.jsonl, tensorboard/, loss.png, lock; in some runs also source.json, damaged/,
+metrics-damaged*.jsonl and SwanLab's files.
 """
 
 import fcntl
@@ -28,13 +29,13 @@ from ..warm_start import InitialWeights
 from .checkpoints import CONFIG, SOURCE, read_run
 
 _DATA, _LOCK = "data.json", "lock"
-_SHARED = "the lock of the run directory, which must be on shared storage,"
-_STORAGE_SECONDS = 15  # in which storage must show what another process has written
+_SHARED = "lock of the run directory (must be on shared storage)"
+_STORAGE_SECONDS = 15  # until shared storage must show a file that another process wrote
 
 
 @contextmanager
 def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Makes the directory and locks it; where files cannot be locked, says so. Raises: RunError if it is in use."""
+    """Make the directory and lock it; where files cannot be locked, say so. Raises: RunError if it is in use."""
     try:
         new_directories = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _lock(file: IO[str], directory: Path, say: Callable[[str], None]) -> bool:
-    """Locks the file of a run directory; False if another process has it."""
+    """Lock the file of a run directory; False if another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it, however the process ends
         return os.path.samestat(os.fstat(file.fileno()), os.stat(directory / _LOCK))  # else another has removed it
@@ -82,7 +83,7 @@ def has_begun(directory: Path) -> bool:
 def prepare_in(
     directory: Path, run: RunConfig, initial_weights: InitialWeights | None, say: Callable[[str], None], team: Team
 ) -> tuple[PreparedRun, Placement]:
-    """Prepares a run with the tokenizers and batch shapes of its directory; writes them there in a new run.
+    """Prepare a run with the tokenizers and batch shapes of its directory; write them there in a new run.
 
     Of several processes the first one prepares the run and writes; the others then read the directory and their corpus.
 
@@ -126,7 +127,7 @@ def _placement(prepared: PreparedRun) -> Placement:
 
 
 def _wait_for(path: Path) -> None:
-    """Waits for a file that another process has written. Raises: RunError if it does not appear here."""
+    """Wait for a file that another process has written. Raises: RunError if it does not appear here."""
     for _ in range(_STORAGE_SECONDS):
         if path.is_file():
             return
@@ -135,7 +136,7 @@ def _wait_for(path: Path) -> None:
 
 
 def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -> PreparedRun:
-    """Prepares a run that was started before, with its directory's tokenizers and batch shapes; writes nothing.
+    """Prepare a run that was started before, with its directory's tokenizers and batch shapes; write nothing.
 
     Raises:
         RunError: the directory belongs to a run with other settings or another corpus.
@@ -159,7 +160,7 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
             f"{directory}: was started with another corpus: the {part} pairs have changed (now {counts}; {_DATA} has "
             "the earlier counts); use the same corpus or choose another directory"
         )
-    # Loop, devices, execution, workers and corpus paths may change: no update depends on them. The ids are equal.
+    # Loop, devices, execution, workers and corpus paths may change: they affect updates by rounding at most.
     workers = replace(prepared.run.batches, workers=first_run.batches.workers)
     comparable_run = replace(
         prepared.run,

@@ -23,7 +23,7 @@ def checksums_of_arrays(tree: Any) -> dict[str, str]:
 
 
 def write_checksums(folder: Path, checksums: Mapping[str, str]) -> None:
-    """Writes checksums of arrays into the folder `run` of a checkpoint, with those of the files there."""
+    """Write checksums of arrays into the folder `run` of a checkpoint, with those of the files there."""
     document = {"arrays": checksums, "files": checksums_of_files(folder)}
     (folder / CHECKSUMS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -45,7 +45,7 @@ def read_checksums(folder: Path) -> dict[str, Any]:
 
 
 def verify_arrays(tree: Any, folder: Path) -> None:
-    """Compares all arrays in a tree with the checksums of a checkpoint, if it has them.
+    """Compare all arrays in a tree with the checksums of a checkpoint, if it has them.
 
     Raises:
         DamagedCheckpointError: an array is damaged, missing or new.

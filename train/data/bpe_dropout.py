@@ -109,8 +109,8 @@ class BpeDropout:
         seed: int,
     ):
         self.encoded, self.rate, self.seed = encoded, rate, seed
-        everything = range(len(encoded))
-        sides = encoded.sources(everything), encoded.targets(everything)
+        indices = range(len(encoded))
+        sides = encoded.sources(indices), encoded.targets(indices)
         self._merges = [Merges.of(tokenizer) for tokenizer in tokenizers]
         self._characters = [
             Characters.of(tokenizer, merges, [pair[side] for pair in pairs], ids)
@@ -160,16 +160,16 @@ def _merge(
     order, finished, rounds = np.arange(len(ids)), [], 0
     while len(ids):
         ranks, merged = _possible_merges(merges, ids, words)
-        kept = _mix(state[order], np.atleast_1d(rounds)) >> np.uint64(11) >= np.uint64(rate * 2**53)
-        priorities = np.where(kept & (ranks < _NEVER), ranks * len(ids) + np.arange(len(ids)), _NEVER)
+        keep_mask = _mix(state[order], np.atleast_1d(rounds)) >> np.uint64(11) >= np.uint64(rate * 2**53)
+        priorities = np.where(keep_mask & (ranks < _NEVER), ranks * len(ids) + np.arange(len(ids)), _NEVER)
         starts = np.flatnonzero(np.diff(words, prepend=words[0] - 1))
         best = np.minimum.reduceat(priorities, starts)
-        goes_on = np.repeat(best < _NEVER, np.diff(starts, append=len(ids)))
-        finished.append((ids[~goes_on], order[~goes_on]))
+        active_mask = np.repeat(best < _NEVER, np.diff(starts, append=len(ids)))
+        finished.append((ids[~active_mask], order[~active_mask]))
         left = best[best < _NEVER] % len(ids)
         ids[left] = merged[left]
-        goes_on[left + 1] = False
-        ids, order, words = ids[goes_on], order[goes_on], words[goes_on]
+        active_mask[left + 1] = False
+        ids, order, words = ids[active_mask], order[active_mask], words[active_mask]
         rounds += 1
     all_ids, all_order = (np.concatenate(arrays) for arrays in zip(*finished, strict=True))
     by_place = np.argsort(all_order)

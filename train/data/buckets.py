@@ -159,7 +159,7 @@ def plan_epoch(lengths: np.ndarray, buckets: Sequence[Bucket], seed: int, epoch:
 
 
 def introduce_gradually(plan: Plan) -> Plan:
-    """The same batches, in an order in which shapes begin one after the other, as in the first half of the plan.
+    """The same batches, reordered so that shapes begin one after the other, within the first half of the plan.
 
     A program is compiled for each shape, and the first ones are trained on while the others compile. Among the shapes
     that have begun, the order is that of the plan.

@@ -142,7 +142,7 @@ def pad_rows(
 
 
 def _initialize_worker(worker: int, workers: int) -> None:
-    """Leaves Ctrl-C, which reaches every process of a terminal, to the parent; ends with the parent, also a killed one.
+    """Leave Ctrl-C, which reaches every process of a terminal, to the parent; end with the parent, also a killed one.
 
     A worker would otherwise wait for room in its queue forever.
     """

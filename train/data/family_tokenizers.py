@@ -85,7 +85,7 @@ def _collapse_spaces() -> Any:
 
 
 def _mark_spaces(fast: Any, at_whitespace: bool = False) -> None:
-    """Sets ▁ before each word; `at_whitespace`: at any whitespace rather than at spaces only."""
+    """Set ▁ before each word; `at_whitespace`: at any whitespace rather than at spaces only."""
     spaces = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     steps = [pre_tokenizers.WhitespaceSplit(), spaces]
     fast.pre_tokenizer = pre_tokenizers.Sequence(steps) if at_whitespace else spaces
@@ -154,7 +154,7 @@ def _pegasus_unused(files: TokenizerFiles) -> list[str]:
 
 def _pegasus(files: TokenizerFiles) -> LibraryTokenizer:
     proto = _sentencepiece(files, T5_MODEL)
-    # The defaults of the two masks are exchanged in transformers 5, where the settings do not state them.
+    # The defaults of the two masks are swapped in transformers 5, where the settings do not state them.
     masks = files.token("mask", "<mask_1>"), files.settings.get("mask_token_sent", "<mask_2>")
     first = [*_roles(files, ("pad", "eos")), *dict.fromkeys(filter(None, masks))]
     scores = [*((t, 0.0) for t in first), *((t, -100.0) for t in _pegasus_unused(files)), *_scores(proto)[2:]]

@@ -44,7 +44,7 @@ class Tokenizers(NamedTuple):
     tgt: Tokenizer
 
     def save(self, directory: Path) -> None:
-        """Writes them as `transformers` loads them: into tokenizer, or source_tokenizer and target_tokenizer.
+        """Write them as `transformers` loads them: into tokenizer, or source_tokenizer and target_tokenizer.
 
         Folders left by an interrupted start are removed first.
         """
@@ -135,7 +135,7 @@ def prepare(
     say: Say = lambda line: None,
     is_gradual: bool = True,
 ) -> PreparedRun:
-    """Reads the corpus; trains `tokenizers` and chooses `buckets` unless they are passed.
+    """Read the corpus; train `tokenizers` and choose `buckets` unless they are passed.
 
     `sizes`: the config of existing weights, whose vocabulary sizes and special ids the model takes over.
 

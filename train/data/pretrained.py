@@ -246,7 +246,7 @@ def _unigram(proto: Any) -> Any:
 
 
 def _bpe(proto: Any) -> Any:
-    """SentencePiece merges the neighbours that form the best-scored piece, so every split of a piece is a merge."""
+    """SentencePiece merges the neighbors that form the best-scored piece, so every split of a piece is a merge."""
     ids = {p.piece: i for i, p in enumerate(proto.pieces)}
     scores = {p.piece: p.score for p in proto.pieces if p.type == p.NORMAL}
     merges = []

@@ -79,7 +79,7 @@ def _shape_table(prepared: PreparedRun) -> Table:
 
 
 def plot_lengths(prepared: PreparedRun, path: str | PathLike[str]) -> None:
-    """Saves histograms of the lengths of both sides, and a scatter plot of the pairs with the batch shapes."""
+    """Save histograms of the lengths of both sides, and a scatter plot of the pairs with the batch shapes."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 

@@ -70,9 +70,6 @@ class SentencePieceTokenizer(Tokenizer):
         texts = (self._decoder.decode_pieces([t for t in row if t and t not in self._omitted]) for row in tokens)
         return [self.clean_up(text.replace(_SPACE, " ").strip()) for text in texts]
 
-    def id_of(self, token: str) -> int | None:
-        return self._ids.get(token)
-
     def token_of(self, number: int) -> str | None:
         return self._tokens.get(number)
 

@@ -118,7 +118,7 @@ class FastTokenizer(Tokenizer):
         return self.fast.num_special_tokens_to_add(False) if self.frame is None else super().added
 
     def frame_sources(self, config: TokenizerConfig) -> "FastTokenizer":
-        """Sets the special tokens around sources from `config`; returns self."""
+        """Set the special tokens around sources from `config`; return self."""
         roles = [role for role in ("bos", "eos") if getattr(config, f"source_{role}")]
         if "bos" in roles and self.bos_id is None:
             raise DataError("source_bos=True: the tokenizer has no token for bos")
@@ -143,7 +143,7 @@ class FastTokenizer(Tokenizer):
         return [token if not text or "\ufffd" in text else text for token, text in zip(tokens, readable, strict=True)]
 
     def save(self, directory: str | PathLike[str]) -> None:
-        """Writes the files that were read, or the two that `PreTrainedTokenizerFast.from_pretrained` reads.
+        """Write the files that were read, or the two that `PreTrainedTokenizerFast.from_pretrained` reads.
 
         With spaCy pre-tokenization, that class needs the words as input, with `is_split_into_words=True`.
         """
@@ -258,7 +258,7 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]
 
 
 def prepare_text(fast: LibraryTokenizer, config: TokenizerConfig) -> None:
-    """Sets the normalizer, pre-tokenizer and decoder of a tokenizer from a config.
+    """Set the normalizer, pre-tokenizer and decoder of a tokenizer from a config.
 
     With spaCy there is no further pre-tokenizer: each spaCy token, whitespace included, is one word.
     """

@@ -178,7 +178,7 @@ class Tokenizer(ABC):
         return tokenizer
 
     def save(self, directory: str | PathLike[str]) -> None:
-        """Writes the files that `transformers` reads."""
+        """Write the files that `transformers` reads."""
         assert self.files is not None  # other tokenizers have a method of their own
         Path(directory).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.content.items():

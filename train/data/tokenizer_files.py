@@ -1,4 +1,4 @@
-"""The tokenizer files of a directory of `transformers` without tokenizer.json, and what they state."""
+"""The tokenizer files of a directory of `transformers`, and the settings in them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,9 +78,9 @@ class TokenizerFiles:
     def vocabulary(self, name: str) -> dict[str, int]:
         """The ids of tokens in a file. Raises: DataError if it is damaged, or two tokens have one id."""
         ids = self.json(name)
-        wrong = next((token for token, i in ids.items() if type(i) is not int or i < 0), None)
-        if wrong is not None or not ids:
-            reason = "holds no token" if wrong is None else f"the id of {wrong!r} is {ids[wrong]!r}"
+        bad_token = next((token for token, i in ids.items() if type(i) is not int or i < 0), None)
+        if bad_token is not None or not ids:
+            reason = "holds no token" if bad_token is None else f"the id of {bad_token!r} is {ids[bad_token]!r}"
             raise DataError(f"{self.name}/{name}: must map tokens to ids from 0, but {reason}")
         if len(set(ids.values())) < len(ids):
             raise DataError(f"{self.name}/{name}: two tokens have the same id")
@@ -114,10 +114,13 @@ class TokenizerFiles:
 
     def added_tokens(self) -> list[AddedToken]:
         """The tokens that the files add to the vocabulary, in the order of their ids."""
-        stated = self.settings.get("added_tokens_decoder")
-        if isinstance(stated, dict):
+        decoder_entries = self.settings.get("added_tokens_decoder")
+        if isinstance(decoder_entries, dict):
             place = f"{self.name}/{SETTINGS}: added_tokens_decoder"
-            return [_added(stated[i], place) for i in sorted(stated, key=lambda i: int(i) if i.isdecimal() else 0)]
+            return [
+                _added(decoder_entries[i], place)
+                for i in sorted(decoder_entries, key=lambda i: int(i) if i.isdecimal() else 0)
+            ]
         if ADDED not in self.content:
             return []
         ids = self.vocabulary(ADDED)

@@ -1,1 +1,1 @@
-"""What a training run costs on devices that are not at hand: memory, FLOPs, communication, and a bound on its time."""
+"""Cost of a training run on devices that this machine lacks: memory, FLOPs, communication, and a bound on its time."""

@@ -60,7 +60,7 @@ def check_compiler(topology: Topology) -> None:
 def compile_apart(
     workload: Workload, topology: Topology, sharding: ShardingConfig, *, only_step: bool = False
 ) -> Iterator[CompiledProgram]:
-    """Compiles the train step and, unless `only_step`, the programs of a validation; returns each when it is ready.
+    """Compile the train step and, unless `only_step`, the validation loss and beam search; yield each when it is ready.
 
     For GPUs, XLA compiles for as many virtual CPU devices: its partitioner does the same there, but kernels and
     temporaries are a CPU's.
@@ -128,8 +128,8 @@ def _with_estimated_bytes(program: CompiledProgram, workload: Workload, sharding
     if program.cost is None:
         return program
     least = program.memory.arguments + program.memory.results
-    moved = estimate(workload, sharding)[0].hbm_bytes if program.name == "train step" else least
-    return replace(program, cost=replace(program.cost, hbm_bytes=moved))
+    hbm_bytes = estimate(workload, sharding)[0].hbm_bytes if program.name == "train step" else least
+    return replace(program, cost=replace(program.cost, hbm_bytes=hbm_bytes))
 
 
 def _compile(request: dict[str, Any]) -> Iterator[CompiledProgram]:
@@ -166,7 +166,7 @@ def _measure(name: str, compile_program: Any, arguments: int = 0) -> CompiledPro
 
 
 def main() -> int:
-    """Compiles what the request names. Exit status 1 after an error, whose last line says what happened."""
+    """Compile what the request names. Exit status 1 after an error, whose last line says what happened."""
     try:
         for program in _compile(json.load(sys.stdin)):
             print(json.dumps(asdict(program)), flush=True)

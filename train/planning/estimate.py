@@ -37,17 +37,17 @@ def estimate(workload: Workload, sharding: ShardingConfig) -> tuple[Cost, Memory
     state = abstract_state(run.model, run.training)
     arguments = sum(shard_bytes(state, sharding)) + _batch_bytes(workload) // shares
     weights = _weight_bytes(workload, sharding)
-    kept, products = (_kept_bytes(workload, sharding, only_products) for only_products in (False, True))
+    residual_bytes, products = (_kept_bytes(workload, sharding, only_products) for only_products in (False, True))
     gradients = weights["gradients"]
     shape = workload.rows_of_passes, workload.src_length, workload.tgt_length
     flops = executed_flops(run.model, *shape, run.execution.remat)
     # State, gradients, and what is kept are written and read; weights are read in three products.
-    moved = 2 * arguments + 2 * gradients + 3 * run.training.accumulation * weights["products"]
-    moved += 2 * kept * run.training.accumulation
-    cost = Cost(flops / (shares * sharding.tensor), moved, tuple(_collectives(workload, sharding, weights)))
+    hbm_bytes = 2 * arguments + 2 * gradients + 3 * run.training.accumulation * weights["products"]
+    hbm_bytes += 2 * residual_bytes * run.training.accumulation
+    cost = Cost(flops / (shares * sharding.tensor), hbm_bytes, tuple(_collectives(workload, sharding, weights)))
     logits = 4 * workload.rows_of_passes * workload.tgt_length * run.model.tgt_vocab_size
     logits //= shares * run.training.accumulation * sharding.tensor
-    return cost, Memory(arguments, min(kept, products) + logits + gradients)
+    return cost, Memory(arguments, min(residual_bytes, products) + logits + gradients)
 
 
 def shard_bytes(state: Any, sharding: ShardingConfig) -> list[int]:
@@ -102,21 +102,21 @@ def _traced_bytes(
     model = _local(config, tensor)
     state = abstract_state(model, training)
 
-    def kept(params: Any, src: Any, tgt: Any, rows: Any) -> Any:
+    def residuals(params: Any, src: Any, tgt: Any, rows: Any) -> Any:
         def loss(params: Any) -> Any:
             twin = Transformer.from_arrays(model, {**state_buffers, **params}, execution)
             logits = twin(src, tgt, dropout_key=DropoutKey(jnp.uint32(0), jnp.int32(0), rows))
             return cross_entropy(logits, tgt, model.pad_id, training)
 
         # With `remat`, the model itself decides what is kept.
-        chosen = jax.checkpoint(loss, policy=policies.dots_saveable) if only_products else loss
-        return jax.vjp(loss if execution.remat != "none" else chosen, params, has_aux=True)[1]
+        policy_loss = jax.checkpoint(loss, policy=policies.dots_saveable) if only_products else loss
+        return jax.vjp(loss if execution.remat != "none" else policy_loss, params, has_aux=True)[1]
 
     state_buffers = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), state.buffers)
     tokens = [jax.ShapeDtypeStruct((_ROWS, length), jnp.int32) for length in (src_length, tgt_length)]
-    out = jax.eval_shape(kept, state.params, *tokens, jax.ShapeDtypeStruct((_ROWS,), jnp.int32))
-    sized = [(a.shape, math.prod(a.shape) * a.dtype.itemsize) for a in jax.tree.leaves(out)]
-    return sum(size for shape, size in sized if _has_rows(shape))
+    out = jax.eval_shape(residuals, state.params, *tokens, jax.ShapeDtypeStruct((_ROWS,), jnp.int32))
+    leaf_sizes = [(a.shape, math.prod(a.shape) * a.dtype.itemsize) for a in jax.tree.leaves(out)]
+    return sum(size for shape, size in leaf_sizes if _has_rows(shape))
 
 
 def _has_rows(shape: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Names what makes a step slower or larger than it must be, each with the setting that mends it."""
+"""Names what makes a step slower or larger than it must be, each with the setting that fixes it."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ def _padded_rows(workload: Workload, sharding: ShardingConfig) -> Iterator[Patho
     if padded > 1.05 * workload.rows:
         yield Pathology(
             "padded batch",
-            f"its {workload.rows:,} rows are padded to {padded:,}, which the devices and micro-batches divide",
+            f"its {workload.rows:,} rows are padded to {padded:,}, a multiple of devices times micro-batches",
             f"set --batches.tokens {padded * max(workload.src_length, workload.tgt_length)}",
         )
 
@@ -97,7 +97,7 @@ def _narrow_heads(workload: Workload) -> Iterator[Pathology]:
         yield Pathology(
             "narrow heads",
             f"heads of width {width} fill {width / LANES:.0%} of the matrix units in attention",
-            f"set --model.num-heads {model.d_model // LANES}, which is another model",
+            f"set --model.num-heads {model.d_model // LANES}, which changes the model",
         )
 
 
@@ -136,13 +136,13 @@ def _small_batch(
     if activations > bound.links / 2:
         yield Pathology(
             "too much communication within layers",
-            f"the links need {bound.links / busy:.1f} times as long as the rest, mostly for sums over tensor",
+            f"communication takes {bound.links / busy:.1f} times as long as the rest, mostly all-reduces over tensor",
             f"set --sharding.tensor {max(sharding.tensor // 2, 1)}",
         )
         return
     tokens = workload.rows * max(workload.src_length, workload.tgt_length)
     yield Pathology(
         "batch too small for the links",
-        f"the links need {bound.links / busy:.1f} times as long as the rest, for the sum of the gradients",
+        f"communication takes {bound.links / busy:.1f} times as long as the rest, mostly the gradient all-reduce",
         f"set --batches.tokens {math.ceil(tokens * bound.links / busy / 1000) * 1000} or more, or use fewer chips",
     )

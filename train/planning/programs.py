@@ -43,7 +43,7 @@ def compile_loss(workload: Workload, placement: Placement) -> Compiled:
 
 
 def translates(workload: Workload) -> bool:
-    """Whether validation translates, with a key-value cache: without one, each length is a program of its own."""
+    """Whether beam search is planned: validation translates, with a key-value cache; else each length is compiled."""
     return workload.run.loop.translations > 0 and without_cache(workload.run.model) is None
 
 

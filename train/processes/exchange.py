@@ -20,7 +20,7 @@ class Told(NamedTuple):
 
 
 class Exchange:
-    """A sum over all processes, compiled before the first of them waits for it."""
+    """The maximum of the signals and the sum of the checksums of all processes, compiled before a process waits."""
 
     def __init__(self, placement: Placement, team: Team):
         self._alone = team.count == 1

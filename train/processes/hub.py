@@ -19,8 +19,8 @@ UNRESPONSIVE = 40.0  # seconds in which a process must show that its threads run
 BEHIND = 40.0  # seconds that a process may need for a piece of work that another has finished
 GATHERING = 300.0  # seconds in which all processes must connect
 PATIENCE = 3.0  # seconds until a line says who is waited for
-_TOGETHER = 2.0  # seconds in which the failures of other processes may follow from the first
-_HIDDEN = 15.0  # seconds until the cause of an error in communication shows: gloo waits less for a process that hangs
+_TOGETHER = 2.0  # seconds to wait for failures that follow from the first
+_HIDDEN = 15.0  # seconds to wait for the cause of a communication error: gloo times out before a hang is detected
 
 Message = dict[str, Any]
 
@@ -54,7 +54,7 @@ class _Member:
     since: float = 0.0  # time when it began the last one
     work: str = "starting"
     failed: bool = False
-    ended: bool = False  # or its failure is its own
+    ended: bool = False  # whether it has finished, or failed for a reason of its own
 
 
 class Hub:
@@ -101,7 +101,7 @@ class Hub:
                 writer.close()
 
     def _join(self, hello: Message, writer: asyncio.StreamWriter) -> _Member | None:
-        """Adds a process. One that cannot belong to the run is refused; before the run has begun, that ends it."""
+        """Add a process. One that cannot belong to the run is refused; before the run has begun, that ends it."""
         member = _Member(hello["id"], hello["host"], hello["pid"], writer, time.monotonic(), time.monotonic())
         if (problem := self._problem(member, hello)) is None:
             self.members[member.id] = member
@@ -169,7 +169,7 @@ class Hub:
             self._task(self._end())
 
     async def _end(self) -> None:
-        """Tells all processes the cause, after those that follow from it have been reported too."""
+        """Tell all processes the cause, after those that follow from it have been reported too."""
         await asyncio.sleep(_TOGETHER)
         limit = time.monotonic() + _HIDDEN
         while min(self._failures).rank > 0 and time.monotonic() < limit:
@@ -182,8 +182,8 @@ class Hub:
         self.finished.set()
 
     async def _watch(self) -> None:
-        """Sends heartbeats, and looks for processes that are absent, silent or behind."""
-        start, said = time.monotonic(), False
+        """Send heartbeats, and look for processes that are absent, silent or behind."""
+        start, has_printed = time.monotonic(), False
         while True:
             await asyncio.sleep(1.0)
             now = time.monotonic()
@@ -193,14 +193,14 @@ class Hub:
                 if now - start > GATHERING and not self._failures:
                     self._failures.append(Failure(0, now, f"{line}: not connected after {GATHERING:.0f} s", -1))
                     self._task(self._end())
-                elif now - start > PATIENCE and not said:
+                elif now - start > PATIENCE and not has_printed:
                     self._say(line)
-                    said = True
+                    has_printed = True
             if now % HEARTBEAT < 1:
                 self._send_all({})
             for member in [m for m in self.members.values() if not m.ended]:
                 if now - member.heard > SILENCE:
-                    self._fail(member, f"no sign of life of its machine for {SILENCE:.0f} s")
+                    self._fail(member, f"no heartbeat from its machine for {SILENCE:.0f} s")
                 elif now - member.ran > UNRESPONSIVE and not member.failed:
                     self._fail(member, f"is stopped, or hangs: it has not responded for {UNRESPONSIVE:.0f} s")
             self._check_positions(now)

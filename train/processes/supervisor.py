@@ -1,8 +1,8 @@
 """The supervisor of a process of a run: its parent, which ends it when another one fails, with a line that says why.
 
-It watches from outside, because a process that waits in a collective operation cannot: XLA waits for a dead or hanging
-process without end on a GPU, and half a minute on a CPU. Ending a process at any moment loses nothing, because its
-checkpoints are atomic.
+It watches from outside, because a process that is blocked in a collective operation cannot: XLA waits for a dead or
+hanging process indefinitely on a GPU, and half a minute on a CPU. Ending a process at any moment loses nothing, because
+its checkpoints are atomic.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 from .hub import GATHERING, HEARTBEAT, PATIENCE, SILENCE, Hub, Message, encode
 from .team import Worker, split_address
 
-_NAMELESS = 30.0  # seconds in which the name of process 0's machine must be known
+_NAMELESS = 30.0  # seconds until process 0's host name must resolve
 _PRINTING = 3.0  # seconds in which a process that has failed prints its own error
 _TAIL = 1500  # characters to show of what native code has printed, if it has ended the process
 
 
 def fork() -> Worker:
-    """Continues in a child process, which it returns; this process becomes its supervisor, and ends after it."""
+    """Continue in a child process and return it; this process becomes its supervisor, and ends after it."""
     channel, child_channel = socket.socketpair()
     log, name = mkstemp()  # what XLA, gloo and NCCL print
     os.unlink(name)
@@ -82,7 +82,7 @@ class _Supervisor:
         return status if status > 0 else 2
 
     async def _follow(self, reader: asyncio.StreamReader) -> _Verdict:
-        """Connects the process to the hub and passes messages on, until the run ends because of a failure."""
+        """Connect the process to the hub and pass messages on, until the run ends because of a failure."""
         join = await _read(reader)
         if join is None or "id" not in join:  # it ends before that, or is alone
             await asyncio.Event().wait()
@@ -99,7 +99,7 @@ class _Supervisor:
             try:
                 message = await asyncio.wait_for(_read(hub_reader), SILENCE)
             except TimeoutError:
-                return _Verdict(f"process 0 at {address}: no sign of life for {SILENCE:.0f} s", 0)
+                return _Verdict(f"process 0 at {address}: no heartbeat for {SILENCE:.0f} s", 0)
             if message is None and self._reported == "finished":
                 await asyncio.Event().wait()  # all others have finished, and the process is about to end
             if message is None:
@@ -110,7 +110,7 @@ class _Supervisor:
                 return _Verdict(message["end"], message["culprit"])
 
     async def _connect(self, address: str, join: Message) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connects to the hub, which process 0 starts. Raises: ConnectionError, with the line to print."""
+        """Connect to the hub, which process 0 starts. Raises: ConnectionError, with the line to print."""
         host, port = split_address(address)
         is_first = join["id"] == 0
         if is_first:
@@ -122,12 +122,12 @@ class _Supervisor:
                     f"--coordinator {address}: process 0 cannot listen on this port "
                     f"({os.strerror(error.errno or 0)}); is there another process 0? Otherwise choose another port"
                 ) from None
-        start, said = time.monotonic(), False
+        start, has_printed = time.monotonic(), False
         while True:
             try:
                 return await asyncio.wait_for(asyncio.open_connection(host, port), 5)
             except socket.gaierror:
-                reason, limit = f"{host} is not the name of a machine", _NAMELESS
+                reason, limit = f"{host}: the host name cannot be resolved", _NAMELESS
             except (OSError, TimeoutError) as error:
                 reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "no answer"
                 limit = GATHERING
@@ -135,13 +135,13 @@ class _Supervisor:
             if waited > (PATIENCE if is_first else limit):
                 advice = "process 0 must run on this machine" if is_first else "start process 0 there, or open the port"
                 raise ConnectionError(f"--coordinator {address}: cannot be reached ({reason}); {advice}")
-            if waited > PATIENCE and not said:
+            if waited > PATIENCE and not has_printed:
                 self._say(f"waiting for process 0 at {address}, which cannot be reached yet ({reason})")
-                said = True
+                has_printed = True
             await asyncio.sleep(0.2)
 
     async def _pass_on(self, reader: asyncio.StreamReader) -> None:
-        """Passes the messages of the process to the hub."""
+        """Pass the messages of the process to the hub."""
         while (message := await _read(reader)) is not None:
             if "finished" in message or "failed" in message:
                 self._reported = "finished" if "finished" in message else ("follows" if message["rank"] else "failed")
@@ -153,7 +153,7 @@ class _Supervisor:
             await asyncio.sleep(HEARTBEAT)
 
     async def _verdict_on(self, status: int, team: "asyncio.Task[_Verdict]") -> _Verdict | None:
-        """Reports that the process has ended; waits for what the hub says, and in process 0 for all others."""
+        """Report that the process has ended; wait for what the hub says, and in process 0 for all others."""
         if self._id is None:
             return None
         await asyncio.wait(self._tasks[:1], timeout=1)  # its last messages
@@ -181,7 +181,7 @@ class _Supervisor:
         start = max(os.fstat(self._log).st_size - _TAIL, 0)
         if code != -signal.SIGKILL:
             self._printed = os.pread(self._log, _TAIL, start).decode(errors="replace").strip()
-        hint = ", often for lack of memory" if code == -signal.SIGKILL else ""
+        hint = ", often because it ran out of memory" if code == -signal.SIGKILL else ""
         return f"was ended by {signal.Signals(-code).name}{hint}"
 
     def _forward(self, number: int) -> None:
@@ -194,7 +194,7 @@ class _Supervisor:
 
 
 def _drop_resets(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Does not print that a connection was reset after its reader was cancelled: the verdict is what is printed."""
+    """Do not print that a connection was reset after its reader was cancelled: the verdict is what is printed."""
     if not isinstance(context.get("exception"), ConnectionError):
         loop.default_exception_handler(context)
 

@@ -28,10 +28,10 @@ class Team:
     id, count = 0, 1
 
     def agree(self, name: str, value: Any = None) -> None:
-        """Waits until all processes are here; ends the run if their values (JSON) differ."""
+        """Wait until all processes are here; end the run if their values (JSON) differ."""
 
     def begin(self, work: str) -> None:
-        """Says which work begins, which all processes do together: the next update, for example."""
+        """Say which work begins, which all processes do together: the next update, for example."""
 
     @property
     def is_first(self) -> bool:
@@ -40,7 +40,7 @@ class Team:
 
 
 class Launch(NamedTuple):
-    """The flags of a run of several processes; None: the scheduler's environment tells."""
+    """The flags of a run of several processes; None: read from the scheduler's environment."""
 
     coordinator: str | None = None  # HOST:PORT of process 0
     processes: int | None = None
@@ -57,7 +57,7 @@ class Worker(Team):
         Thread(target=self._listen, name="supervisor", daemon=True).start()
 
     def join(self, launch: Launch) -> None:
-        """Connects to the other processes, as the flags or the scheduler say, and starts JAX's service.
+        """Connect to the other processes, as the flags or the scheduler say, and start JAX's service.
 
         Raises:
             RunError: a flag or the scheduler's environment cannot be used.
@@ -67,7 +67,7 @@ class Worker(Team):
             return
         if coordinator is None or count is None or process is None:
             raise RunError(
-                f"{_FLAGS[0]} HOST:PORT: is needed, because the scheduler does not tell it"
+                f"{_FLAGS[0]} HOST:PORT: is required, because the scheduler does not provide it"
                 if count
                 else f"{', '.join(_FLAGS)}: all three are needed, because no scheduler is recognized"
             )
@@ -89,7 +89,7 @@ class Worker(Team):
         )
 
     def meet(self, coordinator: str, count: int, process: int) -> int:
-        """Waits until all processes are there; returns the port of JAX's service.
+        """Wait until all processes are there; return the port of JAX's service.
 
         Raises:
             RunError: the address or the number is not one.
@@ -106,23 +106,23 @@ class Worker(Team):
         return self._wait_for("begin")["begin"]
 
     def agree(self, name: str, value: Any = None) -> None:
-        """Waits until all processes are here; ends the run if their values (JSON) differ."""
+        """Wait until all processes are here; end the run if their values (JSON) differ."""
         if self._joined:
             self._send({"agree": name, "value": value})
             self._wait_for("agreed")
 
     def begin(self, work: str) -> None:
-        """Says which work begins, which all processes do together: the next update, for example."""
+        """Say which work begins, which all processes do together: the next update, for example."""
         if self._joined:
             self._send({"work": work})
 
     def finish(self) -> None:
-        """Says that this process has done all its work."""
+        """Say that this process has done all its work."""
         if self._joined:
             self._send({"finished": True})
 
     def fail(self, line: str, *, follows: bool = False) -> bool:
-        """Says why this process fails; returns whether it is to print the reason.
+        """Say why this process fails; return whether it is to print the reason.
 
         `follows`: it may be a consequence of another process's failure: then it waits for the verdict.
         """
@@ -153,14 +153,14 @@ class Worker(Team):
         os._exit(1)  # the supervisor was killed
 
     def _respond(self) -> None:
-        """Shows that the threads of this process run, also while it compiles or waits for others."""
+        """Show that the threads of this process run, also while it compiles or waits for others."""
         while True:
             time.sleep(HEARTBEAT)
             with suppress(ConnectionError):
                 self._send({"runs": True})
 
     def _separate_native_output(self) -> None:
-        """Sends what native code prints to the log: pages of stack traces, if another process has died."""
+        """Send what native code prints to the log: pages of stack traces, if another process has died."""
         for name, descriptor in (("stdout", 1), ("stderr", 2)):
             getattr(sys, name).flush()
             setattr(sys, name, os.fdopen(os.dup(descriptor), "w", buffering=1))

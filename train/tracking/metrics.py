@@ -87,17 +87,17 @@ class MetricsLog:
         self._rewrite()
 
     def _rewrite(self) -> None:
-        """Writes all records, and opens the file for more."""
+        """Write all records, and open the file for more."""
         if self._writes:
             replace_file(self._path, "".join(json.dumps(record) + "\n" for record in self.records))
         self._file = self._path.open("a", encoding="utf-8")
 
     def add(self, *trackers: Tracker) -> None:
-        """Adds trackers, which receive the numbers of every later record."""
+        """Add trackers, which receive the numbers of every later record."""
         self._trackers += trackers
 
     def write(self, record: Record) -> None:
-        """Adds a record of an update, or of a validation after it, in the order of updates."""
+        """Add a record of an update, or of a validation after it, in the order of updates."""
         position = bisect_right(self.records, record["update"], key=lambda record: record["update"])
         self.records.insert(position, record)
         self.validations |= validations([record])
@@ -116,7 +116,7 @@ class MetricsLog:
             tracker.log(record["update"], numbers)
 
     def flush(self) -> None:
-        """Writes all records to disk; called before the checkpoint that follows them is saved."""
+        """Write all records to disk; called before the checkpoint that follows them is saved."""
         self._file.flush()
         if self._writes:
             os.fsync(self._file.fileno())
@@ -124,7 +124,7 @@ class MetricsLog:
             tracker.flush()
 
     def close(self) -> None:
-        """Closes the file and the trackers."""
+        """Close the file and the trackers."""
         self.flush()
         self._file.close()
         for tracker in self._trackers:
@@ -138,7 +138,7 @@ def _describe(damaged: list[int]) -> str:
 
 
 def _keep_copy(path: Path) -> Path:
-    """Copies a file to a new name beside it, and returns that."""
+    """Copy a file to a new name beside it, and return that."""
     names = (path.with_name(f"{path.stem}-damaged{ending}{path.suffix}") for ending in ("", *map(str, range(2, 1000))))
     target = next(name for name in names if not name.exists())
     shutil.copy(path, target)

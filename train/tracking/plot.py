@@ -15,7 +15,7 @@ class PlotTracker:
         self._records, self._path = records, directory / PLOT
 
     def log(self, update: int, numbers: Mapping[str, float]) -> None:
-        """Redraws the plot if the numbers are from a validation."""
+        """Redraw the plot if the numbers are from a validation."""
         if any(name.startswith("validation/") for name in numbers):
             plot_losses(self._records, self._path)
 
@@ -27,7 +27,7 @@ class PlotTracker:
 
 
 def plot_losses(records: list[Record], path: Path) -> None:
-    """Plots training and validation loss over updates, and BLEU if the run measures it."""
+    """Plot training and validation loss over updates, and BLEU if the run measures it."""
     from matplotlib.figure import Figure
 
     train = [(r["update"], r["loss"]) for r in records if "loss" in r]

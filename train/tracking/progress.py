@@ -29,7 +29,7 @@ _POLL = 1.0  # seconds between checks whether a line is due, so that a long step
 
 @contextmanager
 def progress_bar(*, in_bytes: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Yields `show(label, completed, total)`: a transient bar on standard error, or a line there every half minute.
+    """Yield `show(label, completed, total)`: a transient bar on standard error, or a line there every half minute.
 
     `in_bytes`: the numbers are bytes, shown in larger units and with their rate.
     """
@@ -98,15 +98,15 @@ class TrainingProgress:
         self.close()
 
     def close(self) -> None:
-        """Stops drawing and shows the cursor again."""
+        """Stop drawing and show the cursor again."""
         self._bar.stop()
 
     def say(self, line: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def advance(self, update: int, loss: float, rate: float, tokens: int) -> None:
-        """Shows an update and estimates speed and remaining time."""
+        """Show an update and estimate speed and remaining time."""
         now = time.monotonic()
         self._recent.append((now, tokens))
         if len(self._recent) < 2:
@@ -122,14 +122,14 @@ class TrainingProgress:
             self.say(f"update {update:,} of {self._total:,} · {status}")
 
     def compiled(self, bucket: Bucket, seconds: Mapping[int, float], shapes: int) -> None:
-        """Prints that a batch shape is compiled; `seconds` of those so far, this one last, of `shapes` in total."""
+        """Print that a batch shape is compiled; `seconds` of those so far, this one last, of `shapes` in total."""
         src, tgt, rows = bucket
         last = [*seconds.values()][-1]
         self.say(f"batch shape {len(seconds)} of {shapes}, {rows}×({src}+{tgt}), compiled in {last:.1f} s")
         self.pause(compiling=(shapes - len(seconds)) * sum(seconds.values()) / len(seconds))
 
     def validated(self, label: str, scores: Mapping[str, Any], seconds: float) -> None:
-        """Prints the scores of a validation and sample translations."""
+        """Print the scores of a validation and sample translations."""
         bleu = f", BLEU {scores['bleu']:.2f}" if "bleu" in scores else ""
         loss = f"validation loss {scores['loss']:.4f}, perplexity {scores['perplexity']:.2f}{bleu}"
         self.say(f"{label}: {loss} ({seconds:.1f} s)")
@@ -138,7 +138,7 @@ class TrainingProgress:
                 self.say(line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…")
 
     def pause(self, compiling: float | None = None) -> None:
-        """Excludes time outside updates from the speed. `compiling`: estimated seconds of compilation that remain."""
+        """Exclude time outside updates from the speed. `compiling`: estimated seconds of compilation that remain."""
         self._recent.clear()
         self._compiling = self._compiling if compiling is None else compiling
 

@@ -50,12 +50,12 @@ class SwanLabTracker:
             ) from None
 
     def log(self, update: int, numbers: Mapping[str, float]) -> None:
-        """Adds the numbers of an update."""
+        """Add the numbers of an update."""
         self._swanlab.log(dict(numbers), step=update)
 
     def flush(self) -> None:
         """SwanLab sends by itself."""
 
     def close(self) -> None:
-        """Finishes the experiment."""
+        """Finish the experiment."""
         self._swanlab.finish()

@@ -18,14 +18,14 @@ class TensorBoardTracker:
             self._writer.add_event(Event(step=update + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, update: int, numbers: Mapping[str, float]) -> None:
-        """Adds a scalar per number."""
+        """Add a scalar per number."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(Event(wall_time=time.time(), step=update, summary=Summary(value=values)))
 
     def flush(self) -> None:
-        """Writes what is buffered."""
+        """Write what is buffered."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._writer.close()

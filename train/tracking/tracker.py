@@ -8,13 +8,13 @@ class Tracker(Protocol):
     """TensorBoard, SwanLab, a plot, or your own: `train(run, directory, trackers=[tracker])`."""
 
     def log(self, update: int, numbers: Mapping[str, float]) -> None:
-        """Logs the numbers of an update (`training/loss`, …) or of a validation after it (`validation/loss`, …)."""
+        """Log the numbers of an update (`training/loss`, …) or of a validation after it (`validation/loss`, …)."""
         ...
 
     def flush(self) -> None:
-        """Stores everything logged so far; called before each checkpoint."""
+        """Store everything logged so far; called before each checkpoint."""
         ...
 
     def close(self) -> None:
-        """Closes the tracker."""
+        """Close the tracker."""
         ...

@@ -175,7 +175,7 @@ def _reason(state: State) -> str:
         for other in state.matches.of_reference.get(number, ()):
             if number in names[0] and other in names[1]:
                 return f"output {names[1][other]} of the candidate is the reference's output {names[0][number]}"
-    return "the outputs differ; no operation was found at which they diverge"
+    return "the outputs differ, but no diverging operation was found"
 
 
 def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:

@@ -47,7 +47,7 @@ def main(page: Path, folder: Path) -> None:
 
 
 def _environment(cache: Path) -> dict[str, str]:
-    """Without the setting of some machines that Python compiles our modules at each start."""
+    """The environment of a user: an own compilation cache, and Python's bytecode cache, which some machines disable."""
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache / "cache")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return environment

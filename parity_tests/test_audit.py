@@ -86,6 +86,9 @@ def test_a_published_system_as_published(name):
     training = TrainingConfig.published(name, as_published=True)
     report = audit_config(published_config(name, True), name=name, training=training, cache=False)
     assert questions(report) == FAILED_QUESTIONS[name], str(report)
+    counts = f"failed checks: {len(report.findings)}, known mistakes: {len(report.mistakes)}\n"
+    assert report.mistakes
+    assert counts in str(report)
     mistaken_settings = {mistake.setting.partition("=")[0] for mistake in report.mistakes}
     assert mistaken_settings == set(RECIPES[name].breaks)
     assert set(RECIPES[name].breaks) <= {*RECIPES[name].repairs, *RECIPES[name].training_repairs}
@@ -217,6 +220,8 @@ def test_what_raises_is_not_healthy():
     report = audit(ToyTransformer(), **SIZES, forward=lambda m, src, tgt: m(src, tgt) if len(src) != 3 else 1 / 0)
     assert not report.ok
     assert "it raises ZeroDivisionError" in str(report)
+    heading = f"ToyTransformer: failed checks: {len(report.findings)}, known mistakes: 0\n"
+    assert str(report).startswith(heading)
 
 
 def test_nan_everywhere_gets_one_answer_that_names_where_it_begins():

@@ -17,6 +17,7 @@ from twinax.configs.verification import verifying
 
 from .evaluate_command import evaluate
 from .foreign_flags import check_flags
+from .importing import import_uncollected
 from .messages import DEFECT, describe_defect, one_line, set_encoding_errors, show_all
 from .plan_command import plan
 from .text_commands import score, translate
@@ -90,7 +91,7 @@ def parity(
                 raise UsageError(
                     f"--engines {engines}: compares one checkpoint; omit presets, --tgt, --translations and --shape"
                 )
-            compare_searches = import_module("twinax.engines_command").compare_searches
+            compare_searches = import_uncollected("twinax.engines_command").compare_searches
             equal = compare_searches(
                 model,
                 engines,
@@ -101,7 +102,7 @@ def parity(
                 json_file=json_file,
             )
             return 0 if equal else 1
-        equal = import_module("twinax.parity_command").prove(
+        equal = import_uncollected("twinax.parity_command").prove(
             model,
             second,
             src=src,
@@ -150,7 +151,7 @@ def audit(
         )
     with one_line_errors():
         enable_compilation_cache()
-        return 0 if import_module("twinax.audit_command").examine(model, seed, json_file) else 1
+        return 0 if import_uncollected("twinax.audit_command").examine(model, seed, json_file) else 1
 
 
 def compare(
@@ -197,7 +198,7 @@ def compare(
         report: HTML file to write the results to, with the source lines, both traces side by side and the weight map.
     """
     with one_line_errors():
-        return import_module("twinax.compare_command").run(
+        return import_uncollected("twinax.compare_command").run(
             reference,
             candidate,
             inputs=inputs,
@@ -267,7 +268,7 @@ def convert(
     """
     check_exists(src, *filter(None, [adapter]))
     with one_line_errors():
-        command = import_module("twinax.convert_command").convert_checkpoint
+        command = import_uncollected("twinax.convert_command").convert_checkpoint
         return command(
             Path(src),
             Path(dst),
@@ -307,17 +308,17 @@ def inspect(
     """
     check_exists(path)
     with one_line_errors():
-        return import_module("twinax.inspect_command").inspect_checkpoint(Path(path), tensors, json_file)
+        return import_uncollected("twinax.inspect_command").inspect_checkpoint(Path(path), tensors, json_file)
 
 
 def train() -> int:
     """Train a model on a predefined run or on your own parallel text; the same command resumes."""
-    return import_module("twinax.train_command").main(sys.argv[2:])
+    return import_uncollected("twinax.train_command").main(sys.argv[2:])
 
 
 def data() -> int:
     """Print statistics of a corpus: pairs, tokens, lengths, unknown words, padding, batch shapes."""
-    return import_module("twinax.data_command").main(sys.argv[2:])
+    return import_uncollected("twinax.data_command").main(sys.argv[2:])
 
 
 def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
@@ -336,7 +337,7 @@ def demo(out: str = "runs/demo", updates: int = 1000, test: int = 500) -> int:
         raise UsageError(f"--updates {updates} --test {test}: must be at least 2 and 1")
     with one_line_errors():
         enable_compilation_cache()
-        results = import_module("twinax.demo").demo(Path(out), updates, test)
+        results = import_uncollected("twinax.demo").demo(Path(out), updates, test)
     if results.stopped_by is not None:
         return 128 + results.stopped_by
     return 0 if results.ladder and not results.differing_tokens and len({*results.equal_arrays}) == 1 else 1

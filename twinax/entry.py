@@ -8,6 +8,8 @@ import warnings
 from types import CoroutineType, FrameType
 from typing import Any
 
+from .importing import import_uncollected
+
 _IMPORTS = "<frozen importlib"  # how the files of Python's import system begin
 
 
@@ -16,9 +18,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _interrupt)
     if "--verbose" not in sys.argv:
         _hide_what_libraries_print()
-    from .cli import main as run
-
-    run()
+    import_uncollected("twinax.cli").main()
 
 
 def _hide_what_libraries_print() -> None:

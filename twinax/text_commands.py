@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from .importing import import_uncollected
 from .messages import set_encoding_errors
 from .usage import (
     CheckpointPath,
@@ -160,7 +161,7 @@ def load_translator(checkpoint: str, adapter: str | None, quantize: Quantization
         CheckpointError, DataError: the checkpoint has no readable tokenizers.
     """
     enable_compilation_cache()
-    translator = import_module("twinax.train.translator").load(checkpoint, adapter=adapter, quantize=quantize)
+    translator = import_uncollected("twinax.train.translator").load(checkpoint, adapter=adapter, quantize=quantize)
     _ = translator.tokenizers
     report_assumed(checkpoint, translator.checkpoint)
     return translator

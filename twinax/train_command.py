@@ -12,6 +12,7 @@ from twinax.presets.runs import RUN_NAMES
 from twinax.train.processes.supervisor import fork
 from twinax.train.processes.team import Team, Worker, take_flags
 
+from .importing import import_uncollected
 from .messages import DEFECT, describe_defect, one_line
 from .run_arguments import parse
 from .usage import UsageError, one_line_errors
@@ -84,8 +85,7 @@ def _train(arguments: Sequence[str], team: Team) -> int:
             file=sys.stderr,
         )
         return 0
-    from twinax.train.loop import train
-
+    train = import_uncollected("twinax.train.loop").train
     previous_handler = signal.signal(signal.SIGTERM, _exit_on_signal)  # until the loop installs its own handler
     try:
         with one_line_errors(str(parsed.out)):

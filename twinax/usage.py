@@ -5,12 +5,13 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+from .importing import import_uncollected
 
 if TYPE_CHECKING:
     from twinax.convert import Checkpoint
@@ -78,7 +79,7 @@ def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
 
 def enable_compilation_cache() -> None:
     """Enable the compilation cache; `import twinax` alone does not change JAX's settings."""
-    import_module("twinax.train.compilation_cache").use_compilation_cache()
+    import_uncollected("twinax.train.compilation_cache").use_compilation_cache()
 
 
 @contextmanager

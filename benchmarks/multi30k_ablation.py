@@ -179,6 +179,9 @@ def _plot(entries: Sequence[Mapping[str, Any]]) -> None:
         points = sorted((entry["minutes"], scores_by_name(entry, VALIDATION)[name]) for entry in entries)
         axes.plot(*zip(*points, strict=True), "o-", label=name)
     axes.set(xlabel="minutes on one core", ylabel="BLEU on the validation set", xscale="log")
+    minutes = [entry["minutes"] for entry in entries]
+    axes.set_xticks(minutes, [f"{m:.0f}" for m in minutes])
+    axes.set_xticks([], minor=True)
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.savefig(PAGE.with_name(CURVE), dpi=120)

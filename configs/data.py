@@ -58,10 +58,11 @@ class CorpusConfig:
             return CorpusConfig(src=self.valid_src, tgt=self.valid_tgt)
         if self.valid_dataset is None and self.valid_split is None:
             return None
+        is_separate_file = self.valid_dataset is not None and is_file(self.valid_dataset)
         return CorpusConfig(
             dataset=self.valid_dataset or self.dataset,
-            subset=self.subset,
-            split=self.valid_split or self.split,
+            subset=None if is_separate_file else self.subset,
+            split="train" if is_separate_file else self.valid_split or self.split,
             src_column=self.src_column,
             tgt_column=self.tgt_column,
         )
@@ -85,9 +86,10 @@ def _check_unused(config: CorpusConfig) -> None:
             continue
         if name == "dataset" and config.valid_dataset is None and config.valid_split is not None:
             split = config.valid_split
-        if split not in (None, "train") or config.subset is not None:
+        subset = config.subset if name == "dataset" or config.dataset is None else None  # else the training corpus's
+        if split not in (None, "train") or subset is not None:
             raise ConfigError(
-                f"{name}={dataset!r}: a single file has no split ({split}) or subset ({config.subset}); set "
+                f"{name}={dataset!r}: a single file has no split ({split}) or subset ({subset}); set "
                 "valid_dataset to a separate file for validation"
             )
 

@@ -86,8 +86,9 @@ def new_file(path: Path) -> Iterator[Path]:
     """A temporary file to write to, which is synced and renamed to `path` at the end.
 
     Raises:
-        ConversionError: the path exists and is not an empty directory, or writing fails; no files are left behind.
+        ConversionError: the path exists, or writing fails; no files are left behind.
     """
+    check_new_file(path)
 
     def make(**names: Any) -> str:
         descriptor, name = tempfile.mkstemp(**names)
@@ -132,6 +133,13 @@ def check_new(path: Path) -> None:
         raise ConversionError(f"{path}: exists and is not empty; give another name, or remove it")
     if path.exists() and not path.is_dir():
         raise ConversionError(f"{path}: exists; give another name, or remove it")
+
+
+def check_new_file(path: Path) -> None:
+    """Raises: ConversionError, as `check_new`; or the path of a file is a directory."""
+    check_new(path)
+    if path.is_dir():
+        raise ConversionError(f"{path}: is a directory; give the name of a file, or remove it")
 
 
 @contextmanager

@@ -163,7 +163,8 @@ def largest_error(checkpoint: Checkpoint, path: Path, quantization: str) -> floa
         else:
             allowed = np.zeros_like(expected)
         errors = np.abs(array - expected) / np.where(allowed > 0, allowed, 1)
-        worst = max(worst, float(np.where((allowed == 0) & (errors > 0), np.inf, errors).max(initial=0)))
+        wrong = ((allowed == 0) & (errors > 0)) | np.isnan(errors)
+        worst = max(worst, float(np.where(wrong, np.inf, errors).max(initial=0)))
     return worst
 
 
@@ -199,6 +200,8 @@ def _quantize(variables: Mapping[str, np.ndarray], quantization: str | None) -> 
             result[name] = array.astype(np.float16)
         elif name.endswith("/weight"):
             weights = array.astype(np.float32)
+            if not np.isfinite(weights).all():
+                raise ConversionError(f"--quantize {quantization}: {name} has NaN or infinite values, which int8 lacks")
             largest = np.abs(weights).max(axis=1)
             scale = np.float32(127) / np.where(largest == 0, np.float32(127), np.maximum(largest, _SMALLEST))
             result |= {name: np.rint(weights * scale[:, None]).astype(np.int8), f"{name}{_SCALE}": scale}

@@ -68,7 +68,7 @@ def generation_of(documents: Mapping[str, Settings], model: TransformerConfig, n
         return None
     file = _file_of(documents)
     settings = {name: value for name, value in documents[file].items() if value is not None}
-    if problems := [*_problems(settings)]:
+    if problems := [*_problems(settings), *_other_ids(settings, model, file)]:
         raise ConversionError(
             f"{name}: {file} sets {', '.join(problems)}, which beam search cannot apply; change the file, or pass "
             "--ignore-generation-config"
@@ -94,6 +94,13 @@ def decoding_document(documents: Mapping[str, Settings]) -> dict[str, Settings]:
     names = (*_NEUTRAL, *_SAME, *_LENGTHS, "bad_words_ids", "suppress_tokens")
     settings = documents[_file_of(documents)]
     return {GENERATION: {name: settings[name] for name in names if settings.get(name) is not None}}
+
+
+def end_ids(documents: Mapping[str, Settings], model: TransformerConfig) -> dict[str, Any]:
+    """The ids that end a translation in generation_config.json, unless the model has had another EOS since."""
+    stated = documents.get(GENERATION, {}).get("eos_token_id")
+    first = documents.get(CONFIG, {}).get("eos_token_id", model.eos_id)
+    return {} if stated is None or first not in (model.eos_id, [model.eos_id]) else {"eos_token_id": stated}
 
 
 def longest_translation(documents: Mapping[str, Settings], model: TransformerConfig) -> int | None:
@@ -125,13 +132,21 @@ def _problems(settings: Settings) -> Iterator[str]:
             yield f"{name}={settings[name]!r}"
     if type(settings.get("early_stopping", False)) is not bool:
         yield f"early_stopping={settings['early_stopping']!r}"
-    if isinstance(settings.get("eos_token_id"), list):
-        yield f"eos_token_id={settings['eos_token_id']!r}"
     if not _are_ids(settings.get("suppress_tokens", [])):
         yield f"suppress_tokens={settings['suppress_tokens']!r}"
     words = settings.get("bad_words_ids", [])
     if not isinstance(words, list) or not all(_are_ids(ids) and len(ids) == 1 for ids in words):
         yield f"bad_words_ids={words!r} (only single tokens can be forbidden)"
+
+
+def _other_ids(settings: Settings, model: TransformerConfig, file: str) -> Iterator[str]:
+    """The ids with which `generate` would begin or end a translation otherwise than the model's config states."""
+    end = settings.get("eos_token_id", model.eos_id)
+    if end not in (model.eos_id, [model.eos_id]):
+        yield f"eos_token_id={end!r} (the model's is {model.eos_id})"
+    bos = settings.get("bos_token_id")
+    if file == GENERATION and "decoder_start_token_id" not in settings and bos not in (None, model.decoder_start_id):
+        yield f"bos_token_id={bos!r} without decoder_start_token_id (the model's is {model.decoder_start_id})"
 
 
 def _are_ids(value: Any) -> bool:

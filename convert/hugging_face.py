@@ -15,7 +15,7 @@ from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
 from .files import has_flax_weights, read_json, read_weights
 from .foreign_directories import hugging_face_obstacle, project_obstacle
-from .generation import decoding_document
+from .generation import decoding_document, end_ids
 from .layouts.canonical import up_to_rounding
 from .layouts.foreign import not_written
 from .layouts.hugging_face import Family
@@ -76,6 +76,8 @@ def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max
     if checkpoint.layout != layout or not _same(target, documents, checkpoint.config):
         base_documents = documents if checkpoint.layout == layout else decoding_document(documents)
         documents = _rewrite(target, base_documents, checkpoint.config)
+        if GENERATION in documents:
+            documents[GENERATION] |= end_ids(checkpoint.documents, checkpoint.config)
     documents[CONFIG]["architectures"] = [target.architecture]
     arrays = target.write(documents[CONFIG], checkpoint.config, checkpoint.arrays, checkpoint.unused)
     # One tokenizer goes where `transformers` looks for it. It does not support two, which stay in their folders.
@@ -132,8 +134,8 @@ def _settings(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     settings = dict(documents[CONFIG])
     if GENERATION in documents:
         generation = documents[GENERATION]
-        settings |= {name: generation[name] for name in DECODING if name in generation}
-        settings |= {name: None for name in DECODING if name.startswith("forced_") and name not in generation}
+        settings |= {name: generation[name] for name in DECODING if generation.get(name) is not None}
+        settings |= {n: None for n in DECODING if n.startswith("forced_") and generation.get(n) is None}
     return settings
 
 

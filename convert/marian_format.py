@@ -1,7 +1,7 @@
 """marian-dev models: an `.npz` with its options as YAML, and vocabularies."""
 
 import json
-import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        ids = parse_json(text) if path.suffix.lower() == ".json" else dict(_entries(text))
+        ids = parse_json(text) if path.suffix.lower() == ".json" else _entries(text)
     except (OSError, ValueError) as error:
         raise ConversionError(f"{path}: is not a vocabulary: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(ids, dict) or not ids or not all(type(i) is int and i >= 0 for i in ids.values()):
@@ -125,29 +125,34 @@ def read_vocabulary(path: Path) -> dict[str, int]:
     return ids
 
 
-def _entries(text: str) -> Any:
-    """The (token, id) pairs of `token: id` lines, with quoted tokens; YAML takes minutes for a vocabulary."""
-    key: str | None = None
-    for line in filter(None, text.split("\n")):
-        if line.startswith("? "):  # a long key has a line of its own
-            key = line[2:]
-            continue
-        token, colon, number = (key, ":", line[1:]) if key is not None else line.rpartition(":")
-        key = None
-        if token is None or not colon or not number.strip().isdecimal():
-            raise ValueError(f"the line {line[:80]!r} is not a token, a colon and an id")
-        yield _unquoted(token.strip(" ")), int(number)
+def _entries(text: str) -> dict[str, int]:
+    """The ids by token of a YAML mapping; its events are enough, and libyaml makes them quickly."""
+    import yaml
+
+    try:
+        scalars = [*_scalars(yaml.parse(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader)))]
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    ids: dict[str, int] = {}
+    for token, number in zip(scalars[::2], scalars[1::2], strict=True):
+        if token in ids or not number.isdecimal():
+            cause = "occurs twice" if token in ids else f"has {number[:80]!r}, not an id"
+            raise ValueError(f"the token {token[:80]!r} {cause}")
+        ids[token] = int(number)
+    return ids
 
 
-def _unquoted(token: str) -> str:
-    if len(token) > 1 and token[0] == token[-1] == '"':
-        escapes = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
-        pattern = r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))"
-        return re.sub(
-            pattern,
-            lambda m: escapes.get(m[4], m[4]) if m[4] else chr(int(m[1] or m[2] or m[3], 16)),
-            token[1:-1],
-        )
-    if len(token) > 1 and token[0] == token[-1] == "'":
-        return token[1:-1].replace("''", "'")
-    return token
+def _scalars(events: Iterable[Any]) -> Iterator[str]:
+    """The keys and values of one mapping. Raises: ValueError at the first event of anything else."""
+    import yaml
+
+    frame = yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent, yaml.StreamEndEvent
+    mappings = 0
+    for event in events:
+        mappings += isinstance(event, yaml.MappingStartEvent)
+        if isinstance(event, yaml.ScalarEvent):
+            if not mappings:
+                raise ValueError(f"{event.value[:80]!r} is not a token, a colon and an id")
+            yield event.value
+        elif mappings > 1 or not isinstance(event, (*frame, yaml.MappingStartEvent, yaml.MappingEndEvent)):
+            raise ValueError(f"line {event.start_mark.line + 1} is not a token, a colon and an id")

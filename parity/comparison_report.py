@@ -1,5 +1,6 @@
 """A comparison as a table on the terminal, and as a document for programs."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -33,8 +34,8 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
             {
                 "dtype": entry.dtype,
                 "reference_error": entry.reference,
-                "candidate_error": entry.candidate,
-                "ratio": None if entry.failure else entry.ratio,
+                "candidate_error": _finite(entry.candidate),
+                "ratio": None if entry.failure else _finite(entry.ratio),
                 "inputs": entry.inputs,
                 "ok": entry.ok,
                 "failure": entry.failure,
@@ -50,6 +51,11 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
             "operations": [len(trace.operations) for trace in comparison.traces],
         },
     }
+
+
+def _finite(number: float) -> float | None:
+    """The number; None if JSON has no such number."""
+    return number if math.isfinite(number) else None
 
 
 def _findings(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -196,6 +196,8 @@ def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str
         return "the outputs are empty; pass inputs that are not empty"
     if not any(value.dtype.kind != "f" or np.isfinite(value).any() for value in ends):
         return "no element of the outputs is finite"
+    if all(value.size < 2 or (value == value.flat[0]).all() for value in ends) and max(sizes[0]) > 1:
+        return "all elements of the outputs are equal; pass inputs for which they differ"
     if 2 * len(weights.unmatched) > len(candidate.parameters):
         count, names = len(weights.unmatched), ", ".join(weights.unmatched[:3])
         return (

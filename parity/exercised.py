@@ -13,6 +13,9 @@ _MOST = 6  # lines that are named
 def not_exercised(reference: Trace, candidate: Trace) -> list[str]:
     """One sentence per part of the models that these inputs do not test."""
     sentences = [*_lengths(reference)]
+    inputs = {name: reference.values[number] for name, number in reference.inputs.items()}
+    zero = [name for name, value in inputs.items() if value.dtype.kind == "f" and value.size and not value.any()]
+    sentences += [f"input {name}: is 0 everywhere, so products with it were not tested" for name in zero]
     sentences += [f"{line}: the mask is the same everywhere" for line in _constant_masks(candidate)]
     sentences += [f"{branch} was not taken" for branch in candidate.branches]
     sentences += [f"{name}: no output depends on it" for name in candidate.unused_parameters()]

@@ -96,14 +96,24 @@ def _measure(
                 if oracle.shape != target.shape:
                     layout = find_arrangement(traces[0].values[number], target, ROUNDED)
                 second = layout.apply(oracle) if layout is not None else oracle.reshape(target.shape)
-                squares += [np.square(outputs[0][name] - oracle).sum(), np.square(outputs[1][other] - second).sum()]
-                scale += float(np.square(oracle).sum())
+                squares += [_squared_error(outputs[0][name], oracle), _squared_error(outputs[1][other], second)]
+                scale += float(np.square(oracle[np.isfinite(oracle)]).sum())
     except Exception as error:  # whatever the model's code raises in this dtype
         return Rounding(dtype, 0.0, 0.0, count, f"{type(error).__name__}: {error}".splitlines()[0])
     errors = np.sqrt(squares / (scale or 1.0))
+    if not np.isfinite(errors[0]):
+        failure = "the reference's outputs are not finite where those in float64 are"
+        return Rounding(dtype, 0.0, 0.0, count, failure)
     failure = "the candidate computes in a wider dtype" if errors[1] * _WIDE < errors[0] else ""
     result = Rounding(dtype, float(errors[0]), float(errors[1]), count, failure)
     return result if result.ok or dtype != DTYPES[0] else replace(result, casts=_casts(traces[1], result.reference))
+
+
+def _squared_error(output: Array, oracle: Array) -> float:
+    """The sum over finite elements; infinite if the others, such as the -inf of a masked logit, are not the same."""
+    finite = np.isfinite(oracle)
+    same = np.array_equal(output[~finite], oracle[~finite], equal_nan=True)
+    return float(np.square(output[finite] - oracle[finite]).sum()) if same else float("inf")
 
 
 def _casts(trace: Trace, error: float) -> tuple[str, ...]:
@@ -118,10 +128,9 @@ def _casts(trace: Trace, error: float) -> tuple[str, ...]:
             continue
         changes = trace.replay({operation.outputs[0]: np.asarray(jnp.asarray(value, dtype), np.float64)})
         pairs = [(trace.values[n], changes.get(n, trace.values[n])) for n in trace.outputs.values()]
-        difference, size = (
-            sum(float(np.square(part).sum()) for part in parts)
-            for parts in zip(*((one - other, one) for one, other in pairs if one.dtype.kind == "f"), strict=True)
-        )
+        floating = [(one, other) for one, other in pairs if one.dtype.kind == "f"]
+        difference = sum(_squared_error(other, one) for one, other in floating)
+        size = sum(float(np.square(one[np.isfinite(one)]).sum()) for one, _ in floating)
         effect = float(np.sqrt(difference / (size or 1.0)))
         if effect > RATIO_BOUND * error:
             text = f"{operation.line or operation.module} ({jnp.dtype(dtype).name})"

@@ -47,6 +47,39 @@ def test_rounding_of_a_correct_port(reference):
     assert 1e-8 < errors[0] < 1e-6 < 1e-4 < errors[1] < 1e-1  # of the size of each dtype's epsilon
 
 
+def test_logits_of_minus_infinity_round_too(reference):
+    """As those of tokens that are forbidden; -inf - -inf would be NaN."""
+    forbidden = np.arange(6) == 2
+    module = nn.Sequential(reference, Forbidding(torch.tensor(forbidden)), nn.LogSoftmax(-1)).eval()
+
+    def candidate(p, x, inner=jnp.float32):
+        logits = port({name.removeprefix("0."): array for name, array in p.items()}, x, inner)
+        return jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, logits))
+
+    comparison = compare(module, (candidate, weights(module)), (X,))
+    assert comparison.verdict == "equal"
+    assert all(0 < entry.ratio <= 3 for entry in comparison.rounding)
+    narrow = compare(module, (lambda p, x: candidate(p, x, jnp.bfloat16), weights(module)), (X,)).rounding[0]
+    assert narrow.ratio > 100
+    assert len(narrow.casts) > 0
+
+    wrong = compare(reference, (lambda p, x: jnp.log(jnp.exp(100 * port(p, x))) / 100, weights(reference)), (X * 9,))
+    assert wrong.verdict == "different in rounding"
+    assert "and inf, ratio inf: more than rounding" in str(wrong)
+    json.dumps(as_document(wrong), allow_nan=False)
+
+
+class Forbidding(nn.Module):
+    """Sets some logits to -inf."""
+
+    def __init__(self, forbidden):
+        super().__init__()
+        self.register_buffer("forbidden", forbidden)
+
+    def forward(self, logits):
+        return logits.masked_fill(self.forbidden, -torch.inf)
+
+
 def test_a_narrow_dtype_inside_is_seen_by_its_rounding(reference):
     """In float64 nothing differs."""
     candidate = (lambda p, x: port(p, x, jnp.bfloat16), weights(reference))
@@ -170,6 +203,9 @@ def test_what_the_inputs_do_not_test_is_said():
     ]
     padded = compare(module, module, (np.array([[1, 2, 3], [4, 0, 0]]),), rounding=False)
     assert padded.not_exercised == full.not_exercised[2:]
+    biased = nn.Linear(6, 3)
+    zero = compare(biased, biased, (np.zeros((2, 6)),), rounding=False)
+    assert list(zero.not_exercised) == ["input 0: is 0 everywhere, so products with it were not tested"]
 
 
 def test_the_assertion_and_the_document(reference):
@@ -290,7 +326,7 @@ def test_gradients_that_cannot_be_traced_leave_the_outputs():
     def loop(p, x):
         return jax.lax.while_loop(lambda y: y.sum() < 1e3, lambda y: y * 2 + jnp.abs(p["w"]), x)
 
-    arrays = {"w": np.ones((2, 3))}
-    comparison = compare((loop, arrays), (loop, arrays), (np.ones((2, 3)),), gradients=True, rounding=False)
+    arrays, x = {"w": np.ones((2, 3))}, np.arange(6.0).reshape(2, 3)
+    comparison = compare((loop, arrays), (loop, arrays), (x,), gradients=True, rounding=False)
     assert (comparison.forward.verdict, comparison.verdict) == ("equal", "gradients undecided")
     assert "while_loop" in comparison.backward.reason

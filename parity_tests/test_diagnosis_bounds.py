@@ -120,14 +120,27 @@ def test_exchanged_projections_are_named_though_their_values_match():
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [(np.zeros((0, 4)), "outputs are empty"), (np.full((2, 4), np.nan), "no element of the outputs")],
+    [
+        (np.zeros((0, 4)), "outputs are empty"),
+        (np.full((2, 4), np.nan), "no element of the outputs"),
+        (np.zeros((2, 4)), "all elements of the outputs are equal"),
+    ],
 )
 def test_outputs_without_numbers_prove_nothing(value, reason):
     module = nn.Linear(4, 3)
     weights = {name: np.asarray(p.detach()) for name, p in module.named_parameters()}
+    module.bias.data.zero_()
     diagnosis = diagnose(module, (lambda p, x: 3 * (x @ p["weight"].T), weights), (value,))
     assert diagnosis.verdict == "undecided"
     assert reason in diagnosis.reason
+
+
+def test_a_single_number_is_an_output():
+    weights = {"w": np.random.default_rng(0).standard_normal((4, 4))}
+    x = (np.random.default_rng(1).standard_normal((3, 4)),)
+    loss, other_loss = (lambda p, x: jnp.mean(x @ p["w"])), (lambda p, x: jnp.sum(x @ p["w"]))
+    assert diagnose((loss, weights), (loss, weights), x).verdict == "equal"
+    assert diagnose((loss, weights), (other_loss, weights), x).verdict == "different"
 
 
 def test_exchanged_outputs_and_booleans():

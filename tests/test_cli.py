@@ -247,6 +247,8 @@ def test_train_prints_its_config(command, corpus):
         _, out, _ = command("train", "multi30k_de_en", *corpus, f"--loop.{flag}", "7", "--print-config")
         loop = json.loads(out)["loop"]
         assert (loop[flag], loop[other_flag]) == (7, None)
+    code, out, _ = command("train", "scan", *corpus, "--out", "scan", "--print-config")
+    assert (code, json.loads(out)["corpus"]["src"]) == (0, "a.de")
     assert not Path("runs").exists()
 
 

@@ -116,6 +116,8 @@ def test_a_converter_and_no_converter(files, capsys):
     assert compare(candidate="port.py:untrained", rules="rules.toml") == 0
     assert compare(candidate="port.py:untrained", convert="rules.py:to_candidate") == 0
     assert compare(inputs="ref.py:inputs") == 0
+    np.save("batch.npy", np.load("batch.npz")["arr_0"])
+    assert compare(inputs="batch.npy") == 0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_a_converter_and_no_converter(files, capsys):
         ({"reference": "ref.py:broken"}, "ref.py:broken: failed: KeyError: 'hidden_size' (line 14)"),
         ({"reference": "ref.py:dropout"}, "1: is in training mode; call eval() on the module"),
         ({"inputs": "none.npz"}, "none.npz: there is no such file"),
-        ({"inputs": "helper.py"}, "helper.py: is not an .npz file of arrays"),
+        ({"inputs": "helper.py"}, "helper.py: is not an .npz or .npy file of arrays"),
         ({"inputs": "empty.npz"}, "empty.npz: has no arrays"),
         ({"inputs": "wide.npz"}, "Sequential: the forward pass in float64 failed: RuntimeError: "),
         ({"candidate": "syntax.py:make"}, "syntax.py: cannot be imported: SyntaxError: "),

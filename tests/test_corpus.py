@@ -1,9 +1,13 @@
 """Sentence pairs from every file format, and error messages for bad files."""
 
+import csv
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from twinax.configs import ConfigError
 from twinax.configs.data import CorpusConfig
@@ -42,6 +46,33 @@ def test_tab_separated(folder):
     (folder / "b.tsv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     config = CorpusConfig(dataset="b.tsv.gz", src_column="de", tgt_column="en")
     assert list(read_pairs(config)) == PAIRS
+
+
+CSV = CorpusConfig(dataset="a.csv", src_column="de", tgt_column="en")
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"))
+FIELD = TEXT | st.sampled_from(["null", "NA", "3"])
+
+
+@given(st.lists(st.tuples(FIELD, FIELD), min_size=1))
+def test_csv_is_read_as_the_writer_of_python_meant_it(tmp_path_factory, pairs):
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("en", "id", "de"), *((tgt, 7, src) for src, tgt in pairs)])
+    assert list(read_pairs(replace(CSV, dataset=str(path)))) == pairs
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a,b,c\n", "a.csv, line 2: must have 2 columns like the header, not 3; quote fields that contain commas"),
+        ('a,b\n"c,d\ne,f\n', "a.csv, line 4: is not CSV: unexpected end of data"),
+        ("", "a.csv: has no sentence pair"),
+    ],
+)
+def test_bad_csv(folder, rows, message):
+    (folder / "a.csv").write_text(f"de,en\n{rows}")
+    with pytest.raises(DataError, match=f"^{message}$"):
+        list(read_pairs(CSV))
 
 
 def test_scan(folder):

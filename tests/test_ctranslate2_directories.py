@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import ctranslate2
 import numpy as np
@@ -118,6 +120,20 @@ def test_quantized_weights_are_within_their_rounding(quantization, folder, comma
     changed = {**original, "output.bias": original["output.bias"] + np.float32(0.01)}
     error = convert.ctranslate2_format.largest_error(Checkpoint(CONFIG, changed), folder / "ct2", quantization)
     assert error > 1
+    changed["output.bias"] = original["output.bias"] * np.float32(np.nan)
+    error = convert.ctranslate2_format.largest_error(Checkpoint(CONFIG, changed), folder / "ct2", quantization)
+    assert error == np.inf
+
+
+def test_what_is_not_finite_is_not_quantized(folder):
+    checkpoint = convert.load("model.safetensors")
+    name = "encoder.layers.0.self_attention.q_proj.kernel"
+    broken = checkpoint.arrays[name].copy()
+    broken[0, 0] = np.nan
+    checkpoint = replace(checkpoint, arrays={**checkpoint.arrays, name: broken})
+    with pytest.raises(convert.ConversionError, match="has NaN or infinite values, which int8 lacks"):
+        convert.save(checkpoint, "ct2", layout="ctranslate2", quantization="int8")
+    assert not Path("ct2").exists()
 
 
 REFUSED = {

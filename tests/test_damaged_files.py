@@ -50,6 +50,7 @@ WRONG = {  # case -> (arguments after the command's name, message)
     "truncated": (("convert", "half.pt", "y.pt"), "half.pt: not a complete PyTorch file; download or copy it again ("),
     "code": (("convert", "code.pt", "y.pt"), "code.pt: is a file of pickled objects: holds more than tensors, a posix"),
     "a destination that exists": (("convert", "x.pt", "text.txt"), "text.txt: exists; give another name"),
+    "a directory as a file": (("convert", "x.pt", "empty.pt"), "empty.pt: is a directory; give the name of a file"),
     "an existing directory": (("convert", "x.pt", "full"), "full: exists and is not empty; give another name"),
     "no such layout": (("convert", "x.pt", "y", "--layout", "led"), "led: is not a layout; the layouts are twinax"),
     "a layout that has no such model": (("convert", "x.pt", "y", "--layout", "bart"), "bart has no such model:"),
@@ -153,6 +154,7 @@ def write_damaged_files(stored_files):
     Path("blank.txt").write_text("\n \n")
     Path("empty").mkdir()
     Path("full").mkdir()
+    Path("empty.pt").mkdir()
     Path("full/a").write_text("a")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sacrebleu import corpus_bleu, corpus_ter
 
 from twinax import evaluate_command
 from twinax.configs.errors import DataError
@@ -128,6 +129,36 @@ def test_a_model_card_states_no_comparison(folder, command):
     )  # fmt: skip
 
 
+def test_systems_that_never_differ_are_not_different(texts):
+    """p is the share of resamples with a difference that is at least as large."""
+    same, cased = list(texts["a"]), [text.title() for text in texts["a"]]
+    scores = compare_systems({"a": texts["a"], "same": same, "cased": cased}, [texts["tgt"]])
+    assert [score.p_value for score in scores["same"]] == [1, 1, 1, 1, None]
+    p_values = {score.name: score.p_value for score in scores["cased"]}
+    assert p_values["BLEU"] < 0.01
+    assert (p_values["BLEU, lower case"], p_values["TER"]) == (1, 1)
+
+
+def test_a_blank_line_is_no_further_reference(folder, command):
+    second = Path("more.txt").read_text().splitlines()
+    second[3], second[5] = "", "  "
+    Path("some.txt").write_text("".join(f"{line}\n" for line in second))
+    lines = Path("a.txt").read_text().splitlines()
+    Path("a.txt").write_text("".join(f"{line}\n" for line in [*lines[:3], "", *lines[4:]]))
+    command("evaluate", "a.txt", "--tgt", "tgt.txt", "--references", "some.txt", "--json", "e.json")
+    scores = {score["name"]: score for score in json.loads(Path("e.json").read_text())["scores"]}
+    translations, references = (Path(name).read_text().splitlines() for name in ("a.txt", "tgt.txt"))
+    some = [None if i in (3, 5) else line for i, line in enumerate(second)]
+    for name, corpus_score in (("BLEU", corpus_bleu), ("TER", corpus_ter)):
+        expected = corpus_score(translations, [references, some]).score
+        assert scores[name]["value"] == pytest.approx(expected, abs=1e-9)
+        assert expected != corpus_score(translations, [references, second]).score
+        assert scores[name]["signature"].startswith("nrefs:var|")
+    equal = sum(line in pair for line, *pair in zip(translations, references, some, strict=True))
+    assert scores["exact match"]["value"] == pytest.approx(100 * equal / 40)
+    assert scores["exact match"]["signature"].startswith("nrefs:var|")
+
+
 def test_a_match_with_any_reference_is_exact(texts):
     first, second = ["a b", "c", "d  e"], ["x", "c", "d e"]
     (*_, score) = corpus_scores(["x", "c", "d e"], [first, second])
@@ -151,6 +182,7 @@ def test_a_match_with_any_reference_is_exact(texts):
         (("a.txt", "--tgt-lang", "de"), "--tgt-lang: every system is a text file"),
         (("a.txt", "empty", "--paired"), "empty: is an empty directory"),
         (("a.txt", "--json", "a.txt"), "a.txt: is an input of this command; name another file to write"),
+        (("a.txt", "--json", "./out"), "out: is another output of this command; name another file to write"),
         (("a.txt", "--references", "short"), "short: has 1 lines, and there are 40 pairs"),
         (("a.txt", "--references", "nowhere"), "nowhere: there is no such file or directory"),
     ],

@@ -171,7 +171,12 @@ UNUSABLE = {
     "do_sample=True": {"do_sample": True, "temperature": 0.7},
     "early_stopping='never'": {"early_stopping": "never"},
     "bad_words_ids=[[3, 4]] (only single tokens can be forbidden)": {"bad_words_ids": [[3, 4]]},
-    "eos_token_id=[0, 1]": {"eos_token_id": [0, 1]},
+    "eos_token_id=[0, 1] (the model's is 0)": {"eos_token_id": [0, 1]},
+    "eos_token_id=1 (the model's is 0)": {"eos_token_id": 1},
+    "bos_token_id=1 without decoder_start_token_id (the model's is 40)": {
+        "bos_token_id": 1,
+        "decoder_start_token_id": None,
+    },
     "max_length='24'": {"max_length": "24"},
     "num_beams='four'": {"num_beams": "four"},
     "length_penalty='1'": {"length_penalty": "1"},

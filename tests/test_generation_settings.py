@@ -8,7 +8,8 @@ import pytest
 from twinax import TransformerConfig, convert
 from twinax.configs.decoding import DecodingConfig
 from twinax.convert.checkpoint import CONFIG, GENERATION
-from twinax.convert.generation import generation_of
+from twinax.convert.dtypes import to_dtype
+from twinax.convert.generation import end_ids, generation_of
 
 MODEL = TransformerConfig.preset("tiny", max_length=40, pad_id=0, eos_id=2, forced_eos_id=None)
 # what `generate` does without settings
@@ -64,6 +65,7 @@ def test_a_directory_without_settings_has_the_defaults_of_generate():
     for documents in (
         {CONFIG: {"d_model": 8, "num_beams": None}},
         {CONFIG: {"num_beams": 4}, GENERATION: {"eos_token_id": 2}},
+        {CONFIG: {"num_beams": 4}, GENERATION: {"eos_token_id": [2]}},
     ):
         generation = generation_of(documents, MODEL, "x")
         assert generation is not None
@@ -84,3 +86,19 @@ def test_another_family_keeps_them(directories, tmp_path):
     assert before is not None
     assert after is not None
     assert (after.fields, after.settings, before.settings) == (before.fields, stated, stated)
+
+
+@pytest.mark.parametrize("layout", ["t5", "mt5"])
+def test_what_ends_a_translation_is_kept(directories, tmp_path, layout):
+    """With a change of the weights' type, or of the family: `generate` stops at each of these ids."""
+    source = shutil.copytree(directories / "T5 v1.1, Flan-T5", tmp_path / "t5")
+    document = json.loads((source / GENERATION).read_text())
+    checkpoint = convert.load(source)
+    ends = [checkpoint.config.eos_id, 5]
+    (source / GENERATION).write_text(json.dumps(document | {"eos_token_id": ends}))
+    checkpoint = to_dtype(convert.load(source), "float16", layout)
+    convert.save(checkpoint, tmp_path / "new", layout=layout)
+    assert json.loads((tmp_path / "new" / GENERATION).read_text())["eos_token_id"] == ends
+    other = checkpoint.config.replace(eos_id=6)
+    assert end_ids(checkpoint.documents, checkpoint.config) == {"eos_token_id": ends}
+    assert end_ids(checkpoint.documents, other) == end_ids({}, other) == {}

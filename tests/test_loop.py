@@ -25,6 +25,7 @@ from twinax.train import loop
 from twinax.train.checkpointing.checkpoints import folder_of, read_checkpoint, read_run
 from twinax.train.loop import train
 from twinax.train.tracking.metrics import read_metrics
+from twinax.train.warm_start import settings_of
 
 MODEL = TransformerConfig.preset(
     "small", d_model=8, num_heads=2, d_ff=16, num_encoder_layers=1, num_decoder_layers=1, max_length=16
@@ -242,7 +243,7 @@ def test_what_the_corpus_decided_stays(corpus, tmp_path):
         for updates in (3, 6):
             longer_run = replace(run, loop=replace(run.loop, updates=updates))
             with pytest.raises(
-                RunError, match=f"cannot be extended to {updates} updates: its cosine schedule ends at update 4"
+                RunError, match=f"cannot be trained for {updates} updates: its cosine schedule ends at update 4"
             ):
                 train(longer_run, tmp_path, QUIET)
 
@@ -277,6 +278,9 @@ def test_of_a_run_the_averaged_then_the_best_then_the_last_checkpoint_counts(fin
     copy = shutil.copytree(directory, tmp_path / "r")
     assert folder_of(copy) == copy / "averaged" / "8"
     assert folder_of(copy / "checkpoints" / "4") == copy / "checkpoints" / "4"
+    shutil.copytree(copy / "checkpoints" / "8", copy / "checkpoints" / "9")  # training has gone on
+    assert folder_of(copy).parent == copy / "checkpoints"
+    shutil.rmtree(copy / "checkpoints" / "9")
     shutil.rmtree(copy / "averaged")
     losses = {r["update"]: r["validation"]["loss"] for r in read_metrics(copy) if "validation" in r}
     assert folder_of(copy) == copy / "checkpoints" / str(min((4, 8), key=losses.get))
@@ -332,6 +336,21 @@ def test_weights_to_start_from(finished, corpus, tmp_path):
     with pytest.raises(CheckpointError, match="there is no such file or directory for the initial weights"):
         train(replace(frozen_run, init_from="nowhere"), tmp_path / "none", QUIET)
     assert not (tmp_path / "wider").exists()
+
+
+def test_initial_weights_bring_the_tokenizer_that_their_run_has_saved(finished, corpus, tmp_path):
+    """Not that of the file which the run has once loaded."""
+    _, directory, _ = finished
+    loaded = shutil.copy(directory / "tokenizer" / "tokenizer.json", tmp_path)
+    brief_run = run_of(corpus, updates=1, validate_every=1, translations=0)
+    train(replace(brief_run, tokenizer=TokenizerConfig(load=(str(loaded),))), tmp_path / "a", QUIET)
+    Path(loaded).unlink()
+    model, tokenizer = settings_of(tmp_path / "a")
+    assert (model.d_model, tokenizer) == (8, TokenizerConfig(vocab_size=tokenizer.vocab_size))
+    tuning_run = replace(brief_run, init_from=str(tmp_path / "a"), model=model, tokenizer=tokenizer)
+    train(tuning_run, tmp_path / "b", QUIET)
+    saved = [(path / "tokenizer" / "tokenizer.json").read_text() for path in (tmp_path / "a", tmp_path / "b")]
+    assert saved[0] == saved[1]
 
 
 def test_weights_of_hugging_face_to_start_from(finished, corpus, tmp_path):

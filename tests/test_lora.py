@@ -199,6 +199,10 @@ def test_a_run_starts_from_merged_weights(adapted, command, tmp_path):
     code, out, _ = command("train", *flags, "--adapter", adapter, "--print-config")
     run = RunConfig.from_dict(json.loads(out))
     assert (code, run.adapter) == (0, str(adapter))
+    (tmp_path / "config.json").write_text(out)  # a run that began so; other weights have no adapter, unless it is given
+    for other, expected in (([], None), (["--adapter", "None"], None), (["--adapter", adapter], str(adapter))):
+        _, out, _ = command("train", tmp_path, *flags, *other, "--out", tmp_path / "b", "--print-config")
+        assert json.loads(out)["adapter"] == expected
     tokenizer = replace(run.tokenizer, load=("tokenizer.json",))  # its weights need no tokenizer then
     weights = read_initial_weights(replace(run, tokenizer=tokenizer))
     assert checksum(weights.arrays) == checksum(convert.load(base, adapter=adapter).arrays)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -179,10 +180,26 @@ def test_vocabularies_are_marian_s(tmp_path):
     assert read_vocabulary(tmp_path / "vocab.json") == ids
 
 
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), unique=True), st.booleans())
+def test_vocabularies_are_yaml(tmp_path_factory, tokens, allow_unicode):
+    """Every token comes back: a byte-order mark, a line separator, and those that YAML escapes or folds."""
+    ids = {token: number for number, token in enumerate(["</s>", "1", "null", "\b\xa0\u2028b_LN", *tokens])}
+    path = tmp_path_factory.mktemp("yaml") / "vocab.yml"
+    path.write_text(yaml.safe_dump(ids, allow_unicode=allow_unicode), encoding="utf-8")
+    expected = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert read_vocabulary(path) == expected
+    assert allow_unicode or expected == ids  # PyYAML does not escape every line break
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\n", "the line 'a' is not a token, a colon and an id"),
+        ("a\n", "'a' is not a token, a colon and an id"),
+        ("a: 0\n- b\n", "is not a vocabulary"),
+        ("a: 0\nb: [1]\n", "line 2 is not a token, a colon and an id"),
+        ("a: &x 0\nb: *x\n", "line 2 is not a token, a colon and an id"),
+        ("a: 0\nb: x\n", "the token 'b' has 'x', not an id"),
+        ("a: 0\nb: 1\na: 2\n", "the token 'a' occurs twice"),
         ("a: 1\nb: 1\n", "gives two tokens the same id"),
         ("", "is not a vocabulary, a mapping from tokens to ids"),
         ("a: 0\n<unk>: 1\n", "has no token </s>, which a vocabulary of Marian must have"),

@@ -109,7 +109,7 @@ def test_what_the_corpus_determines_is_assumed(capsys):
     workload, updates = find_workload("multi30k_de_en", None, None, None, None)
     assert (workload.run.model.tgt_vocab_size, workload.shape(), updates) == (6000, "16×(64+64)", 100_000)
     assert capsys.readouterr().err == (
-        "twinax: assuming 100,000 updates, because the run is as long as its epochs; set --updates\n"
+        "twinax: assuming 100,000 updates, because the corpus determines the number; set --updates\n"
     )
     find_workload("scan", None, None, None, None)
     assert "assuming vocabularies of" in capsys.readouterr().err

@@ -19,12 +19,23 @@ NOUNS, VERBS = ("Haus", "Hund", "Mädchen", "Baum", "See"), ("schläft", "läuft
 TEXTS = [
     f"Ein{'e' * (i % 2)} {a} {b}, {i} mal; das {c} nicht!" for i, a in enumerate(NOUNS) for b in VERBS for c in NOUNS
 ]
-STRANGE = ["", "  zwei   Leer ", "日本語 ﬁn½ Ⅳ", "ß Ä é", " Haus xx Hundxx", "\tTab\u00a0fest"]
+STRANGE = [
+    "",
+    "  zwei   Leer ",
+    "日本語 ﬁn½ Ⅳ",
+    "ß Ä é",
+    " Haus xx Hundxx",
+    "\tTab\u00a0fest",
+    "\u3000Hund\t",
+    "▁Hund ▁",
+]
 SETTINGS = {
     "unigram": {"model_type": "unigram"},
     "bpe": {"model_type": "bpe"},
     "bpe-bytes": {"model_type": "bpe", "byte_fallback": True, "vocab_size": 400},
     "unigram-own": {"model_type": "unigram", "pad_id": 3, "user_defined_symbols": ["xx"]},
+    "unigram-spaces-kept": {"model_type": "unigram", "remove_extra_whitespaces": False},
+    "bpe-identity": {"model_type": "bpe", "normalization_rule_name": "identity"},
     "bpe-spaces": {"model_type": "bpe", "split_by_whitespace": False},
     "unigram-as-is": {
         "model_type": "unigram",
@@ -55,7 +66,7 @@ def test_sentencepiece_ids_are_its_own(tokenizer_pair):
     assert tokenizer.decode(id_lists) == reference.decode(id_lists)
 
 
-@given(text=st.text(st.sampled_from("aeHunds ßä½,!xx日 "), max_size=30))
+@given(text=st.text(st.sampled_from("aeHunds ßä½,!xx日 \t\u3000▁"), max_size=30))
 def test_sentencepiece_ids_of_any_text(tokenizer_pair, text):
     reference, tokenizer = tokenizer_pair
     assert tokenizer.encode([text]) == [reference.encode(text)]

@@ -1,6 +1,7 @@
 """A run's config: JSON round trip, errors, and values derived from the corpus."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -172,3 +173,12 @@ def test_differences_name_fields():
     run = RunConfig(corpus=CORPUS, loop=LoopConfig(updates=3))
     other_run = RunConfig(corpus=CorpusConfig(src="a", tgt="c"), loop=LoopConfig(updates=4))
     assert differences(run, other_run) == ["corpus.tgt='b' and not 'c'", "loop.updates=3 and not 4"]
+
+
+def test_a_separate_file_for_validation_has_no_part_of_the_corpus():
+    columns = {"src_column": "de", "tgt_column": "en"}
+    corpus = CorpusConfig(dataset="x", subset="de-en", split="train[:90%]", valid_dataset="v.jsonl", **columns)
+    assert corpus.validation == CorpusConfig(dataset="v.jsonl", **columns)
+    assert replace(corpus, valid_dataset="y").validation == replace(corpus, dataset="y", valid_dataset=None)
+    with pytest.raises(ConfigError, match=r"valid_dataset='v.jsonl': a single file has no split .* subset \(de\)"):
+        CorpusConfig(src="a", tgt="b", subset="de", valid_dataset="v.jsonl", **columns)

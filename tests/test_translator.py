@@ -14,6 +14,7 @@ from twinax.configs.decoding import DecodingConfig
 from twinax.configs.errors import CheckpointError, ConfigError, DataError
 from twinax.flax_transformer.decode import generate
 from twinax.train.scores import corpus_scores
+from twinax.train.translator import Hypothesis
 
 MODEL = Path(__file__).parent / "checkpoints" / "v1"
 TEXTS = ["a b c", "", "h e d f", "  ", "g g a b c d e f g h", "f b", "d a"]
@@ -80,6 +81,16 @@ def test_attention_of_a_translation(translator):
     assert (looked.targets, looked.sources) == (["A", "B", "C", "</s>"], ["a", "b", "c", "</s>"])
     np.testing.assert_allclose(looked.weights.sum(1), 1, rtol=1e-5)
     assert looked.weights[:3].argmax(1).tolist() == [0, 1, 2]
+
+
+def test_attention_of_a_hypothesis_has_its_tokens(translator):
+    """Their text would be encoded to other ones."""
+    letters = translator.target_ids(["A B"])[0][:-1]
+    unk = translator.tokenizers.tgt.id_of("<unk>")
+    looked = translator.attention("a b", Hypothesis("A B", 0.0, (*letters, unk)))
+    assert looked.targets == ["A", "B", "<unk>", "</s>"]
+    longest = translator.attention("a b", Hypothesis("", 0.0, (unk,) * translator.config.max_length))
+    assert longest.targets == ["<unk>"] * translator.config.max_length
 
 
 def test_a_directory_without_a_tokenizer_translates_no_text(tmp_path):

@@ -96,8 +96,9 @@ class Validation:
         from sacrebleu import corpus_bleu
 
         run, valid, tokenizers = self._prepared.run, self._prepared.valid, self._prepared.tokenizers
-        rows = range(min(run.loop.translations, len(valid)))
-        sources, references = valid.sources(rows), self._prepared.references[: len(rows)]
+        references = self._prepared.references[: run.loop.translations]
+        rows = range(len(references))
+        sources = valid.sources(rows)
         model = Transformer.from_arrays(run.model, {name: jnp.asarray(a) for name, a in arrays.items()})
         longest = max(len(ids) for ids in valid.targets(rows))
         # Untrained models never emit EOS: 1.5 times the longest reference is a sufficient limit.

@@ -25,13 +25,14 @@ class Score(NamedTuple):
 
 def corpus_scores(
     translations: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: Sequence[Sequence[str | None]],
     tokenize: str = "13a",
     bootstrap: bool = False,
 ) -> list[Score]:
     """Cased and lowercased BLEU, chrF, TER, and exact match: the percentage of translations equal to a reference.
 
-    `references`: one or more complete sets, each with a reference per translation. `bootstrap` adds intervals.
+    `references`: one or more sets, each with a reference per translation; in all but the first, None where there is no
+    further one. `bootstrap` adds intervals.
 
     Raises:
         DataError: the lists are empty or differ in length, or sacreBLEU lacks the tokenisation.
@@ -50,7 +51,7 @@ def corpus_scores(
 
 
 def compare_systems(
-    systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str]], tokenize: str = "13a"
+    systems: Mapping[str, Sequence[str]], references: Sequence[Sequence[str | None]], tokenize: str = "13a"
 ) -> dict[str, list[Score]]:
     """The scores of each system with intervals, and p-values against the first system, by paired bootstrap.
 
@@ -67,9 +68,13 @@ def compare_systems(
         test = _computed(tokenize, PairedTest, [*systems.items()], {metric_name: metric}, references, "bs")
         signatures, results = _computed(tokenize, test)
         ((name, signature),) = signatures.items()
+        baseline = results[name][0]
         for system, result in zip(systems, results[name], strict=True):
-            numbers = (_number(value) for value in (result.mean, result.ci, result.p_value))
-            scores[system].append(Score(metric_name, result.score, str(signature), *numbers))
+            mean, interval, p_value = map(_number, (result.mean, result.ci, result.p_value))
+            # sacreBLEU counts only resamples with a larger difference: with none at all, p would be 0.001.
+            never_differs = (result.score, mean, interval) == (baseline.score, baseline.mean, baseline.ci)
+            p_value = 1.0 if p_value is not None and never_differs else p_value
+            scores[system].append(Score(metric_name, result.score, str(signature), mean, interval, p_value))
     for system, translations in systems.items():
         scores[system].append(_exact_match(translations, references))
     return scores
@@ -95,7 +100,7 @@ def _computed(tokenization: str, function: Any, *arguments: Any, **options: Any)
         raise DataError(f"tokenize={tokenization!r}: sacreBLEU failed: {' '.join(str(error).split())[:200]}") from None
 
 
-def _check_lengths(translations: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+def _check_lengths(translations: Sequence[str], references: Sequence[Sequence[str | None]]) -> None:
     for texts in references:
         if not texts or len(translations) != len(texts):
             raise DataError(
@@ -103,11 +108,12 @@ def _check_lengths(translations: Sequence[str], references: Sequence[Sequence[st
             )
 
 
-def _exact_match(translations: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def _exact_match(translations: Sequence[str], references: Sequence[Sequence[str | None]]) -> Score:
     rows = zip(translations, *references, strict=True)
-    equal = sum(any(row[0].split() == reference.split() for reference in row[1:]) for row in rows)
+    equal = sum(row[0].split() in [text.split() for text in row[1:] if text is not None] for row in rows)
     number = len(translations)
-    nrefs = f"nrefs:{len(references)}|" if len(references) > 1 else ""
+    varies = any(text is None for texts in references for text in texts)
+    nrefs = f"nrefs:{'var' if varies else len(references)}|" if len(references) > 1 else ""
     return Score("exact match", 100 * equal / number, f"{nrefs}n:{number}|case:mixed|space:no")
 
 

@@ -259,9 +259,13 @@ class Translator:
                 scores[i] = float(value)
         return scores
 
-    def attention(self, source: str, target: str) -> Attention:
-        """The attention weights of a translation `target` of `source`."""
-        src, tgt = self.source_ids([source])[0], self.target_ids([target])[0]
+    def attention(self, source: str, target: str | Hypothesis) -> Attention:
+        """The attention weights of a translation `target` of `source`, by the tokens of a hypothesis if it is one."""
+        src = self.source_ids([source])[0]
+        if isinstance(target, str):
+            tgt = self.target_ids([target])[0]
+        else:  # its text may be encoded to other tokens
+            tgt = [*target.tokens, self.config.eos_id][: self.config.max_length]
         maps = attention_maps(self.flax, np.array([src]), np.array([tgt]))
         return Attention(maps.cross[0, -1].mean(0), self.tokenizers.tgt.show(tgt), self.tokenizers.src.show(src))
 

@@ -1,7 +1,7 @@
 """Initial weights of a run from any checkpoint that twinax can read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,10 @@ def settings_of(path: Path, adapter: str | None = None) -> tuple[TransformerConf
     """
     if adapter is None and is_run_or_checkpoint(path) and (folder_of(path) / "run" / CONFIG).is_file():
         run = read_run(folder_of(path) / "run")
-        return run.model, run.tokenizer
+        tokenizer = run.tokenizer
+        if tokenizer.load:  # the run has saved it: its file may have moved or changed
+            tokenizer = replace(tokenizer, load=(), joint=len(tokenizer.load) == 1)
+        return run.model, tokenizer
     return load_config(_existing(path), adapter=adapter), TokenizerConfig()
 
 

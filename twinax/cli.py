@@ -183,7 +183,7 @@ def compare(
         reference: file and function that returns the reference model.
         candidate: file and function that returns the port; if it takes an argument, that is the reference's
             parameters, arrays by name.
-        inputs: .npz file with the inputs in their order, or file.py:function that returns them.
+        inputs: .npz file with the inputs in their order (.npy: one input), or file.py:function that returns them.
         candidate_inputs: inputs for the candidate, if they differ, for example with channels last.
         convert: file and function that returns the candidate's parameters from the reference's, arrays by name.
         rules: TOML file that says which parameter is which, as --write-rules writes it. If the port has other weights
@@ -243,7 +243,8 @@ def convert(
     Args:
         src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
             its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
-        dst: file or directory to write; must not exist, or be an empty directory. Folders above it are created.
+        dst: file or directory to write; must not exist, except as an empty directory for a directory. Folders above it
+            are created.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
             (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz); ctranslate2

@@ -230,17 +230,20 @@ def _one_line(error: BaseException, path: Path) -> str:
 
 
 def _inputs(name: str) -> tuple[Any, ...]:
-    """The arrays of an .npz file in their order, or what a function of a Python file returns."""
+    """The arrays of an .npz file in their order, that of an .npy file, or what a function of a Python file returns."""
     if ".py:" in name:
         result = _call(name, _function(name), ())
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if not os.path.isfile(name):
         raise UsageError(f"{name}: there is no such file")
     try:
-        with np.load(name, allow_pickle=False) as file:
-            arrays = tuple(file[key] for key in file.files) if isinstance(file, np.lib.npyio.NpzFile) else (file,)
+        loaded = np.load(name, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return (loaded,)
+        with loaded as file:
+            arrays = tuple(file[key] for key in file.files)
     except (ValueError, OSError, EOFError) as error:
-        raise UsageError(f"{name}: is not an .npz file of arrays ({str(error).splitlines()[0]})") from None
+        raise UsageError(f"{name}: is not an .npz or .npy file of arrays ({str(error).splitlines()[0]})") from None
     if not arrays:
         raise UsageError(f"{name}: has no arrays")
     return arrays

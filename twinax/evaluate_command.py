@@ -113,7 +113,7 @@ def evaluate(
         scores = import_module("twinax.train.scores")
         sources = {"src": tgt} if texts_only and src is None else {}  # not read
         pairs = list(read_pairs(**corpus | sources, split=split))
-        all_references = [[pair[1] for pair in pairs], *(_lines(path, len(pairs)) for path in references)]
+        all_references = [[pair[1] for pair in pairs], *(_references(path, len(pairs)) for path in references)]
         scores.corpus_scores(["a"], [["a"]], tokenize)  # checks --tokenize before minutes of translation
         system_texts = {system: _lines(system, len(pairs)) for system in systems if is_text(system)}
         translators = {
@@ -197,12 +197,13 @@ def _check_unset(flags: Mapping[str, Any]) -> None:
 
 
 def _check_outputs(outputs: Sequence[str], inputs: Sequence[str]) -> None:
-    """Raises: UsageError if a file cannot be written, or is an input."""
-    read = {Path(path).resolve() for path in inputs}
+    """Raises: UsageError if a file cannot be written, is an input, or would be written twice."""
+    used = {Path(path).resolve(): "an input" for path in inputs}
     for path in outputs:
         check_folder(path)
-        if Path(path).resolve() in read:
-            raise UsageError(f"{path}: is an input of this command; name another file to write")
+        if (role := used.get(Path(path).resolve())) is not None:
+            raise UsageError(f"{path}: is {role} of this command; name another file to write")
+        used[Path(path).resolve()] = "another output"
 
 
 def _outputs(output: str | None, number: int) -> list[str]:
@@ -217,6 +218,11 @@ def _lines(path: str, pairs: int) -> list[str]:
     if len(lines) != pairs:
         raise UsageError(f"{path}: has {len(lines)} lines, and there are {pairs} pairs")
     return lines
+
+
+def _references(path: str, pairs: int) -> list[str | None]:
+    """The lines of a file of further references; None for a blank one: a sentence may have fewer than others."""
+    return [line if line.strip() else None for line in _lines(path, pairs)]
 
 
 def _translate(translator: Any, sources: Sequence[str], decoding: Any, framework: Framework) -> tuple[list[str], int]:

@@ -85,6 +85,7 @@ def find_workload(
     model: str, tokens: int | None, length: int | None, updates: int | None, compute_dtype: str | None
 ) -> "tuple[Workload, int]":
     """(what is planned, number of updates), from the flags. Raises: UsageError if they do not fit the model."""
+    from twinax.presets.models import PRESETS
     from twinax.train.planning.workload import Workload
 
     for flag, value in (("--tokens", tokens), ("--length", length), ("--updates", updates)):
@@ -107,9 +108,9 @@ def find_workload(
         raise UsageError(
             f"--tokens {tokens}: must be at least {max(src_length, tgt_length)}, the length of one sentence"
         )
-    if updates is None and run.loop.updates is None and run.loop.epochs is not None:
+    if updates is None and run.loop.updates is None and model not in PRESETS:
         print(
-            f"twinax: assuming {_UPDATES:,} updates, because the run is as long as its epochs; set --updates",
+            f"twinax: assuming {_UPDATES:,} updates, because the corpus determines the number; set --updates",
             file=sys.stderr,
         )
     return Workload(run, rows, src_length, tgt_length), updates or run.loop.updates or _UPDATES

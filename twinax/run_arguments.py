@@ -45,7 +45,8 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
     words = [_long(word) for word in arguments]
     name = words.pop(0) if words and not words[0].startswith("-") else None
     directory = Path(name) if name is not None and (Path(name) / "config.json").is_file() else None
-    if misplaced_name := next((word for word in words if word in RUNS), None):
+    is_value = [False, *(word.startswith("--") and "=" not in word for word in words)]
+    if misplaced_name := next((w for w, value in zip(words, is_value, strict=False) if w in RUNS and not value), None):
         raise UsageError(f"{misplaced_name}: the name of a run must come first, as in {prog} {misplaced_name}")
     base = _base(name, directory, words)
     if {"-h", "--help"} & {*words}:
@@ -118,10 +119,12 @@ def _base(name: str | None, directory: Path | None, words: Sequence[str]) -> Run
 
 def _with_initial(base: RunConfig | None, words: Sequence[str]) -> RunConfig:
     """The run with the model and the tokenizer of its initial weights; None: fine-tuning with its defaults."""
-    model, tokenizer = _settings_of(str(_value(words, "--init-from")), _value(words, "--adapter"))
+    adapter = _value(words, "--adapter")
+    model, tokenizer = _settings_of(str(_value(words, "--init-from")), None if adapter == "None" else adapter)
     run = RunConfig(corpus=tyro.MISSING_NONPROP, training=fine_tuning_defaults(model)) if base is None else base
     loads_tokenizer = _value(words, "--tokenizer.load") is not None
-    return replace(run, model=model, tokenizer=TokenizerConfig() if loads_tokenizer else tokenizer)
+    # An adapter belongs to the earlier initial weights.
+    return replace(run, adapter=None, model=model, tokenizer=TokenizerConfig() if loads_tokenizer else tokenizer)
 
 
 def _with_available_pretokenizer(run: RunConfig, base: RunConfig | None) -> RunConfig:

@@ -256,7 +256,7 @@ def _draw(translator: Any, lines: Sequence[str], results: Sequence[Any], path: s
     first = next((i for i, hypotheses in enumerate(results) if hypotheses), None)
     if first is None:
         return False
-    attention = translator.attention(lines[first], results[first][0].text)
+    attention = translator.attention(lines[first], results[first][0])
     plot = import_module("twinax.attention_plot").attention_plot
     plot(attention.weights, attention.targets, attention.sources, path)
     return True

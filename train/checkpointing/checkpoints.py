@@ -284,13 +284,15 @@ def is_run_or_checkpoint(path: Path) -> bool:
 def folder_of(path: Path) -> Path:
     """The folder of a checkpoint: the path itself, or in a run the averaged one, else the best, else the last.
 
+    An average is ignored if the run has been trained further since.
+
     Raises:
         CheckpointError: there is no checkpoint.
     """
     if _is_checkpoint(path):
         return path
     averaged, updates = (_numbers(path / name) for name in (AVERAGED, CHECKPOINTS))
-    if averaged:
+    if averaged and averaged[-1] >= max(updates, default=0):
         return path / AVERAGED / str(averaged[-1])
     if not updates and (path / CONFIG).is_file():
         raise CheckpointError(f"{path}: is a run without a checkpoint; to train it, run: twinax train {path}")

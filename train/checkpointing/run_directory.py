@@ -175,7 +175,7 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
     end, updates = first_run.training.total_updates, prepared.run.loop.updates
     if first_run.training.schedule in ENDING and first_run.loop.updates == end and updates != end:
         raise RunError(
-            f"{directory}: cannot be extended to {updates} updates: its {first_run.training.schedule} schedule ends at "
+            f"{directory}: cannot be trained for {updates} updates: its {first_run.training.schedule} schedule ends at "
             f"update {end}; choose another directory, with --init-from {directory} to start from these weights"
         )
     return prepared

@@ -1,5 +1,6 @@
 """Reads sentence pairs from files and the Hugging Face hub, unchanged; every error names the file."""
 
+import csv
 import gzip
 import itertools
 import json
@@ -15,7 +16,7 @@ from ...configs.json_text import parse_json
 Pairs = Iterator[tuple[str, str]]
 
 # Suffix of a file -> the builder of `datasets` that reads it.
-_BUILDERS = {".csv": "csv", ".parquet": "parquet"}
+_BUILDERS = {".parquet": "parquet"}
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -85,6 +86,8 @@ def _columns(config: CorpusConfig, dataset: str) -> Pairs:
         return _scan(dataset)
     if ending in (".json", ".jsonl"):
         return _json(config, dataset)
+    if ending == ".csv":
+        return _csv(config, dataset)
     return _with_datasets(config, dataset, _BUILDERS.get(ending))
 
 
@@ -101,6 +104,25 @@ def _tab_separated(config: CorpusConfig, path: str) -> Pairs:
         if len(fields) <= max(indices):
             raise DataError(f"{path}, line {number}: must have at least {max(indices) + 1} columns, not {len(fields)}")
         yield fields[indices[0]], fields[indices[1]]
+
+
+def _csv(config: CorpusConfig, path: str) -> Pairs:
+    """Comma-separated columns with a header. Not by `datasets`, which reads the sentence `null` as a missing value."""
+    names = _columns_of(config, path)
+    rows = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
+    try:
+        header = next(rows, [])
+        indices = [header.index(name) if name in header else _missing(path, name, header) for name in names]
+        for row in rows:
+            if row and len(row) != len(header):
+                raise DataError(
+                    f"{path}, line {rows.line_num}: must have {len(header)} columns like the header, not {len(row)}; "
+                    "quote fields that contain commas"
+                )
+            if row:
+                yield row[indices[0]], row[indices[1]]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}: is not CSV: {error}") from None
 
 
 def _scan(path: str) -> Pairs:

@@ -111,7 +111,7 @@ class PreparedRun(NamedTuple):
     tokenizers: Tokenizers
     train: EncodedPairs
     valid: EncodedPairs
-    references: list[str]  # texts of the targets of `valid`
+    references: list[str]  # texts of the targets of `valid`, without the swapped pairs, which come last
     buckets: list[Bucket]
     counts: dict[str, Counts]  # of train and valid
     bpe_dropout: BpeDropout | None
@@ -147,6 +147,7 @@ def prepare(
     say(f"first pair: {pairs[0][0][:100]!r} and {pairs[0][1][:100]!r}")
     run = replace(run, tokenizer=run.tokenizer.sized(len(pairs)))
     tokenizers = tokenizers or _make_tokenizers(run.tokenizer, pairs, say)
+    originals = len(held_out)
     if run.both_directions:
         _check_both_directions(tokenizers)
         pairs, held_out = _with_swapped(pairs), _with_swapped(held_out)
@@ -194,7 +195,7 @@ def prepare(
         say("choosing batch shapes")
     buckets = list(buckets or buckets_of(run, lengths, run.batches.shapes))
     run = run.resolved(count_batches(lengths, buckets))
-    references = [held_out[i][1] for i in valid_indices]
+    references = [held_out[i][1] for i in valid_indices if i < originals]
     return PreparedRun(run, tokenizers, train, valid, references, buckets, counts, bpe_dropout, is_gradual)
 
 

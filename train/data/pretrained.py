@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ...configs.data import ROLES, TokenizerConfig
@@ -214,14 +214,17 @@ def _from_sentencepiece(path: Path, config: TokenizerConfig, has_bos: bool = Tru
     steps: list[Any] = []
     if proto.normalizer_spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap))
-    if collapse_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    fast.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
-    prepend: Any = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
+    if collapse_spaces:  # U+0020 only, unlike `normalizers.Strip`
+        steps += [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+    steps.append(normalizers.Replace(" ", _SPACE))
+    if collapse_spaces:  # as in SentencePiece, this includes the symbol itself
+        steps.append(normalizers.Replace(Regex(rf"{_SPACE}+\z"), ""))
+    # Not `pre_tokenizers.Metaspace`, which adds no space before a text that begins with one.
+    steps += [normalizers.Prepend(_SPACE)] if proto.normalizer_spec.add_dummy_prefix else []
     # Not split at spaces: SentencePiece segments the whole sentence, and pieces may contain a space.
-    fast.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)  # pyright: ignore
+    fast.normalizer = normalizers.Sequence(steps)  # pyright: ignore[reportAttributeAccessIssue]
     decode: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    decode += [decoders.Strip(" ", 1, 0)] if prepend == "always" else []
+    decode += [decoders.Strip(" ", 1, 0)] if proto.normalizer_spec.add_dummy_prefix else []
     fast.decoder = decoders.Sequence(decode)  # pyright: ignore[reportAttributeAccessIssue]
     ids = {"pad": trainer.pad_id, "bos": trainer.bos_id, "eos": trainer.eos_id, "unk": trainer.unk_id}
     tokens = {role: proto.pieces[n].piece if n >= 0 else getattr(config, f"{role}_token") for role, n in ids.items()}

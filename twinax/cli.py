@@ -243,8 +243,7 @@ def convert(
     Args:
         src: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file, a fairseq checkpoint or
             its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
-        dst: file or directory to write; must not exist, except as an empty directory for a directory. Folders above it
-            are created.
+        dst: new file, or new or empty directory, to write. Folders above it are created.
         layout: tensor names: twinax; torch_nn (files, torch.nn.Transformer); lucky_glass, jadore801120, leftover,
             d2l_note, annotated_transformer (files); marian, bart, mbart, m2m100, pegasus, blenderbot, t5, mt5, umt5
             (directories); fairseq (.pt with dictionaries, or a directory of both); marian_npz (.npz); ctranslate2
@@ -370,9 +369,8 @@ def _take(flag: str) -> bool:
 def main() -> None:
     """Entry point of the command."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # raises an exception, so that contexts are closed
+    # An exception, so that contexts are closed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     set_encoding_errors("backslashreplace", sys.stdout, sys.stderr)  # tables have characters that a terminal may lack
     show_all(_take("--verbose"))
     try:

@@ -353,6 +353,14 @@ def test_initial_weights_bring_the_tokenizer_that_their_run_has_saved(finished, 
     assert saved[0] == saved[1]
 
 
+def test_two_tokenizers_that_a_run_has_loaded_are_not_joint(finished, monkeypatch):
+    _, directory, run = finished
+    model = run.model.replace(shared_embeddings=False, tied_output=False)
+    separate_run = replace(run, model=model, tokenizer=TokenizerConfig(load=("a", "b")))
+    monkeypatch.setattr("twinax.train.warm_start.read_run", lambda path: separate_run)
+    assert settings_of(directory)[1] == TokenizerConfig(joint=False)
+
+
 def test_weights_of_hugging_face_to_start_from(finished, corpus, tmp_path):
     _, directory, _ = finished
     checkpoint = read_checkpoint(directory)

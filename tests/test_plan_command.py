@@ -105,7 +105,7 @@ def test_a_run_directory_is_planned_with_its_largest_shape(tmp_path):
     assert (workload.shape(), updates, workload.run.model.compute_dtype) == ("32×(16+15)", 50, "bfloat16")
 
 
-def test_what_the_corpus_determines_is_assumed(capsys):
+def test_what_the_corpus_determines_is_assumed(tmp_path, capsys):
     workload, updates = find_workload("multi30k_de_en", None, None, None, None)
     assert (workload.run.model.tgt_vocab_size, workload.shape(), updates) == (6000, "16×(64+64)", 100_000)
     assert capsys.readouterr().err == (
@@ -113,6 +113,12 @@ def test_what_the_corpus_determines_is_assumed(capsys):
     )
     find_workload("scan", None, None, None, None)
     assert "assuming vocabularies of" in capsys.readouterr().err
+    path = tmp_path / "run.json"  # whose length is the default, of neither updates nor epochs
+    path.write_text(replace(RUN, loop=replace(RUN.loop, updates=None)).to_json())
+    assert find_workload(str(path), None, None, None, None)[1] == 100_000
+    assert "assuming 100,000 updates" in capsys.readouterr().err
+    find_workload("small", None, None, None, None)  # a model, without a corpus
+    assert capsys.readouterr().err == ""
 
 
 def test_plan_that_does_not_fit(config, command, monkeypatch):

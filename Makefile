@@ -115,7 +115,7 @@ TMP ?= /tmp
 benchmark-conversion: install
 	$(BIN)/python -m benchmarks.conversion_speed docs/conversion.md $(TMP)
 
-# COUNT damaged versions of every kind of file that twinax reads; writes the counts into the page, and keeps
+# COUNT damaged versions of every kind of file that twinax reads; writes the counts, kind by kind, and keeps
 # in runs/fuzz what is neither read nor refused. KINDS: only these.
 COUNT ?= 1000
 fuzz: install

@@ -1,7 +1,8 @@
 """Damages every kind of file that twinax reads, many times, and writes what came of it into docs/reliability.md.
 
-`python -m benchmarks.fuzzing PAGE COUNT [KIND ...]`: damages each kind COUNT times. Files that were neither read nor
-refused are kept in runs/fuzz; then the exit status is 1.
+`python -m benchmarks.fuzzing PAGE COUNT [KIND ...]`: damages each kind COUNT times, and replaces its row as soon as it
+ends; the rows of other kinds stay. Files that were neither read nor refused are kept in runs/fuzz; then the exit status
+is 1.
 """
 
 import shutil
@@ -9,11 +10,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from os import cpu_count
 from pathlib import Path
 
-from benchmarks.pages import marks, write_table
+from benchmarks.pages import markdown, marks, read_rows, write_between
 from tests.fuzzing import Case, Originals, cases_in_worker
 from tests.fuzzing_subjects import SUBJECTS
 
@@ -26,18 +27,18 @@ HEADER = ("kind", "damaged", "read", "refused", "findings")
 def main(page: Path, count: int, kinds: Sequence[str]) -> int:
     """Damage the kinds, one per core; return the exit status."""
     marks(page, NAME)
+    found = 0
     with ThreadPoolExecutor(cpu_count()) as pool:  # each waits for a process of its own
-        results = dict(zip(kinds, pool.map(lambda kind: _damage(kind, count), kinds), strict=True))
-    rows = [
-        (kind, *(f"{number:,}" for number in (count, outcomes["read"], outcomes["refused"], len(findings))))
-        for kind, (outcomes, findings) in results.items()
-    ]
-    if len(kinds) == len(SUBJECTS):
-        write_table(page, NAME, HEADER, rows)
-    return int(any(findings for _, findings in results.values()))
+        for ended in as_completed([pool.submit(_damage, kind, count) for kind in kinds]):
+            kind, outcomes, findings = ended.result()
+            numbers = (count, outcomes["read"], outcomes["refused"], len(findings))
+            rows = {row[0]: row for row in read_rows(page, NAME)} | {kind: (kind, *(f"{n:,}" for n in numbers))}
+            write_between(page, NAME, markdown(HEADER, [rows[name] for name in SUBJECTS if name in rows]))
+            found += len(findings)
+    return int(found > 0)
 
 
-def _damage(kind: str, count: int) -> tuple[Counter[str], list[Case]]:
+def _damage(kind: str, count: int) -> tuple[str, Counter[str], list[Case]]:
     outcomes, findings = Counter[str](), list[Case]()
     for case in cases_in_worker([(kind, number) for number in range(count)]):
         outcomes[case.outcome] += 1
@@ -45,7 +46,7 @@ def _damage(kind: str, count: int) -> tuple[Counter[str], list[Case]]:
             findings.append(case)
             _keep(case, len(findings))
     print(f"{kind}: {outcomes['read']:,} read, {outcomes['refused']:,} refused, {len(findings):,} findings", flush=True)
-    return outcomes, findings
+    return kind, outcomes, findings
 
 
 def _keep(case: Case, number: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from benchmarks.pages import marks, write_table
+from benchmarks.pages import marks, read_rows, write_table
 from parity_tests.mutations import ladder_mistakes
 from parity_tests.mutations.areas import AREAS, MUTATIONS, plant
 from parity_tests.mutations.planting import MutationError
@@ -45,20 +45,13 @@ def main(page: Path, words: Sequence[str]) -> int:
     rows += [] if words and "ladder" not in words else in_the_ladder()
     new_rows = {row[:2]: row for row in rows}
     order = [(area_of[m], m.name) for m in MUTATIONS] + [("ladder", m.name) for m in ladder_mistakes.MISTAKES]
-    rows_by_key = {row[:2]: row for row in _read_rows(page)} | new_rows
+    rows_by_key = {row[:2]: row for row in read_rows(page, "mutations")} | new_rows
     write_table(page, "mutations", HEADER, [rows_by_key[key] for key in order if key in rows_by_key])
     survivors = [row for row in rows if row[3].startswith(("SURVIVED", "its checks do not run"))]
     print(f"{len(rows) - len(survivors)} of {len(rows)} mistakes caught")
     for row in survivors:
         print(f"{row[1]}, in {row[2]}: {row[3]}")
     return 1 if survivors else 0
-
-
-def _read_rows(page: Path) -> list[tuple[str, ...]]:
-    """The rows of the table in the page."""
-    begin, end = marks(page, "mutations")
-    lines = page.read_text(encoding="utf-8").split(begin)[1].split(end)[0].strip().splitlines()[2:]
-    return [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines]
 
 
 if __name__ == "__main__":

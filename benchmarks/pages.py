@@ -27,6 +27,13 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def read_rows(page: Path, name: str) -> list[tuple[str, ...]]:
+    """The rows of the table between a name's marks, without its header. Raises: ValueError as `marks` does."""
+    begin, end = marks(page, name)
+    lines = page.read_text().split(begin)[1].split(end)[0].strip().splitlines()[2:]
+    return [tuple(line[2:-2].split(" | ")) for line in lines]
+
+
 def write_between(page: Path, name: str, text: str) -> None:
     """Replace the text between a name's marks in a page. Raises: ValueError as `marks` does."""
     begin, end = marks(page, name)

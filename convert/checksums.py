@@ -43,8 +43,11 @@ def checksum_of_json(values: Any) -> str:
 
 def checksums_of_files(folder: Path) -> dict[str, str]:
     """The checksums of all files in a folder, by path within it."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _checksum_of_file(path) for path in files}
+    return {name: _checksum_of_file(folder / name) for name in _files(folder)}
+
+
+def _files(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _checksum_of_file(path: Path) -> str:
@@ -82,9 +85,10 @@ def verify_files(folder: Path, checksums: Any) -> None:
     if checksums is None or not is_verifying():
         return
     _check_mapping(checksums, folder)
+    present = {*_files(folder)}  # any other name may be no path of a file system, or one outside the folder
     for name, checksum in checksums.items():
         path = folder / name
-        if not path.is_file():
+        if name not in present:
             raise ConversionError(f"{path}: is missing; {_REMEDY}")
         if _checksum_of_file(path) != checksum:
             raise ConversionError(f"{path}: damaged or edited: does not match its checksum; {_REMEDY}")

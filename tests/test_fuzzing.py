@@ -100,6 +100,8 @@ def _with_another_charsmap(content):
         ("BART", "config.json", _with(tie_word_embeddings="a" * 10_000), "a" * 100 + "…"),
         ("run directory", "config.json", lambda content: b"null", "is not a JSON object"),
         ("orbax, training", "x/run/tokenizer/tokenizer_config.json", lambda content: b"[]", "damaged"),
+        ("orbax, training", "x/run/checksums.json", _with(files={"a" * 10_000: "0"}), "is missing"),
+        ("orbax, training", "x/run/checksums.json", _with(files={"../../../etc/passwd": "0"}), "is missing"),
     ],
 )
 def test_what_was_a_finding_once(name, file, damage, message, originals):

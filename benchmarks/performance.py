@@ -21,7 +21,7 @@ from benchmarks.multi30k_runs import describe_machine
 from benchmarks.pages import marks, write_table
 
 NAMES = ("training speed", "decoding speed")
-HEADER = ("work", "program", "milliseconds", "time / that of twinax in float32", "machine")
+HEADER = ("work", "program", "milliseconds", "time / that of twinax in float32", "in the same dtype", "machine")
 PARTS = ("decoding", *map(str, range(len(training_speed.SIZES))))
 
 
@@ -66,11 +66,14 @@ def write(page: Path, results: Mapping[str, Any]) -> None:
 
 
 def _rows(label: str, result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    reference = result["seconds"][training_speed.TWINAX]
-    return [
-        (label, name, f"{1000 * statistics.median(seconds):,.0f}", spread(seconds, reference), result["machine"])
-        for name, seconds in result["seconds"].items()
-    ]
+    measured, reference = result["seconds"], result["seconds"][training_speed.TWINAX]
+    rows = []
+    for name, seconds in measured.items():
+        program, dtype, *_ = name.split(", ")
+        same_dtype = "–" if dtype == "float32" or program == "twinax" else spread(seconds, measured[f"twinax, {dtype}"])
+        milliseconds = f"{1000 * statistics.median(seconds):,.0f}"
+        rows.append((label, name, milliseconds, spread(seconds, reference), same_dtype, result["machine"]))
+    return rows
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:

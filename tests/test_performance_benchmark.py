@@ -43,11 +43,12 @@ def test_programs_run_in_turn():
 def test_tables_and_chart(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in performance.NAMES))
-    times = {"twinax, float32": [0.1, 0.2], "rival": [0.2, 0.2]}
+    times = {"twinax, float32": [0.1, 0.2], "twinax, int8": [0.1, 0.1], "rival, int8": [0.2, 0.2]}
     results = {label: {"machine": "a machine", "seconds": times} for label in ("small model", "beam 4")}
     performance.write(page, results)
-    row = "| rival | 200 | 1.50 (1.00 to 2.00) | a machine |"
+    row = "| rival, int8 | 200 | 1.50 (1.00 to 2.00) | 2.00 (2.00 to 2.00) | a machine |"
     training, decoding = page.read_text().split("<!-- end of training speed -->")
+    assert "| small model | twinax, int8 | 100 | 0.75 (0.50 to 1.00) | – | a machine |" in training
     assert f"| small model {row}" in training
     assert f"| beam 4 {row}" in decoding
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")

@@ -17,7 +17,7 @@ test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusio
 test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10
 
-# Minutes rather than seconds: the larger presets.
+# Minutes rather than seconds: larger presets, SIGKILL, plans for TPUs, random audits, some mutations.
 test-slow: plan-compiler
 	$(BIN)/python -m pytest -m slow
 

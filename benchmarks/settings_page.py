@@ -37,9 +37,10 @@ _SECTIONS: dict[str, tuple[type, str]] = {
 
 _HEAD = """# Settings
 
-Every field of every config; `make settings` writes this page from the configs. The error for a wrong value names the
-field, the value and the allowed values. [config.md](config.md) explains the model's settings,
-[training.md](training.md) and [runs.md](runs.md) the others.
+Every field of every config, with the default of its class; `make settings` writes this page from the configs. For a
+user's own corpus, `twinax train` has other defaults ([runs.md](runs.md)); `--print-config` prints the values of a run.
+The error for a wrong value names the field, the value and the allowed values. [config.md](config.md) explains the
+model's settings, [training.md](training.md) and [runs.md](runs.md) the others.
 """
 
 

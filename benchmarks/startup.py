@@ -72,7 +72,7 @@ def _train(folder: Path, run: Path, cache: Path) -> dict[str, float]:
         if process.wait() or tenth is None:
             sys.exit(f"twinax {' '.join(command)}: failed with status {process.returncode}")
     return {
-        f"update {TENTH} of a training": tenth,
+        f"update {TENTH} of a training run": tenth,
         f"the validation after update {UPDATES}, with its scores": validated,
     }
 

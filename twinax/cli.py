@@ -50,7 +50,8 @@ def parity(
 
     Prints the ladder as a table: for every rung, the largest float64 difference, and in float32 and bfloat16 the ratio
     of the twins' errors. A Hugging Face directory is compared with `transformers` too. With two checkpoints, PyTorch
-    computes the first and Flax the second. Exits with 0 if every rung holds, else with 1.
+    computes the first and Flax the second. Exits with 0 if every rung passes (on text, only float64 counts) and no
+    translation differs beyond rounding, else with 1.
 
     Example: twinax parity tiny
 
@@ -174,8 +175,7 @@ def compare(
 
     Each function returns a torch, NNX or Equinox module, a pair (Linen module, variables), or a pair (function of
     (parameters, *inputs), parameters). Names and layouts do not matter. Prints every independent difference with the
-    lines of both sides and a repair that was tried. Exits with 0 if both are equal on these inputs, with 1 if they
-    differ, with 2 if that cannot be decided.
+    lines of both sides and a verified fix. Exits with 0 if both are equal on these inputs, 1 if they differ, else 2.
 
     Example: twinax compare ref.py:make port.py:make --inputs batch.npz
 

@@ -52,7 +52,7 @@ def translate(
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
-            file, a fairseq checkpoint or its directory.
+            file, a fairseq checkpoint or its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
         source: text file, one sentence per line (.gz too); default: standard input.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's (1 if
@@ -129,7 +129,7 @@ def score(
 
     Args:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
-            file, a fairseq checkpoint or its directory.
+            file, a fairseq checkpoint or its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         src: text file, one sentence per line (.gz too).
         tgt: its translations.

@@ -23,8 +23,8 @@ Examples: twinax train --src train.de --tgt train.en --valid-src val.de --valid-
 twinax train multi30k_de_en --model.d-model 256; twinax train runs/de_en
 
 The run directory contains checkpoints, tokenizers, metrics.jsonl, TensorBoard files and loss.png. Ctrl-C and SIGTERM
-save and stop; the same command, or the directory alone, resumes bit-exactly. The flags of the corpus also work without
-their prefix "corpus.": --src, --tgt, --dataset, --valid-src, and so on.
+save and stop; the same command, or the directory alone, resumes (on a CPU bit-exactly). The flags of the corpus also
+work without their prefix "corpus.": --src, --tgt, --dataset, --valid-src, and so on.
 
 On several machines, run the same command everywhere with --coordinator HOST:PORT --num-processes N --process-id I, or
 start it with srun or mpirun; Open MPI 5 needs --coordinator too (docs/scaling.md)."""

@@ -20,6 +20,7 @@ from benchmarks.multi30k import seeded_training
 from benchmarks.multi30k_runs import (
     OUT,
     RESULTS,
+    TEST,
     VALIDATION,
     Training,
     alone,
@@ -67,6 +68,7 @@ class Setting:
     changes: tuple[tuple[str, str], ...] = ()
     flags: tuple[str, ...] = ()
     share: float = 1.0
+    parts: tuple[str, ...] = (VALIDATION,)
 
     @property
     def training(self) -> Training:
@@ -74,7 +76,7 @@ class Setting:
         values = BASE | {"loop.updates": str(round(self.share * UPDATES))} | dict(self.changes)
         flags = [word for name, value in values.items() for word in (f"--{name}", value)]
         arguments = ("multi30k_en_de", *flags, *self.flags)
-        return Training(f"{PREFIX}{self.name}", ("en", "de"), arguments, parts=(VALIDATION,))
+        return Training(f"{PREFIX}{self.name}", ("en", "de"), arguments, parts=self.parts)
 
 
 def _dropout(rate: str) -> tuple[tuple[str, str], ...]:
@@ -109,14 +111,22 @@ SETTINGS = (
     Setting("average", "average of the last 5 checkpoints", (("loop.validate-every", "300"), ("loop.average", "5"))),
 )
 BASE_TRANSLATIONS = RESULTS.with_name(f"{PREFIX}base.txt")
-# The vocabulary of the final runs in other lengths. The longest has 72 epochs, also with more dropout.
-LONGEST = 37_152
-LENGTHS = tuple(replace(FINAL_VOCABULARY, name=f"updates_{n}", share=n / UPDATES) for n in (2716, 10_864, LONGEST))
-LONGEST_DROPOUT = replace(
-    LENGTHS[-1], name=f"{LENGTHS[-1].name}_dropout_0.2", changes=(*FINAL_VOCABULARY.changes, *_dropout("0.2"))
+# The vocabulary of the final runs in other lengths.
+LENGTHS = tuple(replace(FINAL_VOCABULARY, name=f"updates_{n}", share=n / UPDATES) for n in (2716, 10_864))
+LONGEST = 37_152  # 72 epochs, with more dropout, three seeds, scored on the test set too
+LONGEST_RUNS = tuple(
+    Setting(
+        f"updates_{LONGEST}_dropout_0.2" + (f"_seed_{seed}" if seed else ""),
+        f"seed {seed}",
+        (*FINAL_VOCABULARY.changes, *_dropout("0.2")),
+        ("--training.seed", str(seed)) if seed else (),
+        LONGEST / UPDATES,
+        (VALIDATION, TEST),
+    )
+    for seed in range(3)
 )
 FINAL = seeded_training("en_de", 0)
-KNOWN = (*SETTINGS, *LENGTHS, LONGEST_DROPOUT)
+KNOWN = (*SETTINGS, *LENGTHS, *LONGEST_RUNS)
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
@@ -137,7 +147,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     trainings = (*(setting.training for setting in (*LENGTHS, FINAL_VOCABULARY)), FINAL)
     entries = [entry for training in trainings if (entry := training.recorded) is not None]
     entries.sort(key=lambda entry: entry["updates"])
-    others = [entry] if (entry := LONGEST_DROPOUT.training.recorded) is not None else []
+    others = [entry] if (entry := LONGEST_RUNS[0].training.recorded) is not None else []
     dropouts = ["0.15"] * len(entries) + ["0.2"] * len(others)
     rows = [(dropout, *_row(e)[:-1]) for dropout, e in zip(dropouts, [*entries, *others], strict=True)]
     write_table(PAGE, LENGTHS_NAME, ("dropout", *HEADER[1:-1]), rows)

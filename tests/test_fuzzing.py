@@ -1,6 +1,7 @@
 """Damaged versions of every kind of file that twinax reads are read, or refused in one line."""
 
 import json
+import re
 import time
 from types import SimpleNamespace
 
@@ -79,6 +80,11 @@ def _with(**values):
     return lambda content: json.dumps(json.loads(content) | values).encode()
 
 
+def _as_if_deflated(content):
+    """A zip archive whose directory calls its stored entries deflated."""
+    return re.sub(rb"(PK\x01\x02.{6})\0\0", rb"\1" + b"\x08\0", content, flags=re.DOTALL)
+
+
 def _with_another_charsmap(content):
     from sentencepiece import sentencepiece_model_pb2 as schema
 
@@ -99,6 +105,7 @@ def _with_another_charsmap(content):
         ("T5", "spiece.model", _with_another_charsmap, "its table of normalization cannot be read"),
         ("BART", "config.json", _with(tie_word_embeddings="a" * 10_000), "a" * 100 + "…"),
         ("run directory", "config.json", lambda content: b"null", "is not a JSON object"),
+        ("PyTorch, bare", "x.pt", _as_if_deflated, "not a complete PyTorch file"),
         ("orbax, training", "x/run/tokenizer/tokenizer_config.json", lambda content: b"[]", "damaged"),
         ("orbax, training", "x/run/checksums.json", _with(files={"a" * 10_000: "0"}), "is missing"),
         ("orbax, training", "x/run/checksums.json", _with(files={"../../../etc/passwd": "0"}), "is missing"),

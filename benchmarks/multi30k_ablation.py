@@ -113,20 +113,16 @@ SETTINGS = (
 BASE_TRANSLATIONS = RESULTS.with_name(f"{PREFIX}base.txt")
 # The vocabulary of the final runs in other lengths.
 LENGTHS = tuple(replace(FINAL_VOCABULARY, name=f"updates_{n}", share=n / UPDATES) for n in (2716, 10_864))
-LONGEST = 37_152  # 72 epochs, with more dropout, three seeds, scored on the test set too
-LONGEST_RUNS = tuple(
-    Setting(
-        f"updates_{LONGEST}_dropout_0.2" + (f"_seed_{seed}" if seed else ""),
-        f"seed {seed}",
-        (*FINAL_VOCABULARY.changes, *_dropout("0.2")),
-        ("--training.seed", str(seed)) if seed else (),
-        LONGEST / UPDATES,
-        (VALIDATION, TEST),
-    )
-    for seed in range(3)
+# 72 epochs, with more dropout; scored on the test set too.
+LONGEST = Setting(
+    "updates_37152_dropout_0.2",
+    "72 epochs, dropout 0.2",
+    (*FINAL_VOCABULARY.changes, *_dropout("0.2")),
+    share=37_152 / UPDATES,
+    parts=(VALIDATION, TEST),
 )
 FINAL = seeded_training("en_de", 0)
-KNOWN = (*SETTINGS, *LENGTHS, *LONGEST_RUNS)
+KNOWN = (*SETTINGS, *LENGTHS, LONGEST)
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
@@ -147,7 +143,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
     trainings = (*(setting.training for setting in (*LENGTHS, FINAL_VOCABULARY)), FINAL)
     entries = [entry for training in trainings if (entry := training.recorded) is not None]
     entries.sort(key=lambda entry: entry["updates"])
-    others = [entry] if (entry := LONGEST_RUNS[0].training.recorded) is not None else []
+    others = [entry] if (entry := LONGEST.training.recorded) is not None else []
     dropouts = ["0.15"] * len(entries) + ["0.2"] * len(others)
     rows = [(dropout, *_row(e)[:-1]) for dropout, e in zip(dropouts, [*entries, *others], strict=True)]
     write_table(PAGE, LENGTHS_NAME, ("dropout", *HEADER[1:-1]), rows)

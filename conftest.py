@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,8 +42,7 @@ def pytest_configure(config):
     torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use
     # The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
-    import twinax  # noqa: F401, which sets XLA's flags
-
+    import_module("twinax")  # sets XLA's flags
     jax.devices()  # starts JAX with them, and not in the first test that happens to need it, which may change them
 
 

@@ -6,7 +6,7 @@ class ConfigError(ValueError):
 
 
 class ConversionError(ValueError):
-    """Arrays or settings do not fit the model; the message lists them all, or the first of very many."""
+    """Arrays or settings do not fit the model; the message lists them all."""
 
 
 class CheckpointError(ValueError):
@@ -15,6 +15,10 @@ class CheckpointError(ValueError):
 
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint is damaged, so that an earlier one of the run can replace it."""
+
+
+class NotFiniteError(ValueError):
+    """A model's outputs are NaN; the message states for which input."""
 
 
 class DataError(ValueError):

@@ -71,6 +71,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
     Raises:
         ConversionError: the path exists and is not an empty directory, or writing fails; no files are left behind.
     """
+    check_new(directory)
     with _one_line(directory), _temporary(directory, tempfile.mkdtemp) as folder:
         yield folder
         _sync_tree(folder)
@@ -89,13 +90,7 @@ def new_file(path: Path) -> Iterator[Path]:
         ConversionError: the path exists, or writing fails; no files are left behind.
     """
     check_new_file(path)
-
-    def make(**names: Any) -> str:
-        descriptor, name = tempfile.mkstemp(**names)
-        os.close(descriptor)
-        return name
-
-    with _one_line(path), _temporary(path, make) as temporary:
+    with _one_line(path), _temporary(path, _make_file) as temporary:
         yield temporary
         temporary.chmod(0o666 & ~_umask())
         _sync(temporary)
@@ -112,13 +107,24 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Atomically replace a file's content with a text, synced to disk."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Atomically replace a file's content with a text, synced to disk; a device or pipe is written to."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # a symbolic link is kept
+    mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
+    with _temporary(path, _make_file) as temporary:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(mode & 0o777)
+        temporary.replace(path)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether an interrupted writing of this module left a path."""
+    return path.name.startswith(".") and _MARK in path.name
 
 
 def check_new(path: Path) -> None:
@@ -160,7 +166,6 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
 
     It is locked while its process lives, so that the next one to write there removes what a killed one left.
     """
-    check_new(path)
     path = path.resolve()
     new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,6 +186,13 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
         for parent in new_parents:  # deepest first; after a failure they are empty and are removed too
             if not any(parent.iterdir()):
                 parent.rmdir()
+
+
+def _make_file(**names: Any) -> str:
+    """The path of a new file; as `tempfile.mkdtemp` for a directory."""
+    descriptor, name = tempfile.mkstemp(**names)
+    os.close(descriptor)
+    return name
 
 
 def _remove(path: Path) -> None:
@@ -204,7 +216,7 @@ def _locked(path: Path, attempts: int = 1) -> Iterator[bool]:
 def _lock(path: Path, attempts: int = 1) -> int | None:
     """A descriptor that holds the lock on a path until it is closed, None if that is not possible."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for its writer
     except OSError:
         return None
     for attempt in range(attempts):

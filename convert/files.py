@@ -4,7 +4,7 @@ import re
 import warnings
 import zipfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,11 @@ def read_torch(path: Path, advice: str = "save only the state dict") -> Any:
     The entries of a zip archive are compared with their CRC-32; only the pickle if the file has `CHECKSUMS`.
 
     Raises:
-        ConversionError: PyTorch is not installed, the file is damaged, or reading it requires executing code.
+        ConversionError: PyTorch is not installed, the file is damaged, reading it requires executing code, or its
+            tensors are far larger than the file.
     """
     content = _load_torch(path, advice)
+    check_declared_bytes(sum(tensor.numel() * tensor.element_size() for tensor in _tensors_in(content)))
     if zipfile.is_zipfile(path):
         verify_zip(path, pickles_only=isinstance(content, dict) and CHECKSUMS in content)
     return content
@@ -177,13 +179,26 @@ def _load_torch(path: Path, advice: str) -> Any:
         raise ConversionError(f"{path}: not a complete PyTorch file; download or copy it again ({reason})") from None
 
 
+def _tensors_in(content: Any) -> Iterator[Any]:
+    """All tensors in the dicts and lists of a file, such as an optimizer's too."""
+    import torch
+
+    values, seen = [content], set()
+    while values:
+        value = values.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict | list | tuple) and id(value) not in seen:  # a list may contain itself
+            seen.add(id(value))
+            values += value.values() if isinstance(value, dict) else value
+
+
 def to_arrays(tensors: Any, path: Path) -> dict[str, np.ndarray]:
     """Views of the tensors of a state dict. Raises: ConversionError if it is none, or numpy lacks a dtype."""
     import torch
 
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ConversionError(f"{path}: is not a state dict, a mapping from names to tensors")
-    check_declared_bytes(sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
     arrays = {}
     for name, tensor in tensors.items():
         try:

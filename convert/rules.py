@@ -14,7 +14,6 @@ from ..configs.errors import ConversionError
 from .lazy_arrays import LazyArrays, Spec, specs_of
 
 Arrays = Sequence[np.ndarray]
-_MAX_PROBLEMS = 30  # maximum number of problems in a message
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,7 @@ def _check(arrays: Mapping[str, np.ndarray], specs: Mapping[str, Spec]) -> None:
         if name in actual and actual[name] != spec
     ]
     if problems:
-        lines = problems[:_MAX_PROBLEMS]
-        if len(problems) > _MAX_PROBLEMS:
-            lines.append(f"… and {len(problems) - _MAX_PROBLEMS} more")
-        raise ConversionError(f"{len(problems)} arrays do not fit the model:\n  " + "\n  ".join(lines))
+        raise ConversionError(f"{len(problems)} arrays do not fit the model:\n  " + "\n  ".join(problems))
 
 
 def target_specs(rules: Iterable[Rule], specs: Mapping[str, Spec]) -> dict[str, Spec]:

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 BLOCK = 16
+_NEGATIVE_NANS = 0x7FFFFF  # as many float32 NaNs have a sign bit, such as that of 0/0 on x86
 
 
 @jax.jit
 def row_max(x: Float[Array, "*rows V"]) -> Float[Array, "*rows"]:
-    """The maximum over the last axis, -inf if it is empty, without a gradient; NaNs with a sign bit may be ignored."""
+    """The maximum over the last axis, -inf if it is empty, NaN if one is NaN, without a gradient."""
     x = jax.lax.stop_gradient(x)
     if not _can_be_divided(x):
         return x.max(-1, initial=-jnp.inf)
@@ -44,7 +45,7 @@ def log_softmax(x: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
 def top_k(x: Float[Array, "B K V"], count: int) -> tuple[Float[Array, "B L"], Int[Array, "B L"]]:
     """(the largest numbers of each (K, V), their flat indices); of equal numbers, those of the lowest indices.
 
-    The index of a -inf may be any.
+    NaNs count as the largest. The index of a -inf may be any.
     """
     if not _can_be_divided(x) or x.shape[1] * -(-x.shape[2] // BLOCK) <= count:
         return _plain_top_k(x, count)
@@ -54,14 +55,14 @@ def top_k(x: Float[Array, "B K V"], count: int) -> tuple[Float[Array, "B L"], In
 
 
 def _plain_top_k(x: Array, count: int) -> tuple[Array, Array]:
-    values, indices = jax.lax.top_k(x.reshape(len(x), -1), count)
+    values, indices = jax.lax.top_k(_with_positive_nans(x.reshape(len(x), -1)), count)
     return values, indices
 
 
 def _top_k_of_blocks(x: Array, count: int) -> tuple[Array, Array]:
     """`top_k` in the blocks with the largest maxima: a number in another block is preceded by at least `count`."""
     batch, _, columns = x.shape
-    maxima = _floats(_block_maxima(_ordered_integers(x)))
+    maxima = _with_positive_nans(_floats(_block_maxima(_ordered_integers(x))))
     blocks_per_row = maxima.shape[-1]
     maxima = maxima.reshape(batch, -1)
     blocks = jnp.sort(jax.lax.top_k(maxima, count)[1])  # in the order of their indices, which decides between equals
@@ -70,8 +71,13 @@ def _top_k_of_blocks(x: Array, count: int) -> tuple[Array, Array]:
     index = (row[..., None] * columns + jnp.minimum(column, columns - 1)).reshape(batch, -1)
     candidates = jnp.take_along_axis(x.reshape(batch, -1), index, axis=1)
     candidates = jnp.where(column.reshape(batch, -1) < columns, candidates, -jnp.inf)
-    values, best = jax.lax.top_k(candidates, count)
+    values, best = jax.lax.top_k(_with_positive_nans(candidates), count)
     return values, jnp.take_along_axis(index, best, axis=1)
+
+
+def _with_positive_nans(x: Array) -> Array:
+    """The numbers with NaNs without a sign bit: `jax.lax.top_k` sorts the others below -inf."""
+    return jnp.where(jnp.isnan(x), jnp.nan, x)
 
 
 def _can_be_divided(x: Array) -> bool:
@@ -96,11 +102,16 @@ def _block_maxima(keys: Int[Array, "*rows V"]) -> Int[Array, "*rows W"]:
 
 
 def _ordered_integers(x: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
-    """Integers in the order of the float32 numbers: their bits; in negative numbers all but the sign are inverted."""
+    """Integers in the order of the float32 numbers, NaNs last.
+
+    They are the bits; in negative numbers all but the sign are inverted. NaNs with a sign bit would be the smallest:
+    subtracting their number makes them the largest, because it wraps around.
+    """
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) - _NEGATIVE_NANS
 
 
 def _floats(keys: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The numbers of `_ordered_integers`, which is its own inverse."""
+    """The numbers of `_ordered_integers`."""
+    keys = keys + _NEGATIVE_NANS
     return jax.lax.bitcast_convert_type(keys ^ ((keys >> 31) & 0x7FFFFFFF), jnp.float32)

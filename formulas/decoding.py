@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..configs.decoding import DecodingConfig, Ended
-from ..configs.errors import ConfigError
+from ..configs.errors import ConfigError, NotFiniteError
 from ..configs.schema import TransformerConfig
 
 
@@ -26,6 +26,8 @@ class Decoded(NamedTuple):
         rows = zip(self.tokens, self.lengths, self.ended, strict=True)
         return [[t[: n - e].tolist() for t, n, e in zip(*row, strict=True) if n] for row in rows]
 
+
+NAN_LOGITS = "the model's logits are NaN; its weights are too large or not finite"
 
 # n -> divisor of a sum of log-probabilities
 LENGTH_PENALTIES = {
@@ -150,11 +152,11 @@ def collect(tokens: np.ndarray, scores: np.ndarray, model: TransformerConfig, co
     """The result of a beam search with these final hypotheses (B, K, longest n + 1), start token included.
 
     Raises:
-        ValueError: a score is NaN.
+        NotFiniteError: a score is NaN.
     """
     rows = np.flatnonzero(np.isnan(scores).any(1))
     if len(rows):
-        raise ValueError(f"src_tokens[{rows[0]}]: the model's logits are NaN; its weights are probably not finite")
+        raise NotFiniteError(f"src_tokens[{rows[0]}]: {NAN_LOGITS}")
     tokens, scores = tokens[:, : config.n_best, 1:], scores[:, : config.n_best]
     ends, valid = tokens == model.eos_id, np.isfinite(scores)
     ended = ends.any(-1) & valid

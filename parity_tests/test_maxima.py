@@ -85,6 +85,27 @@ def test_top_k(width: int, rows: int, count: int, dtype: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("width", [1, BLOCK, 203])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_nan_is_lost(width: int, dtype: str) -> None:
+    """NaNs of both signs are the largest: on x86, 0/0 has a sign bit."""
+    top = jax.jit(lambda x: top_k(x, 2))
+
+    @given(seed=SEEDS, kind=st.sampled_from(sorted(KINDS)), sign=st.sampled_from([1.0, -1.0]))
+    def check(seed: int, kind: str, sign: float) -> None:
+        rng = np.random.default_rng(seed)
+        x = KINDS[kind](rng, (2, 3, width)).astype(dtype)
+        row, column = rng.integers(3), rng.integers(width)
+        x[0, row, column] = np.copysign(np.nan, sign)
+        expected = np.isnan(x).any(-1)
+        np.testing.assert_array_equal(np.isnan(np.asarray(jax.jit(row_max)(x))), expected)
+        values, indices = top(x)
+        assert np.isnan(values).tolist() == [[True, False], [False, False]]
+        assert indices[0, 0] == row * width + column
+
+    check()
+
+
 @pytest.mark.parametrize("width", [2 * BLOCK, 203])
 def test_a_cpu_compares_integers(width: int) -> None:
     """No maximum of floats is left in the softmax of a CPU, and that of another platform has only those."""

@@ -149,7 +149,7 @@ def test_errors_are_listed_together():
         convert.to_params({}, OBLONG)
     number = len(port.flax_specs(OBLONG))
     assert str(error.value).splitlines()[0] == f"{number} arrays do not fit the model:"
-    assert str(error.value).splitlines()[31:] == [f"  … and {number - 30} more"]
+    assert len(str(error.value).splitlines()) == 1 + number
 
 
 def test_float64_is_refused_where_jax_would_cut_it():

@@ -145,7 +145,7 @@ def test_a_converter_and_no_converter(files, capsys):
         ({"json_file": "none/o.json"}, "none/o.json: there is no directory none"),
         ({"report": "none/o.html"}, "none/o.html: there is no directory none"),
         ({"report": "o.json"}, "--report o.json: must end in .html"),
-        ({"report": "o.html", "json_file": "o.html"}, "--report o.html: is the file of --json too"),
+        ({"report": "o.html", "json_file": "o.html"}, "o.html: is another output of this command"),
         ({"reference": "ref.py:nothing"}, "ref.py:nothing: returned None; return a model"),
         ({"reference": "ref.py:leaves"}, "ref.py:leaves: failed: SystemExit: 3"),
     ],

@@ -42,6 +42,11 @@ def test_the_second_process_compiles_nothing(tmp_path, forks):
     assert outputs == ["A B\n"] * 2
     assert counts[0]["cache_hits"] == 0
     assert counts[1] == {"cache_hits": counts[0]["cache_misses"], "cache_misses": 0}
+    for path in (tmp_path / "cache" / "twinax" / "xla").glob("jit_extend-*-cache"):
+        path.write_bytes(path.read_bytes()[:100])
+    result = forks(COUNTED, *arguments, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert (result.returncode, result.stdout) == (0, "A B\n")
+    assert "Error reading persistent compilation cache entry for 'jit_extend'" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.attention_plot import attention_blocks, attention_plot
 from twinax.configs import ConfigError
 from twinax.configs.decoding import DecodingConfig, LengthPenalty
+from twinax.configs.errors import NotFiniteError
 from twinax.flax_transformer.module import named_arrays
 from twinax.formulas.decoding import LENGTH_PENALTIES, plan, without_cache
 from twinax.parity.functions import random_arrays
@@ -127,14 +128,27 @@ def test_bad_sources(twins, line):
                 getattr(package, function)(model, *map(convert_array, arrays))
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_nan_logits_in_float32(sign, twins):
+    """Of all but the tokens that may not be generated, and with either sign, as 0/0 has one on x86."""
+    arrays = flax_transformer.named_arrays(twins[0])
+    arrays = {name: jnp.asarray(a, jnp.float32) for name, a in arrays.items()}
+    arrays["output.bias"] = jnp.full_like(arrays["output.bias"], np.copysign(np.nan, sign))
+    config = CONFIG.replace(param_dtype="float32", compute_dtype="float32")
+    model = flax_transformer.Transformer.from_arrays(config, arrays)
+    for beam_size in (1, 3):
+        with pytest.raises(NotFiniteError, match="the model's logits are NaN; its weights are too large or not finite"):
+            flax_transformer.generate(model, sources(2), DecodingConfig(beam_size=beam_size, max_length=3))
+
+
 def test_weights_that_are_not_finite(twins):
     model, _ = twins
     arrays = flax_transformer.named_arrays(model)
     nan_arrays = {**arrays, "output.bias": arrays["output.bias"].at[4].set(jnp.nan)}
     model = flax_transformer.Transformer.from_arrays(CONFIG, nan_arrays)
-    with pytest.raises(ValueError, match=r"^src_tokens\[0\]: the model's logits are NaN"):
+    with pytest.raises(NotFiniteError, match=r"^src_tokens\[0\]: the model's logits are NaN"):
         flax_transformer.generate(model, sources(2), DecodingConfig(max_length=3))
-    with pytest.raises(ValueError, match=r"^src_tokens\[0\]: the model's logits are NaN"):
+    with pytest.raises(NotFiniteError, match=r"^src_tokens\[0\]: the model's logits are NaN"):
         torch_reference.generate(convert.to_torch(model), torch.from_numpy(sources(2)), DecodingConfig(max_length=3))
 
 

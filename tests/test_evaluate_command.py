@@ -159,6 +159,23 @@ def test_a_blank_line_is_no_further_reference(folder, command):
     assert scores["exact match"]["signature"].startswith("nrefs:var|")
 
 
+def test_a_blank_reference_counts_the_same_in_any_file(folder, command):
+    first, second = (Path(f"{name}.txt").read_text().splitlines() for name in ("tgt", "more"))
+    first[0], second[3], first[7], second[7] = "", "  ", "", ""
+    for name, lines in (("one", first), ("two", second)):
+        Path(name).write_text("".join(f"{line}\n" for line in lines))
+    scores = []
+    for pair in (("one", "two"), ("two", "one")):
+        command("evaluate", "a.txt", "--tgt", pair[0], "--references", pair[1], "--json", "e.json")
+        scores.append(json.loads(Path("e.json").read_text())["scores"])
+    assert scores[0] == scores[1]
+    translations = Path("a.txt").read_text().splitlines()
+    sets = [[None if i == 0 else t for i, t in enumerate(first)], [None if i == 3 else t for i, t in enumerate(second)]]
+    values = {score["name"]: score["value"] for score in scores[0]}
+    assert values["TER"] == pytest.approx(corpus_ter(translations, sets).score, abs=1e-9)
+    assert values["BLEU"] == pytest.approx(corpus_bleu(translations, sets).score, abs=1e-9)
+
+
 def test_a_match_with_any_reference_is_exact(texts):
     first, second = ["a b", "c", "d  e"], ["x", "c", "d e"]
     (*_, score) = corpus_scores(["x", "c", "d e"], [first, second])

@@ -61,3 +61,4 @@ def test_convert_keeps_paths_only_if_told_to(private, name, command, tmp_path):
         assert command("convert", tmp_path / "private.pt", target, *flags)[0] == 0
         files = [path for path in target.rglob("*") if path.is_file()] if target.is_dir() else [target]
         assert any(SECRET.encode() in path.read_bytes() for path in files) == bool(flags)
+        assert not any(str(tmp_path).encode() in path.read_bytes() for path in files)  # orbax writes its own path

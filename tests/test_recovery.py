@@ -4,6 +4,7 @@ import fcntl
 import gc
 import io
 import json
+import re
 import resource
 import shutil
 from dataclasses import replace
@@ -129,6 +130,43 @@ def test_what_may_not_be_read_is_not_damaged(finished, copy, monkeypatch):
     assert not (copy / "damaged").exists()
 
 
+def test_the_reason_may_be_in_a_cause_and_no_folder_is_left(finished, copy, monkeypatch):
+    """orbax wraps the errors of tensorstore; a checkpoint that cannot be moved stays."""
+    _, run = finished
+
+    def refuse(*arguments):
+        raise ValueError("Error reading checkpoint") from ValueError("PERMISSION_DENIED [os_error_code='13']")
+
+    with monkeypatch.context() as patches:
+        patches.setattr("orbax.checkpoint.StandardCheckpointer.restore", refuse)
+        with pytest.raises(CheckpointError, match=r"checkpoints/8: cannot be read: Permission denied$"):
+            resume(run, copy)
+    flip(copy / "checkpoints" / "8" / "state")
+
+    def fail(self, target):
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.rename", fail)
+    with pytest.raises(CheckpointError, match=r"it cannot be moved to .*/damaged/8: Permission denied$"):
+        resume(run, copy)
+    assert not (copy / "damaged").exists()
+    assert (copy / "checkpoints" / "8" / "state").is_dir()
+
+
+def test_a_damaged_earlier_checkpoint_does_not_prevent_an_average(finished, copy):
+    _, run = finished
+    run = replace(run, loop=replace(run.loop, average=2))
+    flip(copy / "checkpoints" / "6" / "state")
+    output = resume(run, copy)
+    assert f"it is now in {copy / 'damaged' / '6'}" in output
+    assert "average of 8: validation loss" in output
+    average, last = (copy / name / "8" for name in ("averaged", "checkpoints"))
+    assert arrays(average) == arrays(last)
+    flip(copy / "checkpoints" / "8" / "state")
+    with pytest.raises(CheckpointError, match="the run has no earlier checkpoint to resume from"):
+        resume(run, copy)
+
+
 def test_other_files_of_a_checkpoint_that_cannot_be_read(finished, copy, tmp_path):
     config = copy / "checkpoints" / "6" / "run" / "config.json"
     config.write_text(json.dumps({"run_schema_version": 7}))
@@ -163,6 +201,64 @@ def test_damaged_metrics_are_named_and_kept_and_the_best_checkpoint_is_not_forgo
     assert folder_of(copy) == copy / "checkpoints" / folder_of(directory).name
 
 
+def test_a_best_checkpoint_that_cannot_be_known_is_not_guessed(finished, copy, command):
+    """Without the damaged line the last checkpoint would be taken; it is known again after resuming."""
+    directory, run = finished
+    path = copy / FILE
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(
+        "".join(line[:30] + "\n" if '"validation"' in line and '"update": 6' in line else line for line in lines)
+    )
+    number = next(i for i, line in enumerate(lines, 1) if '"validation"' in line and '"update": 6' in line)
+    code, _, err = command("inspect", copy)
+    assert code == 2
+    assert err == (
+        f"twinax: {path}: line {number} cannot be read, so the best checkpoint is not known; to repeat its validation, "
+        f"run: twinax train {copy}; or name a checkpoint, such as {copy / 'checkpoints' / '8'}\n"
+    )
+    assert command("inspect", copy / "checkpoints" / "8")[0] == 0
+    resume(run, copy)
+    assert folder_of(copy) == copy / "checkpoints" / folder_of(directory).name
+
+
+def test_updates_without_a_line_are_named(finished, copy):
+    _, run = finished
+    lines = (copy / FILE).read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "validation" in line or json.loads(line)["update"] not in (3, 4)]
+    (copy / FILE).write_text("".join(kept))
+    assert f"{copy / FILE}: has no line of update 3 and 1 more" in resume(run, copy)
+    (copy / FILE).write_text("".join(line for line in lines if '"update": 5' not in line))
+    assert f"{copy / FILE}: has no line of update 5\n" in resume(run, copy)
+
+
+def test_the_best_checkpoint_is_used_though_the_newest_is_damaged(finished, copy):
+    rows = [json.loads(line) for line in (copy / FILE).read_text().splitlines()]
+    for row in rows:
+        if "validation" in row:
+            row["validation"]["loss"] = 1.0 if row["update"] == 6 else 2.0
+    (copy / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (copy / "checkpoints" / "8" / "run" / "config.json").write_text("{")
+    (copy / "checkpoints" / "\u00b2").mkdir()  # `str.isdigit` holds
+    assert folder_of(copy) == copy / "checkpoints" / "6"
+
+
+@pytest.mark.parametrize(
+    "change", [{"shapes": []}, {"shapes": [["a", 3, 4]]}, {"shapes": [[1, 2, 0]]}, {"ids": 3}, {"ids": "a"}]
+)
+def test_values_of_data_json(change, finished, copy, command):
+    path = copy / "data.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    code, _, err = command("train", copy)
+    assert code == 2
+    assert f"{path}: cannot be read ({next(iter(change))} must be" in err
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint(finished, copy, command):
+    shutil.rmtree(copy / "checkpoints")
+    line = f"twinax: {copy}: is a run without a checkpoint; to train it, run: twinax train {copy}\n"
+    assert command("inspect", copy) == (2, "", line)
+
+
 def test_a_last_line_without_its_end_is_a_killed_process(finished, copy):
     directory, run = finished
     with (copy / FILE).open("a") as file:
@@ -193,6 +289,31 @@ def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory
     assert [record for record in log.records if record in good or record == {"update": 2, "loss": 1.5}] != []
     assert all(type(record["update"]) is int for record in log.records)
     assert len(list(folder.glob("metrics-damaged*"))) == len(lines)
+
+
+@pytest.mark.parametrize(("rising", "expected"), [(0, 300), (3, 200), (60, 200)])
+def test_a_checkpoint_whose_last_losses_rise_is_not_healthy(rising, expected):
+    losses = [2.0] * (300 - rising) + [9.0] * rising
+    records = [{"update": update, "loss": loss} for update, loss in enumerate(losses, 1)]
+    assert last_healthy(records, [100, 200, 300]) == expected
+
+
+def test_weights_that_are_nan(finished, copy, tmp_path, command):
+    """One line and exit status 2, wherever the logits are computed; training does not start."""
+    checkpoint = convert.load(copy)
+    weights = {name: np.full_like(array, np.nan) for name, array in checkpoint.arrays.items()}
+    convert.save(replace(checkpoint, arrays=weights, training=None), tmp_path / "nan.pt")
+    (tmp_path / "text").write_text("a b\n")
+    texts = ("--src", tmp_path / "text", "--tgt", tmp_path / "text")
+    for framework in ("flax", "torch"):
+        for words in (("translate", tmp_path / "nan.pt", tmp_path / "text"), ("score", tmp_path / "nan.pt", *texts)):
+            code, out, err = command(*words, "--framework", framework)
+            assert (code, out) == (2, "")
+            assert err.splitlines()[-1].endswith("the model's logits are NaN; its weights are too large or not finite")
+    code, _, err = command("train", "--init-from", tmp_path / "nan.pt", "--out", tmp_path / "new", *texts)
+    assert code == 2
+    assert re.search(r"nan\.pt: \d+ arrays hold NaN, first .*; nothing can be trained from them$", err.strip())
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_loss_that_is_not_finite_names_the_way_back(finished, tmp_path):
@@ -276,12 +397,11 @@ main()
     assert {"6", "8"} <= {path.name for path in place.iterdir()}
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_initial_weights_that_are_not_finite_are_named(value, finished, tmp_path):
+def test_initial_weights_that_are_infinite_are_named(finished, tmp_path):
     directory, run = finished
     checkpoint = convert.load(directory)
     name = min(checkpoint.arrays)
-    arrays = {**checkpoint.arrays, name: np.full_like(checkpoint.arrays[name], value)}
+    arrays = {**checkpoint.arrays, name: np.full_like(checkpoint.arrays[name], -np.inf)}
     convert.save(replace(checkpoint, arrays=arrays, training=None), tmp_path / "x.pt")
     weights = read_initial_weights(replace(run, init_from=str(tmp_path / "x.pt")))
     expected = f"{tmp_path / 'x.pt'}: 1 of {len(arrays)} arrays hold NaN or infinite numbers, first {name}"

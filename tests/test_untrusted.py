@@ -14,6 +14,7 @@ import torch
 
 from twinax import convert
 from twinax.configs.errors import CheckpointError, ConversionError
+from twinax.formulas.position_tables import POSITION_TABLES
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 
@@ -121,6 +122,34 @@ def test_tensors_that_repeat_one_number(tmp_path):
     torch.save({str(i): one for i in range(200)}, tmp_path / "y.pt")
     with pytest.raises(ConversionError, match="declares arrays of 800,000,000 bytes in files of"):
         convert.load(tmp_path / "y.pt")
+
+
+def test_an_optimizer_that_repeats_one_number(tmp_path):
+    """Also in a file that twinax wrote, whose checksums then fail, as after a training in PyTorch."""
+    checkpoint = convert.load(STORED)
+    convert.save(checkpoint, tmp_path / "x.pt")
+    content = torch.load(tmp_path / "x.pt", weights_only=True)
+    content["optimizer"]["state"][0]["exp_avg"] = torch.zeros(1).expand(10**9)
+    torch.save(content, tmp_path / "y.pt")
+    torch.save({"model": content["model"], "optimizer": [content["optimizer"]]}, tmp_path / "z.pt")
+    for name in ("y.pt", "z.pt"):
+        with pytest.raises(ConversionError, match=r"declares arrays of 4,0\d\d,\d\d\d,\d\d\d bytes in files of"):
+            convert.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["BART", "M2M100", "Pegasus", "Marian"])
+def test_no_position_table_is_computed_before_its_size_is_checked(name, directories, tmp_path, monkeypatch):
+    directory = shutil.copytree(directories / name, tmp_path / name)
+    settings = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 10**8}))
+
+    def compute(length, d_model):
+        raise AssertionError("a table was computed")
+
+    tables = dict.fromkeys(POSITION_TABLES, compute)
+    monkeypatch.setattr("twinax.convert.layouts.hugging_face.POSITION_TABLES", tables)
+    with pytest.raises(ConversionError):
+        convert.load(directory)
 
 
 def test_a_compressed_archive_of_zeros(tmp_path):

@@ -3,11 +3,12 @@
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..configs.run import RunConfig
 
-_WINDOW = 100  # updates before a checkpoint whose mean loss describes it
+_WINDOW, _LAST = 100, 10  # updates before a checkpoint, and the last of them, whose mean losses describe it
 _NEAR = 1.1  # a loss of at most this times the best one is healthy
 
 
@@ -31,8 +32,12 @@ def describe_way_back(
 
 
 def last_healthy(records: Iterable[Mapping[str, Any]], checkpoints: Iterable[int]) -> int | None:
-    """The last checkpoint before which the mean training loss was near that of the best one; None if there is none."""
+    """The last checkpoint before which the mean training loss was near that of the best one, and did not rise again.
+
+    None if there is none.
+    """
     losses = {record["update"]: record["loss"] for record in records if "loss" in record}
     windows = {u: [loss for n, loss in losses.items() if u - _WINDOW < n <= u] for u in checkpoints}
-    means = {update: sum(window) / len(window) for update, window in windows.items() if window}
-    return max((u for u, mean in means.items() if mean <= _NEAR * min(means.values())), default=None)
+    means = {update: fmean(window) for update, window in windows.items() if window}
+    last = {update: fmean(windows[update][-_LAST:]) for update in means}
+    return max((u for u in means if max(means[u], last[u]) <= _NEAR * min(means.values())), default=None)

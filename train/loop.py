@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from rich.console import Console
 
-from ..configs.errors import CheckpointError, DamagedCheckpointError, RunError
+from ..configs.errors import CheckpointError, RunError
 from ..configs.run import RunConfig
 from ..configs.sharding import ShardingConfig
 from ..configs.training import check_trainable
@@ -341,10 +341,9 @@ class _Loop:
         for update in due:
             if update in self.log.validations:
                 continue
-            try:
-                self._report(self.checkpoints.restore(self.state, update), {}, update)
-            except DamagedCheckpointError as error:
-                self.checkpoints.set_aside(update, error, self.progress.say)
+            state = self.checkpoints.restore_or_set_aside(self.state, update, self.progress.say)
+            if state is not None:
+                self._report(state, {}, update)
 
     def _report(self, state: TrainState, notes: dict[str, Any], update: int | None = None) -> dict[str, Any]:
         """Validate a state, write the record and print it. `update`: that of the state, by default the current one."""
@@ -388,8 +387,14 @@ class _Loop:
             shutil.rmtree(self.directory / AVERAGED, ignore_errors=True)
         self.team.agree("an earlier average is removed")
         averaged = Checkpoints(self.directory / AVERAGED)
-        mean = average([self.checkpoints.restore(self.state, update).params for update in updates])
+        params: dict[int, Any] = {}
+        for update in updates:
+            if (state := self.checkpoints.restore_or_set_aside(self.state, update, self.progress.say)) is not None:
+                params[update] = state.params
+        if not params:
+            return self._last_validation()
+        mean = average([*params.values()])
         state = self.state._replace(params=like(mean, self.state.params))
         averaged.save(state, self._run_here, self.prepared.tokenizers)
         averaged.close()
-        return self._report(state, {"averaged": updates})
+        return self._report(state, {"averaged": [*params]})

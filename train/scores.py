@@ -31,8 +31,8 @@ def corpus_scores(
 ) -> list[Score]:
     """Cased and lowercased BLEU, chrF, TER, and exact match: the percentage of translations equal to a reference.
 
-    `references`: one or more sets, each with a reference per translation; in all but the first, None where there is no
-    further one. `bootstrap` adds intervals.
+    `references`: one or more sets, each with a reference per translation; None where only another set has one.
+    `bootstrap` adds intervals.
 
     Raises:
         DataError: the lists are empty or differ in length, or sacreBLEU lacks the tokenisation.

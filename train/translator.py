@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
+from math import isnan
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -12,7 +13,7 @@ import numpy as np
 
 from ..configs.data import TokenizerConfig
 from ..configs.decoding import DecodingConfig
-from ..configs.errors import CheckpointError, ConfigError, DataError
+from ..configs.errors import CheckpointError, ConfigError, DataError, NotFiniteError
 from ..configs.schema import TransformerConfig
 from ..convert.checkpoint import CONFIG, Checkpoint
 from ..convert.formats import load as load_checkpoint
@@ -22,6 +23,7 @@ from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
+from ..formulas.decoding import NAN_LOGITS
 from ..formulas.padding import pad, round_up
 from .data.prepare import Tokenizers, lacks_language, with_target_language
 from .data.tokenizer import Tokenizer
@@ -58,6 +60,7 @@ class Translator:
     Raises:
         CheckpointError: on a call with text: the checkpoint has no tokenizer that can be read.
         ConfigError: on a call that decodes or scores: the model has no start token for the decoder.
+        NotFiniteError: on such a call: the model's logits are NaN.
     """
 
     def __init__(
@@ -217,7 +220,10 @@ class Translator:
         count = 0
         progress(count)
         for rows, src in self._blocks(ids, order):
-            decoded = self._generate(framework)(self._pad_length(src), decoding)
+            try:
+                decoded = self._generate(framework)(self._pad_length(src), decoding)
+            except NotFiniteError as error:
+                raise NotFiniteError(f"{self.name}: {str(error).partition(': ')[2]}") from None
             for i, tokens, scores in zip(rows, decoded.sentences(), decoded.scores, strict=False):
                 decoded_texts = self.tokenizers.tgt.decode(tokens)
                 results[i] = [
@@ -257,6 +263,8 @@ class Translator:
             tokens = self._score(framework)(padded_sources, padded_targets).tokens
             for i, value in zip(rows, tokens[:, len(self._forced_ids) :].sum(1), strict=False):
                 scores[i] = float(value)
+                if isnan(scores[i]):
+                    raise NotFiniteError(f"{place} {i + 1}: {NAN_LOGITS}")
         return scores
 
     def attention(self, source: str, target: str | Hypothesis) -> Attention:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ..configs.data import TokenizerConfig
 from ..configs.errors import CheckpointError
@@ -74,6 +75,8 @@ def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     if tokenizers is None and not run.tokenizer.load:
         needed = needed_files(checkpoint.documents.get(CONFIG, {}))
         raise CheckpointError(f"{path}: has no tokenizer (it needs {needed}); pass one by --tokenizer.load")
+    if nan := [name for name, array in checkpoint.arrays.items() if np.isnan(array).any()]:
+        raise CheckpointError(f"{path}: {len(nan)} arrays hold NaN, first {nan[0]}; nothing can be trained from them")
     notes = [describe_assumed(str(path), checkpoint) if checkpoint.assumed else None, limit]
     verification = describe_verification(path)
     notes += [f"{path}: {verification}"] if verification.startswith("not ") else []

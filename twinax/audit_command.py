@@ -15,7 +15,7 @@ from twinax.presets.models import PRESETS
 from twinax.published.registry import SYSTEMS
 from twinax.train.tracking.progress import progress_bar
 
-from .usage import UsageError, check_folder, report_assumed, write_json
+from .usage import UsageError, check_outputs, report_assumed, write_json
 
 REPAIRED = "repaired"
 
@@ -29,7 +29,7 @@ class _Model:
 
 def examine(model: str, seed: int, json_file: str | None) -> bool:
     """Print the audit; return whether the model has no mistake."""
-    check_folder(json_file)
+    check_outputs([json_file], [model])
     subject = _load(model)
     with progress_bar() as progress:
         try:

@@ -1,6 +1,5 @@
 """The command `twinax`. Each subcommand imports what it needs when it runs."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -15,10 +14,11 @@ import tyro
 
 from twinax.configs.verification import verifying
 
+from .ending import run_and_exit
 from .evaluate_command import evaluate
 from .foreign_flags import check_flags
 from .importing import import_uncollected
-from .messages import DEFECT, describe_defect, one_line, set_encoding_errors, show_all
+from .messages import set_encoding_errors, show_all
 from .plan_command import plan
 from .text_commands import score, translate
 from .usage import CheckpointPath, UsageError, check_exists, download_hint, enable_compilation_cache, one_line_errors
@@ -350,11 +350,19 @@ _COMMANDS = _OWN_FLAGS | {
 }
 
 
-def _run(name: str) -> int:
+def _run(name: str) -> int | None:
     """Run a command with the arguments of the process; return its exit status."""
-    if name in _OWN_FLAGS:
-        return _OWN_FLAGS[name]()
-    return tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="twinax", description=_DESCRIPTION)
+    if name == "--version":
+        print(f"twinax {version('twinax')}")
+        return 0
+    if name[:1] not in ("", "-") and name not in _COMMANDS:
+        hint = "".join(f"; did you mean {suggestion}?" for suggestion in get_close_matches(name, _COMMANDS, 1))
+        raise UsageError(f"{name}: there is no such command; the commands are {', '.join(_COMMANDS)}{hint}")
+    with verifying(not _take("--no-verify")):
+        check_flags(name, sys.argv[2:])
+        if name in _OWN_FLAGS:
+            return _OWN_FLAGS[name]()
+        return tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="twinax", description=_DESCRIPTION)
 
 
 def _take(flag: str) -> bool:
@@ -368,33 +376,8 @@ def _take(flag: str) -> bool:
 
 def main() -> None:
     """Entry point of the command."""
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
     # An exception, so that contexts are closed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     set_encoding_errors("backslashreplace", sys.stdout, sys.stderr)  # tables have characters that a terminal may lack
     show_all(_take("--verbose"))
-    try:
-        if name == "--version":
-            print(f"twinax {version('twinax')}")
-            return
-        if name[:1] not in ("", "-") and name not in _COMMANDS:
-            hint = "".join(f"; did you mean {suggestion}?" for suggestion in get_close_matches(name, _COMMANDS, 1))
-            raise UsageError(f"{name}: there is no such command; the commands are {', '.join(_COMMANDS)}{hint}")
-        with verifying(not _take("--no-verify")):
-            check_flags(name, sys.argv[2:])
-            sys.exit(_run(name))
-    except UsageError as error:
-        print(f"twinax: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:  # the reader closed the pipe; otherwise Python would report it again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
-    except KeyboardInterrupt:
-        print("twinax: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except MemoryError:
-        print("twinax: out of memory", file=sys.stderr)
-        sys.exit(2)
-    except Exception as error:
-        print(f"twinax: {describe_defect(error)}", file=sys.stderr)
-        sys.exit(DEFECT)
+    run_and_exit(lambda: _run(sys.argv[1] if len(sys.argv) > 1 else ""))

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from twinax.convert.atomic_io import replace_file
 from twinax.parity.capture.trace import CaptureError
 from twinax.parity.comparison import Convert, arrays_of, compare
 from twinax.parity.comparison_page import page
@@ -21,7 +20,7 @@ from twinax.parity.inference import infer_weights
 from twinax.parity.weight_rules import apply_rules, read_rules
 from twinax.parity.weights import match_weights
 
-from .usage import UsageError, check_folder, write_json
+from .usage import UsageError, check_outputs, write_json, write_text
 
 _RATE = 1e-3  # learning rate where an optimizer is only named
 _EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2, "gradients undecided": 2}
@@ -44,8 +43,11 @@ def run(
     report: str | None,
 ) -> int:
     """Compare the models that two factories return; the exit status."""
-    check_folder(json_file)
-    _check_report(report, json_file)
+    files = [
+        name.rpartition(":")[0] for name in filter(None, (reference, candidate, inputs, candidate_inputs, convert))
+    ]
+    _check_report(report)
+    check_outputs([json_file, report, write_rules], [*files, rules])
     _check_rules(convert, rules, write_rules)
     reference_inputs = _inputs(inputs)
     candidate_arguments = reference_inputs if candidate_inputs is None else _inputs(candidate_inputs)
@@ -76,7 +78,7 @@ def run(
     if json_file is not None:
         write_json(json_file, as_document(comparison))
     if report is not None:
-        replace_file(Path(report), page(comparison, (reference, candidate)))
+        write_text(report, page(comparison, (reference, candidate)))
     return _EXIT.get(comparison.verdict, 1)
 
 
@@ -85,12 +87,9 @@ def _built_parameters(factory: Callable[..., Any], state: dict[str, np.ndarray])
     return arrays_of(factory(state))
 
 
-def _check_report(report: str | None, json_file: str | None) -> None:
-    check_folder(report)
+def _check_report(report: str | None) -> None:
     if report is not None and Path(report).suffix not in (".html", ".htm"):
         raise UsageError(f"--report {report}: must end in .html")
-    if report is not None and report == json_file:
-        raise UsageError(f"--report {report}: is the file of --json too; pass another name")
 
 
 def _check_rules(convert: str | None, rules: str | None, write_rules: str | None) -> None:
@@ -98,7 +97,6 @@ def _check_rules(convert: str | None, rules: str | None, write_rules: str | None
         raise UsageError(f"--rules {rules}: cannot be combined with --convert")
     if write_rules is None:
         return
-    check_folder(write_rules)
     for path in (Path(write_rules), Path(write_rules).with_suffix(".py")):
         if path.exists() or path.suffix not in (".toml", ".py") or Path(write_rules).suffix != ".toml":
             reason = "exists; pass another name" if path.exists() else "must end in .toml"

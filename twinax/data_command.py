@@ -12,7 +12,7 @@ from twinax.train.data.report import corpus_tables, plot_lengths
 from twinax.train.warm_start import read_initial_weights
 
 from .run_arguments import Arguments, parse
-from .usage import check_picture, one_line_errors
+from .usage import check_outputs, check_picture, one_line_errors
 
 _DESCRIPTION = """Print statistics of a run's corpus: pairs, tokens, lengths, unknown words, padding, batch shapes.
 
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
         print(parsed.run.to_json(), end="")
         return 0
     check_picture("--plot", parsed.plot)
+    check_outputs([parsed.plot])
     errors = Console(stderr=True)
 
     def say(line: str) -> None:

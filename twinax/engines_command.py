@@ -18,7 +18,7 @@ from twinax.train.tracking.progress import progress_bar
 from twinax.train.translator import load
 
 from .text_commands import decoding_in
-from .usage import UsageError, check_folder, report_assumed, write_json
+from .usage import UsageError, check_outputs, report_assumed, write_json
 
 
 def compare_searches(
@@ -32,7 +32,7 @@ def compare_searches(
     json_file: str | None,
 ) -> bool:
     """Compare the n-best lists of engines and print a table; return whether rounding explains all differences."""
-    check_folder(json_file)
+    check_outputs([json_file], [model, src, adapter])
     DecodingConfig(max_length=max_length)  # checks the value
     names = [name.strip() for name in engines.split(",")]
     if unknown := [name for name in names if name not in ENGINES]:

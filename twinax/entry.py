@@ -9,12 +9,14 @@ from types import CoroutineType, FrameType
 from typing import Any
 
 from .importing import import_uncollected
+from .streams import guard_streams
 
 _IMPORTS = "<frozen importlib"  # how the files of Python's import system begin
 
 
 def main() -> None:
     """Run the command; Ctrl-C ends it with one line, also while it imports."""
+    guard_streams()
     signal.signal(signal.SIGINT, _interrupt)
     if "--verbose" not in sys.argv:
         _hide_what_libraries_print()

@@ -20,7 +20,7 @@ from .text_commands import (
     read_pairs,
     warn_about_text,
 )
-from .usage import UsageError, check_exists, check_folder, one_line_errors, write_json
+from .usage import UsageError, check_exists, check_outputs, one_line_errors, write_json, write_text
 
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".npz", ".msgpack")  # endings of files that are no text
 Systems = Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SYSTEM [SYSTEM ...]")]
@@ -100,7 +100,8 @@ def evaluate(
     _check_systems(systems, paired)
     texts_only = all(map(is_text, systems))
     outputs = _outputs(output, len(systems))
-    _check_outputs([*filter(None, (json_file, *outputs))], (*systems, *filter(None, (src, tgt, dataset)), *references))
+    texts = (src, tgt, dataset if dataset is not None and Path(dataset).is_file() else None)
+    check_outputs([json_file, *outputs], [*systems, adapter, *texts, *references])
     with one_line_errors():
         corpus = {"src": src, "tgt": tgt, "dataset": dataset, "subset": subset}
         corpus |= {"src_column": src_column, "tgt_column": tgt_column}
@@ -113,7 +114,9 @@ def evaluate(
         scores = import_module("twinax.train.scores")
         sources = {"src": tgt} if texts_only and src is None else {}  # not read
         pairs = list(read_pairs(**corpus | sources, split=split))
-        all_references = [[pair[1] for pair in pairs], *(_references(path, len(pairs)) for path in references)]
+        all_references = _all_references(
+            [[pair[1] for pair in pairs], *(_lines(path, len(pairs)) for path in references)]
+        )
         scores.corpus_scores(["a"], [["a"]], tokenize)  # checks --tokenize before minutes of translation
         system_texts = {system: _lines(system, len(pairs)) for system in systems if is_text(system)}
         translators = {
@@ -164,7 +167,7 @@ class _Translations(NamedTuple):
 
     def write(self, path: str) -> None:
         """Write the translations, one per line."""
-        Path(path).write_text("".join(f"{text}\n" for text in self.texts), encoding="utf-8")
+        write_text(path, "".join(f"{text}\n" for text in self.texts))
 
     def document(self, corpus: Mapping[str, Any], pairs: int, scores: Sequence[Any]) -> dict[str, Any]:
         """What --json writes of the system."""
@@ -174,7 +177,7 @@ class _Translations(NamedTuple):
 
 def is_text(system: str) -> bool:
     """Whether a system is a text file with its translations, not a checkpoint."""
-    return Path(system).is_file() and not system.lower().endswith(_WEIGHTS)
+    return Path(system).exists() and not Path(system).is_dir() and not system.lower().endswith(_WEIGHTS)
 
 
 def _check_systems(systems: Sequence[str], paired: bool) -> None:
@@ -196,16 +199,6 @@ def _check_unset(flags: Mapping[str, Any]) -> None:
             raise UsageError(f"--{name.replace('_', '-')}: every system is a text file, nothing is translated; omit it")
 
 
-def _check_outputs(outputs: Sequence[str], inputs: Sequence[str]) -> None:
-    """Raises: UsageError if a file cannot be written, is an input, or would be written twice."""
-    used = {Path(path).resolve(): "an input" for path in inputs}
-    for path in outputs:
-        check_folder(path)
-        if (role := used.get(Path(path).resolve())) is not None:
-            raise UsageError(f"{path}: is {role} of this command; name another file to write")
-        used[Path(path).resolve()] = "another output"
-
-
 def _outputs(output: str | None, number: int) -> list[str]:
     if output is None:
         return []
@@ -220,9 +213,13 @@ def _lines(path: str, pairs: int) -> list[str]:
     return lines
 
 
-def _references(path: str, pairs: int) -> list[str | None]:
-    """The lines of a file of further references; None for a blank one: a sentence may have fewer than others."""
-    return [line if line.strip() else None for line in _lines(path, pairs)]
+def _all_references(files: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """The references by file; None for a blank one beside others: a sentence may have fewer than another."""
+    rows = [
+        [text if text.strip() or not any(t.strip() for t in row) else None for text in row]
+        for row in zip(*files, strict=True)
+    ]
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _translate(translator: Any, sources: Sequence[str], decoding: Any, framework: Framework) -> tuple[list[str], int]:

@@ -82,9 +82,16 @@ FOREIGN: dict[str, dict[str, str]] = {
 }
 
 
+_LISTS = ("--references", "--optimizer", "--languages", "--scores", "--tokenizer.load", "--tokenizer.languages")
+
+
 def check_flags(command: str, words: Sequence[str]) -> None:
-    """Raises: UsageError at the first flag of another toolkit, with its equivalent in twinax."""
-    for word in _flags(words):
+    """Raises: UsageError at a list given twice, and at a flag of another toolkit, with its equivalent in twinax."""
+    flags = [*_flags(words)]
+    for word in _LISTS:
+        if flags.count(word) > 1:
+            raise UsageError(f"{word}: is given twice, and only the last would count; give it once, with all values")
+    for word in flags:
         if equivalent := FOREIGN.get(command, {}).get(word):
             raise UsageError(f"{word}: in twinax, use {equivalent}")
 

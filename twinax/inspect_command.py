@@ -27,7 +27,7 @@ from twinax.convert.verification import number_of
 from twinax.train.checkpointing.checkpoints import is_run_or_checkpoint
 from twinax.train.translator import Translator
 
-from .usage import check_folder, report_assumed, write_json
+from .usage import check_outputs, report_assumed, write_json
 
 _SIZES = (
     "d_model",
@@ -42,7 +42,7 @@ _SIZES = (
 
 def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
     """Print the contents of a checkpoint, or why twinax cannot read it. Exit status: 2 if it cannot."""
-    check_folder(json_file)
+    check_outputs([json_file], [str(path)])
     rows: dict[str, Any] = {}
     status, arrays = 2, {}
     try:

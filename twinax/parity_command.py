@@ -28,7 +28,7 @@ from twinax.train.tracking.progress import progress_bar
 from twinax.train.translator import Translator, load
 
 from .text_commands import decoding_in, warn_about_text
-from .usage import UsageError, check_folder, report_assumed, write_json
+from .usage import UsageError, check_outputs, report_assumed, write_json
 
 _COPIES = 6  # of all activations, which the ladder holds at once: those of both models, and what their gradients need
 _MAX_SENTENCES = 400  # of a file; the ladder needs fewer
@@ -49,7 +49,7 @@ def prove(
     json_file: str | None,
 ) -> bool:
     """Run the ladder, compare translations and print both; return whether everything is equal."""
-    check_folder(json_file)
+    check_outputs([json_file], [model, second_model, src, tgt, adapter])
     if src is None and (tgt is not None or translations):
         flag = "--translations" if tgt is None else f"--tgt {tgt}"
         raise UsageError(f"{flag}: needs --src, the source sentences")

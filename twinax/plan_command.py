@@ -12,7 +12,7 @@ import tyro
 
 from twinax.configs.json_text import parse_json
 
-from .usage import UsageError, check_folder, check_picture, one_line_errors, write_json
+from .usage import UsageError, check_outputs, check_picture, one_line_errors, write_json
 
 if TYPE_CHECKING:
     from twinax.configs.run import RunConfig
@@ -64,7 +64,7 @@ def plan(
     if plot is not None and not sweep:
         raise UsageError(f"--plot {plot}: shows a sweep; add --sweep")
     check_picture("--plot", plot)
-    check_folder(json_file)
+    check_outputs([plot, json_file], [model])
     os.environ["JAX_PLATFORMS"] = "cpu"  # a plan needs no accelerator, and must not take one from a training
     with one_line_errors():
         workload, steps = find_workload(model, tokens, length, updates, compute_dtype)

@@ -13,6 +13,7 @@ from .usage import (
     CheckpointPath,
     UsageError,
     check_exists,
+    check_outputs,
     check_picture,
     enable_compilation_cache,
     one_line_errors,
@@ -76,6 +77,7 @@ def translate(
     check_quantization(quantize, framework)
     check_exists(checkpoint, *filter(None, (source, adapter)))
     check_picture("--attention", attention)
+    check_outputs([attention], [source])
     set_encoding_errors("strict", sys.stdout)  # a translation is complete or not printed
     with one_line_errors():
         flags = {"beam_size": beam_size, "length_exponent": length_exponent, "max_length": max_length}
@@ -96,7 +98,7 @@ def translate(
                     print(line, flush=True)
             picture_done = picture_done or _draw(translator, lines, results, attention)
 
-        if source is None and sys.stdin.isatty():
+        if source is None and sys.stdin is not None and sys.stdin.isatty():
             print("one sentence per line; Ctrl-D ends", file=sys.stderr)
             for number, line in enumerate(_terminal_lines(), 1):
                 warn_about_text(translator, [line])
@@ -194,7 +196,7 @@ def warn_about_text(translator: Any, sources: Sequence[str]) -> None:
 def check_decoding(flags: Mapping[str, Any]) -> None:
     """Raises: ConfigError if a flag has an invalid value, before the checkpoint is read."""
     fields = {name: value for name, value in flags.items() if value is not None}
-    import_module("twinax.configs.decoding").DecodingConfig(**{"beam_size": flags.get("n_best", 1), **fields})
+    import_module("twinax.configs.decoding").DecodingConfig(**{"beam_size": max(flags.get("n_best", 1), 1), **fields})
 
 
 def decoding_config(translator: Any, flags: Mapping[str, Any], ignore: bool) -> Any:
@@ -217,7 +219,11 @@ def decoding_config(translator: Any, flags: Mapping[str, Any], ignore: bool) -> 
 
 def _source_lines(path: str | None) -> Iterator[str]:
     corpus = import_module("twinax.train.data.corpus")
-    return corpus.read_lines(path) if path is not None else corpus.decode_lines(sys.stdin.buffer, "standard input")
+    if path is not None:
+        return corpus.read_lines(path)
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; pass a file")
+    return corpus.decode_lines(sys.stdin.buffer, "standard input")
 
 
 def read_pairs(*, split: str | None = None, **corpus: Any) -> Iterator[tuple[str, str]]:

@@ -3,8 +3,8 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,29 +38,48 @@ def download_hint(path: str) -> str:
     return f"; for a model of the Hugging Face Hub, run: hf download {path} --local-dir {name}"
 
 
-def check_folder(path: str | None) -> None:
-    """Raises: UsageError if a file cannot be written there, before anything is computed for it."""
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise UsageError(f"{path}: there is no directory {Path(path).parent}")
-    if path is not None and Path(path).is_dir():
-        raise UsageError(f"{path}: is a directory; pass a file name")
+def check_outputs(outputs: Iterable[str | None], inputs: Iterable[str | None] = ()) -> None:
+    """Raises: UsageError if a file cannot be written, is or would change an input, or would be written twice."""
+    used = {_resolve(path): "an input" for path in filter(None, inputs)}
+    for path in filter(None, outputs):
+        target = _resolve(path)
+        if target.is_char_device() or target.is_fifo():
+            continue
+        if not target.parent.is_dir():
+            raise UsageError(f"{path}: there is no directory {Path(path).parent}")
+        if (role := used.get(target)) is not None:
+            raise UsageError(f"{path}: is {role} of this command; name another file to write")
+        if target.is_dir():
+            raise UsageError(f"{path}: is a directory; pass a file name")
+        if target.is_file() and (folder := next((parent for parent in target.parents if parent in used), None)):
+            raise UsageError(f"{path}: exists in {folder}, an input of this command; name another file to write")
+        used[target] = "another output"
 
 
-def write_json(path: str, document: Any) -> None:
-    """Atomically writes JSON values to a file. Raises: UsageError if it cannot be written."""
-    temporary = Path(f"{path}.tmp")
+def _resolve(path: str) -> Path:
     try:
-        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        return Path(path).resolve()
+    except (RuntimeError, ValueError) as error:  # a cycle of symbolic links
+        raise UsageError(f"{path!a}: cannot be used: {error}") from None
+
+
+def write_text(path: str, text: str) -> None:
+    """Atomically write a text to a file. Raises: UsageError if it cannot be written."""
+    from twinax.convert.atomic_io import replace_file
+
+    try:
+        replace_file(Path(path), text)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
+def write_json(path: str, document: Any) -> None:
+    """Atomically write JSON values to a file. Raises: UsageError if it cannot be written."""
+    write_text(path, json.dumps(document, indent=2) + "\n")
+
+
 def check_picture(flag: str, path: str | None) -> None:
-    """Raises: UsageError if a picture cannot be written there."""
-    check_folder(path)
+    """Raises: UsageError if a file has no suffix of a picture."""
     if path is not None and Path(path).suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"{flag} {path}: must end in .png, .pdf or .svg")
 

@@ -15,6 +15,7 @@ from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import flax_specs
 from ..rules import Rule, target_specs, translate
+from ..untrusted import check_declared_size
 from .canonical import canonical
 from .fairseq_settings import ACTIVATIONS, ARCHITECTURES, DEFAULTS, EQUAL, REFUSED, SETTINGS
 from .foreign import check_layers, check_restored, errors_by_setting, not_written, rules_by_module
@@ -213,6 +214,7 @@ def position_tables(config: TransformerConfig) -> Arrays:
     """The fixed position tables, by Flax name; fairseq computes them in float32."""
     if config.positions not in POSITION_TABLES:
         return {}
+    check_declared_size(config)
     try:
         table = position_table(config).astype(config.param_dtype)
     except (MemoryError, RuntimeError):

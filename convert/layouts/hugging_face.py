@@ -19,6 +19,7 @@ from ..arrays import cast
 from ..lazy_arrays import LazyArrays, lazy, same_bits, specs_of
 from ..port import flax_specs
 from ..rules import Rule, Transform, target_specs, translate_lazily
+from ..untrusted import check_declared_size
 from .canonical import canonical, up_to_rounding
 from .foreign import check_layers, check_restored, errors_by_setting, rules_by_module
 from .hugging_face_settings import BART_LIKE, CONSTANTS, DERIVED, IGNORED, SEPARATE_EMBEDDINGS, Tables
@@ -240,6 +241,7 @@ class Family:
         """
         if config.positions not in POSITION_TABLES:
             return {}
+        check_declared_size(config)
         shape = (config.table_length, config.d_model)
         compute = self.position_table or (lambda config: POSITION_TABLES[config.positions](*shape).astype(np.float32))
         try:

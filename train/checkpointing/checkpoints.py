@@ -34,7 +34,7 @@ from ..step import TrainState, abstract_state
 from ..tracking.metrics import best_update, read_validations
 from .state_checksums import checksums_of_arrays, read_checksums, verify_arrays, verify_fields, write_checksums
 
-CONFIG = "config.json"
+CONFIG, DATA, LOCK = "config.json", "data.json", "lock"
 SOURCE = "source.json"  # layout and documents of the directory that weights came from
 CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
 WEIGHTS = "weights"  # replaces `state` in a checkpoint of weights alone, which `convert` writes
@@ -132,15 +132,23 @@ class Checkpoints:
             except DamagedCheckpointError as error:
                 if not earlier:
                     raise CheckpointError(f"{error}; the run has no earlier checkpoint to resume from") from None
-                self.set_aside(newest, error, say)
+                self._set_aside(newest, error, say)
                 say(f"resuming from the checkpoint before it, update {earlier[-1]:,}")
             *earlier, newest = earlier
 
-    def set_aside(self, update: int, error: DamagedCheckpointError, say: Callable[[str], None]) -> None:
+    def restore_or_set_aside(self, like: TrainState, update: int, say: Callable[[str], None]) -> TrainState | None:
+        """The state of a checkpoint; None if it is damaged, and moved to `DAMAGED`. Raises: CheckpointError."""
+        try:
+            return self.restore(like, update)
+        except DamagedCheckpointError as error:
+            self._set_aside(update, error, say)
+            return None
+
+    def _set_aside(self, update: int, error: DamagedCheckpointError, say: Callable[[str], None]) -> None:
         """Move a damaged checkpoint to `DAMAGED`, and say so.
 
         Raises:
-            CheckpointError: there are other processes, which may have read it.
+            CheckpointError: there are other processes, which may have read it; or it cannot be moved.
         """
         folder = self.directory / str(update)
         if jax.process_count() > 1:
@@ -150,8 +158,13 @@ class Checkpoints:
             if not target.exists():
                 break
             target = target.with_name(f"{update}-{number}")
-        target.parent.mkdir(exist_ok=True)
-        folder.rename(target)
+        try:
+            target.parent.mkdir(exist_ok=True)
+            folder.rename(target)
+        except OSError as problem:
+            with contextlib.suppress(OSError):
+                target.parent.rmdir()  # fails if it has earlier ones
+            raise CheckpointError(f"{error}; it cannot be moved to {target}: {problem.strerror}") from None
         self._manager.reload()
         say(f"{error}; it is now in {target}")
 
@@ -277,8 +290,9 @@ def read_model(folder: Path) -> tuple[RunConfig, dict[str, jax.Array]]:
 
 
 def is_run_or_checkpoint(path: Path) -> bool:
-    """Whether the path is a checkpoint, or a run directory with a folder of checkpoints, which may be empty."""
-    return _is_checkpoint(path) or any((path / name).is_dir() for name in (CHECKPOINTS, AVERAGED))
+    """Whether the path is a checkpoint or a run directory, which may have none yet."""
+    has_checkpoints = any((path / name).is_dir() for name in (CHECKPOINTS, AVERAGED))
+    return has_checkpoints or _is_checkpoint(path) or all((path / name).is_file() for name in (CONFIG, DATA, LOCK))
 
 
 def folder_of(path: Path) -> Path:
@@ -287,7 +301,7 @@ def folder_of(path: Path) -> Path:
     An average is ignored if the run has been trained further since.
 
     Raises:
-        CheckpointError: there is no checkpoint.
+        CheckpointError: there is no checkpoint; or there are several, and which is the best cannot be read.
     """
     if _is_checkpoint(path):
         return path
@@ -298,8 +312,18 @@ def folder_of(path: Path) -> Path:
         raise CheckpointError(f"{path}: is a run without a checkpoint; to train it, run: twinax train {path}")
     if not updates:
         raise CheckpointError(f"{path}: is neither a checkpoint nor a run with one")
-    metric = read_run(path / CHECKPOINTS / str(updates[-1]) / "run").loop.metric
-    best = best_update({u: v for u, v in read_validations(path).items() if u in updates}, metric)
+    if len(updates) == 1:
+        return path / CHECKPOINTS / str(updates[0])
+    folder = path if (path / CONFIG).is_file() else path / CHECKPOINTS / str(updates[-1]) / "run"
+    try:
+        validations = read_validations(path, updates)
+    except DataError as error:
+        last = path / CHECKPOINTS / str(updates[-1])
+        raise CheckpointError(
+            f"{error}, so the best checkpoint is not known; to repeat its validation, run: twinax train {path}; or "
+            f"name a checkpoint, such as {last}"
+        ) from None
+    best = best_update(validations, read_run(folder).loop.metric)
     return path / CHECKPOINTS / str(updates[-1] if best is None else best)
 
 
@@ -308,7 +332,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _numbers(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    return sorted(int(path.name) for path in folder.glob("*") if re.fullmatch("[0-9]+", path.name))
 
 
 def _abstract_state(run: RunConfig) -> TrainState:
@@ -331,14 +355,19 @@ def _reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kind = CheckpointError if re.search(_NOT_DAMAGE, str(error)) else DamagedCheckpointError
+        kind = CheckpointError if re.search(_NOT_DAMAGE, _text(error)) else DamagedCheckpointError
         raise kind(f"{folder}: cannot be read: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:
     """The operating system's reason if there is one; tensorstore names all files on the way to it."""
-    number = re.search(r"os_error_code='(\d+)'", str(error))
+    number = re.search(r"os_error_code='(\d+)'", _text(error))
     return os.strerror(int(number[1])) if number else " ".join(str(error).split())[:300]
+
+
+def _text(error: BaseException) -> str:
+    """The messages of an exception and of its causes: orbax wraps those of tensorstore."""
+    return str(error) + (f" {_text(error.__cause__)}" if error.__cause__ is not None else "")
 
 
 def average(states: Sequence[Mapping[str, Any]]) -> dict[str, jax.Array]:

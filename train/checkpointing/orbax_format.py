@@ -38,6 +38,7 @@ from .checkpoints import (
 from .state_checksums import CHECKSUMS, checksums_of_arrays, read_checksums, verify_arrays, write_checksums
 
 _MODEL = "model.json"  # replaces the run's config in a checkpoint of weights alone
+_COMMITTED = "commit_success.txt"  # of orbax
 _UNUSED = "unused.safetensors"  # of a converted Hugging Face directory
 
 
@@ -93,6 +94,8 @@ def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
         write_checksums(folder / "run", checksums_of_arrays(tree))
         with ocp.StandardCheckpointer() as writer:
             writer.save(folder / (WEIGHTS if checkpoint.training is None else "state"), tree)
+        for path in folder.glob(f"*/{_COMMITTED}"):
+            path.write_text("committed\n", encoding="utf-8")  # orbax writes an absolute path
 
 
 def _read_without_training(folder: Path) -> Checkpoint:

@@ -20,15 +20,14 @@ from ...configs.errors import CheckpointError, DataError, RunError
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig, differences
 from ...configs.training import ENDING
-from ...convert.atomic_io import replace_file
+from ...convert.atomic_io import is_temporary, replace_file
 from ..data.buckets import Bucket
 from ..data.prepare import PreparedRun, Tokenizers, prepare
 from ..partitioning import Placement
 from ..processes.team import Team
 from ..warm_start import InitialWeights
-from .checkpoints import CONFIG, SOURCE, read_run
+from .checkpoints import CONFIG, DATA, LOCK, SOURCE, read_run
 
-_DATA, _LOCK = "data.json", "lock"
 _SHARED = "lock of the run directory (must be on shared storage)"
 _STORAGE_SECONDS = 15  # until shared storage must show a file that another process wrote
 
@@ -39,7 +38,7 @@ def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
     try:
         new_directories = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / _LOCK).open("a+", encoding="utf-8")
+        file = (directory / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise RunError(f"{directory}: cannot be used as a run directory: {error.strerror}") from None
     with file:
@@ -56,8 +55,8 @@ def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
         try:
             yield
         finally:
-            if [p.name for p in directory.iterdir()] == [_LOCK]:  # failed before writing anything: remove the directory
-                (directory / _LOCK).unlink()
+            if [p.name for p in directory.iterdir()] == [LOCK]:  # failed before writing anything: remove the directory
+                (directory / LOCK).unlink()
                 for path in new_directories:
                     if not any(path.iterdir()):
                         path.rmdir()
@@ -67,7 +66,7 @@ def _lock(file: IO[str], directory: Path, say: Callable[[str], None]) -> bool:
     """Lock the file of a run directory; False if another process has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it, however the process ends
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(directory / _LOCK))  # else another has removed it
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(directory / LOCK))  # else another has removed it
     except (BlockingIOError, FileNotFoundError):
         return False
     except OSError as error:  # a network file system without locks
@@ -94,12 +93,12 @@ def prepare_in(
     if not team.is_first:
         team.agree("the run is prepared")
         _wait_for(directory / CONFIG)
-        team.agree(_SHARED, (directory / _LOCK).read_text(encoding="utf-8"))
+        team.agree(_SHARED, (directory / LOCK).read_text(encoding="utf-8"))
         prepared = prepare_again(directory, run, say)
         return prepared, _placement(prepared)
     is_new = not has_begun(directory)
     if is_new:
-        if foreign_names := [p.name for p in directory.iterdir() if p.name != _LOCK and not _is_leftover(p)]:
+        if foreign_names := [p.name for p in directory.iterdir() if p.name != LOCK and not _is_leftover(p)]:
             raise RunError(
                 f"{directory}: has no {CONFIG} and is not empty ({foreign_names[0]}); choose another directory"
             )
@@ -112,10 +111,10 @@ def prepare_in(
         prepared.tokenizers.save(directory)
         if initial_weights is not None and initial_weights.source is not None:
             replace_file(directory / SOURCE, initial_weights.source)
-        replace_file(directory / _DATA, _describe(prepared))
+        replace_file(directory / DATA, _describe(prepared))
     replace_file(directory / CONFIG, prepared.run.to_json())  # last: it marks the directory as complete
     team.agree("the run is prepared")
-    team.agree(_SHARED, (directory / _LOCK).read_text(encoding="utf-8"))
+    team.agree(_SHARED, (directory / LOCK).read_text(encoding="utf-8"))
     return prepared, placement
 
 
@@ -157,7 +156,7 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
         part = "training" if fingerprint.split()[0] != first_fingerprint.split()[0] else "validation"
         counts = ", ".join(f"{count.kept:,} of {name}" for name, count in prepared.counts.items())
         raise RunError(
-            f"{directory}: was started with another corpus: the {part} pairs have changed (now {counts}; {_DATA} has "
+            f"{directory}: was started with another corpus: the {part} pairs have changed (now {counts}; {DATA} has "
             "the earlier counts); use the same corpus or choose another directory"
         )
     # Loop, devices, execution, workers and corpus paths may change: they affect updates by rounding at most.
@@ -188,11 +187,18 @@ def read_data(directory: Path) -> tuple[list[Bucket], str, bool]:
         RunError: the run's file cannot be read.
     """
     try:
-        document = parse_json((directory / _DATA).read_text(encoding="utf-8"))
+        if (directory / DATA).exists() and not (directory / DATA).is_file():
+            raise ValueError("is not a file")
+        document = parse_json((directory / DATA).read_text(encoding="utf-8"))
         buckets = [Bucket(*shape) for shape in document["shapes"]]
-        return buckets, document["ids"], bool(document.get("gradual", False))
+        ids = document["ids"]
+        if not buckets or any(type(size) is not int or size < 1 for bucket in buckets for size in bucket):
+            raise ValueError("shapes must be lists of three positive integers")
+        if not isinstance(ids, str) or len(ids.split()) != 2:
+            raise ValueError("ids must be two hashes")
+        return buckets, ids, bool(document.get("gradual", False))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{directory / _DATA}: cannot be read ({error}); the run cannot be resumed without it") from None
+        raise RunError(f"{directory / DATA}: cannot be read ({error}); the run cannot be resumed without it") from None
 
 
 def _with_first_values(run: RunConfig, first_run: RunConfig) -> RunConfig:
@@ -213,7 +219,7 @@ def _read_config(directory: Path) -> RunConfig:
 
 def _is_leftover(path: Path) -> bool:
     """Whether an interrupted start left this file or folder."""
-    return path.name in (_DATA, SOURCE, "tokenizer", "source_tokenizer", "target_tokenizer") or path.suffix == ".tmp"
+    return path.name in (DATA, SOURCE, "tokenizer", "source_tokenizer", "target_tokenizer") or is_temporary(path)
 
 
 def _fingerprint(prepared: PreparedRun) -> str:

@@ -54,8 +54,11 @@ def _parallel(config: CorpusConfig) -> Pairs:
 def read_lines(path: str) -> Iterator[str]:
     """Lines of a UTF-8 file, gzipped or not, without line endings. Raises: DataError, as `read_pairs`."""
     if not Path(path).is_file():
-        is_folder = Path(path).is_dir()
-        raise DataError(f"{path}: {'is a directory; pass a text file' if is_folder else 'there is no such file'}")
+        is_folder, exists = Path(path).is_dir(), Path(path).exists()
+        reason = (
+            "a directory; pass a text file" if is_folder else "a pipe or a device; save it to a file, and pass that"
+        )
+        raise DataError(f"{path}: {f'is {reason}' if exists else 'there is no such file'}")
     with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
         yield from decode_lines(file, path)
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...configs.errors import DataError
 from ...configs.json_text import parse_json
 from ...convert.atomic_io import replace_file
 from .tracker import Tracker
@@ -23,11 +24,18 @@ def read_metrics(directory: Path) -> list[Record]:
     return _read(directory / FILE)[0]
 
 
-def read_validations(directory: Path) -> dict[int, Mapping[str, Any]]:
-    """Validation metrics of a run by update. Records of updates, which are many more, are not parsed."""
+def read_validations(directory: Path, updates: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    """The validation metrics of these updates of a run; records of updates, which are many more, are not parsed.
+
+    Raises:
+        DataError: one is missing, and a line is damaged.
+    """
     path = directory / FILE
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    return validations(_parse([line for line in lines if b'"validation"' in line])[0])
+    known = validations(_parse([line for line in lines if b'"validation"' in line])[0])
+    if not known.keys() >= {*updates} and (damaged := _parse(lines)[1]):
+        raise DataError(f"{path}: {_lines(damaged)} cannot be read")
+    return {update: known[update] for update in updates if update in known}
 
 
 def _read(path: Path) -> tuple[list[Record], list[int]]:
@@ -80,7 +88,11 @@ class MetricsLog:
         self._path, self._writes = directory / FILE if writes else Path(os.devnull), writes
         records, damaged = _read(directory / FILE)
         if damaged and writes:
-            say(f"{self._path}: {_describe(damaged)}; the file as it was is {_keep_copy(self._path)}")
+            cannot = f"cannot be read and {'are' if damaged[1:] else 'is'} left out"
+            say(f"{self._path}: {_lines(damaged)} {cannot}; the file as it was is {_keep_copy(self._path)}")
+        elif missing := _missing(records):
+            more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
+            say(f"{self._path}: has no line of update {missing[0]:,}{more}")
         self.records: list[Record] = [record for record in records if record["update"] <= update]
         self.validations = validations(self.records)
         self._trackers: list[Tracker] = []
@@ -131,10 +143,16 @@ class MetricsLog:
             tracker.close()
 
 
-def _describe(damaged: list[int]) -> str:
-    """Which lines are damaged."""
-    lines = ", ".join(map(str, damaged[:3])) + (f" and {len(damaged) - 3} more" if damaged[3:] else "")
-    return f"line{'s' if damaged[1:] else ''} {lines} cannot be read and {'are' if damaged[1:] else 'is'} left out"
+def _lines(numbers: list[int]) -> str:
+    """Lines by their numbers, at most three."""
+    lines = ", ".join(map(str, numbers[:3])) + (f" and {len(numbers) - 3} more" if numbers[3:] else "")
+    return f"line{'s' if numbers[1:] else ''} {lines}"
+
+
+def _missing(records: Sequence[Record]) -> list[int]:
+    """The updates without a record, between the first and the last one."""
+    updates = {record["update"] for record in records if "validation" not in record}
+    return sorted({*range(min(updates), max(updates))} - updates) if updates else []
 
 
 def _keep_copy(path: Path) -> Path:

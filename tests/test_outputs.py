@@ -1,0 +1,146 @@
+"""What the command writes: files are replaced as a whole, inputs are kept, and broken streams are named."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from twinax.convert.atomic_io import replace_file
+from twinax.usage import UsageError, check_outputs
+
+STORED = Path(__file__).parent / "checkpoints" / "v1"
+TWINAX = Path(sys.executable).with_name("twinax")
+
+
+def test_a_link_keeps_its_place_and_a_file_its_mode(command, tmp_path):
+    target, link, beside = (tmp_path / name for name in ("target.json", "x.json", "x.json.tmp"))
+    target.write_text("earlier")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    beside.write_text("mine")
+    assert command("inspect", STORED, "--json", link)[0] == 0
+    assert link.is_symlink()
+    assert target.read_text().startswith("{")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    assert beside.read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_new_file_has_the_mode_of_other_new_files(tmp_path):
+    (tmp_path / "usual").touch()
+    replace_file(tmp_path / "x", "text")
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_devices_and_pipes_are_written_to(command, tmp_path):
+    assert command("inspect", STORED, "--json", os.devnull)[0] == 0
+    assert Path(os.devnull).is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    received = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    assert command("inspect", STORED, "--json", tmp_path / "pipe")[0] == 0
+    reader.join()
+    assert received[0].startswith("{")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", "x.pt", "--json", "x.pt"),
+        ("audit", "x.pt", "--json", "./x.pt"),
+        ("parity", "x.pt", "--json", "link.pt"),
+        ("parity", "x.pt", "--src", "a.txt", "--json", "a.txt"),
+        ("translate", "x.pt", "a.png", "--attention", "a.png"),
+        ("evaluate", "x.pt", "--src", "a.txt", "--tgt", "a.txt", "--output", "a.txt"),
+        ("plan", "c.json", "--topology", "h100:8", "--json", "c.json"),
+        ("compare", "a.py:f", "b.py:f", "--inputs", "a.py:g", "--json", "b.py"),
+        ("compare", "a.py:f", "b.py:f", "--inputs", "a.py:g", "--json", "r.html", "--report", "r.html"),
+    ],
+)
+def test_no_command_overwrites_what_it_reads(arguments, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.pt", "a.txt", "a.png", "c.json", "a.py", "b.py"):
+        Path(name).write_text("mine")
+    Path("link.pt").symlink_to("x.pt")
+    code, out, err = command(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "of this command; name another file to write" in err
+    assert all(path.read_text() == "mine" for path in tmp_path.iterdir())
+
+
+def test_files_within_a_checkpoint_are_kept_and_new_ones_written(command, tmp_path):
+    copy = shutil.copytree(STORED, tmp_path / "v1")
+    config = copy / "run" / "config.json"
+    before = config.read_bytes()
+    code, _, err = command("inspect", copy, "--json", config)
+    assert (code, err) == (
+        2,
+        f"twinax: {config}: exists in {copy}, an input of this command; name another file to write\n",
+    )
+    assert config.read_bytes() == before
+    assert command("inspect", copy, "--json", copy / "new.json")[0] == 0
+
+
+def test_a_path_that_cannot_be_a_file(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for path, reason in (("a", "cannot be used"), (".", "is a directory"), ("none/x", "there is no directory")):
+        with pytest.raises(UsageError, match=reason):
+            check_outputs([str(tmp_path / path)])
+
+
+def shell(line, **options):
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "err"),
+    [
+        (">/dev/full", 2, "twinax: standard output: No space left on device\n"),
+        (">&-", 0, ""),
+        ("2>/dev/full", 0, ""),
+        ("2>&-", 0, ""),
+        ("2>&1 >/dev/null | true; exit ${PIPESTATUS[0]}", 0, ""),
+        ("| head -c 0; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_standard_output_and_error_that_cannot_be_written(redirection, code, err):
+    result = shell(f"{TWINAX} inspect {STORED} --tensors {redirection}")
+    assert (result.returncode, result.stderr) == (code, err)
+
+
+def test_an_error_without_standard_error(tmp_path):
+    assert shell(f"{TWINAX} inspect {tmp_path}/x 2>/dev/full").returncode == 2
+
+
+def test_a_pipe_as_a_text_is_named(command, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for arguments in (
+        ("evaluate", tmp_path / "pipe", "--tgt", tmp_path / "pipe"),
+        ("score", STORED, "--src", tmp_path / "pipe", "--tgt", tmp_path / "pipe"),
+    ):
+        code, _, err = command(*arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"{tmp_path / 'pipe'}: is a pipe or a device; save it to a file, and pass that" in err
+
+
+def test_closed_standard_input(command, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = command("translate", STORED)
+    assert (code, err.splitlines()[-1]) == (2, "twinax: standard input is closed; pass a file")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--references", "a", "--references", "b"), ("--references=a", "--references=b")]
+)
+def test_a_list_that_is_given_twice(arguments, command):
+    code, out, err = command("evaluate", "x.txt", "--tgt", "y.txt", *arguments)
+    assert (code, out) == (2, "")
+    assert err == "twinax: --references: is given twice, and only the last would count; give it once, with all values\n"

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import pytest
 from hypothesis import settings
 
 # Commands cache compiled programs: with the user's directory, results would depend on what ran before, and processes
@@ -44,6 +45,18 @@ def pytest_configure(config):
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
     import_module("twinax")  # sets XLA's flags
     jax.devices()  # starts JAX with them, and not in the first test that happens to need it, which may change them
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_this_file():
+    """Drop the compiled programs of a test file at its end: JAX keeps them, in the whole suite gigabytes."""
+    yield
+    import gc
+
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
 
 
 # These tests call every function of the models; checking shapes in the other tests too would only take time.

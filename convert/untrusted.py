@@ -12,6 +12,10 @@ from ..configs.schema import TransformerConfig
 
 _FREE = 1 << 28  # numbers, or bytes of arrays, that any checkpoint may declare: computed tables are in no file
 _RATIO = 16  # the same per byte of the files: zeros compress well, and tied arrays are stored once
+_SIZES = (
+    *("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "decoder_d_ff", "max_length", "num_heads"),
+    *("decoder_num_heads", "head_dim", "v_head_dim", "src_vocab_size", "tgt_vocab_size"),
+)
 _LAYER = 1000  # numbers that a layer counts for, because it costs time even if it is small
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
@@ -73,14 +77,18 @@ def check_declared_size(config: TransformerConfig) -> None:
     """
     if (size := _size.get()) is None:
         return
-    layers = config.num_encoder_layers + config.num_decoder_layers
+    decoder_heads, decoder_d_ff = config.decoder_num_heads or config.num_heads, config.decoder_d_ff or config.d_ff
+    encoder = config.num_encoder_layers, config.num_heads, config.d_ff
+    decoder = config.num_decoder_layers, decoder_heads, decoder_d_ff
     tables = 0 if config.positions == "none" else 2 * config.table_length
     vocabularies = config.src_vocab_size + config.tgt_vocab_size
-    numbers = layers * (_LAYER + config.d_model * (config.d_model + config.d_ff))
+    numbers = 0
+    for layers, heads, d_ff in (encoder, decoder):
+        attention = heads * (config.query_key_width(heads) + config.value_width(heads))
+        numbers += layers * (_LAYER + config.d_model * (attention + d_ff))
     numbers += (vocabularies + tables) * config.d_model
     if numbers > _FREE + _RATIO * size:
-        fields = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "max_length")
-        largest = max(fields, key=lambda name: getattr(config, name))
+        largest = max(_SIZES, key=lambda name: getattr(config, name) or 0)
         raise ConversionError(
             f"declares a model of {numbers:.1e} numbers, such as {largest}={getattr(config, largest):,}, in files of "
             f"{size:,} bytes"

@@ -103,6 +103,8 @@ def _with_another_charsmap(content):
         ("T5", "tokenizer_config.json", lambda content: b"[]", "must be a JSON object, not a list"),
         ("T5", "tokenizer_config.json", lambda content: b'{"eos_token": "\\ud800"}', "surrogates not allowed"),
         ("T5", "spiece.model", _with_another_charsmap, "its table of normalization cannot be read"),
+        ("T5", "config.json", _with(d_kv=10**30), "declares a model of"),
+        ("Marian", "config.json", _with(decoder_ffn_dim=10**30), "such as decoder_d_ff=1,000"),
         ("BART", "config.json", _with(tie_word_embeddings="a" * 10_000), "a" * 100 + "…"),
         ("run directory", "config.json", lambda content: b"null", "is not a JSON object"),
         ("PyTorch, bare", "x.pt", _as_if_deflated, "not a complete PyTorch file"),

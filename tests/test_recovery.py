@@ -141,6 +141,13 @@ def test_the_reason_may_be_in_a_cause_and_no_folder_is_left(finished, copy, monk
         patches.setattr("orbax.checkpoint.StandardCheckpointer.restore", refuse)
         with pytest.raises(CheckpointError, match=r"checkpoints/8: cannot be read: Permission denied$"):
             resume(run, copy)
+    with monkeypatch.context() as patches:  # as for a user who may not read it
+        patches.setattr("os.access", lambda path, mode: path.name != "checksums.json")
+        (copy / "checkpoints" / "8" / "run" / "config.json").write_text("{")
+        with pytest.raises(
+            CheckpointError, match=r"checkpoints/8/run/checksums.json: cannot be read: Permission denied$"
+        ):
+            resume(run, copy)
     flip(copy / "checkpoints" / "8" / "state")
 
     def fail(self, target):

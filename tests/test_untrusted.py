@@ -90,13 +90,16 @@ def test_a_checkpoint_behind_a_link_is_read(weights, tmp_path):
     convert.load(tmp_path / "link")
 
 
-@pytest.mark.parametrize("field", ["num_encoder_layers", "num_decoder_layers", "d_ff", "d_model", "max_length"])
+@pytest.mark.parametrize(
+    "field",
+    ["num_encoder_layers", "num_decoder_layers", "d_ff", "decoder_d_ff", "d_model", "max_length", "tgt_vocab_size"],
+)
 def test_a_config_far_larger_than_the_files(field, weights, tmp_path):
     model = weights / "run" / "model.json"
     (weights / "run" / "checksums.json").unlink()
     values = json.loads(model.read_text())
     model.write_text(json.dumps(values | {field: 10**9 - 10**9 % values["num_heads"]}))
-    with pytest.raises(CheckpointError, match=r"declares a model of .* numbers, such as .* in files of [\d,]+ bytes"):
+    with pytest.raises(CheckpointError, match=rf"declares a model of .* numbers, such as {field}=[\d,]+, in files of"):
         convert.load(weights)
     convert.save(replace(convert.load(STORED), training=None), tmp_path / "x.pt")
     content = torch.load(tmp_path / "x.pt", weights_only=True)

@@ -32,7 +32,14 @@ from ..data.prepare import Tokenizers
 from ..partitioning import on_one_device
 from ..step import TrainState, abstract_state
 from ..tracking.metrics import best_update, read_validations
-from .state_checksums import checksums_of_arrays, read_checksums, verify_arrays, verify_fields, write_checksums
+from .state_checksums import (
+    check_permissions,
+    checksums_of_arrays,
+    read_checksums,
+    verify_arrays,
+    verify_fields,
+    write_checksums,
+)
 
 CONFIG, DATA, LOCK = "config.json", "data.json", "lock"
 SOURCE = "source.json"  # layout and documents of the directory that weights came from
@@ -355,6 +362,7 @@ def _reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        check_permissions(folder)  # without them, orbax finds no checkpoint
         kind = CheckpointError if re.search(_NOT_DAMAGE, _text(error)) else DamagedCheckpointError
         raise kind(f"{folder}: cannot be read: {_reason(error)}") from None
 

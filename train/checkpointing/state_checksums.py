@@ -1,13 +1,15 @@
 """Checksums beside the state that orbax writes: of every array, and of the files in a checkpoint's folder `run`."""
 
+import errno
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from ...configs.errors import ConversionError, DamagedCheckpointError
+from ...configs.errors import CheckpointError, ConversionError, DamagedCheckpointError
 from ...configs.verification import is_verifying
 from ...convert.checksums import checksum_of, checksums_of_files, verify_checksums, verify_files
 from ...convert.files import read_json
@@ -32,16 +34,25 @@ def read_checksums(folder: Path) -> dict[str, Any]:
     """The checksums in the folder `run` of a checkpoint, compared with the files there; empty if there are none.
 
     Raises:
-        DamagedCheckpointError: they cannot be read, or a file is damaged.
+        DamagedCheckpointError: they are damaged, or a file is.
+        CheckpointError: this user may not read them, or a file.
     """
     if not (folder / CHECKSUMS).is_file():
         return {}
     try:
         checksums = read_json(folder / CHECKSUMS)
         verify_files(folder, checksums.get("files"))
-    except ConversionError as error:
+    except (OSError, ConversionError) as error:
+        check_permissions(folder)
         raise DamagedCheckpointError(str(error)) from None
     return checksums
+
+
+def check_permissions(folder: Path) -> None:
+    """Raises: CheckpointError if this user may not read a folder, or something in it: then it may be undamaged."""
+    for path in (folder, *folder.rglob("*")):
+        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+            raise CheckpointError(f"{path}: cannot be read: {os.strerror(errno.EACCES)}")
 
 
 def verify_arrays(tree: Any, folder: Path) -> None:

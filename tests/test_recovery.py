@@ -282,6 +282,14 @@ JSON = st.recursive(
 )
 
 
+def test_an_update_far_ahead_costs_no_memory(tmp_path):
+    lines = []
+    rows = [{"update": 1, "loss": 2.0}, {"update": 10**30, "loss": 2.0}]
+    (tmp_path / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    MetricsLog(tmp_path, 10**31, lines.append).close()
+    assert lines == [f"{tmp_path / FILE}: has no line of update 2 and {10**30 - 3:,} more"]
+
+
 @given(values=st.lists(JSON, max_size=4), data=st.data())
 def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("metrics")

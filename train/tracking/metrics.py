@@ -6,6 +6,7 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,9 @@ class MetricsLog:
         if damaged and writes:
             cannot = f"cannot be read and {'are' if damaged[1:] else 'is'} left out"
             say(f"{self._path}: {_lines(damaged)} {cannot}; the file as it was is {_keep_copy(self._path)}")
-        elif missing := _missing(records):
-            more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
-            say(f"{self._path}: has no line of update {missing[0]:,}{more}")
         self.records: list[Record] = [record for record in records if record["update"] <= update]
+        if not damaged and (gap := _gap(self.records)) is not None:
+            say(f"{self._path}: has no line of {gap}")
         self.validations = validations(self.records)
         self._trackers: list[Tracker] = []
         self._rewrite()
@@ -149,10 +149,14 @@ def _lines(numbers: list[int]) -> str:
     return f"line{'s' if numbers[1:] else ''} {lines}"
 
 
-def _missing(records: Sequence[Record]) -> list[int]:
-    """The updates without a record, between the first and the last one."""
-    updates = {record["update"] for record in records if "validation" not in record}
-    return sorted({*range(min(updates), max(updates))} - updates) if updates else []
+def _gap(records: Sequence[Record]) -> str | None:
+    """The first update without a record after the first one, and how many more there are; None if there is none."""
+    updates = sorted({record["update"] for record in records if "validation" not in record})
+    first = next((update + 1 for update, later in pairwise(updates) if later > update + 1), None)
+    if first is None:
+        return None
+    more = updates[-1] - updates[0] - len(updates)
+    return f"update {first:,}" + (f" and {more:,} more" if more else "")
 
 
 def _keep_copy(path: Path) -> Path:

@@ -131,6 +131,12 @@ def test_a_pipe_as_a_text_is_named(command, tmp_path):
         assert f"{tmp_path / 'pipe'}: is a pipe or a device; save it to a file, and pass that" in err
 
 
+def test_a_pipe_beside_a_conversion_does_not_hang_it(command, tmp_path):
+    """It has the name of what a killed conversion leaves."""
+    os.mkfifo(tmp_path / ".y.pt.twinax-1.pt")
+    assert command("convert", STORED, tmp_path / "x.pt")[0] == 0
+
+
 def test_closed_standard_input(command, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     code, _, err = command("translate", STORED)

@@ -4,6 +4,7 @@ import fcntl
 import gc
 import io
 import json
+import os
 import re
 import resource
 import shutil
@@ -258,6 +259,14 @@ def test_values_of_data_json(change, finished, copy, command):
     code, _, err = command("train", copy)
     assert code == 2
     assert f"{path}: cannot be read ({next(iter(change))} must be" in err
+
+
+def test_a_pipe_does_not_hang_a_training(copy, command):
+    (copy / "data.json").unlink()
+    os.mkfifo(copy / "data.json")
+    code, _, err = command("train", copy)
+    assert code == 2
+    assert f"{copy / 'data.json'}: cannot be read (is a pipe)" in err
 
 
 def test_a_run_that_stopped_before_its_first_checkpoint(finished, copy, command):

@@ -243,6 +243,7 @@ def test_score(command, files):
         (("translate", "."), "is neither a run, nor a checkpoint, nor a Hugging Face directory"),
         (("translate", MODEL, "nowhere"), "nowhere: there is no such file"),
         (("translate", MODEL, "utf16"), "utf16: is UTF-16; save it as UTF-8"),
+        (("translate", MODEL, "src", "--n-best", "0"), "n_best=0: must be"),
         (("translate", MODEL, "src", "--n-best", "9"), "n_best=9: must not be above beam_size=5"),
         (("translate", MODEL, "src", "--attention", "x.jpeg"), "--attention x.jpeg: must end in .png, .pdf or .svg"),
         (("translate", MODEL, "src", "--attention", "no/x.png"), "no/x.png: there is no directory no"),

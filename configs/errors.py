@@ -18,7 +18,11 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class NotFiniteError(ValueError):
-    """A model's outputs are NaN; the message states for which input."""
+    """A model's outputs are NaN; the message states for which input, `row` its index in the batch."""
+
+    def __init__(self, message: str, row: int = 0):
+        super().__init__(message)
+        self.row = row
 
 
 class DataError(ValueError):

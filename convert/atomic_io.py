@@ -107,8 +107,11 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Atomically replace a file's content with a text, synced to disk; a device or pipe is written to."""
-    if path.exists() and not path.is_file():
+    """Atomically replace a file's content with a text, synced to disk.
+
+    A device or a pipe is written to, and a file in a folder where this user may make none.
+    """
+    if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
         path.write_text(text, encoding="utf-8")
         return
     path = path.resolve()  # a symbolic link is kept
@@ -169,7 +172,7 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
     path = path.resolve()
     new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}{_MARK}"
+    prefix = f".{path.name[:50]}{_MARK}"  # a name of any length may be written
     with _locked(path.parent, _ATTEMPTS) as alone:
         for leftover in path.parent.glob(f".*{_MARK}*") if alone else ():
             with _locked(leftover) as free:

@@ -13,20 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..configs import registry
-from ..configs.errors import ConfigError, ConversionError
+from ..configs.errors import ConversionError
 from ..configs.json_text import parse_json
 from ..configs.schema import TransformerConfig
 from .atomic_io import new_directory, write_files
 from .checkpoint import CONFIG, FOLDERS, TOKENIZER_FILES, Checkpoint
-from .checksums import checksums_of_files, verify_files
+from .checksums import checksum_of_json, checksums_of_files, verify_files, verify_json
 from .ctranslate2_binary import read_model, write_model
 from .files import read_json
 from .layouts import ctranslate2
 from .unreadable import printable
+from .untrusted import check_declared_size
 
 LAYOUT = "ctranslate2"
 MODEL, TWINAX = "model.bin", "twinax.json"  # TWINAX: config, layout and documents, which CTranslate2 does not read
-CHECKSUMS = "checksums"  # key in TWINAX: the checksums of the other files
+CHECKSUMS, OWN_CHECKSUM = "checksums", "checksum"  # keys in TWINAX: of the other files, and of its other entries
 QUANTIZATIONS = ("int8", "int8_float32", "float16")
 _SLACK = 1e-4  # float32 rounds a weight times its scale, up to 127, before it is rounded to an int8
 _SMALLEST = np.float32(127) / np.finfo(np.float32).max  # smallest row maximum whose scale is a finite float32
@@ -51,7 +52,7 @@ def read(path: Path) -> Checkpoint:
     Raises:
         ConversionError: a file is missing or damaged, or the variables do not fit the config.
     """
-    values = read_json(path / TWINAX)
+    values = _read_values(path)
     verify_files(path, values.get(CHECKSUMS))
     config = _config(path, values)
     variables = {name: _dequantize(array) for name, array in _read_variables(path).items()}
@@ -82,7 +83,7 @@ def protection(path: Path) -> str | None:
 
 def read_config(path: Path) -> TransformerConfig:
     """The config of a directory that `write` wrote. Raises: ConversionError, as `read`."""
-    return _config(path, read_json(path / TWINAX))
+    return _config(path, _read_values(path))
 
 
 def write(checkpoint: Checkpoint, path: Path, layout: str, quantization: str | None = None) -> None:
@@ -109,8 +110,9 @@ def write(checkpoint: Checkpoint, path: Path, layout: str, quantization: str | N
         write_into(folder, config, checkpoint.arrays, source, target, quantization)
         write_files(folder, checkpoint.files)
         values = {"layout": checkpoint.layout, "documents": checkpoint.documents, "config": checkpoint.config.to_dict()}
-        checksums = checksums_of_files(folder)
-        _write_json(folder / TWINAX, values | {"quantization": quantization, CHECKSUMS: checksums})
+        values |= {"quantization": quantization, CHECKSUMS: checksums_of_files(folder)}
+        values = json.loads(_to_json(values))  # as they are read
+        _write_json(folder / TWINAX, values | {OWN_CHECKSUM: checksum_of_json(values)})
 
 
 def write_into(
@@ -229,12 +231,26 @@ def _as_dtype(variables: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.n
     return {name: array.astype(dtype) if array.ndim else array for name, array in variables.items()}
 
 
+def _read_values(path: Path) -> dict[str, Any]:
+    """The entries of TWINAX. Raises: ConversionError if they cannot be read or do not match their checksum."""
+    values = read_json(path / TWINAX)
+    if (checksum := values.pop(OWN_CHECKSUM, None)) is not None:  # earlier versions wrote none
+        verify_json(values, checksum, path / TWINAX)
+    return values
+
+
 def _config(path: Path, values: Mapping[str, Any]) -> TransformerConfig:
     try:
-        return TransformerConfig.from_dict(values["config"])
-    except (KeyError, TypeError, ConfigError) as error:
+        config = TransformerConfig.from_dict(values["config"])
+    except (KeyError, TypeError, ValueError) as error:
         raise ConversionError(f"{path / TWINAX}: has no valid config: {' '.join(str(error).split())[:300]}") from None
+    check_declared_size(config)
+    return config
 
 
 def _write_json(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False, default=dict) + "\n", encoding="utf-8")
+    path.write_text(_to_json(values) + "\n", encoding="utf-8")
+
+
+def _to_json(values: Any) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False, default=dict)

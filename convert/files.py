@@ -180,7 +180,7 @@ def _load_torch(path: Path, advice: str) -> Any:
 
 
 def _tensors_in(content: Any) -> Iterator[Any]:
-    """All tensors in the dicts and lists of a file, such as an optimizer's too."""
+    """All tensors in the dicts and lists of a file, including those of an optimizer."""
     import torch
 
     values, seen = [content], set()

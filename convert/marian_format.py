@@ -81,7 +81,10 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         # opened here, because numpy leaves a damaged file open
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             check_declared_bytes(sum(entry.file_size for entry in file.zip.infolist()))
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
+        if damaged := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ConversionError(f"{damaged[0]} is damaged: it is no array")
+        return arrays
     except ConversionError as error:
         raise ConversionError(f"{path}: {error}") from None
     except Exception as error:  # a damaged file can raise anything

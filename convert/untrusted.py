@@ -12,11 +12,9 @@ from ..configs.schema import TransformerConfig
 
 _FREE = 1 << 28  # numbers, or bytes of arrays, that any checkpoint may declare: computed tables are in no file
 _RATIO = 16  # the same per byte of the files: zeros compress well, and tied arrays are stored once
-_SIZES = (
-    *("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "decoder_d_ff", "max_length", "num_heads"),
-    *("decoder_num_heads", "head_dim", "v_head_dim", "src_vocab_size", "tgt_vocab_size"),
-)
 _LAYER = 1000  # numbers that a layer counts for, because it costs time even if it is small
+_SIZES = ["num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "decoder_d_ff", "max_length"]
+_SIZES += ["num_heads", "decoder_num_heads", "head_dim", "v_head_dim", "src_vocab_size", "tgt_vocab_size"]
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),

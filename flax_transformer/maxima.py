@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 BLOCK = 16
-_NEGATIVE_NANS = 0x7FFFFF  # as many float32 NaNs have a sign bit, such as that of 0/0 on x86
+_NEGATIVE_NANS = 0x7FFFFF  # number of float32 NaNs whose sign bit is set; 0/0 gives one on x86
 
 
 @jax.jit

@@ -156,7 +156,7 @@ def collect(tokens: np.ndarray, scores: np.ndarray, model: TransformerConfig, co
     """
     rows = np.flatnonzero(np.isnan(scores).any(1))
     if len(rows):
-        raise NotFiniteError(f"src_tokens[{rows[0]}]: {NAN_LOGITS}")
+        raise NotFiniteError(f"src_tokens[{rows[0]}]: {NAN_LOGITS}", int(rows[0]))
     tokens, scores = tokens[:, : config.n_best, 1:], scores[:, : config.n_best]
     ends, valid = tokens == model.eos_id, np.isfinite(scores)
     ended = ends.any(-1) & valid

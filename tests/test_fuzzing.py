@@ -1,8 +1,10 @@
 """Damaged versions of every kind of file that twinax reads are read, or refused in one line."""
 
+import io
 import json
 import re
 import time
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +95,39 @@ def _with_another_charsmap(content):
     return proto.SerializeToString()
 
 
+def _with_a_piece_that_is_not_utf_8(content):
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    proto = schema.ModelProto.FromString(content)
+    piece = proto.pieces[5].piece.encode()
+    return content.replace(bytes([len(piece)]) + piece, bytes([len(piece)]) + b"\xff" * len(piece), 1)
+
+
+def _with_config(**values):
+    def damage(content):
+        document = json.loads(content)
+        return json.dumps(document | {"config": document["config"] | values, "checksum": None}).encode()
+
+    return damage
+
+
+def _with_an_entry_that_is_no_array(content):
+    """Its length in the directory of the archive has become 0."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(written, "w") as new:
+        *names, last = old.namelist()
+        for name in names:
+            new.writestr(name, old.read(name))
+        new.writestr(last, b"")
+    return written.getvalue()
+
+
+def _without_the_unknown_token(content):
+    document = json.loads(content)
+    document["model"]["unk_token"] = "x"
+    return json.dumps(document).encode()
+
+
 @pytest.mark.parametrize(
     ("name", "file", "damage", "message"),
     [
@@ -102,7 +137,20 @@ def _with_another_charsmap(content):
         ("T5", "tokenizer_config.json", lambda content: b'{"a":' * 500 + b"1" + b"}" * 500, "nested too deeply"),
         ("T5", "tokenizer_config.json", lambda content: b"[]", "must be a JSON object, not a list"),
         ("T5", "tokenizer_config.json", lambda content: b'{"eos_token": "\\ud800"}', "surrogates not allowed"),
+        ("SentencePiece model", "spiece.model", _with_a_piece_that_is_not_utf_8, "piece 5 is not UTF-8"),
+        (
+            "vocabulary",
+            "x.txt",
+            lambda content: content.replace(b"</s>", b"</s:"),
+            "'</s:': cannot be put around a source",
+        ),
+        ("tokenizer.json", "tokenizer.json", _without_the_unknown_token, "the tokenizer cannot encode the text: "),
         ("T5", "spiece.model", _with_another_charsmap, "its table of normalization cannot be read"),
+        ("Marian, npz", "model.npz", _with_an_entry_that_is_no_array, "is damaged: it is no array"),
+        ("CTranslate2", "x/twinax.json", _with(config="a" * 9), "damaged or edited"),
+        ("CTranslate2", "x/twinax.json", _with(config="a" * 9, checksum=None), "has no valid config"),
+        ("CTranslate2", "x/twinax.json", _with_config(num_encoder_layers=2**31), "declares a model of"),
+        ("CTranslate2", "x/twinax.json", _with_config(head_dim=10**30), "declares a model of"),
         ("T5", "config.json", _with(d_kv=10**30), "declares a model of"),
         ("Marian", "config.json", _with(decoder_ffn_dim=10**30), "such as decoder_d_ff=1,000"),
         ("BART", "config.json", _with(tie_word_embeddings="a" * 10_000), "a" * 100 + "…"),

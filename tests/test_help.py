@@ -1,19 +1,23 @@
 """Help texts: fast to print, with examples that run."""
 
 import contextlib
+import inspect
 import io
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
 from twinax import cli
-from twinax.foreign_flags import FOREIGN
+from twinax.configs.run import RunConfig
+from twinax.foreign_flags import FOREIGN, LISTS
 from twinax.train_help import FIRST
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
@@ -151,3 +155,22 @@ def test_the_short_help_has_twenty_settings(name, command, flags_of, monkeypatch
     assert {*FIRST} < {*rows} <= flags_of[name]
     assert rows["--model.d-model"].endswith("(default: 128)")  # of the named run
     assert f"all settings: twinax {name} --help-all, or docs/settings.md" in out
+
+
+def _lists(config, prefix=""):
+    """Flags of the fields of a config, and of those within it, whose value is a list."""
+    for name, kind in get_type_hints(config).items():
+        if is_dataclass(kind):
+            yield from _lists(kind, f"{prefix}{name}.")
+        elif get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
+            yield f"--{prefix}{name}".replace("_", "-")
+
+
+def test_every_list_is_refused_if_it_is_given_twice():
+    commands = [f for name, f in vars(cli).items() if callable(f) and name in COMMANDS]
+    parameters = [
+        (f, p) for f in commands for p in inspect.signature(f).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
+    lists = {f"--{p.name.replace('_', '-')}" for f, p in parameters if p.annotation == tuple[str, ...]}
+    assert {"--references", "--optimizer"} <= lists
+    assert {*LISTS} >= lists | {*_lists(RunConfig)}

@@ -6,10 +6,13 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from twinax import convert
 from twinax.convert.atomic_io import replace_file
 from twinax.usage import UsageError, check_outputs
 
@@ -75,17 +78,65 @@ def test_no_command_overwrites_what_it_reads(arguments, command, tmp_path, monke
     assert all(path.read_text() == "mine" for path in tmp_path.iterdir())
 
 
-def test_files_within_a_checkpoint_are_kept_and_new_ones_written(command, tmp_path):
+def test_parts_of_a_checkpoint_are_kept_and_other_files_written(command, tmp_path):
     copy = shutil.copytree(STORED, tmp_path / "v1")
-    config = copy / "run" / "config.json"
-    before = config.read_bytes()
-    code, _, err = command("inspect", copy, "--json", config)
-    assert (code, err) == (
-        2,
-        f"twinax: {config}: exists in {copy}, an input of this command; name another file to write\n",
-    )
-    assert config.read_bytes() == before
-    assert command("inspect", copy, "--json", copy / "new.json")[0] == 0
+    for file in filter(Path.is_file, copy.rglob("*")):
+        before = file.read_bytes()
+        code, _, err = command("inspect", copy, "--json", file)
+        assert (code, file.read_bytes()) == (2, before)
+        assert err == f"twinax: {file}: is part of an input of this command; name another file to write\n"
+    for _ in range(2):
+        assert command("inspect", copy, "--json", copy / "scores.json")[0] == 0
+
+
+@pytest.mark.parametrize("flags", [("--json",), ("--output",)])
+def test_files_beside_weights_and_in_the_hub_s_cache_are_kept(flags, command, bart, tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "abc", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file in bart.iterdir():
+        (blobs / f"hash-{file.name}").write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(f"../../blobs/hash-{file.name}")
+    (tmp_path / "text").write_text("a\n")
+    contents = {path: path.read_bytes() for path in blobs.iterdir()}
+    for model, target in ((snapshot, snapshot / "config.json"), (bart / "model.safetensors", bart / "config.json")):
+        code, out, err = command(
+            "evaluate", model, "--src", tmp_path / "text", "--tgt", tmp_path / "text", *flags, target
+        )
+        assert (code, out) == (2, "")
+        assert err == f"twinax: {target}: is part of an input of this command; name another file to write\n"
+    assert {path: path.read_bytes() for path in blobs.iterdir()} == contents
+
+
+def test_a_converter_that_was_written_is_no_report(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("compare", "a.py:f", "b.py:f", "--inputs", "a.py:g", "--write-rules", "r.toml", "--json", "r.py")
+    assert command(*words)[::2] == (2, "twinax: r.py: is another output of this command; name another file to write\n")
+
+
+def test_standard_output_as_a_file_is_appended_to(tmp_path):
+    (tmp_path / "log").write_text("earlier\n")
+    assert shell(f"{TWINAX} inspect {STORED} --json /dev/stdout >> log", cwd=tmp_path).returncode == 0
+    text = (tmp_path / "log").read_text()
+    assert text.startswith('earlier\n{\n  "path"')
+    assert "sha256 of weights" in text.partition("\n}\n")[2]
+
+
+def test_what_may_not_be_written_is_named_at_once(tmp_path, monkeypatch):
+    (tmp_path / "x").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for name in ("x", "y"):
+        with pytest.raises(UsageError, match=rf"^{tmp_path}/{name}: cannot be written: Permission denied$"):
+            check_outputs([str(tmp_path / name)])
+
+
+def test_a_file_is_written_where_no_new_one_may_be_made(tmp_path, monkeypatch):
+    path = tmp_path / ("x" * 250)
+    replace_file(path, "a")
+    inode = path.stat().st_ino
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    replace_file(path, "b")
+    assert (path.read_text(), path.stat().st_ino) == ("b", inode)
 
 
 def test_a_path_that_cannot_be_a_file(tmp_path):
@@ -111,13 +162,25 @@ def shell(line, **options):
         ("| head -c 0; exit ${PIPESTATUS[0]}", 141, ""),
     ],
 )
-def test_standard_output_and_error_that_cannot_be_written(redirection, code, err):
-    result = shell(f"{TWINAX} inspect {STORED} --tensors {redirection}")
-    assert (result.returncode, result.stderr) == (code, err)
+def test_standard_output_and_error_that_cannot_be_written(redirection, code, err, tmp_path):
+    """The command prints a table, and that the array holds a NaN to standard error."""
+    checkpoint = convert.load(STORED)
+    name = min(checkpoint.arrays)
+    arrays = {**checkpoint.arrays, name: np.full_like(checkpoint.arrays[name], np.nan)}
+    convert.save(replace(checkpoint, arrays=arrays, training=None), tmp_path / "x.pt")
+    doubt = f"twinax: x.pt: 1 of {len(arrays)} arrays hold NaN or infinite numbers, first {name}\n"
+    result = shell(f"{TWINAX} inspect x.pt {redirection}", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (code, "" if "2>" in redirection else doubt + err)
 
 
 def test_an_error_without_standard_error(tmp_path):
     assert shell(f"{TWINAX} inspect {tmp_path}/x 2>/dev/full").returncode == 2
+
+
+def test_what_is_printed_is_not_held_back_if_python_is_told_so():
+    code = "import os; from twinax.streams import guard_streams; guard_streams(); print('a', end=''); os._exit(0)"
+    result = shell(f'{sys.executable} -c "{code}"', env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    assert result.stdout == "a"
 
 
 def test_a_pipe_as_a_text_is_named(command, tmp_path):

@@ -1,9 +1,10 @@
 """The way back from a loss that is not finite: the last healthy checkpoint, and the command that starts from it."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 from ..configs.run import RunConfig
@@ -39,5 +40,12 @@ def last_healthy(records: Iterable[Mapping[str, Any]], checkpoints: Iterable[int
     losses = {record["update"]: record["loss"] for record in records if "loss" in record}
     windows = {u: [loss for n, loss in losses.items() if u - _WINDOW < n <= u] for u in checkpoints}
     means = {update: fmean(window) for update, window in windows.items() if window}
-    last = {update: fmean(windows[update][-_LAST:]) for update in means}
-    return max((u for u in means if max(means[u], last[u]) <= _NEAR * min(means.values())), default=None)
+    limit = _NEAR * min(means.values(), default=0.0)
+    return max((u for u in means if means[u] <= limit and not _rises(windows[u], limit)), default=None)
+
+
+def _rises(losses: Sequence[float], limit: float) -> bool:
+    """Whether the last losses are above a limit by more than their noise explains."""
+    earlier, last = losses[:-_LAST], losses[-_LAST:]
+    noise = pstdev(earlier) / sqrt(len(last)) if earlier else 0.0
+    return fmean(last) > limit + 3 * noise

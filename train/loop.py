@@ -375,8 +375,6 @@ class _Loop:
     def _average(self, number: int) -> dict[str, Any] | None:
         """Validate the mean of the last validated checkpoints and save it in its own directory."""
         updates = [u for u in sorted(self.log.validations)[-number:] if u in self.checkpoints.updates]
-        if len(updates) < number:
-            self.progress.say(f"average={number}: only {len(updates)} validated checkpoints exist; averaging these")
         records = [r for r in self.log.records if r.get("averaged")]
         exists = (self.directory / AVERAGED / str(self.update)).is_dir()
         self.team.agree("average", exists)
@@ -386,13 +384,15 @@ class _Loop:
         if self.team.is_first:
             shutil.rmtree(self.directory / AVERAGED, ignore_errors=True)
         self.team.agree("an earlier average is removed")
-        averaged = Checkpoints(self.directory / AVERAGED)
         params: dict[int, Any] = {}
         for update in updates:
-            if (state := self.checkpoints.restore_or_set_aside(self.state, update, self.progress.say)) is not None:
-                params[update] = state.params
-        if not params:
-            return self._last_validation()
+            state: TrainState | None = self.state  # if it is the last one, which must not be set aside
+            if update != self.update:
+                state = self.checkpoints.restore_or_set_aside(self.state, update, self.progress.say)
+            params |= {update: state.params} if state is not None else {}
+        if len(params) < number:
+            self.progress.say(f"average={number}: only {len(params)} validated checkpoints exist; averaging these")
+        averaged = Checkpoints(self.directory / AVERAGED)
         mean = average([*params.values()])
         state = self.state._replace(params=like(mean, self.state.params))
         averaged.save(state, self._run_here, self.prepared.tokenizers)

@@ -223,7 +223,8 @@ class Translator:
             try:
                 decoded = self._generate(framework)(self._pad_length(src), decoding)
             except NotFiniteError as error:
-                raise NotFiniteError(f"{self.name}: {str(error).partition(': ')[2]}") from None
+                text = texts[_fill_block(rows, len(src))[error.row]]
+                raise NotFiniteError(f"{self.name}, {text[:80]!r}: {NAN_LOGITS}") from None
             for i, tokens, scores in zip(rows, decoded.sentences(), decoded.scores, strict=False):
                 decoded_texts = self.tokenizers.tgt.decode(tokens)
                 results[i] = [

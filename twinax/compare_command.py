@@ -47,8 +47,9 @@ def run(
         name.rpartition(":")[0] for name in filter(None, (reference, candidate, inputs, candidate_inputs, convert))
     ]
     _check_report(report)
-    check_outputs([json_file, report, write_rules], [*files, rules])
     _check_rules(convert, rules, write_rules)
+    code = str(Path(write_rules).with_suffix(".py")) if write_rules is not None else None
+    check_outputs([json_file, report, write_rules, code], [*files, rules])
     reference_inputs = _inputs(inputs)
     candidate_arguments = reference_inputs if candidate_inputs is None else _inputs(candidate_inputs)
     model = _call(reference, _function(reference), ())

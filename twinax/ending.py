@@ -1,6 +1,5 @@
 """How the command ends: an exit status, and one line on standard error if it fails."""
 
-import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -18,8 +17,6 @@ def run_and_exit(run: Callable[[], int | None]) -> NoReturn:
         sys.exit(status)
     except UsageError as error:
         _fail(one_line(str(error)), 2)
-    except BrokenPipeError:  # the reader closed the pipe
-        sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except MemoryError:

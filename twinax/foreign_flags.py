@@ -82,13 +82,15 @@ FOREIGN: dict[str, dict[str, str]] = {
 }
 
 
-_LISTS = ("--references", "--optimizer", "--languages", "--scores", "--tokenizer.load", "--tokenizer.languages")
+# Flags with several values, of which a second one of the same name would replace the first.
+LISTS = ("--references", "--optimizer", "--tokenizer", "--languages", "--scores")
+LISTS += ("--tokenizer.load", "--tokenizer.languages", "--tokenizer.special-order")
 
 
 def check_flags(command: str, words: Sequence[str]) -> None:
     """Raises: UsageError at a list given twice, and at a flag of another toolkit, with its equivalent in twinax."""
     flags = [*_flags(words)]
-    for word in _LISTS:
+    for word in LISTS:
         if flags.count(word) > 1:
             raise UsageError(f"{word}: is given twice, and only the last would count; give it once, with all values")
     for word in flags:

@@ -28,7 +28,13 @@ class _Stream(TextIOWrapper):
     """A stream that calls a function with the errors of the system."""
 
     def __init__(self, stream: Any, failed: Callable[[OSError], None]):
-        super().__init__(stream.buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+        super().__init__(
+            stream.buffer,
+            stream.encoding,
+            stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
         self._failed = failed
 
     def write(self, text: str, /) -> int:

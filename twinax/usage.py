@@ -1,9 +1,11 @@
 """Shared by the commands: the compilation cache, one-line errors and notes on assumed settings."""
 
+import errno
 import json
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from os.path import exists
 from pathlib import Path
@@ -15,6 +17,24 @@ from .importing import import_uncollected
 
 if TYPE_CHECKING:
     from twinax.convert import Checkpoint
+
+# Files of checkpoints and runs, of all layouts, by how their names begin or end; and folders of them.
+_PART = re.compile(
+    "(_|adapter|added|args|array_metadatas|checksums|commit_success|config|data|dict|generation|lock|manifest|merges|"
+    "metrics|model|optimizer|pytorch|scheduler|sentencepiece|shared|source|special|spiece|target|tokenizer|trainer|"
+    r"twinax|vocab)|.*\.(pt|pth|bin|safetensors|npz|msgpack|model|spm|ya?ml|index\.json)$"
+)
+_FOLDERS = {
+    "averaged",
+    "blobs",
+    "checkpoints",
+    "run",
+    "source_tokenizer",
+    "state",
+    "target_tokenizer",
+    "tokenizer",
+    "weights",
+}
 
 CheckpointPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
 
@@ -40,7 +60,10 @@ def download_hint(path: str) -> str:
 
 def check_outputs(outputs: Iterable[str | None], inputs: Iterable[str | None] = ()) -> None:
     """Raises: UsageError if a file cannot be written, is or would change an input, or would be written twice."""
-    used = {_resolve(path): "an input" for path in filter(None, inputs)}
+    places = [Path(path).absolute() for path in inputs if path]
+    used = {_resolve(str(place)): "an input" for place in places}
+    folders = {folder for place in places for folder in (place, place.parent)}
+    folders |= {folder.resolve() for folder in folders}
     for path in filter(None, outputs):
         target = _resolve(path)
         if target.is_char_device() or target.is_fifo():
@@ -51,9 +74,19 @@ def check_outputs(outputs: Iterable[str | None], inputs: Iterable[str | None] = 
             raise UsageError(f"{path}: is {role} of this command; name another file to write")
         if target.is_dir():
             raise UsageError(f"{path}: is a directory; pass a file name")
-        if target.is_file() and (folder := next((parent for parent in target.parents if parent in used), None)):
-            raise UsageError(f"{path}: exists in {folder}, an input of this command; name another file to write")
+        if target.is_file() and any(_is_part(place, folders) for place in (target, Path(path).absolute())):
+            raise UsageError(f"{path}: is part of an input of this command; name another file to write")
+        if not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise UsageError(f"{path}: cannot be written: {os.strerror(errno.EACCES)}")
         used[target] = "another output"
+
+
+def _is_part(path: Path, folders: Collection[Path]) -> bool:
+    """Whether a file in one of these folders, or below it, may be a part of a checkpoint or a run, by its name."""
+    folder = next((folder for folder in path.parents if folder in folders), None)
+    if folder is None:
+        return False
+    return _PART.match(path.name) is not None or not _FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1])
 
 
 def _resolve(path: str) -> Path:
@@ -64,11 +97,14 @@ def _resolve(path: str) -> Path:
 
 
 def write_text(path: str, text: str) -> None:
-    """Atomically write a text to a file. Raises: UsageError if it cannot be written."""
+    """Atomically write a text to a file; to standard output if that leads to it. Raises: UsageError."""
     from twinax.convert.atomic_io import replace_file
 
     try:
-        replace_file(Path(path), text)
+        if Path(path).exists() and os.path.samestat(os.stat(path), os.fstat(1)):
+            sys.stdout.write(text)
+        else:
+            replace_file(Path(path), text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
@@ -109,8 +145,6 @@ def one_line_errors(place: str = "a file") -> Iterator[None]:
     """
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
         raise UsageError(f"{error.filename or place}: {error.strerror or error}") from None
     except UnicodeEncodeError as error:

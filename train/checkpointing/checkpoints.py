@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -321,17 +322,25 @@ def folder_of(path: Path) -> Path:
         raise CheckpointError(f"{path}: is neither a checkpoint nor a run with one")
     if len(updates) == 1:
         return path / CHECKPOINTS / str(updates[0])
-    folder = path if (path / CONFIG).is_file() else path / CHECKPOINTS / str(updates[-1]) / "run"
     try:
         validations = read_validations(path, updates)
     except DataError as error:
         last = path / CHECKPOINTS / str(updates[-1])
         raise CheckpointError(
-            f"{error}, so the best checkpoint is not known; to repeat its validation, run: twinax train {path}; or "
-            f"name a checkpoint, such as {last}"
+            f"{error}, so the best checkpoint is not known; to repeat its validation, run: "
+            f"{shlex.join(('twinax', 'train', str(path)))}; or name a checkpoint, such as {last}"
         ) from None
-    best = best_update(validations, read_run(folder).loop.metric)
+    best = best_update(validations, _metric(path, updates))
     return path / CHECKPOINTS / str(updates[-1] if best is None else best)
+
+
+def _metric(path: Path, updates: Sequence[int]) -> str:
+    """The metric of a run, by its config, else by that of the last checkpoint whose config can be read."""
+    folders = [path, *(path / CHECKPOINTS / str(update) / "run" for update in reversed(updates))]
+    for folder in folders:
+        with contextlib.suppress(CheckpointError):
+            return read_run(folder).loop.metric
+    return read_run(folders[-1]).loop.metric  # raises
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -94,8 +94,8 @@ def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
         write_checksums(folder / "run", checksums_of_arrays(tree))
         with ocp.StandardCheckpointer() as writer:
             writer.save(folder / (WEIGHTS if checkpoint.training is None else "state"), tree)
-        for path in folder.glob(f"*/{_COMMITTED}"):
-            path.write_text("committed\n", encoding="utf-8")  # orbax writes an absolute path
+        for file in folder.glob(f"*/{_COMMITTED}"):
+            file.write_text("committed\n", encoding="utf-8")  # orbax writes an absolute path
 
 
 def _read_without_training(folder: Path) -> Checkpoint:

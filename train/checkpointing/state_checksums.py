@@ -51,7 +51,7 @@ def read_checksums(folder: Path) -> dict[str, Any]:
 def check_permissions(folder: Path) -> None:
     """Raises: CheckpointError if this user may not read a folder, or something in it: then it may be undamaged."""
     for path in (folder, *folder.rglob("*")):
-        if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        if os.path.exists(path) and not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
             raise CheckpointError(f"{path}: cannot be read: {os.strerror(errno.EACCES)}")
 
 

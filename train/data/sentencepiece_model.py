@@ -22,6 +22,8 @@ def read_sentencepiece(content: bytes, place: str) -> Any:
     if not proto.pieces:
         hint = "" if content else ": it is empty; download or copy it again"
         raise DataError(f"{place}: is not a SentencePiece model{hint}")
+    if damaged := [i for i, piece in enumerate(proto.pieces) if not isinstance(piece.piece, str)]:
+        raise DataError(f"{place}: is damaged: piece {damaged[0]} is not UTF-8")
     if charsmap := proto.normalizer_spec.precompiled_charsmap:
         try:
             normalizers.Precompiled(charsmap)

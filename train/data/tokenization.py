@@ -109,9 +109,12 @@ class FastTokenizer(Tokenizer):
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[Any]:
         words: Any = list(texts) if self.language is None else list(split_words(texts, self.language))
-        return self.fast.encode_batch_fast(
-            words, is_pretokenized=self.language is not None, add_special_tokens=add_special_tokens
-        )
+        try:
+            return self.fast.encode_batch_fast(
+                words, is_pretokenized=self.language is not None, add_special_tokens=add_special_tokens
+            )
+        except Exception as error:  # the library raises a bare Exception
+            raise DataError(f"the tokenizer cannot encode the text: {error}") from None
 
     @property
     def added(self) -> int:
@@ -124,9 +127,13 @@ class FastTokenizer(Tokenizer):
             raise DataError("source_bos=True: the tokenizer has no token for bos")
         tokens = {role: (self.special_tokens[role], getattr(self, f"{role}_id")) for role in roles}
         template = [tokens[role][0] if role in tokens else "" for role in ("bos", "eos")]
-        self.fast.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-            single=" ".join(filter(None, (template[0], "$A", template[1]))), special_tokens=[*tokens.values()]
-        )
+        single = " ".join(filter(None, (template[0], "$A", template[1])))
+        try:
+            processor = processors.TemplateProcessing(single=single, special_tokens=[*tokens.values()])
+        except ValueError as error:  # a colon or a space has a meaning in the library's templates
+            names = ", ".join(repr(token) for token, _ in tokens.values())
+            raise DataError(f"{names}: cannot be put around a source: {error}") from None
+        self.fast.post_processor = processor  # pyright: ignore[reportAttributeAccessIssue]
         return self
 
     def decode(self, sentences: Sequence[Sequence[int]]) -> list[str]:

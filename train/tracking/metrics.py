@@ -93,7 +93,7 @@ class MetricsLog:
             say(f"{self._path}: {_lines(damaged)} {cannot}; the file as it was is {_keep_copy(self._path)}")
         self.records: list[Record] = [record for record in records if record["update"] <= update]
         if not damaged and (gap := _gap(self.records)) is not None:
-            say(f"{self._path}: has no line of {gap}")
+            say(f"{self._path}: has no line for {gap}")
         self.validations = validations(self.records)
         self._trackers: list[Tracker] = []
         self._rewrite()
@@ -156,7 +156,7 @@ def _gap(records: Sequence[Record]) -> str | None:
     if first is None:
         return None
     more = updates[-1] - updates[0] - len(updates)
-    return f"update {first:,}" + (f" and {more:,} more" if more else "")
+    return f"update {first:,}" + (f" and {more:,} others" if more else "")
 
 
 def _keep_copy(path: Path) -> Path:

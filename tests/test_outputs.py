@@ -173,6 +173,12 @@ def test_standard_output_and_error_that_cannot_be_written(redirection, code, err
     assert (result.returncode, result.stderr) == (code, "" if "2>" in redirection else doubt + err)
 
 
+@pytest.mark.parametrize("words", ["--help", "--version", "evaluate --help", "train --help"])
+def test_a_help_that_cannot_be_printed(words):
+    result = shell(f"{TWINAX} {words} >/dev/full")
+    assert (result.returncode, result.stderr) == (2, "twinax: standard output: No space left on device\n")
+
+
 def test_an_error_without_standard_error(tmp_path):
     assert shell(f"{TWINAX} inspect {tmp_path}/x 2>/dev/full").returncode == 2
 

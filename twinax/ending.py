@@ -12,26 +12,33 @@ from .usage import UsageError
 def run_and_exit(run: Callable[[], int | None]) -> NoReturn:
     """Call a function that returns the exit status, and exit with it; or with that of its exception."""
     try:
-        status = run()
+        status = _status(run)
+    except SystemExit as end:  # as of a signal, or after a help text
+        status = end.code
+    try:
         sys.stdout.flush()
-        sys.exit(status)
+    except OSError as error:
+        drop_output()
+        status = status or _report(f"{STDOUT}: {error.strerror}", 2)
+    sys.exit(status)
+
+
+def _status(run: Callable[[], int | None]) -> int | None:
+    """The exit status of a function; of an exception, which is reported in one line, another one than 0 and 1."""
+    try:
+        return run()
     except UsageError as error:
-        _fail(one_line(str(error)), 2)
+        return _report(one_line(str(error)), 2)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        return _report("interrupted", 130)
     except MemoryError:
-        _fail("out of memory", 2)
+        return _report("out of memory", 2)
     except Exception as error:
         if isinstance(error, OSError) and error.filename == STDOUT:
-            _fail(f"{STDOUT}: {error.strerror}", 2)
-        _fail(describe_defect(error), DEFECT)
-    finally:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            drop_output()
+            return _report(f"{STDOUT}: {error.strerror}", 2)
+        return _report(describe_defect(error), DEFECT)
 
 
-def _fail(line: str, status: int) -> NoReturn:
+def _report(line: str, status: int) -> int:
     print(f"twinax: {line}", file=sys.stderr)
-    sys.exit(status)
+    return status

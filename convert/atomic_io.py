@@ -178,7 +178,7 @@ def _temporary(path: Path, make: Callable[..., str]) -> Iterator[Path]:
             with _locked(leftover) as free:
                 if free:
                     _remove(leftover)
-        temporary = Path(make(prefix=prefix, suffix=path.suffix, dir=path.parent))  # readers look at the suffix
+        temporary = Path(make(prefix=prefix, suffix=path.suffix[:20], dir=path.parent))  # readers look at the suffix
         lock = _lock(temporary)
     try:
         yield temporary

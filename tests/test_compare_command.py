@@ -140,6 +140,7 @@ def test_a_converter_and_no_converter(files, capsys):
         ({"rules": "helper.py"}, "helper.py: cannot be read as TOML: "),
         ({"rules": "none.toml"}, "none.toml: "),
         ({"rules": "x", "convert": "y"}, "--rules x: cannot be combined with --convert"),
+        ({"write_rules": "."}, "--write-rules .: must end in .toml"),
         ({"write_rules": "rules.json"}, "--write-rules rules.json: must end in .toml"),
         ({"write_rules": "port.toml"}, "--write-rules port.py: exists; pass another name"),
         ({"json_file": "none/o.json"}, "none/o.json: there is no directory none"),

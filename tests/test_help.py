@@ -17,8 +17,9 @@ import pytest
 
 from twinax import cli
 from twinax.configs.run import RunConfig
-from twinax.foreign_flags import FOREIGN, LISTS
+from twinax.foreign_flags import FOREIGN, LISTS, check_flags
 from twinax.train_help import FIRST
+from twinax.usage import UsageError
 
 STORED = Path(__file__).parent / "checkpoints" / "v1"
 COMMANDS = (
@@ -174,3 +175,8 @@ def test_every_list_is_refused_if_it_is_given_twice():
     lists = {f"--{p.name.replace('_', '-')}" for f, p in parameters if p.annotation == tuple[str, ...]}
     assert {"--references", "--optimizer"} <= lists
     assert {*LISTS} >= lists | {*_lists(RunConfig)}
+    for flag in LISTS:
+        check_flags("x", [flag, "a", "b"])
+        for words in ([flag, "a", flag, "b"], [f"{flag}=a", "--x", f"{flag.replace('-', '_').replace('__', '--')}=b"]):
+            with pytest.raises(UsageError, match=f"^{flag}: is given twice"):
+                check_flags("x", words)

@@ -1,5 +1,6 @@
 """What the command writes: files are replaced as a whole, inputs are kept, and broken streams are named."""
 
+import json
 import os
 import shutil
 import stat
@@ -85,8 +86,11 @@ def test_parts_of_a_checkpoint_are_kept_and_other_files_written(command, tmp_pat
         code, _, err = command("inspect", copy, "--json", file)
         assert (code, file.read_bytes()) == (2, before)
         assert err == f"twinax: {file}: is part of an input of this command; name another file to write\n"
+    (copy / "text").write_text("a\n")
+    words = ("evaluate", copy / "text", "--tgt", copy / "text", "--json", copy / "metrics.json")
     for _ in range(2):
         assert command("inspect", copy, "--json", copy / "scores.json")[0] == 0
+        assert command(*words)[0] == 0
 
 
 @pytest.mark.parametrize("flags", [("--json",), ("--output",)])
@@ -99,7 +103,11 @@ def test_files_beside_weights_and_in_the_hub_s_cache_are_kept(flags, command, ba
         (snapshot / file.name).symlink_to(f"../../blobs/hash-{file.name}")
     (tmp_path / "text").write_text("a\n")
     contents = {path: path.read_bytes() for path in blobs.iterdir()}
-    for model, target in ((snapshot, snapshot / "config.json"), (bart / "model.safetensors", bart / "config.json")):
+    for model, target in (
+        (snapshot, snapshot / "config.json"),
+        (snapshot, blobs / "hash-config.json"),
+        (bart / "model.safetensors", bart / "config.json"),
+    ):
         code, out, err = command(
             "evaluate", model, "--src", tmp_path / "text", "--tgt", tmp_path / "text", *flags, target
         )
@@ -120,6 +128,11 @@ def test_standard_output_as_a_file_is_appended_to(tmp_path):
     text = (tmp_path / "log").read_text()
     assert text.startswith('earlier\n{\n  "path"')
     assert "sha256 of weights" in text.partition("\n}\n")[2]
+    (tmp_path / "a.txt").write_text("\u00e9\n")
+    line = f"PYTHONIOENCODING=ascii {TWINAX} evaluate a.txt --tgt a.txt --output /dev/stdout | cat"
+    assert shell(line, cwd=tmp_path).stdout.startswith("\u00e9\n")
+    assert shell(f"{TWINAX} inspect {STORED} --json x.json > x.json", cwd=tmp_path).returncode == 0
+    assert json.loads((tmp_path / "x.json").read_text())["path"] == str(STORED)
 
 
 def test_what_may_not_be_written_is_named_at_once(tmp_path, monkeypatch):
@@ -131,6 +144,7 @@ def test_what_may_not_be_written_is_named_at_once(tmp_path, monkeypatch):
 
 
 def test_a_file_is_written_where_no_new_one_may_be_made(tmp_path, monkeypatch):
+    replace_file(tmp_path / f"x.{'y' * 240}", "a")
     path = tmp_path / ("x" * 250)
     replace_file(path, "a")
     inode = path.stat().st_ino

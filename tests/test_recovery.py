@@ -240,7 +240,9 @@ def test_updates_without_a_line_are_named(finished, copy):
     lines = (copy / FILE).read_text().splitlines(keepends=True)
     kept = [line for line in lines if "validation" in line or json.loads(line)["update"] not in (3, 4)]
     (copy / FILE).write_text("".join(kept))
-    assert f"{copy / FILE}: has no line for update 3 and 1 others" in resume(run, copy)
+    assert f"{copy / FILE}: has no line for update 3 and 1 other\n" in resume(run, copy)
+    (copy / FILE).write_text("".join(line for line in lines if '"update": 8' not in line))
+    assert f"{copy / FILE}: has no line for update 8\n" in resume(run, copy)
     (copy / FILE).write_text("".join(line for line in lines if '"update": 5' not in line))
     assert f"{copy / FILE}: has no line for update 5\n" in resume(run, copy)
 
@@ -257,7 +259,7 @@ def test_the_best_checkpoint_is_used_though_the_newest_is_damaged(finished, copy
     (copy / "config.json").write_text("{")  # the run's own
     assert folder_of(copy) == copy / "checkpoints" / "6"
     (copy / "checkpoints" / "6" / "run" / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"checkpoints/6/run/config\.json: damaged or edited"):
+    with pytest.raises(CheckpointError, match=rf"^{copy}/config\.json: "):
         folder_of(copy)
 
 
@@ -277,7 +279,7 @@ def test_a_pipe_does_not_hang_a_training(copy, command):
     os.mkfifo(copy / "data.json")
     code, _, err = command("train", copy)
     assert code == 2
-    assert f"{copy / 'data.json'}: cannot be read (is a pipe)" in err
+    assert f"{copy / 'data.json'}: cannot be read (is not a file)" in err
 
 
 def test_a_run_that_stopped_before_its_first_checkpoint(finished, copy, command):
@@ -307,7 +309,7 @@ def test_an_update_far_ahead_costs_no_memory(tmp_path):
     rows = [{"update": 1, "loss": 2.0}, {"update": 10**30, "loss": 2.0}]
     (tmp_path / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     MetricsLog(tmp_path, 10**31, lines.append).close()
-    assert lines == [f"{tmp_path / FILE}: has no line for update 2 and {10**30 - 3:,} others"]
+    assert lines == [f"{tmp_path / FILE}: has no line for update 2 and {10**31 - 3:,} others"]
 
 
 @given(values=st.lists(JSON, max_size=4), data=st.data())
@@ -320,6 +322,7 @@ def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory
     log = MetricsLog(folder, 10**9, lines.append)
     log.write({"update": 2, "loss": 1.5})
     log.close()
+    lines = [line for line in lines if "cannot be read" in line]
     assert len(lines) <= 1
     assert [record for record in log.records if record in good or record == {"update": 2, "loss": 1.5}] != []
     assert all(type(record["update"]) is int for record in log.records)
@@ -332,6 +335,17 @@ def test_a_checkpoint_whose_last_losses_rise_is_not_healthy(rising, expected):
     losses = [2.0 + x for x in noise[rising:]] + [9.0] * rising
     records = [{"update": update, "loss": loss} for update, loss in enumerate(losses, 1)]
     assert last_healthy(records, [100, 200, 300]) == expected
+
+
+def test_of_a_descending_loss_too():
+    def healthy(losses, checkpoints):
+        return last_healthy([{"update": i, "loss": loss} for i, loss in enumerate(losses, 1)], checkpoints)
+
+    descending = [9 - 0.07 * i for i in range(90)]
+    assert healthy([*descending, *[2.5] * 10], [50, 90, 100]) == 100
+    assert healthy([*descending, *[2.5] * 5, *[12.0] * 5], [50, 90, 100]) == 90
+    assert healthy([*[9 - 0.05 * i for i in range(100)], *[4.0] * 97, *[9.0] * 3], [100, 200]) == 100
+    assert healthy([2.0, float("inf"), 2.0], [3]) == 3
 
 
 def test_weights_that_are_nan(finished, copy, tmp_path, command):

@@ -2,7 +2,8 @@
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from math import sqrt
+from itertools import pairwise
+from math import isfinite, nan, sqrt
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -33,19 +34,18 @@ def describe_way_back(
 
 
 def last_healthy(records: Iterable[Mapping[str, Any]], checkpoints: Iterable[int]) -> int | None:
-    """The last checkpoint before which the mean training loss was near that of the best one, and did not rise again.
+    """The last checkpoint before which the mean training loss was near that of the best one; None if there is none.
 
-    None if there is none.
+    Those before which the last losses rise do not count.
     """
-    losses = {record["update"]: record["loss"] for record in records if "loss" in record}
+    losses = {r["update"]: r["loss"] for r in records if isfinite(r.get("loss", nan))}
     windows = {u: [loss for n, loss in losses.items() if u - _WINDOW < n <= u] for u in checkpoints}
-    means = {update: fmean(window) for update, window in windows.items() if window}
-    limit = _NEAR * min(means.values(), default=0.0)
-    return max((u for u in means if means[u] <= limit and not _rises(windows[u], limit)), default=None)
+    means = {update: fmean(window) for update, window in windows.items() if window and not _rises(window)}
+    return max((u for u, mean in means.items() if mean <= _NEAR * min(means.values())), default=None)
 
 
-def _rises(losses: Sequence[float], limit: float) -> bool:
-    """Whether the last losses are above a limit by more than their noise explains."""
-    earlier, last = losses[:-_LAST], losses[-_LAST:]
-    noise = pstdev(earlier) / sqrt(len(last)) if earlier else 0.0
-    return fmean(last) > limit + 3 * noise
+def _rises(losses: Sequence[float]) -> bool:
+    """Whether the mean of the last losses is above that of all, by more than their noise explains."""
+    steps = [later - loss for loss, later in pairwise(losses[:-_LAST])]
+    noise = pstdev(steps) / sqrt(2 * _LAST) if steps else 0.0  # a step has the noise of two losses
+    return fmean(losses[-_LAST:]) > _NEAR * fmean(losses) + 3 * noise

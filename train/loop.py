@@ -386,15 +386,15 @@ class _Loop:
         self.team.agree("an earlier average is removed")
         params: dict[int, Any] = {}
         for update in updates:
-            state: TrainState | None = self.state  # if it is the last one, which must not be set aside
-            if update != self.update:
-                state = self.checkpoints.restore_or_set_aside(self.state, update, self.progress.say)
-            params |= {update: state.params} if state is not None else {}
+            if update == self.update:  # in memory: the last one must not be set aside
+                params[update] = self.state.params
+            elif state := self.checkpoints.restore_or_set_aside(self.state, update, self.progress.say):
+                params[update] = state.params
         if len(params) < number:
             self.progress.say(f"average={number}: only {len(params)} validated checkpoints exist; averaging these")
-        averaged = Checkpoints(self.directory / AVERAGED)
-        mean = average([*params.values()])
-        state = self.state._replace(params=like(mean, self.state.params))
-        averaged.save(state, self._run_here, self.prepared.tokenizers)
-        averaged.close()
+        if not params:
+            return self._last_validation()
+        state = self.state._replace(params=like(average([*params.values()]), self.state.params))
+        with closing(Checkpoints(self.directory / AVERAGED)) as averaged:
+            averaged.save(state, self._run_here, self.prepared.tokenizers)
         return self._report(state, {"averaged": [*params]})

@@ -98,10 +98,11 @@ def _check_rules(convert: str | None, rules: str | None, write_rules: str | None
         raise UsageError(f"--rules {rules}: cannot be combined with --convert")
     if write_rules is None:
         return
+    if Path(write_rules).suffix != ".toml":
+        raise UsageError(f"--write-rules {write_rules}: must end in .toml")
     for path in (Path(write_rules), Path(write_rules).with_suffix(".py")):
-        if path.exists() or path.suffix not in (".toml", ".py") or Path(write_rules).suffix != ".toml":
-            reason = "exists; pass another name" if path.exists() else "must end in .toml"
-            raise UsageError(f"--write-rules {path if path.exists() else write_rules}: {reason}")
+        if path.exists():
+            raise UsageError(f"--write-rules {path}: exists; pass another name")
 
 
 def _shapes(model: Any) -> dict[str, tuple[int, ...]]:

@@ -20,9 +20,8 @@ from .text_commands import (
     read_pairs,
     warn_about_text,
 )
-from .usage import UsageError, check_exists, check_outputs, one_line_errors, write_json, write_text
+from .usage import WEIGHTS, UsageError, check_exists, check_outputs, one_line_errors, write_json, write_text
 
-_WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".npz", ".msgpack")  # endings of files that are no text
 Systems = Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SYSTEM [SYSTEM ...]")]
 _Flag = tyro.conf.FlagCreatePairsOff
 
@@ -177,7 +176,7 @@ class _Translations(NamedTuple):
 
 def is_text(system: str) -> bool:
     """Whether a system is a text file with its translations, not a checkpoint."""
-    return Path(system).exists() and not Path(system).is_dir() and not system.lower().endswith(_WEIGHTS)
+    return Path(system).exists() and not Path(system).is_dir() and not system.lower().endswith(WEIGHTS)
 
 
 def _check_systems(systems: Sequence[str], paired: bool) -> None:

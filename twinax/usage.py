@@ -18,23 +18,14 @@ from .importing import import_uncollected
 if TYPE_CHECKING:
     from twinax.convert import Checkpoint
 
-# Files of checkpoints and runs, of all layouts, by how their names begin or end; and folders of them.
+# Files and folders of checkpoints and runs, of all layouts.
 _PART = re.compile(
-    "(_|adapter|added|args|array_metadatas|checksums|commit_success|config|data|dict|generation|lock|manifest|merges|"
-    "metrics|model|optimizer|pytorch|scheduler|sentencepiece|shared|source|special|spiece|target|tokenizer|trainer|"
-    r"twinax|vocab)|.*\.(pt|pth|bin|safetensors|npz|msgpack|model|spm|ya?ml|index\.json)$"
+    r"_.*|.*config\.json|.*tokenizer.*\.json|.*vocab.*\.(json|txt)|merges\.txt|dict.*\.txt|added_tokens\.json|"
+    r"special_tokens_map\.json|(args|checksums|data|model|source|trainer_state|twinax)\.json|metrics.*\.jsonl|lock|"
+    r"commit_success\.txt|manifest\.ocdbt|array_metadatas|.*\.(pth?|bin|safetensors|npz|msgpack|model|spm|ya?ml|index\.json)"
 )
-_FOLDERS = {
-    "averaged",
-    "blobs",
-    "checkpoints",
-    "run",
-    "source_tokenizer",
-    "state",
-    "target_tokenizer",
-    "tokenizer",
-    "weights",
-}
+_FOLDERS = {"averaged", "checkpoints", "run", "state", "weights", "tokenizer", "source_tokenizer", "target_tokenizer"}
+WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".npz", ".msgpack")  # endings of files that are no text
 
 CheckpointPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
 
@@ -62,8 +53,10 @@ def check_outputs(outputs: Iterable[str | None], inputs: Iterable[str | None] = 
     """Raises: UsageError if a file cannot be written, is or would change an input, or would be written twice."""
     places = [Path(path).absolute() for path in inputs if path]
     used = {_resolve(str(place)): "an input" for place in places}
-    folders = {folder for place in places for folder in (place, place.parent)}
-    folders |= {folder.resolve() for folder in folders}
+    folders = {folder for place in places if place.is_dir() for folder in (place, place.resolve())}
+    weights = [place for place in places if place.suffix in WEIGHTS]
+    beside = {folder for place in weights for folder in (place.parent, place.resolve().parent)}
+    blobs = {folder.parent.parent / "blobs" for folder in folders if folder.parent.name == "snapshots"}  # of the hub
     for path in filter(None, outputs):
         target = _resolve(path)
         if target.is_char_device() or target.is_fifo():
@@ -74,19 +67,20 @@ def check_outputs(outputs: Iterable[str | None], inputs: Iterable[str | None] = 
             raise UsageError(f"{path}: is {role} of this command; name another file to write")
         if target.is_dir():
             raise UsageError(f"{path}: is a directory; pass a file name")
-        if target.is_file() and any(_is_part(place, folders) for place in (target, Path(path).absolute())):
+        names = (target, Path(path).absolute())
+        if target.is_file() and (target.parent in blobs or any(_is_part(name, folders, beside) for name in names)):
             raise UsageError(f"{path}: is part of an input of this command; name another file to write")
         if not os.access(target if target.exists() else target.parent, os.W_OK):
             raise UsageError(f"{path}: cannot be written: {os.strerror(errno.EACCES)}")
         used[target] = "another output"
 
 
-def _is_part(path: Path, folders: Collection[Path]) -> bool:
-    """Whether a file in one of these folders, or below it, may be a part of a checkpoint or a run, by its name."""
+def _is_part(path: Path, folders: Collection[Path], beside: Collection[Path]) -> bool:
+    """Whether a file in these folders, or beside weights, may be a part of a checkpoint or a run, by its name."""
     folder = next((folder for folder in path.parents if folder in folders), None)
-    if folder is None:
-        return False
-    return _PART.match(path.name) is not None or not _FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1])
+    if folder is not None and not _FOLDERS.isdisjoint(path.relative_to(folder).parts[:-1]):
+        return True
+    return (folder is not None or path.parent in beside) and _PART.fullmatch(path.name) is not None
 
 
 def _resolve(path: str) -> Path:
@@ -97,12 +91,13 @@ def _resolve(path: str) -> Path:
 
 
 def write_text(path: str, text: str) -> None:
-    """Atomically write a text to a file; to standard output if that leads to it. Raises: UsageError."""
+    """Atomically write a text to a file; to standard output by its name below /dev. Raises: UsageError."""
     from twinax.convert.atomic_io import replace_file
 
     try:
-        if Path(path).exists() and os.path.samestat(os.stat(path), os.fstat(1)):
-            sys.stdout.write(text)
+        if path.startswith(("/dev/", "/proc/")) and os.path.samestat(os.stat(path), os.fstat(1)):
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode())
         else:
             replace_file(Path(path), text)
     except OSError as error:

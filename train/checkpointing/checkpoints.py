@@ -336,11 +336,13 @@ def folder_of(path: Path) -> Path:
 
 def _metric(path: Path, updates: Sequence[int]) -> str:
     """The metric of a run, by its config, else by that of the last checkpoint whose config can be read."""
-    folders = [path, *(path / CHECKPOINTS / str(update) / "run" for update in reversed(updates))]
-    for folder in folders:
-        with contextlib.suppress(CheckpointError):
+    errors = []
+    for folder in (path, *(path / CHECKPOINTS / str(update) / "run" for update in reversed(updates))):
+        try:
             return read_run(folder).loop.metric
-    return read_run(folders[-1]).loop.metric  # raises
+        except CheckpointError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _is_checkpoint(path: Path) -> bool:

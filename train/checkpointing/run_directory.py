@@ -187,8 +187,8 @@ def read_data(directory: Path) -> tuple[list[Bucket], str, bool]:
         RunError: the run's file cannot be read.
     """
     try:
-        if (directory / DATA).is_fifo():  # reading would wait for its writer
-            raise ValueError("is a pipe")
+        if (directory / DATA).exists() and not (directory / DATA).is_file():  # a pipe would wait for its writer
+            raise ValueError("is not a file")
         document = parse_json((directory / DATA).read_text(encoding="utf-8"))
         buckets = [Bucket(*shape) for shape in document["shapes"]]
         ids = document["ids"]

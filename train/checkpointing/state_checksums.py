@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,12 @@ def read_checksums(folder: Path) -> dict[str, Any]:
 def check_permissions(folder: Path) -> None:
     """Raises: CheckpointError if this user may not read a folder, or something in it: then it may be undamaged."""
     for path in (folder, *folder.rglob("*")):
-        if os.path.exists(path) and not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        try:
+            mode = os.R_OK | (os.X_OK if stat.S_ISDIR(os.stat(path).st_mode) else 0)
+            may_read = os.access(path, mode)
+        except OSError as error:
+            may_read = error.errno != errno.EACCES  # else it is missing, or a link to what is
+        if not may_read:
             raise CheckpointError(f"{path}: cannot be read: {os.strerror(errno.EACCES)}")
 
 

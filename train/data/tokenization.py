@@ -113,6 +113,8 @@ class FastTokenizer(Tokenizer):
             return self.fast.encode_batch_fast(
                 words, is_pretokenized=self.language is not None, add_special_tokens=add_special_tokens
             )
+        except (MemoryError, TypeError):
+            raise
         except Exception as error:  # the library raises a bare Exception
             raise DataError(f"the tokenizer cannot encode the text: {error}") from None
 

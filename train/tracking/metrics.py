@@ -92,7 +92,7 @@ class MetricsLog:
             cannot = f"cannot be read and {'are' if damaged[1:] else 'is'} left out"
             say(f"{self._path}: {_lines(damaged)} {cannot}; the file as it was is {_keep_copy(self._path)}")
         self.records: list[Record] = [record for record in records if record["update"] <= update]
-        if not damaged and (gap := _gap(self.records)) is not None:
+        if not damaged and (gap := _gap(self.records, update)) is not None:
             say(f"{self._path}: has no line for {gap}")
         self.validations = validations(self.records)
         self._trackers: list[Tracker] = []
@@ -149,14 +149,14 @@ def _lines(numbers: list[int]) -> str:
     return f"line{'s' if numbers[1:] else ''} {lines}"
 
 
-def _gap(records: Sequence[Record]) -> str | None:
-    """The first update without a record after the first one, and how many more there are; None if there is none."""
-    updates = sorted({record["update"] for record in records if "validation" not in record})
-    first = next((update + 1 for update, later in pairwise(updates) if later > update + 1), None)
-    if first is None:
+def _gap(records: Sequence[Record], last: int) -> str | None:
+    """The first update without a record, from that of the first one to `last`, and how many more there are; or None."""
+    updates = sorted({record["update"] for record in records if "validation" not in record and record["update"] > 0})
+    if not updates or not (missing := last - updates[0] + 1 - len(updates)):
         return None
-    more = updates[-1] - updates[0] - len(updates)
-    return f"update {first:,}" + (f" and {more:,} others" if more else "")
+    first = next(update + 1 for update, later in pairwise((*updates, last + 1)) if later > update + 1)
+    more = f" and {missing - 1:,} other{'s' if missing > 2 else ''}" if missing > 1 else ""
+    return f"update {first:,}{more}"
 
 
 def _keep_copy(path: Path) -> Path:

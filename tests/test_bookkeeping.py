@@ -1,5 +1,6 @@
 """Data order, seeds and validation metrics of a run, against numpy, nnx.Rngs and sacreBLEU."""
 
+import fcntl
 import json
 from dataclasses import replace
 
@@ -218,3 +219,16 @@ def test_patience(run, tmp_path):
     assert outcome.update == 3  # the first is best, and the next two are not better
     assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["1", "2", "3"]  # best and last two
     assert train(run, tmp_path / "r", QUIET).update == 3
+
+
+def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    lines = []
+    with locked(tmp_path / "run", lines.append):
+        pass
+    assert lines == [
+        f"{tmp_path / 'run'}: cannot be locked (No locks available); make sure that no other process trains there"
+    ]

@@ -136,9 +136,11 @@ def test_standard_output_as_a_file_is_appended_to(tmp_path):
 
 
 def test_what_may_not_be_written_is_named_at_once(tmp_path, monkeypatch):
+    """An existing file itself, of a new one its folder."""
     (tmp_path / "x").touch()
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    for name in ("x", "y"):
+    for name, place in (("x", tmp_path / "x"), ("y", tmp_path)):
+        forbidden = (place, os.W_OK)
+        monkeypatch.setattr("os.access", lambda path, mode, forbidden=forbidden: (Path(path), mode) != forbidden)
         with pytest.raises(UsageError, match=rf"^{tmp_path}/{name}: cannot be written: Permission denied$"):
             check_outputs([str(tmp_path / name)])
 

@@ -1,6 +1,5 @@
 """A run whose files are damaged, or whose loss diverges: what is kept, repeated and printed."""
 
-import fcntl
 import gc
 import io
 import json
@@ -12,20 +11,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from twinax import TransformerConfig, convert
 from twinax.configs.data import BatchConfig, TokenizerConfig
-from twinax.configs.errors import CheckpointError, RunError
+from twinax.configs.errors import CheckpointError, DamagedCheckpointError, RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.train.checkpointing.checkpoints import folder_of, read_checkpoint
-from twinax.train.checkpointing.run_directory import locked
-from twinax.train.divergence import last_healthy
+from twinax.train.checkpointing.checkpoints import Checkpoints, folder_of, read_checkpoint
 from twinax.train.loop import train
-from twinax.train.tracking.metrics import FILE, MetricsLog, read_metrics
+from twinax.train.tracking.metrics import FILE, read_metrics
 from twinax.train.warm_start import read_initial_weights
 
 pytestmark = [
@@ -172,6 +167,24 @@ def test_a_damaged_earlier_checkpoint_does_not_prevent_an_average(finished, copy
     assert arrays(average) == arrays(last)
 
 
+def test_the_last_checkpoint_is_averaged_from_memory(finished, copy, monkeypatch):
+    """It is never set aside, even if it is damaged after it was written."""
+    _, run = finished
+    restore, restored = Checkpoints.restore, []
+
+    def once(self, like, update):
+        if update in restored:
+            raise DamagedCheckpointError("damaged")
+        restored.append(update)
+        return restore(self, like, update)
+
+    monkeypatch.setattr(Checkpoints, "restore", once)
+    output = resume(replace(run, loop=replace(run.loop, average=2)), copy)
+    assert "average of 6, 8: validation loss" in output
+    assert restored == [8, 6]
+    assert not (copy / "damaged").exists()
+
+
 def test_what_is_missing_is_damaged_not_forbidden(finished, copy):
     directory, run = finished
     file = next((copy / "checkpoints" / "8" / "state").rglob("d/*"))
@@ -297,57 +310,6 @@ def test_a_last_line_without_its_end_is_a_killed_process(finished, copy):
     assert not list(copy.glob("metrics-damaged*"))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["update", "loss", "x"]), inner),
-    max_leaves=5,
-)
-
-
-def test_an_update_far_ahead_costs_no_memory(tmp_path):
-    lines = []
-    rows = [{"update": 1, "loss": 2.0}, {"update": 10**30, "loss": 2.0}]
-    (tmp_path / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    MetricsLog(tmp_path, 10**31, lines.append).close()
-    assert lines == [f"{tmp_path / FILE}: has no line for update 2 and {10**31 - 3:,} others"]
-
-
-@given(values=st.lists(JSON, max_size=4), data=st.data())
-def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("metrics")
-    good = [{"update": 1, "loss": 2.0}, {"update": 2, "validation": {"loss": 1.0, "bleu": None}}]
-    rows = data.draw(st.permutations([*good, *values]))
-    (folder / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = []
-    log = MetricsLog(folder, 10**9, lines.append)
-    log.write({"update": 2, "loss": 1.5})
-    log.close()
-    lines = [line for line in lines if "cannot be read" in line]
-    assert len(lines) <= 1
-    assert [record for record in log.records if record in good or record == {"update": 2, "loss": 1.5}] != []
-    assert all(type(record["update"]) is int for record in log.records)
-    assert len(list(folder.glob("metrics-damaged*"))) == len(lines)
-
-
-@pytest.mark.parametrize(("rising", "expected"), [(0, 300), (3, 200), (60, 200)])
-def test_a_checkpoint_whose_last_losses_rise_is_not_healthy(rising, expected):
-    noise = np.random.default_rng(0).normal(0, 0.4, 300)  # that of a single batch is no rise
-    losses = [2.0 + x for x in noise[rising:]] + [9.0] * rising
-    records = [{"update": update, "loss": loss} for update, loss in enumerate(losses, 1)]
-    assert last_healthy(records, [100, 200, 300]) == expected
-
-
-def test_of_a_descending_loss_too():
-    def healthy(losses, checkpoints):
-        return last_healthy([{"update": i, "loss": loss} for i, loss in enumerate(losses, 1)], checkpoints)
-
-    descending = [9 - 0.07 * i for i in range(90)]
-    assert healthy([*descending, *[2.5] * 10], [50, 90, 100]) == 100
-    assert healthy([*descending, *[2.5] * 5, *[12.0] * 5], [50, 90, 100]) == 90
-    assert healthy([*[9 - 0.05 * i for i in range(100)], *[4.0] * 97, *[9.0] * 3], [100, 200]) == 100
-    assert healthy([2.0, float("inf"), 2.0], [3]) == 3
-
-
 def test_weights_that_are_nan(finished, copy, tmp_path, command):
     """One line and exit status 2, wherever the logits are computed; training does not start."""
     checkpoint = convert.load(copy)
@@ -399,34 +361,6 @@ def test_the_command_of_the_way_back_trains(finished, tmp_path, command, monkeyp
     code, _, err = command("train", directory, "--init-from", directory)
     assert code == 2
     assert "needs --out, the directory of the new run" in err
-
-
-@pytest.mark.parametrize(
-    ("losses", "checkpoints", "expected"),
-    [
-        ([5, 4, 3, 2, 9, 9], [2, 4, 6], 4),
-        ([5, 4, 3, 2, 2.1, 2.1], [2, 4, 6], 6),
-        ([5, 4], [], None),
-        ([], [2], None),
-    ],
-)
-def test_the_last_healthy_checkpoint(losses, checkpoints, expected, monkeypatch):
-    monkeypatch.setattr("twinax.train.divergence._WINDOW", 2)
-    records = [{"update": i, "loss": loss} for i, loss in enumerate(losses, 1)]
-    assert last_healthy(records, checkpoints) == expected
-
-
-def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatch):
-    def no_locks(*arguments):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    lines = []
-    with locked(tmp_path / "run", lines.append):
-        pass
-    assert lines == [
-        f"{tmp_path / 'run'}: cannot be locked (No locks available); make sure that no other process trains there"
-    ]
 
 
 def test_a_full_disk_during_a_training_is_one_line(finished, copy, forks):

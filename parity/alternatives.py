@@ -95,6 +95,8 @@ def _other_settings(operation: Operation, key: str, value: Any, inputs: Sequence
     elif isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu":
         for step in (-1, 1, -2, 2):
             yield {key: np.asarray(value + step)}
+    elif key == "y" and isinstance(value, int):  # the exponent of `integer_pow`
+        yield from ({key: value + step} for step in (-1, 1, -2, 2))
     elif isinstance(value, str) and value in ("none", "tanh"):
         yield {key: "tanh" if value == "none" else "none"}
     elif key in _AXES or (operation.name.startswith("aten.") and ndim > 1 and not isinstance(value, np.ndarray)):

@@ -110,7 +110,8 @@ def compare(
     forward = diagnose_traces(*traces, weights)
     if masks:
         others = [defect for defect in forward.defects if defect.repair is not None]  # the rest may follow from masks
-        forward = replace(forward, verdict="different", defects=(*masks, *others))
+        verified = forward.ok and all(mask.repair is not None for mask in masks)  # with the reference's masks
+        forward = replace(forward, verdict="different", defects=(*masks, *others), verified=verified)
     seconds["outputs"] = time.perf_counter() - start
     requested = {"gradients": gradients, "optimizers": optimizers is not None}
     gaps += [f"{part}, because the outputs differ" for part in requested if requested[part] and not forward.ok]

@@ -19,6 +19,10 @@ from .defect import Defect
 from .matching import EXACT, ROUNDED, output_pairs, producers
 from .source_lines import Snippet, snippets
 
+_TRIED = {
+    True: "after all repairs, computed from the inputs on, the outputs agree",
+    False: "the change was tried and makes this value equal; the outputs were not shown to agree after it",
+}
 _MARKS = {"equal": "=", "different": "≠", "unmatched": "·"}
 _NOTHING = "not compared"
 _CONTEXT = 2  # rows around a difference that are open
@@ -48,6 +52,7 @@ class _Difference:
     part: str
     group: Sequence[Defect]
     in_outputs: bool
+    tried: str  # what is known of the repair
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,8 @@ def _differences(comparison: Comparison) -> Iterator[_Difference]:
         for part, defects in parts:
             for group in grouped(defects):
                 number += 1
-                yield _Difference(number, part, group, diagnosis is comparison.forward)
+                tried = _TRIED[diagnosis is not None and diagnosis.verified]
+                yield _Difference(number, part, group, diagnosis is comparison.forward, tried)
 
 
 def _defect(difference: _Difference, traces: Sequence[Trace]) -> dict[str, Any]:
@@ -151,7 +157,7 @@ def _defect(difference: _Difference, traces: Sequence[Trace]) -> dict[str, Any]:
         "number": difference.number,
         "part": difference.part,
         "repair": first.note or (str(first.repair) if first.repair is not None else "no repair found"),
-        "tried": first.repair is not None,
+        "tried": difference.tried if first.repair is not None else "",
         "occurrences": len(group),
         "error": max(defect.error for defect in group),
         "called_from": called_from(group),

@@ -63,6 +63,7 @@ def _findings(diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict": diagnosis.verdict,
         "reason": diagnosis.reason,
         "matched_values": list(diagnosis.matched),
+        "verified": diagnosis.verified,
         "defects": [_defect(group) for group in grouped(diagnosis.defects)],
         "float32_constants": [_defect(group) for group in grouped(diagnosis.roundings)],
     }
@@ -169,7 +170,8 @@ def show_differences(comparison: Comparison, console: Console) -> None:
 
 def _table(title: str, diagnosis: Diagnosis) -> Table:
     table = Table("#", title=title, title_justify="left")
-    for column in ("candidate", "repair that\nmakes both equal", "reference"):
+    repair = "repair that\nmakes both equal" if diagnosis.verified else "change that makes\nthis value equal"
+    for column in ("candidate", repair, "reference"):
         table.add_column(column, overflow="fold")  # a line that is cut off has no number
     table.add_column("error", justify="right", no_wrap=True)
     groups = [(str(i), group) for i, group in enumerate(grouped(diagnosis.defects), 1)]

@@ -14,7 +14,7 @@ class Defect:
     reference: tuple[Operation, ...]
     candidate: tuple[Operation, ...]
     error: float  # largest difference, relative to the largest number
-    repair: Repair | None = None  # a change to the candidate that makes both equal
+    repair: Repair | None = None  # a change to the candidate that makes the last value equal
     note: str = ""  # what differs, where it is no operation
 
     @property

@@ -14,11 +14,13 @@ import numpy as np
 from .alignment import Pairing
 from .capture.trace import Trace, named
 from .defect import Defect
-from .divergence import State, next_step
+from .divergence import State, next_step, output_step, outputs_agree
 from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order
+from .samples import Samples
 from .weights import WeightMap, match_weights
 
 MAX_DEFECTS = 24
+_NOWHERE = "the outputs differ, but no diverging operation was found"
 _SMALL = 1e-4  # errors below which differences may have added up unnoticed
 
 
@@ -35,6 +37,7 @@ class Diagnosis:
     branches: tuple[str, ...] = ()  # that these inputs did not take
     rearranged: tuple[str, ...] = ()  # outputs with the reference's numbers in another shape, such as channels last
     matched: tuple[int, int] = (0, 0)  # values of the reference that the candidate has, and all that identify something
+    verified: bool = False  # whether all outputs agree after all repairs, computed from the inputs on
     pairing: Pairing | None = field(default=None, repr=False)  # None if undecided
 
     @property
@@ -114,17 +117,23 @@ def diagnose_traces(
         return replace(about, reason=reason)
     pairs = ((reference.outputs[a], candidate.outputs[b]) for a, b in output_pairs(reference, candidate))
     equal = all(same_order(reference.values[a], candidate.values[b], bound, least) for a, b in pairs)
-    sides = Side(reference), Side(candidate)
-    state, ordered = _walked(sides, (bound,) if equal or bound == ROUNDED else (ROUNDED, bound), least)
+    walks = _Walks((Side(reference), Side(candidate)), Samples((reference, candidate), weights), least)
+    walk = walks.walked((bound,) if equal or bound == ROUNDED else (ROUNDED, bound))
+    state, ordered = walk.state, walk.defects
     if state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in ordered):
         # small differences that add up may look like others: whichever bound explains more is taken
-        state, ordered = min((state, ordered), _walked(sides, (bound,), least), key=lambda walk: _unexplained(*walk))
+        walk = min(walk, walks.walked((bound,)), key=_Walk.unexplained)
+    if not walk.verified and walk.state.taken and any(change.whole for change in walk.state.taken):
+        # values in between may have been taken for others: perhaps one change up to the outputs explains all
+        walk = min(walks.walked((bound,), whole=True), walk, key=_Walk.unexplained)
+    state, ordered = walk.state, walk.defects
     about = replace(
         about,
         defects=tuple(d for d in ordered if not d.rounding),
         roundings=tuple(d for d in ordered if d.rounding),
         rearranged=tuple(state.rearranged_outputs),
         matched=state.matched,
+        verified=walk.verified,
         pairing=Pairing(
             state.matches.of_candidate, (frozenset(state.reference.contents), frozenset(state.candidate.contents))
         ),
@@ -134,48 +143,63 @@ def diagnose_traces(
     if state.open_outputs and len(ordered) == MAX_DEFECTS:
         return replace(about, verdict="different", reason=f"stopped after {MAX_DEFECTS} differences")
     if state.open_outputs:
-        return replace(about, verdict="different", reason=_reason(state))
+        return replace(about, verdict="different", reason=state.exchanged_outputs() or _NOWHERE)
     if about.defects:
         return replace(about, verdict="different")
     return replace(about, verdict="equal but for float32 constants" if about.roundings else "equal")
 
 
-@np.errstate(over="ignore", invalid="ignore")  # some masks are filled with the largest number that a dtype has
-def _walked(sides: tuple[Side, Side], bounds: Sequence[float], least: float) -> tuple[State, list[Defect]]:
-    """(the state in which no difference is left, or none that can be placed; those that were, in order of execution).
+@dataclass(frozen=True)
+class _Walk:
+    """The state in which no difference is left, or none that can be placed, and those that were taken out."""
 
-    Each bound is walked after all outputs agree in the one before.
-    """
-    differences: list[tuple[int, Defect]] = []
-    state = State(*sides, Matches(*sides, bounds[0]), least)
-    for bound in bounds:
-        if bound != state.bound:
-            sides = state.reference, state.candidate
-            state = State(*sides, Matches(*sides, bound), least, entering=state.entering, limit=ROUNDED)
-        while state.open_outputs and len(differences) < MAX_DEFECTS and (step := next_step(state)) is not None:
-            number, defect, state = step
-            differences.append((number, defect))
-        if state.open_outputs:
-            break
-    return state, [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
+    state: State
+    defects: Sequence[Defect]  # in order of execution
+    verified: bool
+
+    def unexplained(self) -> tuple[int, ...]:
+        """What speaks against it, the most important first."""
+        unrepaired = sum(defect.repair is None for defect in self.defects)
+        repairs = len({str(defect.repair) for defect in self.defects})
+        return self.state.open_outputs, unrepaired, not self.verified, repairs, len(self.defects)
 
 
-def _unexplained(state: State, defects: Sequence[Defect]) -> tuple[int, ...]:
-    """What speaks against a walk, the most important first."""
-    unrepaired = sum(defect.repair is None for defect in defects)
-    return state.open_outputs, unrepaired, len({str(defect.repair) for defect in defects}), len(defects)
+class _Walks:
+    """From the inputs to the outputs of two traces, in several ways."""
 
+    def __init__(self, sides: tuple[Side, Side], samples: Samples, least: float):
+        self.sides, self.samples, self.least = sides, samples, least
+        self.alike: bool | None = None  # whether other inputs lead to equal values too; None: not tried yet
 
-def _reason(state: State) -> str:
-    """Why outputs differ for which no place was found."""
-    names = [
-        {number: name for name, number in side.trace.outputs.items()} for side in (state.reference, state.candidate)
-    ]
-    for number, _ in state.differing:
-        for other in state.matches.of_reference.get(number, ()):
-            if number in names[0] and other in names[1]:
-                return f"output {names[1][other]} of the candidate is the reference's output {names[0][number]}"
-    return "the outputs differ, but no diverging operation was found"
+    @np.errstate(over="ignore", invalid="ignore")  # some masks are filled with the largest number that a dtype has
+    def walked(self, bounds: Sequence[float], whole: bool = False) -> _Walk:
+        """Take out one difference after the other; each bound is walked after all outputs agree in the one before.
+
+        `whole`: only differences that reach up to an output.
+        """
+        differences: list[tuple[int, Defect]] = []
+        state = State(*self.sides, Matches(*self.sides, bounds[0]), self.least)
+        if state.open_outputs and self.alike is None:
+            self.alike = self.samples.are_alike(state.matches)
+        samples = self.samples if self.alike else None
+        state.samples = samples
+        for bound in bounds:
+            if bound != state.bound:
+                sides = state.reference, state.candidate
+                others = {"entering": state.entering, "samples": samples, "taken": state.taken}
+                state = State(*sides, Matches(*sides, bound), self.least, limit=ROUNDED, **others)
+            while state.open_outputs and len(differences) < MAX_DEFECTS:
+                step = output_step(state) if whole else next_step(state)
+                if step is None:
+                    break
+                number, defect, state = step
+                differences.append((number, defect))
+            if state.open_outputs:
+                break
+        defects = [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
+        repaired = defects and all(defect.repair is not None for defect in defects) and not state.open_outputs
+        verified = bool(repaired) and outputs_agree(state, self.samples, 2 if self.alike else 1)
+        return _Walk(state, defects, verified)
 
 
 def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice, product
 from typing import Any
 
@@ -25,7 +26,8 @@ from .matching import (
     suspects,
 )
 from .regions import Region, regions
-from .repairs import BUDGET, FLOAT32, WEAK, Repair, Search
+from .repairs import BUDGET, FLOAT32, WEAK, Edits, Repair, RepairSearch, Sides, edited
+from .samples import Samples
 
 _CANDIDATES = 12  # reference values tried after the last common one
 _NO_BETTER = 3  # consecutive values without improvement before the search stops
@@ -52,6 +54,35 @@ class _Precedent:
     text: str
 
 
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What takes a difference out of the candidate: a repair, and the reference's value with which it goes on."""
+
+    number: int  # value of the reference
+    other: int  # the candidate's value that it replaces
+    arrangement: int  # which of `alignments`
+    repair: Repair | None
+    whole: bool = False  # the value is an output, because no other difference was found
+
+    def forced(self, sides: Sides) -> dict[int, np.ndarray]:
+        """The reference's value in the place of the candidate's."""
+        possible = alignments(sides[0].value(self.number), sides[1].value(self.other))
+        return {self.other: possible[min(self.arrangement, len(possible) - 1)]}
+
+    @property
+    def edits(self) -> Edits:
+        """The repair; the reference's value where there is none, or where it only rounds."""
+        own = () if self.repair is None or self.repair.rounding else self.repair.edits
+        return own or ((self.other, self.forced),)
+
+    def applied(self, sides: Sides) -> Sides:
+        """The values after the change."""
+        candidate = sides[1] if self.repair is None else edited(sides, self.repair.edits)
+        if self.repair is None or not self.repair.parameter or not self.repair.edits:
+            candidate = candidate.continued(self.forced(sides))
+        return sides[0], candidate
+
+
 @dataclass
 class State:
     """Both traces, with what matches and what is suspect."""
@@ -63,6 +94,8 @@ class State:
     precedents: tuple[_Precedent, ...] = ()
     entering: tuple[tuple[int, int], ...] = ()  # equal values of both that enter repaired regions, compared as outputs
     limit: float = np.inf  # of the errors of values; small once nothing but rounding differs
+    samples: Samples | None = None  # None: only the inputs themselves are tried
+    taken: tuple[Change, ...] = ()  # in the order in which they were found
     open_outputs: int = field(init=False)  # outputs that differ
     rearranged_outputs: list[str] = field(init=False)
     matched: tuple[int, int] = field(init=False)
@@ -117,6 +150,15 @@ class State:
             return True
         return same_order(one, other, self.bound, self.least)
 
+    def exchanged_outputs(self) -> str:
+        """The first output that is another one of the reference's; empty if there is none."""
+        names = [{n: name for name, n in side.trace.outputs.items()} for side in (self.reference, self.candidate)]
+        for number, _ in self.differing:
+            for other in self.matches.of_reference.get(number, ()):
+                if number in names[0] and other in names[1]:
+                    return f"output {names[1][other]} of the candidate is the reference's output {names[0][number]}"
+        return ""
+
     def closed_by(self, changes: Mapping[int, np.ndarray]) -> bool:
         """Whether all outputs agree after these changes to the candidate."""
         values = ((self.reference.value(r), changes.get(c)) for r, c in self.differing)
@@ -128,6 +170,23 @@ class State:
             )
             for one, other in values
         )
+
+    def search(self, step: "_Step", budget: float = BUDGET) -> RepairSearch:
+        """The search for a repair up to the end of a step."""
+        sides, parts = (self.reference, self.candidate), self.regions(step.number, step.other)
+        return RepairSearch(sides, parts, step.value, self.bound, budget, partial(self._further, step))
+
+    def _further(self, step: "_Step", count: int) -> list[tuple[Sides, np.ndarray]]:
+        """(values of both sides after all changes so far, the step's value) for so many other inputs."""
+        change = Change(step.number, step.other, self._arrangement(step), None)
+        samples = self.samples
+        sides = [] if samples is None else [samples.after(self.taken, i + 1) for i in range(count)]
+        return [(pair, change.forced(pair)[step.other]) for pair in sides]
+
+    def _arrangement(self, step: "_Step") -> int:
+        possible = alignments(self.reference.value(step.number), self.candidate.value(step.other))
+        same = (i for i, array in enumerate(possible) if np.array_equal(array, step.value, equal_nan=True))
+        return next(same, 0)
 
     def regions(self, number: int, other: int) -> tuple[Region, Region]:
         """What leads to a value of the reference, and to one of the candidate, from values that match."""
@@ -150,12 +209,13 @@ class State:
     def _same_size(self, size: int) -> list[int]:
         return [n for n in self.others if self.candidate.by_number[n].size == size]
 
-    def forced(self, values: Mapping[int, np.ndarray]) -> "State":
-        """The state in which the candidate goes on with these values."""
+    def forced(self, values: Mapping[int, np.ndarray], step: "_Step", repair: Repair | None) -> "State":
+        """The state in which the candidate goes on with these values, up to the end of this step."""
         changes = self.candidate.replay(values)
         side = self.candidate.changed(changes, values.keys())
-        matches = self.matches.updated(side, changes)
-        return State(self.reference, side, matches, self.least, self.precedents, self.entering, self.limit)
+        taken = (*self.taken, Change(step.number, step.other, self._arrangement(step), repair, step.whole))
+        matches, others = self.matches.updated(side, changes), (self.limit, self.samples, taken)
+        return State(self.reference, side, matches, self.least, self.precedents, self.entering, *others)
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:
@@ -171,6 +231,7 @@ class _Step:
     value: np.ndarray
     gain: int  # reference values that this step makes match
     closes: bool  # whether all outputs agree
+    whole: bool = False  # the value is an output
 
 
 _Repaired = tuple[int, _Step, Repair, dict[int, np.ndarray]]
@@ -255,9 +316,26 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
     if best is None:
         steps = sorted([*closing, *steps], key=lambda step: -step.gain)
-        return _finished(state, steps[0], None, {steps[0].other: steps[0].value}) if steps else None
+        if not steps:
+            return output_step(state)
+        return _finished(state, steps[0], None, {steps[0].other: steps[0].value})
     _, step, repair, values = best
     return _finished(state, step, repair, values)
+
+
+def output_step(state: State) -> tuple[int, Defect, State] | None:
+    """The step that ends at an output that differs, with all that leads there from values that match."""
+    outputs = [(r, c) for r, c, _ in state.pairs if (r, c) in state.differing]
+    if not outputs or state.exchanged_outputs():
+        return None
+    number, other = outputs[0]
+    one, target = state.reference.value(number), state.candidate.value(other)
+    possible = [one] if one.shape == target.shape else alignments(one, target)
+    if not possible or one.dtype.kind not in "fc":
+        return None
+    step = _Step(number, other, possible[0], 0, len(outputs) == 1, whole=True)
+    best = _repaired(state, [step])
+    return _finished(state, *((step, None, {other: step.value}) if best is None else best[1:]))
 
 
 def _repeated(state: State) -> _Repaired | None:
@@ -301,8 +379,7 @@ def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
     """One change of parameters after which all outputs agree: a parameter used repeatedly, or two that are swapped."""
     start = state.candidate.work[0]
     for step in steps[:1]:
-        parts = state.regions(step.number, step.other)
-        search = Search((state.reference, state.candidate), parts, step.value, state.bound)
+        search = state.search(step)
         matched, used = state.matches.of_candidate, state.matches.of_reference
         further = search.exchanged_further(), search.parameters_further(matched, used)
         sources = chain(search.transposed(), search.parameters(), search.exchanged(), *further)
@@ -321,8 +398,7 @@ def _repaired(state: State, steps: Sequence[_Step]) -> _Repaired | None:
     best: _Repaired | None = None
     budget = _BUDGET
     for step in steps[:_SEARCHED]:
-        parts = state.regions(step.number, step.other)
-        search = Search((state.reference, state.candidate), parts, step.value, state.bound, min(budget, BUDGET))
+        search = state.search(step, min(budget, BUDGET))
         success = search.best()
         budget -= min(budget, BUDGET) - max(search.budget, 0)
         if success is not None and (best is None or success[0] < best[0]):
@@ -344,7 +420,7 @@ def _finished(
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
     if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
         values = {**values, step.other: step.value}
-    after = state.forced(values)
+    after = state.forced(values, step, repair)
     for number in parts[1].leaves:
         if number in values:  # it was equal to a parameter that it should not be equal to
             continue
@@ -362,3 +438,18 @@ def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[
     for other in others:
         for value in alignments(state.reference.value(number), state.candidate.value(other)):
             yield other, value
+
+
+def outputs_agree(state: State, samples: Samples, count: int) -> bool:
+    """Whether all outputs agree after the repairs alone, computed from the inputs on, for so many inputs."""
+    order = {n: i for i, o in enumerate(state.candidate.trace.operations) for n in o.outputs}
+    edits = sorted((edit for change in state.taken for edit in change.edits), key=lambda edit: order.get(edit[0], -1))
+    for sample in range(count):
+        reference, candidate = samples.after((), sample)
+        candidate = edited((reference, candidate), tuple(edits))
+        for r, c, _ in state.pairs:
+            one, other = reference.value(r), candidate.value(c)
+            arranged_alike = one.shape != other.shape and arranged(one, other, state.bound)
+            if not (arranged_alike or same_order(one, other, state.bound, state.least)):
+                return False
+    return True

@@ -4,7 +4,7 @@ import numpy as np
 
 from .matching import Matches, Side, alignments
 from .regions import Region, constants, scalars
-from .repairs import Repair, Search
+from .repairs import Repair, RepairSearch
 
 Array = np.ndarray
 _BITS = 12  # significant bits, from which on a number is no short one such as 0.5 or 768
@@ -17,7 +17,7 @@ def rounded_constant(sides: tuple[Side, Side], regions: tuple[Region, Region], m
     """
     one, other = regions
     for target in alignments(sides[1].value(other.end), sides[0].value(one.end)):
-        success = Search((sides[1], sides[0]), (other, one), target, matches.bound).best()
+        success = RepairSearch((sides[1], sides[0]), (other, one), target, matches.bound).best()
         if success is not None and success[1].rounding:
             return success[1]
     common = matches.of_candidate, matches.of_reference

@@ -58,7 +58,8 @@ def diagnose_gradients(
     diagnosis = diagnose_gradient_traces(reference, pair.candidate, weights, bound)
     if not stops:
         return diagnosis
-    return replace(diagnosis, verdict="different", defects=(*stops, *diagnosis.defects))
+    verified = diagnosis.verified or diagnosis.ok
+    return replace(diagnosis, verdict="different", defects=(*stops, *diagnosis.defects), verified=verified)
 
 
 def _captured(models: Any, inputs: Any, factors: Any, dropout: bool) -> tuple[Trace, Trace]:

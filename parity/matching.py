@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import islice, permutations
+from typing import Self
 
 import numpy as np
 
@@ -86,37 +87,25 @@ def proportion(one: Signature, other: Signature) -> float:
     return 1.0 - float(max(abs(a @ b), abs(a @ b[::-1])) / lengths) if lengths else 1.0
 
 
-class Side:
-    """A trace with some values changed, and the signatures of all, each computed once."""
+class Values:
+    """A trace with some values changed."""
 
     def __init__(self, trace: Trace):
         self.trace = trace
         self.changes: dict[int, Array] = {}
         self.work = [0.0]  # numbers that all replays together computed, also those of changed copies
         self.forced: set[int] = set()  # changes that stay whatever happens before them
-        self.by_number = {i: s for i, value in enumerate(trace.values) if (s := signature(value)) is not None}
-        self.contents = {i: contents(trace.values[i]) for i in range(len(trace.values)) if i not in self.by_number}
 
     def value(self, number: int) -> Array:
         """The value with this number, as changed."""
         return self.changes.get(number, self.trace.values[number])
 
-    def changed(self, changes: Mapping[int, Array], forced: Iterable[int]) -> "Side":
-        """This side with further changes, which the values with the numbers `forced` led to."""
-        side = copy(self)
-        side.forced = {*self.forced, *forced}
-        side.__dict__.pop("by_size", None)
-        side.changes = {**self.changes, **changes}
-        side.by_number, side.contents = dict(self.by_number), dict(self.contents)
-        for number, value in changes.items():
-            new = signature(value)
-            side.by_number.pop(number, None)
-            side.contents.pop(number, None)
-            if new is None:
-                side.contents[number] = contents(value)
-            else:
-                side.by_number[number] = new
-        return side
+    def changed(self, changes: Mapping[int, Array], forced: Iterable[int]) -> Self:
+        """These values with further changes, which the values with the numbers `forced` led to."""
+        values = copy(self)
+        values.forced = {*self.forced, *forced}
+        values.changes = {**self.changes, **changes}
+        return values
 
     def replay(
         self, changes: Mapping[int, Array], operations: Iterable[Operation] | None = None, limit: int | None = None
@@ -127,6 +116,40 @@ class Side:
             fixed = copy(self.trace)
             fixed.values = [self.value(number) for number in range(len(self.trace.values))]
         return fixed.replay(changes, operations, self.forced, limit, self.work)
+
+    def continued(self, changes: Mapping[int, Array]) -> Self:
+        """These values after changes, and all that follows from them."""
+        return self.changed(self.replay(changes), changes)
+
+
+class Side(Values):
+    """A trace with some values changed, and the signatures of all, each computed once."""
+
+    def __init__(self, trace: Trace):
+        super().__init__(trace)
+        self.by_number = {i: s for i, value in enumerate(trace.values) if (s := signature(value)) is not None}
+        self.contents = {i: contents(trace.values[i]) for i in range(len(trace.values)) if i not in self.by_number}
+
+    def plain(self) -> Values:
+        """The same values without signatures."""
+        values = Values(self.trace)
+        values.changes, values.forced, values.work = self.changes, self.forced, self.work
+        return values
+
+    def changed(self, changes: Mapping[int, Array], forced: Iterable[int]) -> Self:
+        """This side with further changes, which the values with the numbers `forced` led to."""
+        side = super().changed(changes, forced)
+        side.__dict__.pop("by_size", None)
+        side.by_number, side.contents = dict(self.by_number), dict(self.contents)
+        for number, value in changes.items():
+            new = signature(value)
+            side.by_number.pop(number, None)
+            side.contents.pop(number, None)
+            if new is None:
+                side.contents[number] = contents(value)
+            else:
+                side.by_number[number] = new
+        return side
 
     @cached_property
     def by_size(self) -> dict[int, tuple[Array, list[int]]]:

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from .capture.trace import Operation, Trace
-from .matching import Matches, Side, producers, same_order
+from .matching import Matches, Side, Values, producers, same_order
 
 Array = np.ndarray
 _REARRANGING = (
@@ -39,7 +39,7 @@ class Scalar:
     operation: Operation
     value: float
     number: int  # the value that changes with it
-    change: Callable[[float], Array]
+    change: Callable[[Values, float], Array]  # the value with another number
 
 
 def regions(
@@ -126,7 +126,7 @@ def scalars(side: Side, region: Region) -> Sequence[Scalar]:
         for key, value in operation.settings.items():
             is_number = isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0
             if is_number and np.asarray(value).dtype.kind == "f" and len(operation.outputs) >= 1 and operation.compute:
-                change = partial(_with_setting, side, operation, key)
+                change = partial(_with_setting, operation, key)
                 numbers.append(Scalar(operation, float(value), operation.outputs[0], change))
         for number in operation.inputs:
             if number not in fixed:
@@ -140,11 +140,11 @@ def scalars(side: Side, region: Region) -> Sequence[Scalar]:
     return numbers
 
 
-def _full(shape: tuple[int, ...], number: float) -> Array:
+def _full(shape: tuple[int, ...], side: Values, number: float) -> Array:
     return np.full(shape, number)
 
 
-def _with_setting(side: Side, operation: Operation, key: str, number: float) -> Array:
+def _with_setting(operation: Operation, key: str, side: Values, number: float) -> Array:
     """An operation's first output with another number as a setting."""
     old = operation.settings[key]
     new = np.full_like(old, number) if isinstance(old, np.ndarray) else number

@@ -1,16 +1,16 @@
 """Finds the change to a candidate that makes it equal to its reference: each attempt is computed on the trace."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 from scipy import special
 
-from .alternatives import UNARY, alternatives, arrangements, insertions, kind
+from .alternatives import UNARY, Alternative, alternatives, arrangements, insertions, kind
 from .capture.trace import Operation
-from .matching import EXACT, Side, alignments, orders_of_axes, producers, same_order
+from .matching import EXACT, Side, Values, alignments, orders_of_axes, producers, same_order
 from .regions import Region, Scalar, constants, extended, scalars
 
 Array = np.ndarray
@@ -21,7 +21,11 @@ _BLOCKS = 4  # most blocks of a packed parameter
 _PASSING = ("copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
 _LAST = 10  # rank after all others
+_STEEP = 1e100  # slopes from which on nothing is solved
 _STEPS = 12  # steps of the search for a number in the code
+_LITERALS = 4  # most numbers of a line that are solved for together
+_FEW = 64  # numbers, from which on one other input excludes a coincidence
+_OTHERS = 4  # other inputs where there are fewer
 _NEAR = 3  # most operations between a parameter and the value that it projects to
 FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
 _FAILURES = (
@@ -34,9 +38,15 @@ _FAILURES = (
 )  # an attempt does not fit
 
 
+Sides = tuple[Values, Values]  # values of the reference and of the candidate
+Edit = Callable[[Sides], Mapping[int, Array]]  # the candidate's values that a repair changes, from those before
+Edits = tuple[tuple[int, Edit], ...]  # (the last value that it changes, edit) in the order of execution
+Further = Callable[[int], list[tuple[Sides, Array]]]  # so many other inputs: values of both sides, and the target
+
+
 @dataclass(frozen=True)
 class Repair:
-    """A change that makes the candidate's value equal to the reference's; it was tried."""
+    """A change that makes the candidate's value equal to the reference's where it was tried."""
 
     number: int  # the value that changes
     text: str
@@ -44,6 +54,7 @@ class Repair:
     parameter: str = ""
     rounding: bool = False  # it undoes the rounding of a constant to float32, and nothing else
     literal: bool = False  # it changes a number in the code
+    edits: Edits = field(default=(), compare=False, repr=False)  # the change as a function, for other inputs
 
     def __str__(self) -> str:
         """What to change."""
@@ -68,7 +79,7 @@ class _Attempt:
         return self.value.shape == old.shape and not np.array_equal(self.value, old)
 
 
-class Search:
+class RepairSearch:
     """Attempts to repair the candidate's region; `target` is the reference's value in the shape of its end."""
 
     def __init__(
@@ -78,13 +89,15 @@ class Search:
         target: Array,
         bound: float,
         budget: float = BUDGET,
+        further: Further = lambda count: [],
     ):
         self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
+        self.further = further
         self.side = sides[1]
         self.region = extended(self.side, regions[1])
         inside = set(map(id, regions[1].operations))
-        further = [operation for operation in self.region.operations if id(operation) not in inside]
-        self.tried = (*regions[1].operations, *further)
+        others = [operation for operation in self.region.operations if id(operation) not in inside]
+        self.tried = (*regions[1].operations, *others)
         self.budget = budget
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}
@@ -94,14 +107,16 @@ class Search:
         best: _Attempt | None = None
         sources = (
             self._explanations,
+            self._same_code,
             self._operations,
             self.parameters,
             self.exchanged,
             self._exchanged_entries,
             self._scalars,
+            self._literals_of_lines,
             self._insertions,
         )
-        for least, attempts in zip((2, 0, 1, 1, 2, 1, 3), sources, strict=True):
+        for least, attempts in zip((2, 1, 0, 1, 1, 2, 1, 2, 3), sources, strict=True):
             if self.below <= least:
                 continue
             for attempt in attempts():
@@ -132,9 +147,32 @@ class Search:
         if attempt.repair.operation is not None:  # which was computed for the attempt
             self.budget -= sum(self.side.value(number).size for number in attempt.repair.operation.inputs)
         end = self._end(attempt.changes)
-        if end is None or not same_order(self.target, end, self.bound):
+        if end is None or not same_order(self.target, end, self.bound) or not self._holds(attempt.repair.edits):
             return None
         return attempt if same_order(self.target, end, EXACT) else replace(attempt, rank=attempt.rank + _LAST)
+
+    def _holds(self, edits: Edits) -> bool:
+        """Whether edits make the end equal for other inputs too: few numbers are equal by coincidence."""
+        ends = self._ends_after(edits) if edits else []
+        return all(end is not None and same_order(target, end, self.bound) for end, target in ends)
+
+    def _ends_after(self, edits: Edits) -> Iterator[tuple[Array | None, Array]]:
+        """(end after edits, target) for other inputs; None if it cannot be computed, or has another shape."""
+        for sides, target in self.further(_OTHERS if self.target.size < _FEW else 1):
+            values = self._edited(sides, edits)
+            end = None if values is None else values.value(self.region.end)
+            yield (end if end is not None and end.shape == target.shape else None), target
+
+    def _edited(self, sides: Sides, edits: Edits) -> Values | None:
+        """The region's values after edits; None if they cannot be computed."""
+        before = sides[1].work[0]
+        try:
+            with np.errstate(all="ignore"):
+                return edited(sides, edits, self.region.operations)
+        except _FAILURES:
+            return None
+        finally:
+            self.budget -= sides[1].work[0] - before
 
     def _operations(self) -> Iterator[_Attempt]:
         """Each operation, computed otherwise."""
@@ -143,25 +181,30 @@ class Search:
                 inputs = [self.side.value(number) for number in operation.inputs]
                 (number,) = operation.outputs
                 for alternative in alternatives(operation, inputs, self.side.value(number), self.below):
-                    yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
+                    edits = ((number, partial(_alternative, operation, alternative.text)),)
+                    repair = Repair(number, alternative.text, operation, edits=edits)
+                    yield _Attempt(alternative.rank, repair, alternative.value)
 
     def parameters(self) -> Iterator[_Attempt]:
         """One of the reference's parameters instead of the candidate's, or the candidate's in another order."""
-        sources = {name: self.sides[0].value(n) for name, n in self._sources()}
+        sources = dict(self._sources())
         for number in constants(self.side, self.region):
             value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
-            for source, array in sources.items():
-                for other in _arranged_as(array, value):
+            for source, origin in sources.items():
+                array = self.sides[0].value(origin)
+                for place, other in enumerate(_arranged_as(array, value)):
                     text = f"should have the values of {source}"
                     if self._same_numbers(array, value):
                         text = f"has the values of {source} in another order"
-                    yield _Attempt(1, Repair(number, text, user, name), other)
+                    edit = partial(_from_reference, origin, number, place, 0.0, False)
+                    yield _Attempt(1, Repair(number, text, user, name, edits=((number, edit),)), other)
                     for shift in (-1, 1) if np.array_equal(other, value) else ():
-                        sign = "+" if shift > 0 else "-"
-                        shifted = Repair(number, f"is {source}, and not {source} {sign} 1", user, name)
-                        yield _Attempt(1, shifted, other + shift)
+                        text = f"is {source}, and not {source} {'+' if shift > 0 else '-'} 1"
+                        edit = partial(_from_reference, origin, number, place, shift, False)
+                        yield _Attempt(1, Repair(number, text, user, name, edits=((number, edit),)), other + shift)
             for other, text in arrangements(value):
-                yield _Attempt(1, Repair(number, text, user, name or "a constant"), other)
+                edits = ((number, partial(_arrangement, number, text)),)
+                yield _Attempt(1, Repair(number, text, user, name or "a constant", edits=edits), other)
 
     def _sources(self) -> Iterator[tuple[str, int]]:
         """The reference's parameters that enter its region, as they are or after steps with one input, as a slice."""
@@ -187,32 +230,37 @@ class Search:
             if number not in users:
                 continue
             for source, array in (unused if number in matched else sources).items():
-                for other in _arranged_as(array, value) if number not in matched or array.size == value.size else ():
-                    if number in matched:
-                        yield _Attempt(1, Repair(number, f"lacks + {source}", users[number], name), value + other)
-                    else:
-                        text = f"should have the values of {source}"
-                        yield _Attempt(1, Repair(number, text, users[number], name), other)
+                added = number in matched
+                fits = not added or array.size == value.size
+                for place, other in enumerate(_arranged_as(array, value) if fits else ()):
+                    text = f"lacks + {source}" if added else f"should have the values of {source}"
+                    edits = ((number, partial(_from_reference, parameters[source], number, place, 0.0, added)),)
+                    repair = Repair(number, text, users[number], name, edits=edits)
+                    yield _Attempt(1, repair, value + other if added else other)
 
     def exchanged(self) -> Iterator[_Attempt]:
         """Two of the candidate's parameters of one shape, each in the other's place."""
         own = [n for n in constants(self.side, self.region) if n in self.names]
         for one, other in combinations(own, 2):
-            values = self.side.value(one), self.side.value(other)
-            if values[0].shape == values[1].shape:
-                repair = Repair(one, f"and {self.names[other]} are swapped", self._user(one), self.names[one])
-                yield _Attempt(1, repair, values[1], {other: values[0]})
+            if self.side.value(one).shape == self.side.value(other).shape:
+                yield self._exchange(1, (one, other), (self.names[one], self.names[other]), self._user(one))
 
     def _exchanged_entries(self) -> Iterator[_Attempt]:
         """Two values that enter the region, each in the other's place, as if their parameters were exchanged."""
         made = producers(self.side.trace)
         entries = [n for n in self.region.leaves if n in made and self.side.value(n).dtype.kind == "f"]
         for one, other in combinations(entries, 2):
-            values = self.side.value(one), self.side.value(other)
             names = self._parameter_of(one, made), self._parameter_of(other, made)
-            if values[0].shape == values[1].shape and all(names):
-                repair = Repair(one, f"and {names[1]} are swapped", made[one], names[0])
-                yield _Attempt(2, repair, values[1], {other: values[0]})
+            if self.side.value(one).shape == self.side.value(other).shape and all(names):
+                yield self._exchange(2, (one, other), names, made[one])
+
+    def _exchange(
+        self, rank: int, numbers: tuple[int, int], names: tuple[str, str], operation: Operation | None
+    ) -> _Attempt:
+        one, other = numbers
+        edits = ((max(numbers), partial(_exchange, one, other)),)
+        repair = Repair(one, f"and {names[1]} are swapped", operation, names[0], edits=edits)
+        return _Attempt(rank, repair, self.side.value(other), {other: self.side.value(one)})
 
     def _parameter_of(self, number: int, made: Mapping[int, Operation]) -> str:
         """The nearest parameter from which a value is computed, such as a projection's; empty if none is near."""
@@ -227,10 +275,8 @@ class Search:
         """One of the region's parameters and another of the candidate's, each in the other's place."""
         own = [n for n in constants(self.side, self.region) if n in self.names]
         for one, other in ((one, other) for one in own for other in self.names if other not in own):
-            values = self.side.value(one), self.side.value(other)
-            if values[0].shape == values[1].shape:
-                repair = Repair(one, f"and {self.names[other]} are swapped", self._user(one), self.names[one])
-                yield _Attempt(1, repair, values[1], {other: values[0]})
+            if self.side.value(one).shape == self.side.value(other).shape:
+                yield self._exchange(1, (one, other), (self.names[one], self.names[other]), self._user(one))
 
     def transposed(self) -> Iterator[_Attempt]:
         """All square matrices transposed: a converter that compares shapes leaves out these alone."""
@@ -240,7 +286,8 @@ class Search:
         if len(squares) > 1:
             first = next(n for operation in self.side.trace.operations for n in operation.inputs if n in squares)
             text = f"and {len(squares) - 1} other square matrices are not transposed"
-            repair = Repair(first, text, users[first], self.names[first])
+            edits = ((first, partial(_transpose, list(squares))),)
+            repair = Repair(first, text, users[first], self.names[first], edits=edits)
             yield _Attempt(1, repair, squares[first], {n: v for n, v in squares.items() if n != first})
 
     def _users(self) -> dict[int, Operation]:
@@ -263,8 +310,9 @@ class Search:
             for rank, value in solutions:
                 text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}"
                 rounding = _rounds_to(value, scalar.value)
-                repair = Repair(scalar.number, text, scalar.operation, rounding=rounding, literal=not rounding)
-                yield _Attempt(rank, repair, scalar.change(value))
+                edits = ((scalar.number, partial(_literal, scalar, value)),)
+                repair = Repair(scalar.number, text, scalar.operation, "", rounding, not rounding, edits)
+                yield _Attempt(rank, repair, scalar.change(self.side, value))
         yield from self._factors()
         for number in constants(self.side, self.region):
             table = self.side.value(number)
@@ -272,16 +320,88 @@ class Search:
                 repair = Repair(number, "is rounded to float32", self._user(number), self._name(number), True)
                 yield _Attempt(1, repair, other)
 
+    def _same_code(self) -> Iterator[_Attempt]:
+        """All operations of one line of code, such as those of a loop's steps, computed otherwise."""
+        groups: dict[object, list[Operation]] = {}
+        for operation in self.region.operations:
+            if operation.compute is not None and len(operation.outputs) == 1:
+                groups.setdefault((operation.name, operation.lines), []).append(operation)
+        sides = self.sides[0].plain(), self.side.plain()
+        for first, *others in groups.values():
+            inputs, old = [self.side.value(n) for n in first.inputs], self.side.value(first.outputs[0])
+            for alternative in alternatives(first, inputs, old, 1) if others else ():
+                edits = tuple((o.outputs[0], partial(_alternative, o, alternative.text)) for o in (first, *others))
+                values = self._edited(sides, edits)
+                if values is not None and self.budget > 0:
+                    changes = {number: values.value(number) for number, _ in edits}
+                    repair = Repair(first.outputs[0], alternative.text, first, edits=edits)
+                    yield _Attempt(alternative.rank + 1, repair, changes.pop(first.outputs[0]), changes)
+
+    def _literals_of_lines(self) -> Iterator[_Attempt]:
+        """All numbers of one line of code, for which the end equals the target for other inputs too."""
+        lines: dict[str, list[Scalar]] = {}
+        for scalar in scalars(self.side, self.region):
+            lines.setdefault(scalar.operation.line, []).append(scalar)
+        for line, numbers in lines.items():
+            solved = self._solve_all(numbers) if line and 1 < len(numbers) <= _LITERALS and self.budget > 0 else None
+            short = [_as_in_code(n, s.value) for n, s in zip(solved or (), numbers, strict=bool(solved))]
+            for solution in (short, solved) if solved else ():
+                changed = [(s, n) for s, n in zip(numbers, solution, strict=True) if not _rounds_to(n, s.value)]
+                values = self._edited((self.sides[0].plain(), self.side.plain()), _literals(changed))
+                if values is not None and changed:
+                    first = changed[0][0]
+                    text = ", ".join(f"{kind(s.operation)}: {s.value:.9g} → {n:.9g}" for s, n in changed)
+                    repair = Repair(first.number, text, first.operation, literal=True, edits=_literals(changed))
+                    changes = {scalar.number: values.value(scalar.number) for scalar, _ in changed}
+                    yield _Attempt(2, repair, changes.pop(first.number), changes)
+
+    def _solve_all(self, numbers: Sequence[Scalar]) -> list[float] | None:
+        """The numbers for which the ends are nearest to the targets (Gauss-Newton)."""
+        solution = np.array([scalar.value for scalar in numbers])
+        for _ in range(_STEPS):
+            residual = self._residual(numbers, solution)
+            if residual is None:
+                return None
+            columns = []
+            for i, number in enumerate(solution):
+                step = np.zeros(len(solution))
+                step[i] = 1e-4 * abs(number) or 1e-6
+                moved = self._residual(numbers, solution + step)
+                if moved is None:
+                    return None
+                columns.append((moved - residual) / step[i])
+            slopes = np.stack(columns, 1)
+            if not (np.isfinite(slopes).all() and np.abs(slopes).max(initial=0) < _STEEP):
+                return None
+            correction = np.linalg.lstsq(slopes, -residual, rcond=None)[0]
+            if not np.isfinite(correction).all() or np.abs(solution + correction).max() > 1e12:
+                return None
+            solution = solution + correction
+            if (np.abs(correction) <= 1e-12 * np.abs(solution)).all():
+                break
+        return solution.tolist()
+
+    def _residual(self, numbers: Sequence[Scalar], values: Array) -> Array | None:
+        """ends - targets for all inputs, with these numbers in the code; None if that cannot be computed."""
+        edits = _literals(list(zip(numbers, values.tolist(), strict=True)))
+        own = self._edited((self.sides[0].plain(), self.side.plain()), edits)
+        ends = [(None if own is None else own.value(self.region.end), self.target), *self._ends_after(edits)]
+        parts = [np.ravel(end - target) for end, target in ends if end is not None and end.shape == target.shape]
+        complete = len(parts) == len(ends) and all(np.isfinite(part).all() for part in parts)
+        return np.concatenate(parts) if complete else None
+
     def _factors(self) -> Iterator[_Attempt]:
         """A factor that is missing after an operation, whatever number it is."""
         for operation in self.region.operations if self.below > _FACTOR else ():
             for number in operation.outputs:
                 value = self.side.value(number)
                 if value.dtype.kind == "f" and np.isfinite(value).all() and self.budget > 0:
-                    factor = self._solve(Scalar(operation, 1.0, number, partial(np.multiply, value)))
+                    scalar = Scalar(operation, 1.0, number, partial(_scaled, number))
+                    factor = self._solve(scalar)
                     if factor and not _rounds_to(factor, 1.0):
                         text = f"missing: * {factor:.9g}" if abs(factor) >= 1 else f"missing: / {1 / factor:.9g}"
-                        yield _Attempt(_FACTOR, Repair(number, text, operation), value * factor)
+                        edits = ((number, partial(_literal, scalar, factor)),)
+                        yield _Attempt(_FACTOR, Repair(number, text, operation, edits=edits), value * factor)
 
     def _name(self, number: int) -> str:
         return self.names.get(number, "a constant")
@@ -299,7 +419,7 @@ class Search:
         number = scalar.value
         for _ in range(_STEPS):
             step = 1e-4 * abs(number) or 1e-6
-            one, other = (self._end({scalar.number: scalar.change(n)}) for n in (number, number + step))
+            one, other = (self._end({scalar.number: scalar.change(self.side, n)}) for n in (number, number + step))
             if one is None or other is None:
                 return None
             with np.errstate(invalid="ignore"):  # infinities
@@ -312,27 +432,30 @@ class Search:
             number += correction
             if abs(correction) <= 1e-14 * abs(number):
                 break
-        for short in (float(f"{number:.6g}"), 1 / float(f"{1 / number:.6g}") if number else 0.0):  # as in code
-            if abs(short - number) <= 1e-6 * abs(number) and short != scalar.value:
-                return short
-        return number
+        return _as_in_code(number, scalar.value)
 
     def _insertions(self) -> Iterator[_Attempt]:
         """A step that the candidate leaves out: with one of the reference's values, or with a number."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
-        operands = [(self.sides[0].value(n), names.get(n, "a value of the reference")) for n in self.regions[0].leaves]
+        operands: list[tuple[int | Array, str]] = []  # a value of the reference, or a number
+        operands += [(n, names.get(n, "a value of the reference")) for n in self.regions[0].leaves]
         operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in scalars(self.sides[0], self.regions[0])]
         entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
         sizes = sorted({size for value in entering for size in value.shape if size > 1})
         operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
         for number, operation in (*self._places(), *self._entering()):
-            for alternative in insertions(self.side.value(number), operands):
-                yield _Attempt(alternative.rank, Repair(number, alternative.text, operation), alternative.value)
+            for place, alternative in enumerate(_inserted(self.sides, number, operands)):
+                edits = ((number, partial(_insertion, number, operands, place)),)
+                repair = Repair(number, alternative.text, operation, edits=edits)
+                yield _Attempt(alternative.rank, repair, alternative.value)
         end = self.side.value(self.region.end)
         last = self.region.operations[-1] if self.region.operations else None
         with np.errstate(all="ignore"):
             ratio = float(np.square(self.target).sum() / (self.target * end).sum())
-        yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last), end * ratio)
+        if last is not None:
+            scalar = Scalar(last, 1.0, self.region.end, partial(_scaled, self.region.end))
+            edits = ((self.region.end, partial(_literal, scalar, ratio)),)
+            yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last, edits=edits), end * ratio)
 
     def _places(self) -> Iterator[tuple[int, Operation]]:
         """The region's values with their operations; one that is only passed on counts where it is passed on."""
@@ -366,8 +489,10 @@ class Search:
                     **{f"softmax over axis {i}": partial(special.softmax, axis=i) for i in range(value.ndim)},
                 }
                 for text, function in functions.items():
+                    edits = ((self.region.end, partial(_function, number, self.region.end, function)),)
                     with np.errstate(all="ignore"):
-                        yield _Attempt(2, Repair(self.region.end, f"should be {text}", last), function(value))
+                        result = function(value)
+                    yield _Attempt(2, Repair(self.region.end, f"should be {text}", last, edits=edits), result)
 
 
 def _arranged_as(source: Array, value: Array) -> Iterator[Array]:
@@ -386,5 +511,78 @@ def _arranged_as(source: Array, value: Array) -> Iterator[Array]:
                 yield block.T.reshape(value.shape)
 
 
+def _as_in_code(number: float, old: float) -> float:
+    """The short decimal, or fraction of 1, that a number is nearly equal to; else the number."""
+    if abs(number) <= 1e-6 * abs(old):
+        return 0.0
+    for short in (float(f"{number:.6g}"), 1 / float(f"{1 / number:.6g}") if number else 0.0):
+        if abs(short - number) <= 1e-6 * abs(number) and short != old:
+            return short
+    return number
+
+
+def edited(sides: Sides, edits: Edits, operations: Sequence[Operation] | None = None) -> Values:
+    """The candidate's values after edits, and all that follows from them, or what these operations compute."""
+    reference, candidate = sides
+    for _, edit in edits:
+        changes = edit((reference, candidate))
+        candidate = candidate.changed(candidate.replay(changes, operations), changes)
+    return candidate
+
+
+def _literals(numbers: Sequence[tuple[Scalar, float]]) -> Edits:
+    return tuple((scalar.number, partial(_literal, scalar, value)) for scalar, value in numbers)
+
+
 def _rounds_to(one: float, other: float) -> bool:
     return one == other or abs(one - other) <= FLOAT32 * abs(other)
+
+
+def _alternative(operation: Operation, text: str, sides: Sides) -> dict[int, Array]:
+    """The operation's output as this alternative computes it."""
+    (number,) = operation.outputs
+    inputs = [sides[1].value(n) for n in operation.inputs]
+    old = sides[1].value(number)
+    return {number: next((a.value for a in alternatives(operation, inputs, old, _LAST) if a.text == text), old)}
+
+
+def _from_reference(origin: int, number: int, place: int, shift: float, added: bool, sides: Sides) -> dict[int, Array]:
+    value = sides[1].value(number)
+    arranged = next(islice(_arranged_as(sides[0].value(origin), value), place, None), value)
+    return {number: value + arranged if added else arranged + shift}
+
+
+def _arrangement(number: int, text: str, sides: Sides) -> dict[int, Array]:
+    value = sides[1].value(number)
+    return {number: next((other for other, name in arrangements(value) if name == text), value)}
+
+
+def _exchange(one: int, other: int, sides: Sides) -> dict[int, Array]:
+    return {one: sides[1].value(other), other: sides[1].value(one)}
+
+
+def _transpose(numbers: Sequence[int], sides: Sides) -> dict[int, Array]:
+    return {number: sides[1].value(number).T for number in numbers}
+
+
+def _literal(scalar: Scalar, value: float, sides: Sides) -> dict[int, Array]:
+    return {scalar.number: scalar.change(sides[1], value)}
+
+
+def _scaled(number: int, values: Values, factor: float) -> Array:
+    return values.value(number) * factor
+
+
+def _function(number: int, end: int, function: Callable[[Array], Array], sides: Sides) -> dict[int, Array]:
+    return {end: function(sides[1].value(number))}
+
+
+def _inserted(sides: Sides, number: int, operands: Sequence[tuple[int | Array, str]]) -> Iterator[Alternative]:
+    """The steps that may be missing after a value."""
+    arrays = ((sides[0].value(o) if isinstance(o, int) else o, text) for o, text in operands)
+    return insertions(sides[1].value(number), arrays)
+
+
+def _insertion(number: int, operands: Sequence[tuple[int | Array, str]], place: int, sides: Sides) -> dict[int, Array]:
+    inserted = next(islice(_inserted(sides, number, operands), place, None), None)
+    return {number: sides[1].value(number) if inserted is None else inserted.value}

@@ -14,6 +14,7 @@ from .capture.jax_models import as_function
 from .capture.jax_trace import dotted
 from .capture.trace import Trace, named
 from .matching import ROUNDED, find_arrangement, output_pairs
+from .perturbation import REDRAWN, perturbed, varied_values
 from .weights import WeightMap
 
 Array = np.ndarray
@@ -23,9 +24,7 @@ RATIO_BOUND = 3.0
 _INPUTS = 24
 _NUMBERS = 4096  # elements that the outputs of all inputs should have
 _MOST = 64  # inputs
-_VARIED = 2**22  # most elements of both models' parameters that differ from input to input
 _WIDE = 1e3  # an error this many times smaller means a wider dtype
-_PERTURBATION = 1e-3  # relative; it redraws the rounding errors
 DTYPES = ("float32", "bfloat16")
 
 
@@ -71,7 +70,7 @@ def compare_rounding(
     """
     size = sum(traces[0].values[n].size for n in traces[0].outputs.values())
     count = min(max(_INPUTS, -(-_NUMBERS // max(size, 1))), _MOST)
-    varied = _varied(traces, weights)
+    varied = varied_values(traces, weights)
     return [_measure(dtype, models, inputs, traces, varied, count) for dtype in DTYPES]
 
 
@@ -138,45 +137,6 @@ def _casts(trace: Trace, error: float) -> tuple[str, ...]:
     return tuple(sorted(places, key=lambda text: -places[text]))
 
 
-def _varied(traces: tuple[Trace, Trace], weights: WeightMap) -> tuple[set[int], set[int]]:
-    """The values that differ from input to input: floating-point inputs and parameters, of a large model its smallest.
-
-    Parameters that are sums or shifted keep their values, because the same factor would not give the same numbers.
-    """
-    sources = {name: match.sources for name, match in weights.matches.items()} | dict(weights.ambiguous)
-    kept = {n for m in weights.matches.values() if m.added_to or m.shift for n in (m.name, *m.sources)}
-    names: tuple[set[str], set[str]] = set(), set()
-    total = 0
-    for group in sorted(_groups(traces, sources, weights.ties), key=lambda group: _size(traces, group)):
-        total += _size(traces, group)
-        if group[0] and (total <= _VARIED or not names[0]):
-            names[0].update(group[0] - kept)
-            names[1].update(group[1] - kept)
-    numbers = [{t.parameters[n] for n in own & t.parameters.keys()} for t, own in zip(traces, names, strict=True)]
-    floating = [
-        {n for n in own | set(t.inputs.values()) if t.values[n].dtype.kind == "f"}
-        for t, own in zip(traces, numbers, strict=True)
-    ]
-    return floating[0], floating[1]
-
-
-def _size(traces: tuple[Trace, Trace], group: tuple[set[str], set[str]]) -> int:
-    return sum(t.values[t.parameters[n]].size for t, names in zip(traces, group, strict=True) for n in names)
-
-
-def _groups(
-    traces: tuple[Trace, Trace], sources: Mapping[str, Sequence[str]], ties: Mapping[str, Sequence[str]]
-) -> list[tuple[set[str], set[str]]]:
-    """(names in the reference, in the candidate) of parameters that share numbers."""
-    groups: list[tuple[set[str], set[str]]] = []
-    for name in traces[1].parameters:
-        own = {name for source in sources.get(name, ()) for name in (source, *ties.get(source, ()))}
-        joined = [group for group in groups if not own.isdisjoint(group[0])]
-        groups = [group for group in groups if own.isdisjoint(group[0])]
-        groups.append((own.union(*(g[0] for g in joined)), {name}.union(*(g[1] for g in joined))))
-    return groups
-
-
 def _narrow(trace: Trace, dtype: str, computed: bool) -> Trace:
     """A trace whose parameters and inputs the dtype can hold; what follows is computed anew if asked for."""
     ends = {*trace.parameters.values(), *trace.inputs.values()}
@@ -195,9 +155,7 @@ def _rounded(value: Array, dtype: str) -> Array:
 
 def _perturbed(trace: Trace, varied: set[int], seed: int, dtype: str) -> dict[int, Array]:
     """New numbers for these values, which the dtype can hold."""
-    phase = np.random.default_rng(seed).uniform(0, 1e3)
-    values = {number: trace.values[number] for number in varied}
-    return {n: _rounded(v * (1 + _PERTURBATION * np.sin(1e5 * v + phase)), dtype) for n, v in values.items()}
+    return {n: _rounded(value, dtype) for n, value in perturbed(trace, varied, seed, REDRAWN).items()}
 
 
 Run = Callable[[Mapping[int, Array]], Mapping[str, Array]]  # changes of a trace's values -> outputs by name

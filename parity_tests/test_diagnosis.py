@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from twinax import TransformerConfig, convert, flax_transformer
-from twinax.parity import published
+from twinax.parity import divergence, published
 from twinax.parity.diagnosis import capture, diagnose
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.parity.matching import EXACT, ROUNDED, Side, same_order
@@ -151,10 +151,26 @@ def test_a_mistake_is_found_at_its_line(mistake, reference, parameters):
 def test_two_mistakes_are_two_defects_in_order(reference, parameters):
     diagnosis = run(reference, parameters, "eps", "gelu")
     assert diagnosis.verdict == "different"
+    assert diagnosis.verified
     lines = [line_of(name) for name in ("gelu", "gelu", "eps")]
     assert len(diagnosis.defects) == len(lines)
     assert all(line in blamed(defect) for line, defect in zip(lines, diagnosis.defects, strict=True))
     assert "aten.gelu" in str(diagnosis.defects[0])
+
+
+def test_repairs_that_do_not_lead_to_the_outputs_are_not_verified(reference, parameters, monkeypatch):
+    """Each is computed from the inputs on, without the values with which the search went on."""
+    original = divergence.Change.edits.fget
+
+    def halved(change):
+        return tuple(
+            (n, lambda sides, edit=edit: {i: v / 2 for i, v in edit(sides).items()}) for n, edit in original(change)
+        )
+
+    monkeypatch.setattr(divergence.Change, "edits", property(halved))
+    diagnosis = run(reference, parameters, "eps", "gelu")
+    assert not diagnosis.verified
+    assert all(defect.repair is not None for defect in diagnosis.defects)
 
 
 def test_a_bias_that_is_left_out_is_found(reference, parameters):

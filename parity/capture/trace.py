@@ -13,7 +13,7 @@ _CALL = 3000  # numbers that the call of an operation costs beyond those that it
 _FIRST = 64  # numbers of a value that are compared first
 DEPTH = 4  # lines of an operation: its own and those of its callers
 # Packages whose frames are not the model's own code. An installed model, such as one of `transformers`, is not here.
-_LIBRARIES = ("torch", "jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "beartype", "numpy", "einops")
+_LIBRARIES = ("torch", "jax", "jaxlib", "flax", "optax", "equinox", "haiku", "jaxtyping", "beartype", "numpy", "einops")
 
 
 class CaptureError(ValueError):

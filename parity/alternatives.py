@@ -5,7 +5,7 @@ The catalogue holds for the operations of both frameworks. Nothing here knows wh
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import chain, combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -80,12 +80,12 @@ def kind(operation: Operation) -> str:
 
 def _settings(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
     """Another axis, a flag the other way, the other approximation, a slice that starts one earlier or later."""
-    for key, value in operation.settings.items():
-        for other in _other_settings(operation, key, value, inputs):
-            results = _compute(operation, inputs, {**operation.settings, **other})
-            if results is not None:
-                texts = [f"{name} {_short(operation.settings[name])} → {_short(v)}" for name, v in other.items()]
-                yield results, f"{kind(operation)}: {', '.join(texts)}"
+    others = [o for key, value in operation.settings.items() for o in _other_settings(operation, key, value, inputs)]
+    for other in chain(others, other_paddings(operation, inputs, output)):
+        results = _compute(operation, inputs, {**operation.settings, **other})
+        if results is not None:
+            texts = [f"{name} {_short(operation.settings[name])} → {_short(v)}" for name, v in other.items()]
+            yield results, f"{kind(operation)}: {', '.join(texts)}"
 
 
 def _other_settings(operation: Operation, key: str, value: Any, inputs: Sequence[Array]) -> Iterator[Mapping[str, Any]]:
@@ -126,6 +126,49 @@ def _compute(operation: Operation, inputs: Sequence[Array], settings: Mapping[st
     except (ValueError, IndexError, TypeError, RuntimeError, AssertionError):
         return None  # this alternative does not exist
     return np.asarray(result)
+
+
+def other_paddings(operation: Operation, inputs: Sequence[Array], output: Array) -> Iterator[Mapping[str, Any]]:
+    """Paddings of a convolution or pooling that lead to the same shape: of all axes alike, then of one."""
+    padding, windows = operation.settings.get("padding"), _windows(operation, inputs, output)
+    if padding is None or len(windows) != len(padding):
+        return
+    possible = [list(_same_size(*window)) for window in windows]
+    axes = [i for i, (_, size, _, _) in enumerate(windows) if size > 1]
+    for pair in possible[axes[0]] if axes else ():
+        if all(pair in possible[i] for i in axes):
+            yield {"padding": tuple(pair if i in axes else old for i, old in enumerate(padding))}
+    for axis in axes if len(axes) > 1 else ():
+        for pair in possible[axis]:
+            yield {"padding": tuple(pair if i == axis else old for i, old in enumerate(padding))}
+
+
+def _windows(operation: Operation, inputs: Sequence[Array], output: Array) -> list[tuple[int, int, int, int]]:
+    """(size of the input, of the window, of the output, stride) of each axis that is padded; dilated sizes."""
+    settings = operation.settings
+    if operation.name == "conv_general_dilated":
+        (lhs, rhs, out), sides = settings["dimension_numbers"], inputs
+        axes = zip(lhs[2:], rhs[2:], out[2:], strict=True)
+        sizes = [(sides[0].shape[i], sides[1].shape[j], output.shape[k]) for i, j, k in axes]
+        dilations = settings["lhs_dilation"], settings["rhs_dilation"]
+    elif operation.name.startswith("reduce_window") and "window_dimensions" in settings:
+        sizes = list(zip(inputs[0].shape, settings["window_dimensions"], output.shape, strict=True))
+        dilations = settings["base_dilation"], settings["window_dilation"]
+    else:
+        return []
+    return [
+        ((size - 1) * base + 1, (window - 1) * dilation + 1, out, stride)
+        for (size, window, out), base, dilation, stride in zip(
+            sizes, *dilations, settings["window_strides"], strict=True
+        )
+    ]
+
+
+def _same_size(size: int, window: int, out: int, stride: int) -> Iterator[tuple[int, int]]:
+    """(low, high) of at most a window, the most even ones first."""
+    for low, high in sorted(product(range(window), repeat=2), key=lambda pair: abs(pair[0] - pair[1])):
+        if (size + low + high - window) // stride + 1 == out:
+            yield low, high
 
 
 def _swapped(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:

@@ -123,7 +123,8 @@ def diagnose_traces(
     if state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in ordered):
         # small differences that add up may look like others: whichever bound explains more is taken
         walk = min(walk, walks.walked((bound,)), key=_Walk.unexplained)
-    if not walk.verified and walk.state.taken and any(change.whole for change in walk.state.taken):
+    ends = set(candidate.outputs.values())
+    if not walk.verified and any(change.repair is None and change.other in ends for change in walk.state.taken):
         # values in between may have been taken for others: perhaps one change up to the outputs explains all
         walk = min(walks.walked((bound,), whole=True), walk, key=_Walk.unexplained)
     state, ordered = walk.state, walk.defects

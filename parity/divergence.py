@@ -11,7 +11,9 @@ import numpy as np
 from .capture.trace import Operation, Trace
 from .defect import Defect
 from .float32_constants import rounded_constant
+from .folded_biases import unfolded
 from .matching import (
+    EXACT,
     ROUNDED,
     Matches,
     Side,
@@ -102,6 +104,7 @@ class State:
 
     def __post_init__(self) -> None:
         self.bound = self.matches.bound
+        self.other_axes = _other_axes(self.reference.trace, self.candidate.trace)
         outputs = self.reference.trace.outputs, self.candidate.trace.outputs
         names = output_pairs(self.reference.trace, self.candidate.trace)
         pairs = self.pairs = [(outputs[0][one], outputs[1][other], other) for one, other in names]
@@ -121,8 +124,10 @@ class State:
         values = [(self.reference.value(r), self.candidate.value(c), n) for r, c, n in pairs if (r, c) not in differing]
         self.rearranged_outputs = [
             f"{name}: shape {other.shape}; the reference's is {one.shape}"
-            for one, other, name in values
             if one.shape != other.shape
+            else f"{name}: the reference's, with its axes in another order, as in the inputs"
+            for one, other, name in values
+            if one.shape != other.shape or not same_order(one, other, self.bound, self.least)
         ]
         self.matched = len(self.matches.of_reference), len(self.reference.by_number)
 
@@ -134,7 +139,8 @@ class State:
             if not suspect.isdisjoint(operation.outputs):
                 possible += [*operation.inputs, *operation.outputs]
         order = {n: i for i, o in enumerate(self.candidate.trace.operations) for n in o.outputs}
-        numbers = {n for n in possible if n in order and n in self.candidate.by_number}
+        replaced = {change.other for change in self.taken}
+        numbers = {n for n in possible if n in order and n in self.candidate.by_number and n not in replaced}
         return sorted(numbers, key=lambda number: order[number])
 
     @staticmethod
@@ -144,11 +150,20 @@ class State:
         return {*matched, *(number for number, content in side.contents.items() if content in known)}
 
     def _equal(self, reference: int, candidate: int) -> bool:
-        """Equal element by element; in another arrangement only if the shapes differ."""
+        """Equal element by element; in another arrangement only if the shapes differ, or the inputs' axes do."""
         one, other = self.reference.value(reference), self.candidate.value(candidate)
-        if one.shape != other.shape and candidate in self.matches.of_reference.get(reference, ()):
+        if self.may_be_arranged(one, other) and candidate in self.matches.of_reference.get(reference, ()):
             return True
         return same_order(one, other, self.bound, self.least)
+
+    def may_be_arranged(self, one: np.ndarray, other: np.ndarray) -> bool:
+        """Whether an output with other axes counts as equal."""
+        return one.shape != other.shape or self.other_axes
+
+    def agree(self, one: np.ndarray, other: np.ndarray) -> bool:
+        """Whether an output of the reference and one of the candidate count as equal."""
+        in_order = same_order(one, other, self.bound, self.least)
+        return in_order or (self.may_be_arranged(one, other) and arranged(one, other, self.bound))
 
     def exchanged_outputs(self) -> str:
         """The first output that is another one of the reference's; empty if there is none."""
@@ -162,14 +177,7 @@ class State:
     def closed_by(self, changes: Mapping[int, np.ndarray]) -> bool:
         """Whether all outputs agree after these changes to the candidate."""
         values = ((self.reference.value(r), changes.get(c)) for r, c in self.differing)
-        return all(
-            other is not None
-            and (
-                same_order(one, other, self.bound, self.least)
-                or (one.shape != other.shape and arranged(one, other, self.bound))
-            )
-            for one, other in values
-        )
+        return all(other is not None and self.agree(one, other) for one, other in values)
 
     def search(self, step: "_Step", budget: float = BUDGET) -> RepairSearch:
         """The search for a repair up to the end of a step."""
@@ -197,7 +205,7 @@ class State:
         for number in self.suspects[0]:
             one = self.reference.by_number.get(number)
             if one is not None:
-                errors = {n: distance(one, self.candidate.by_number[n]) for n in self._same_size(one.size)}
+                errors = {n: distance(one, self.candidate.by_number[n]) for n in self.same_size(number)}
                 possible = [n for n in self.others if errors.get(n, np.inf) < self.limit]
                 angles = {n: proportion(one, self.candidate.by_number[n]) for n in possible}
                 ends = sorted(possible, key=lambda n: errors[n])[:_CLOSEST]
@@ -206,8 +214,11 @@ class State:
                 if ends:
                     yield number, list(dict.fromkeys(ends))
 
-    def _same_size(self, size: int) -> list[int]:
-        return [n for n in self.others if self.candidate.by_number[n].size == size]
+    def same_size(self, number: int) -> list[int]:
+        """Values of the candidate that may stand for one of the reference; an output only for its own counterpart."""
+        size, foreign = self.reference.by_number[number].size, {c for r, c, _ in self.pairs if r != number}
+        own = {c for r, c, _ in self.pairs if r == number}
+        return [n for n in self.others if self.candidate.by_number[n].size == size and (n in own or n not in foreign)]
 
     def forced(self, values: Mapping[int, np.ndarray], step: "_Step", repair: Repair | None) -> "State":
         """The state in which the candidate goes on with these values, up to the end of this step."""
@@ -216,6 +227,16 @@ class State:
         taken = (*self.taken, Change(step.number, step.other, self._arrangement(step), repair, step.whole))
         matches, others = self.matches.updated(side, changes), (self.limit, self.samples, taken)
         return State(self.reference, side, matches, self.least, self.precedents, self.entering, *others)
+
+
+def _other_axes(reference: Trace, candidate: Trace) -> bool:
+    """Whether an input of the candidate has the reference's axes in another order, such as channels last."""
+    pairs = [
+        (reference.values[reference.inputs[n]], candidate.values[candidate.inputs[n]])
+        for n in reference.inputs
+        if n in candidate.inputs
+    ]
+    return any(one.ndim > 2 and not same_order(one, other, EXACT) for one, other in pairs)
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:
@@ -243,7 +264,7 @@ def _closing(state: State) -> list[_Step]:
     start = state.candidate.work[0]
     for number in numbers[:_CANDIDATES]:
         one = state.reference.by_number[number]
-        same = [n for n in state.others if distance(one, state.candidate.by_number[n]) < state.limit]
+        same = [n for n in state.same_size(number) if distance(one, state.candidate.by_number[n]) < state.limit]
         steps = []
         for other, value in _replacements(state, number, same[:_SAME_SIZE]):
             if _goes_on_equal(state, other, value):
@@ -303,6 +324,9 @@ def _step(state: State, number: int, other: int, value: np.ndarray, changes: Map
 
 def next_step(state: State) -> tuple[int, Defect, State] | None:
     """The step after which most of what follows matches, one that can be repaired first; None if nothing does."""
+    folded = _unfolded(state) if not state.taken else None
+    if folded is not None:
+        return folded
     repeated = _repeated(state)
     if repeated is not None:
         _, step, repair, values = repeated
@@ -323,6 +347,23 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     return _finished(state, step, repair, values)
 
 
+def _unfolded(state: State) -> tuple[int, Defect, State] | None:
+    """A bias that is added in the wrong place, if that is the only difference."""
+    if state.samples is None:
+        return None
+    for repair, users in unfolded(state.samples.traces, state.samples.weights):
+        candidate = edited((state.reference.plain(), state.candidate.plain()), repair.edits)
+        if all(state.agree(state.reference.value(r), candidate.value(c)) for r, c, _ in state.pairs):
+            number, other = state.differing[0]
+            value, old = candidate.value(other), state.candidate.value(other)
+            step = _Step(number, other, value, 0, True, whole=True)
+            error = float(difference(value, old).max() / np.abs(value).max(initial=1e-300))
+            own = [operation for operation in (repair.operation,) if operation is not None]
+            values = {n: candidate.value(n) for n, _ in repair.edits}
+            return number, Defect(tuple(users), tuple(own), error, repair), state.forced(values, step, repair)
+    return None
+
+
 def output_step(state: State) -> tuple[int, Defect, State] | None:
     """The step that ends at an output that differs, with all that leads there from values that match."""
     outputs = [(r, c) for r, c, _ in state.pairs if (r, c) in state.differing]
@@ -330,7 +371,7 @@ def output_step(state: State) -> tuple[int, Defect, State] | None:
         return None
     number, other = outputs[0]
     one, target = state.reference.value(number), state.candidate.value(other)
-    possible = [one] if one.shape == target.shape else alignments(one, target)
+    possible = alignments(one, target) if state.may_be_arranged(one, target) else [one]
     if not possible or one.dtype.kind not in "fc":
         return None
     step = _Step(number, other, possible[0], 0, len(outputs) == 1, whole=True)
@@ -447,9 +488,6 @@ def outputs_agree(state: State, samples: Samples, count: int) -> bool:
     for sample in range(count):
         reference, candidate = samples.after((), sample)
         candidate = edited((reference, candidate), tuple(edits))
-        for r, c, _ in state.pairs:
-            one, other = reference.value(r), candidate.value(c)
-            arranged_alike = one.shape != other.shape and arranged(one, other, state.bound)
-            if not (arranged_alike or same_order(one, other, state.bound, state.least)):
-                return False
+        if not all(state.agree(reference.value(r), candidate.value(c)) for r, c, _ in state.pairs):
+            return False
     return True

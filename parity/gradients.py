@@ -13,7 +13,7 @@ from .capture.trace import Operation, Trace, own_lines
 from .defect import Defect
 from .diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
 from .dropout import capture_in_training
-from .matching import EXACT, ROUNDED, difference, find_arrangement, output_pairs
+from .matching import EXACT, ROUNDED, difference, output_layout, output_pairs
 from .repairs import Repair
 from .weights import Match, Part, WeightMap
 
@@ -203,7 +203,7 @@ def cotangents(reference: Trace, candidate: Trace) -> tuple[dict[str, Array], di
         value, target = reference.values[reference.outputs[name]], candidate.values[candidate.outputs[other]]
         if value.dtype.kind == "f":
             factor = random.standard_normal(value.shape)
-            layout = None if value.shape == target.shape else find_arrangement(value, target, ROUNDED)
+            layout = output_layout(value, target)
             factors[0][name] = factor
             factors[1][other] = layout.apply(factor) if layout is not None else factor.reshape(target.shape)
     return factors

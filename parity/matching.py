@@ -250,6 +250,11 @@ def find_arrangement(one: Array, other: Array, bound: float) -> Layout | None:
     return find_layout(index.reshape(other.shape), flat.size) if (~tied).any() else None
 
 
+def output_layout(one: Array, other: Array) -> Layout | None:
+    """The layout in which `other`, an output that counts as equal, has the values of `one`; None: in the same order."""
+    return None if same_order(one, other, ROUNDED) else find_arrangement(one, other, ROUNDED)
+
+
 def _largest(array: Array) -> float:
     largest = float(np.abs(array).max(initial=0))
     if not np.isfinite(largest):
@@ -287,8 +292,13 @@ def _slack(array: Array, bound: float, largest: float) -> Array | float:
 
 
 def alignments(value: Array, target: Array) -> list[Array]:
-    """`value` in the shape of `target`: reshaped, and in the arrangement of axes in which they are closest."""
-    possible = [(float(np.square(difference(a, target)).sum()), a) for a in orders_of_axes(value, target.shape)]
+    """`value` in the shape of `target`: in the arrangement in which they are closest, and in the plainest one.
+
+    The axes are permuted if that leads to the shape; otherwise the value is reshaped too.
+    """
+    orders = [order for order in permutations(range(value.ndim)) if value.transpose(order).shape == target.shape]
+    arrays = [value.transpose(order) for order in orders] or list(orders_of_axes(value, target.shape))
+    possible = [(float(np.square(difference(a, target)).sum()), a) for a in arrays]
     if not possible:
         return []
     closest, plain = min(possible, key=lambda entry: entry[0])[1], possible[0][1]

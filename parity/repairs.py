@@ -114,9 +114,10 @@ class RepairSearch:
             self._exchanged_entries,
             self._scalars,
             self._literals_of_lines,
+            self._pools,
             self._insertions,
         )
-        for least, attempts in zip((2, 1, 0, 1, 1, 2, 1, 2, 3), sources, strict=True):
+        for least, attempts in zip((2, 1, 0, 1, 1, 2, 1, 2, 2, 3), sources, strict=True):
             if self.below <= least:
                 continue
             for attempt in attempts():
@@ -355,6 +356,18 @@ class RepairSearch:
                     changes = {scalar.number: values.value(scalar.number) for scalar, _ in changed}
                     yield _Attempt(2, repair, changes.pop(first.number), changes)
 
+    def _pools(self) -> Iterator[_Attempt]:
+        """An average over each window with its padding, or without."""
+        sums = {o.outputs[0]: o for o in self.region.operations if o.name == "reduce_window_sum"}
+        for operation in self.region.operations:
+            pool = sums.get(operation.inputs[0]) if kind(operation) == "div" and operation.inputs else None
+            if pool is not None and pool.compute is not None:
+                for padded in (True, False):
+                    edit = partial(_averaged, operation.outputs[0], pool, padded)
+                    text = f"div: padding {'counts' if padded else 'does not count'}"
+                    repair = Repair(operation.outputs[0], text, operation, edits=((operation.outputs[0], edit),))
+                    yield _Attempt(2, repair, edit(self.sides)[operation.outputs[0]])
+
     def _solve_all(self, numbers: Sequence[Scalar]) -> list[float] | None:
         """The numbers for which the ends are nearest to the targets (Gauss-Newton)."""
         solution = np.array([scalar.value for scalar in numbers])
@@ -575,6 +588,14 @@ def _scaled(number: int, values: Values, factor: float) -> Array:
 
 def _function(number: int, end: int, function: Callable[[Array], Array], sides: Sides) -> dict[int, Array]:
     return {end: function(sides[1].value(number))}
+
+
+def _averaged(number: int, pool: Operation, padded: bool, sides: Sides) -> dict[int, Array]:
+    """The sums of a pooling divided by the size of its window, or by the part of it that is no padding."""
+    assert pool.compute is not None
+    ones = np.ones_like(sides[1].value(pool.inputs[0]))
+    counts = np.prod(pool.settings["window_dimensions"]) if padded else pool.compute([ones], pool.settings)[0]
+    return {number: np.asarray(sides[1].value(pool.outputs[0]) / counts)}
 
 
 def _inserted(sides: Sides, number: int, operands: Sequence[tuple[int | Array, str]]) -> Iterator[Alternative]:

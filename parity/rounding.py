@@ -13,7 +13,7 @@ import torch
 from .capture.jax_models import as_function
 from .capture.jax_trace import dotted
 from .capture.trace import Trace, named
-from .matching import ROUNDED, find_arrangement, output_pairs
+from .matching import output_layout, output_pairs
 from .perturbation import REDRAWN, perturbed, varied_values
 from .weights import WeightMap
 
@@ -91,9 +91,7 @@ def _measure(
                 if oracle.dtype.kind != "f":
                     continue
                 target = traces[1].values[traces[1].outputs[other]]
-                layout = None
-                if oracle.shape != target.shape:
-                    layout = find_arrangement(traces[0].values[number], target, ROUNDED)
+                layout = output_layout(traces[0].values[number], target)
                 second = layout.apply(oracle) if layout is not None else oracle.reshape(target.shape)
                 squares += [_squared_error(outputs[0][name], oracle), _squared_error(outputs[1][other], second)]
                 scale += float(np.square(oracle[np.isfinite(oracle)]).sum())

@@ -20,7 +20,7 @@ class Samples:
     """Values of both traces; sample 0 has the inputs and parameters themselves."""
 
     def __init__(self, traces: tuple[Trace, Trace], weights: WeightMap):
-        self.traces, self.varied = traces, varied_values(traces, weights)
+        self.traces, self.weights, self.varied = traces, weights, varied_values(traces, weights)
         self.last: dict[int, tuple[tuple[_Applicable, ...], Sides]] = {}  # of each sample, the last changes
 
     def after(self, changes: Sequence[_Applicable], sample: int) -> Sides:

@@ -1,0 +1,68 @@
+"""A bias that a port adds to another one, though something happens between the two, as in the reset gate of a GRU."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from .capture.trace import Operation, Trace
+from .matching import producers
+from .repairs import Edits, Repair, Sides
+from .weights import Match, WeightMap
+
+
+def unfolded(traces: tuple[Trace, Trace], weights: WeightMap) -> Iterator[tuple[Repair, Sequence[Operation]]]:
+    """(repair, operations of the reference that use the bias): the bias is added where the reference adds it."""
+    for match in weights.matches.values():
+        if match.added_to and match.name in traces[1].parameters:
+            for kept, moved in (match.sources, match.sources[::-1]):
+                users = [operation for operation, _ in _uses(traces[0], [moved])]
+                products = _products(traces, weights, moved, users)
+                if products:
+                    text = f"missing: + {moved}, which {match.name} contains instead"
+                    edits = _edits(traces, match, kept, moved, products)
+                    yield Repair(products[0].outputs[0], text, products[0], edits=edits), users
+
+
+def _edits(traces: tuple[Trace, Trace], match: Match, kept: str, moved: str, products: Sequence[Operation]) -> Edits:
+    """The parameter is one of the two that it adds; the other one is added to each product."""
+    sources, number = [traces[0].parameters[name] for name in (kept, moved)], traces[1].parameters[match.name]
+
+    def alone(sides: Sides) -> dict[int, np.ndarray]:
+        value = match.parts[0].layout.apply(sides[0].value(sources[0]))
+        return {number: value.reshape(sides[1].value(number).shape)}
+
+    def added(number: int, sides: Sides) -> dict[int, np.ndarray]:
+        return {number: sides[1].value(number) + match.parts[0].layout.apply(sides[0].value(sources[1])).ravel()}
+
+    return ((number, alone), *((o.outputs[0], partial(added, o.outputs[0])) for o in products))
+
+
+def _products(
+    traces: tuple[Trace, Trace], weights: WeightMap, bias: str, users: Sequence[Operation]
+) -> list[Operation]:
+    """The candidate's products with the weights that the reference uses together with a bias."""
+    reference, candidate = traces
+    size = reference.values[reference.parameters[bias]].size
+    beside = {name for operation in users for name in _parameters(reference, operation) if name != bias}
+    own = [name for name, match in weights.matches.items() if beside.intersection(match.sources)]
+    uses = [operation for operation, _ in _uses(candidate, own) if len(operation.inputs) > 1]
+    return [o for o in uses if candidate.values[o.outputs[0]].shape[-1:] == (size,)]
+
+
+def _uses(trace: Trace, names: Sequence[str]) -> Iterator[tuple[Operation, str]]:
+    """The operations with several inputs into which these parameters enter, perhaps transposed."""
+    for operation in trace.operations:
+        for name in _parameters(trace, operation) if len(operation.inputs) > 1 else ():
+            if name in names:
+                yield operation, name
+
+
+def _parameters(trace: Trace, operation: Operation) -> Iterator[str]:
+    """Names of the parameters that enter an operation as they are or after steps with one input."""
+    names, made = {number: name for name, number in trace.parameters.items()}, producers(trace)
+    for number in operation.inputs:
+        while number in made and len(made[number].inputs) == 1 and number not in names:
+            (number,) = made[number].inputs
+        if number in names:
+            yield names[number]

@@ -1,0 +1,100 @@
+"""Mistakes that repeat in every step of a recurrence are one line: a folded bias, and the mask of a cache."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from twinax.parity.diagnosis import diagnose
+
+
+class Recurrent(nnx.Module):
+    """NNX's GRU has no second bias, which PyTorch's adds before the reset gate."""
+
+    def __init__(self, inputs, width, rngs):
+        self.rnn = nnx.RNN(nnx.GRUCell(inputs, width, rngs=rngs))
+
+    def __call__(self, x):
+        return self.rnn(x)  # folded
+
+
+@pytest.mark.parametrize(("inputs", "width", "length"), [(6, 8, 5), (3, 4, 2)])
+def test_a_bias_that_was_added_to_another_is_one_missing_step(inputs, width, length):
+    torch.manual_seed(3)
+    reference = nn.GRU(inputs, width, batch_first=True).eval()
+    state = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    port = Recurrent(inputs, width, nnx.Rngs(0))
+    cell = port.rnn.cell
+    cell.dense_i.kernel[...] = jnp.asarray(state["weight_ih_l0"].T)
+    cell.dense_h.kernel[...] = jnp.asarray(state["weight_hh_l0"].T)
+    cell.dense_i.bias[...] = jnp.asarray(state["bias_ih_l0"] + state["bias_hh_l0"])
+    x = np.random.default_rng(0).standard_normal((2, length, inputs))
+    first = nn.Sequential(reference, First()).eval()
+    diagnosis = diagnose(first, port, (x,))
+    (defect,) = diagnosis.defects
+    assert defect.lines == (_line(Recurrent, "folded"),)
+    assert str(defect.repair) == "missing: + 0.bias_hh_l0, which rnn.cell.dense_i.bias contains instead"
+    assert diagnosis.verified
+
+
+class First(nn.Module):
+    """The outputs without the last state."""
+
+    def forward(self, outputs):
+        return outputs[0]
+
+
+class Decoder(nn.Module):
+    """One attention layer with a causal mask."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.embed = nn.Embedding(20, width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        scores = self.q(x) @ self.k(x).transpose(1, 2)
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), float("-inf"))
+        return x + scores.softmax(-1) @ self.v(x)
+
+
+def linear(p, n, x):
+    return x @ p[f"{n}.weight"].T + p[f"{n}.bias"]
+
+
+def cached(p, ids):
+    rows, length = ids.shape
+
+    def step(cache, t):
+        x = p["embed.weight"][ids[:, t]]
+        keys = jax.lax.dynamic_update_slice(cache[0], linear(p, "k", x)[:, None], (0, t, 0))
+        values = jax.lax.dynamic_update_slice(cache[1], linear(p, "v", x)[:, None], (0, t, 0))
+        scores = jnp.einsum("bd,bkd->bk", linear(p, "q", x), keys)
+        scores = jnp.where(jnp.arange(length + 2) < t, scores, -1e30)  # mask
+        return (keys, values), x + jnp.einsum("bk,bkd->bd", jax.nn.softmax(scores, -1), values)
+
+    empty = jnp.zeros((rows, length + 2, p["q.weight"].shape[0]), p["q.weight"].dtype)
+    return jnp.swapaxes(jax.lax.scan(step, (empty, empty), jnp.arange(length))[1], 0, 1)
+
+
+@pytest.mark.parametrize(("width", "length"), [(8, 5), (6, 3)])
+def test_the_mask_of_a_cache_is_one_line_in_all_steps(width, length):
+    torch.manual_seed(0)
+    reference = Decoder(width).eval()
+    state = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    diagnosis = diagnose(reference, (cached, state), (np.random.default_rng(0).integers(0, 20, (2, length)),))
+    (defect,) = diagnosis.defects
+    assert (defect.lines, str(defect.repair)) == ((_line(cached, "mask"),), "lt → <=")
+    assert diagnosis.verified
+
+
+def _line(function, name):
+    lines, first = inspect.getsourcelines(function)
+    number = first + [line.rstrip().endswith(f"# {name}") for line in lines].index(True)
+    return f"parity_tests/test_compared_recurrences.py:{number}"

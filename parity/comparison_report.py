@@ -170,7 +170,9 @@ def show_differences(comparison: Comparison, console: Console) -> None:
 
 def _table(title: str, diagnosis: Diagnosis) -> Table:
     table = Table("#", title=title, title_justify="left")
-    repair = "repair that\nmakes both equal" if diagnosis.verified else "change that makes\nthis value equal"
+    repair = (
+        "repair that\nmakes both equal" if diagnosis.verified or diagnosis.ok else "change that makes\nthis value equal"
+    )
     for column in ("candidate", repair, "reference"):
         table.add_column(column, overflow="fold")  # a line that is cut off has no number
     table.add_column("error", justify="right", no_wrap=True)

@@ -15,7 +15,9 @@ from .alignment import Pairing
 from .capture.trace import Trace, named
 from .defect import Defect
 from .divergence import State, next_step, output_step, outputs_agree
+from .float32_constants import explain
 from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order
+from .repairs import FLOAT32, Repair
 from .samples import Samples
 from .weights import WeightMap, match_weights
 
@@ -119,8 +121,7 @@ def diagnose_traces(
     equal = all(same_order(reference.values[a], candidate.values[b], bound, least) for a, b in pairs)
     walks = _Walks((Side(reference), Side(candidate)), Samples((reference, candidate), weights), least)
     walk = walks.walked((bound,) if equal or bound == ROUNDED else (ROUNDED, bound))
-    state, ordered = walk.state, walk.defects
-    if state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in ordered):
+    if walk.state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in walk.defects):
         # small differences that add up may look like others: whichever bound explains more is taken
         walk = min(walk, walks.walked((bound,)), key=_Walk.unexplained)
     ends = set(candidate.outputs.values())
@@ -143,7 +144,7 @@ def diagnose_traces(
         return replace(about, verdict="equal but for float32 constants")  # the outputs agree in the other bound
     if state.open_outputs and len(ordered) == MAX_DEFECTS:
         return replace(about, verdict="different", reason=f"stopped after {MAX_DEFECTS} differences")
-    if state.open_outputs:
+    if state.open_outputs and not about.roundings:
         return replace(about, verdict="different", reason=state.exchanged_outputs() or _NOWHERE)
     if about.defects:
         return replace(about, verdict="different")
@@ -185,22 +186,33 @@ class _Walks:
         samples = self.samples if self.alike else None
         state.samples = samples
         for bound in bounds:
+            constants: list[Repair] = []
             if bound != state.bound:
                 sides = state.reference, state.candidate
                 others = {"entering": state.entering, "samples": samples, "taken": state.taken}
                 state = State(*sides, Matches(*sides, bound), self.least, limit=ROUNDED, **others)
+                constants = explain(sides, state.matches, state.differing) if state.open_outputs else []
             while state.open_outputs and len(differences) < MAX_DEFECTS:
                 step = output_step(state) if whole else next_step(state)
                 if step is None:
                     break
                 number, defect, state = step
-                differences.append((number, defect))
+                if not constants or defect.repair is not None or defect.error > FLOAT32:
+                    differences.append((number, defect))  # what is smaller is left of rounded constants
+            if constants and not any(defect.rounding for _, defect in differences):
+                differences += [_rounded(repair) for repair in constants]
             if state.open_outputs:
                 break
         defects = [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
         repaired = defects and all(defect.repair is not None for defect in defects) and not state.open_outputs
         verified = bool(repaired) and outputs_agree(state, self.samples, 2 if self.alike else 1)
         return _Walk(state, defects, verified)
+
+
+def _rounded(repair: Repair) -> tuple[int, Defect]:
+    """(where it stands in the order, the constant as a difference)."""
+    operations = () if repair.operation is None else (repair.operation,)
+    return 0, Defect(operations, operations, FLOAT32, repair)
 
 
 def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:

@@ -1,12 +1,17 @@
 """Which constant of a model's code was rounded to float32, where two models differ by no more than that."""
 
+from collections.abc import Container, Iterator, Sequence
+
 import numpy as np
 
-from .matching import Matches, Side, alignments
+from .matching import Matches, Side, alignments, difference
 from .regions import Region, constants, scalars
 from .repairs import Repair, RepairSearch
 
 Array = np.ndarray
+_HALF = 2.0**-24  # relative; of a unit in the last place
+_SLACK = 4.0  # roundings of several numbers may add up better than the ones tried
+_SHARE = 0.1  # of all effects, from which on a constant is named
 _BITS = 12  # significant bits, from which on a number is no short one such as 0.5 or 768
 
 
@@ -38,3 +43,47 @@ def _is_float32(value: Array) -> bool:
         return False
     mantissas = np.ldexp(np.frexp(value[np.isfinite(value)])[0], _BITS)
     return bool((mantissas != np.trunc(mantissas)).any())
+
+
+def explain(sides: tuple[Side, Side], matches: Matches, pairs: Sequence[tuple[int, int]]) -> list[Repair]:
+    """The constants whose rounding to float32 changes outputs by as much as they differ; empty if it does not.
+
+    Each constant that has the numbers of float32 is moved by half a unit in the last place, and its effect computed.
+    """
+    effects: list[tuple[Array, Repair]] = []
+    for i, (side, matched) in enumerate(zip(sides, (matches.of_reference, matches.of_candidate), strict=True)):
+        ends = [pair[i] for pair in pairs]
+        live = side.trace.ancestors(ends)
+        operations = tuple(o for o in side.trace.operations if not live.isdisjoint(o.outputs))
+        for moved, repair in _moved(side, Region(operations, -1), matched):
+            values = side.plain().replay({repair.number: moved})
+            effect = [_largest_difference(side.value(n), values.get(n, side.value(n))) for n in ends]
+            effects.append((np.array(effect), repair))
+    total = sum((effect for effect, _ in effects), np.zeros(len(pairs)))
+    for (one, other), explained in zip(pairs, total, strict=True):
+        value, target = sides[0].value(one), sides[1].value(other)
+        error = min((_largest_difference(a, target) for a in alignments(value, target)), default=np.inf)
+        if error > _SLACK * explained:
+            return []
+    return [repair for effect, repair in effects if (effect > _SHARE * total).any()]
+
+
+def _moved(side: Side, region: Region, matched: Container[int]) -> Iterator[tuple[Array, Repair]]:
+    """Each constant with float32's numbers, moved by half a unit in the last place."""
+    names = {number: name for name, number in side.trace.parameters.items()}
+    for scalar in scalars(side, region):
+        if _is_float32(np.asarray(scalar.value)):
+            text = f"{scalar.value:.9g} is rounded to float32"
+            repair = Repair(scalar.number, text, scalar.operation, rounding=True)
+            yield scalar.change(side, scalar.value * (1 + _HALF)), repair
+    for number in constants(side, region):
+        value = side.value(number)
+        if number not in matched and value.size > 1 and _is_float32(value):
+            user = next((o for o in region.operations if number in o.inputs), None)
+            signs = np.random.default_rng(0).choice((-1, 1), value.shape)
+            name = names.get(number, "a constant")
+            yield value * (1 + _HALF * signs), Repair(number, "is rounded to float32", user, name, rounding=True)
+
+
+def _largest_difference(one: Array, other: Array) -> float:
+    return float(difference(one, other).max(initial=0))

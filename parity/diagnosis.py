@@ -14,10 +14,10 @@ import numpy as np
 from .alignment import Pairing
 from .capture.trace import Trace, named
 from .defect import Defect
-from .divergence import State, next_step, output_step, outputs_agree
+from .divergence import State, in_order, next_step, output_step, outputs_agree
 from .float32_constants import explain
 from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order
-from .repairs import FLOAT32, Repair
+from .repairs import FLOAT32, Repair, edited
 from .samples import Samples
 from .weights import WeightMap, match_weights
 
@@ -124,8 +124,8 @@ def diagnose_traces(
     if walk.state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in walk.defects):
         # small differences that add up may look like others: whichever bound explains more is taken
         walk = min(walk, walks.walked((bound,)), key=_Walk.unexplained)
-    ends = set(candidate.outputs.values())
-    if not walk.verified and any(change.repair is None and change.other in ends for change in walk.state.taken):
+    ends, unrepaired = set(candidate.outputs.values()), any(defect.repair is None for defect in walk.defects)
+    if unrepaired and any(change.repair is None and change.other in ends for change in walk.state.taken):
         # values in between may have been taken for others: perhaps one change up to the outputs explains all
         walk = min(walks.walked((bound,), whole=True), walk, key=_Walk.unexplained)
     state, ordered = walk.state, walk.defects
@@ -180,29 +180,37 @@ class _Walks:
         `whole`: only differences that reach up to an output.
         """
         differences: list[tuple[int, Defect]] = []
-        state = State(*self.sides, Matches(*self.sides, bounds[0]), self.least)
+        first = Matches(*self.sides, bounds[0])
+        state = State(*self.sides, first, self.least)
         if state.open_outputs and self.alike is None:
             self.alike = self.samples.are_alike(state.matches)
         samples = self.samples if self.alike else None
         state.samples = samples
         for bound in bounds:
-            constants: list[Repair] = []
             if bound != state.bound:
                 sides = state.reference, state.candidate
                 others = {"entering": state.entering, "samples": samples, "taken": state.taken}
                 state = State(*sides, Matches(*sides, bound), self.least, limit=ROUNDED, **others)
-                constants = explain(sides, state.matches, state.differing) if state.open_outputs else []
+            first = state.matches
             while state.open_outputs and len(differences) < MAX_DEFECTS:
                 step = output_step(state) if whole else next_step(state)
                 if step is None:
                     break
                 number, defect, state = step
-                if not constants or defect.repair is not None or defect.error > FLOAT32:
-                    differences.append((number, defect))  # what is smaller is left of rounded constants
-            if constants and not any(defect.rounding for _, defect in differences):
-                differences += [_rounded(repair) for repair in constants]
+                differences.append((number, defect))
             if state.open_outputs:
                 break
+        small = [defect.repair is None and defect.error <= FLOAT32 for _, defect in differences]
+        constants: list[Repair] = []
+        if any(small):
+            reference, candidate = self.samples.after((), 0)
+            repairs = [c.repair for c in state.taken if c.repair is not None and not c.repair.rounding]
+            repaired = edited((reference, candidate), in_order(state, [e for repair in repairs for e in repair.edits]))
+            constants = explain((reference, repaired), first, [(r, c) for r, c, _ in state.pairs])
+        if constants:
+            differences = [each for each, is_small in zip(differences, small, strict=True) if not is_small]
+            if not any(defect.rounding for _, defect in differences):
+                differences += [_rounded(repair) for repair in constants]
         defects = [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
         repaired = defects and all(defect.repair is not None for defect in defects) and not state.open_outputs
         verified = bool(repaired) and outputs_agree(state, self.samples, 2 if self.alike else 1)

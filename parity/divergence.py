@@ -28,7 +28,7 @@ from .matching import (
     suspects,
 )
 from .regions import Region, regions
-from .repairs import BUDGET, FLOAT32, WEAK, Edits, Repair, RepairSearch, Sides, edited
+from .repairs import BUDGET, FLOAT32, WEAK, Edit, Edits, Repair, RepairSearch, Sides, edited
 from .samples import Samples
 
 _CANDIDATES = 12  # reference values tried after the last common one
@@ -481,13 +481,18 @@ def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[
             yield other, value
 
 
+def in_order(state: State, edits: Sequence[tuple[int, Edit]]) -> Edits:
+    """Edits of the candidate in the order of execution."""
+    order = {n: i for i, o in enumerate(state.candidate.trace.operations) for n in o.outputs}
+    return tuple(sorted(edits, key=lambda edit: order.get(edit[0], -1)))
+
+
 def outputs_agree(state: State, samples: Samples, count: int) -> bool:
     """Whether all outputs agree after the repairs alone, computed from the inputs on, for so many inputs."""
-    order = {n: i for i, o in enumerate(state.candidate.trace.operations) for n in o.outputs}
-    edits = sorted((edit for change in state.taken for edit in change.edits), key=lambda edit: order.get(edit[0], -1))
+    edits = in_order(state, [edit for change in state.taken for edit in change.edits])
     for sample in range(count):
         reference, candidate = samples.after((), sample)
-        candidate = edited((reference, candidate), tuple(edits))
+        candidate = edited((reference, candidate), edits)
         if not all(state.agree(reference.value(r), candidate.value(c)) for r, c, _ in state.pairs):
             return False
     return True

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
-from .matching import Matches, Side, alignments, difference
+from .matching import EXACT, Matches, Side, Values, alignments, difference, same_order
 from .regions import Region, constants, scalars
 from .repairs import Repair, RepairSearch
 
@@ -45,7 +45,7 @@ def _is_float32(value: Array) -> bool:
     return bool((mantissas != np.trunc(mantissas)).any())
 
 
-def explain(sides: tuple[Side, Side], matches: Matches, pairs: Sequence[tuple[int, int]]) -> list[Repair]:
+def explain(sides: tuple[Values, Values], matches: Matches, pairs: Sequence[tuple[int, int]]) -> list[Repair]:
     """The constants whose rounding to float32 changes outputs by as much as they differ; empty if it does not.
 
     Each constant that has the numbers of float32 is moved by half a unit in the last place, and its effect computed.
@@ -56,19 +56,19 @@ def explain(sides: tuple[Side, Side], matches: Matches, pairs: Sequence[tuple[in
         live = side.trace.ancestors(ends)
         operations = tuple(o for o in side.trace.operations if not live.isdisjoint(o.outputs))
         for moved, repair in _moved(side, Region(operations, -1), matched):
-            values = side.plain().replay({repair.number: moved})
+            values = side.replay({repair.number: moved})
             effect = [_largest_difference(side.value(n), values.get(n, side.value(n))) for n in ends]
             effects.append((np.array(effect), repair))
     total = sum((effect for effect, _ in effects), np.zeros(len(pairs)))
     for (one, other), explained in zip(pairs, total, strict=True):
         value, target = sides[0].value(one), sides[1].value(other)
         error = min((_largest_difference(a, target) for a in alignments(value, target)), default=np.inf)
-        if error > _SLACK * explained:
+        if error > _SLACK * explained and not same_order(value, target, EXACT):
             return []
     return [repair for effect, repair in effects if (effect > _SHARE * total).any()]
 
 
-def _moved(side: Side, region: Region, matched: Container[int]) -> Iterator[tuple[Array, Repair]]:
+def _moved(side: Values, region: Region, matched: Container[int]) -> Iterator[tuple[Array, Repair]]:
     """Each constant with float32's numbers, moved by half a unit in the last place."""
     names = {number: name for name, number in side.trace.parameters.items()}
     for scalar in scalars(side, region):

@@ -109,14 +109,14 @@ def extended(side: Side, region: Region) -> Region:
     return Region(tuple(sorted(operations.values(), key=lambda operation: order[id(operation)])), region.end)
 
 
-def constants(side: Side, region: Region) -> list[int]:
+def constants(side: Values, region: Region) -> list[int]:
     """Parameters and constants that enter a region, but no inputs."""
     made = {number for operation in side.trace.operations for number in operation.outputs}
     inputs = set(side.trace.inputs.values())
     return [n for n in region.leaves if n not in made and n not in inputs]
 
 
-def scalars(side: Side, region: Region) -> Sequence[Scalar]:
+def scalars(side: Values, region: Region) -> Sequence[Scalar]:
     """The numbers of a region's code."""
     numbers: list[Scalar] = []
     made = {number for operation in side.trace.operations for number in operation.outputs}

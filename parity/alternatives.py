@@ -230,7 +230,7 @@ def shifted(array: Array, axis: int, step: int, fill: Any) -> Array:
 
 
 def _bypassed(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
-    """The operation left out."""
+    """The operation left out, or a complex one conjugated."""
     for i, array in enumerate(inputs):
         if array.dtype == output.dtype and array.size and kind(operation) not in ("copy", "clone"):
             try:
@@ -238,6 +238,8 @@ def _bypassed(operation: Operation, inputs: Sequence[Array], output: Array) -> F
             except ValueError:
                 continue
             yield value, f"without {kind(operation)}" + (f", input {i + 1} alone" if len(inputs) > 1 else "")
+    if output.dtype.kind == "c" and (kind(operation) in _ELEMENTWISE or "fft" in operation.name):
+        yield np.conj(output), f"{kind(operation)}: conjugated"
 
 
 def _rearranged_inputs(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:

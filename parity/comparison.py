@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..train.self_test import check_compiler
+from .capture.inputs import positional
 from .capture.jax_models import as_function
 from .capture.jax_trace import dotted
 from .capture.trace import CaptureError, Trace, named
@@ -19,6 +20,7 @@ from .diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
 from .dropout import capture_in_training
 from .exercised import not_exercised
 from .gradients import diagnose_gradients
+from .matching import with_common_outputs
 from .probing import completed
 from .rounding import Rounding, compare_rounding
 from .updates import UpdateDifference, compare_updates
@@ -66,6 +68,7 @@ class Comparison:
         return "\n".join(lines)
 
 
+@np.errstate(all="ignore")  # infinities and NaN are values here
 def compare(
     reference: Any,
     candidate: Any,
@@ -92,7 +95,8 @@ def compare(
         TypeError: an optimizer is neither.
     """
     check_compiler()
-    both_inputs = inputs, inputs if candidate_inputs is None else candidate_inputs
+    others = inputs if candidate_inputs is None else candidate_inputs
+    both_inputs = positional(reference, inputs), positional(candidate, others)
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     gaps: list[str] = []
@@ -102,6 +106,8 @@ def compare(
         gaps = [f"{name}: not returned by the converter; it keeps its own values" for name in omitted]
         candidate = with_arrays(candidate, converted)
     traces, masks = _traces((reference, candidate), both_inputs, dropout)
+    traces, further = with_common_outputs(traces)
+    gaps += further
     weights = trace_weights(*traces)
     if convert is not None:
         weights = completed(weights, convert, arrays_of(reference), arrays_of(candidate))
@@ -129,7 +135,8 @@ def compare(
         if rounding and not dropout:
             errors = compare_rounding((reference, candidate), both_inputs, traces, forward.weights)
             seconds["rounding"] = time.perf_counter() - start
-    return Comparison(forward, backward, update, tuple(errors), tuple(gaps + not_exercised(*traces)), traces, seconds)
+    gaps += not_exercised(*traces, weights)
+    return Comparison(forward, backward, update, tuple(errors), tuple(gaps), traces, seconds)
 
 
 def _gradients(models: Any, inputs: Any, traces: tuple[Trace, Trace], forward: Diagnosis, dropout: bool) -> Diagnosis:
@@ -142,9 +149,6 @@ def _gradients(models: Any, inputs: Any, traces: tuple[Trace, Trace], forward: D
 
 def _traces(models: Any, inputs: Any, dropout: bool) -> tuple[tuple[Trace, Trace], tuple[Defect, ...]]:
     """The traces, and the differences of their dropout."""
-    for given in inputs:
-        if not isinstance(given, (tuple, list)):
-            raise CaptureError(f"inputs: {type(given).__name__}; pass a tuple of the model's inputs")
     if dropout:
         reference, candidate, masks = capture_in_training(models, inputs)
         return (reference, candidate), masks

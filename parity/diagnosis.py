@@ -12,11 +12,12 @@ from typing import Any, Literal
 import numpy as np
 
 from .alignment import Pairing
+from .capture.inputs import positional
 from .capture.trace import Trace, named
 from .defect import Defect
 from .divergence import State, in_order, next_step, output_step, outputs_agree
 from .float32_constants import explain
-from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order
+from .matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order, with_common_outputs
 from .repairs import FLOAT32, Repair, edited
 from .samples import Samples
 from .weights import WeightMap, match_weights
@@ -70,12 +71,11 @@ def diagnose(
         CaptureError: a model cannot be traced.
     """
     others = inputs if candidate_inputs is None else candidate_inputs
-    return diagnose_traces(capture(reference, inputs), capture(candidate, others))
+    traces, _ = with_common_outputs((capture(reference, inputs), capture(candidate, others)))
+    return diagnose_traces(*traces)
 
 
-def capture(
-    model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None = None, random: bool = False
-) -> Trace:
+def capture(model: Any, inputs: Any, cotangents: Mapping[str, np.ndarray] | None = None, random: bool = False) -> Trace:
     """The trace of any model that `diagnose` takes; with cotangents of its outputs, that of the backward pass too.
 
     `random`: whether the outputs may depend on random numbers, as in training mode.
@@ -83,6 +83,13 @@ def capture(
     Raises:
         CaptureError: it cannot be traced.
     """
+    inputs = positional(model, inputs)
+    trace = _capture(model, inputs, cotangents, random)
+    trace.names = inputs.names
+    return trace
+
+
+def _capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None, random: bool) -> Trace:
     import torch
     from torch.utils._pytree import tree_map
 
@@ -230,7 +237,7 @@ def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:
 
 def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str:
     """Why these traces cannot be compared; empty if they can."""
-    for name in reference.inputs.keys() & candidate.inputs.keys():
+    for name in reference.given.keys() & candidate.given.keys():
         if not _same_numbers(name, reference, candidate):
             return f"input {name} differs between the candidate and the reference"
     sizes = [sorted(t.values[i].size for i in t.outputs.values()) for t in (reference, candidate)]
@@ -253,5 +260,5 @@ def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str
 
 def _same_numbers(name: str, reference: Trace, candidate: Trace) -> bool:
     """Whether an input has the same numbers on both sides, in any order."""
-    one, other = (np.sort(t.values[t.inputs[name]], axis=None) for t in (reference, candidate))
+    one, other = (np.sort(t.values[t.given[name]], axis=None) for t in (reference, candidate))
     return one.size == other.size and bool(np.allclose(one, other, equal_nan=True))

@@ -231,11 +231,8 @@ class State:
 
 def _other_axes(reference: Trace, candidate: Trace) -> bool:
     """Whether an input of the candidate has the reference's axes in another order, such as channels last."""
-    pairs = [
-        (reference.values[reference.inputs[n]], candidate.values[candidate.inputs[n]])
-        for n in reference.inputs
-        if n in candidate.inputs
-    ]
+    shared = reference.given.keys() & candidate.given.keys()
+    pairs = [(reference.values[reference.given[n]], candidate.values[candidate.given[n]]) for n in shared]
     return any(one.ndim > 2 and not same_order(one, other, EXACT) for one, other in pairs)
 
 

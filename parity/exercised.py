@@ -5,20 +5,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from .capture.trace import Trace
+from .weights import WeightMap
 
 _SELECTIONS = ("select_n", "aten.where", "aten.masked_fill", "aten.masked_fill_")
 _MOST = 6  # lines that are named
 
 
-def not_exercised(reference: Trace, candidate: Trace) -> list[str]:
+def not_exercised(reference: Trace, candidate: Trace, weights: WeightMap) -> list[str]:
     """One sentence per part of the models that these inputs do not test."""
     sentences = [*_lengths(reference)]
-    inputs = {name: reference.values[number] for name, number in reference.inputs.items()}
+    inputs = {name: reference.values[number] for name, number in reference.given.items()}
     zero = [name for name, value in inputs.items() if value.dtype.kind == "f" and value.size and not value.any()]
     sentences += [f"input {name}: is 0 everywhere, so products with it were not tested" for name in zero]
     sentences += [f"{line}: the mask is the same everywhere" for line in _constant_masks(candidate)]
     sentences += [f"{branch} was not taken" for branch in candidate.branches]
-    sentences += [f"{name}: no output depends on it" for name in candidate.unused_parameters()]
+    sentences += [_unused(name, reference, weights) for name in candidate.unused_parameters()]
     values = {name: candidate.values[number] for name, number in candidate.parameters.items()}
     constant = [name for name, value in values.items() if value.size > 1 and (value == value.flat[0]).all()]
     if constant:
@@ -27,14 +28,24 @@ def not_exercised(reference: Trace, candidate: Trace) -> list[str]:
     return sentences
 
 
+def _unused(name: str, reference: Trace, weights: WeightMap) -> str:
+    """What is known of a parameter of the candidate that no output depends on."""
+    match = weights.matches.get(name)
+    sources = match.sources if match is not None else weights.ambiguous.get(name, ())
+    sources = [one for source in sources for one in (source, *weights.ties.get(source, ()))]
+    used = [source for source in sources if source in reference.parameters.keys() - {*reference.unused_parameters()}]
+    if not used or weights.ties.keys() & set(sources):  # a tied one may be used under another name
+        return f"{name}: no output depends on it"
+    return f"{name}: the candidate does not use it; the reference uses {used[0]}"
+
+
 def _lengths(trace: Trace) -> Iterator[str]:
-    """Rows of token ids that all have one length."""
-    for name, number in trace.inputs.items():
+    """Inputs of token ids whose rows all have one length, whether padding stands at their end or at their start."""
+    for name, number in trace.given.items():
         value = trace.values[number]
         if value.dtype.kind in "iu" and value.ndim == 2 and value.shape[1] > 1:
-            padding = value[:, -1:]
-            lengths = value.shape[1] - (np.cumprod((value == padding)[:, ::-1], 1).sum(1) - 1)
-            if len(value) < 2 or len(set(lengths.tolist())) == 1:
+            runs = [np.cumprod(side == side[:, :1], 1).sum(1).tolist() for side in (value, value[:, ::-1])]
+            if len(value) < 2 or all(len(set(lengths)) == 1 for lengths in runs):
                 yield f"input {name}: all rows have the same length, so padding was not tested"
 
 

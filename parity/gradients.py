@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .capture.trace import Operation, Trace, own_lines
+from .capture.trace import CaptureError, Operation, Trace, own_lines
 from .defect import Defect
 from .diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
 from .dropout import capture_in_training
@@ -38,6 +38,10 @@ def diagnose_gradients(
     Raises:
         CaptureError: a backward pass cannot be traced.
     """
+    for trace in traces:
+        for name, number in trace.parameters.items():
+            if trace.values[number].dtype.kind == "c":
+                raise CaptureError(f"{name}: gradients of complex parameters are not compared")
     weights = outputs.weights or trace_weights(*traces)
     bound = EXACT if outputs.verdict == "equal" else ROUNDED  # which constants in float32 explain
     factors = cotangents(*traces)

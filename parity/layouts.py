@@ -9,6 +9,7 @@ import numpy as np
 
 Array = np.ndarray
 MISSING = np.iinfo(np.int64).min
+_GENERIC = 0.7548776662466927  # real and imaginary parts are no rational multiples of it
 
 
 @dataclass(frozen=True)
@@ -177,3 +178,8 @@ def merged(axes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             joined.append((size, stride))
     return tuple(joined)
+
+
+def real_numbers(value: Array) -> Array:
+    """One real number for each complex one; different numbers have different ones."""
+    return np.real(value) + _GENERIC * np.imag(value) if value.dtype.kind == "c" else value

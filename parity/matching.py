@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from .capture.trace import Operation, Trace
-from .layouts import Layout, find_layout
+from .layouts import Layout, find_layout, real_numbers
 
 Array = np.ndarray
 EXACT = 1e-9  # a correct port in float64 stays below it
@@ -49,6 +49,7 @@ class Signature:
 
 def signature(value: Array) -> Signature | None:
     """None for values that identify nothing: integers, booleans, and those with few different numbers."""
+    value = real_numbers(value)
     if value.dtype.kind != "f" or value.size < _FEW:
         return None
     if len(_different(value.flat[:_SAMPLE])) < _FEW and len(_different(value)) < _FEW:
@@ -63,7 +64,7 @@ def contents(value: Array) -> int:
     """
     if value.dtype == bool and value.size:
         value = value ^ value.flat[0]
-    return hash((value.size, np.ravel(value).astype(np.float64).tobytes()))
+    return hash((value.size, np.ravel(real_numbers(value)).astype(np.float64).tobytes()))
 
 
 def _different(value: Array) -> Array:
@@ -235,7 +236,7 @@ def arranged(one: Array, other: Array, bound: float) -> bool:
 
 def find_arrangement(one: Array, other: Array, bound: float) -> Layout | None:
     """The layout in which `other` has the values of `one`; None if it is not an arrangement of axes."""
-    flat, target = np.ravel(one), np.ravel(other)
+    flat, target = np.ravel(real_numbers(one)), np.ravel(real_numbers(other))
     scale = bound * _largest(one)
     order, order_of_other = np.argsort(flat, kind="stable"), np.argsort(target, kind="stable")
     index = np.empty(flat.size, np.int64)
@@ -323,6 +324,27 @@ def orders_of_axes(value: Array, shape: Sequence[int]) -> Iterator[Array]:
     for order in permutations(range(len(shape))):
         back = np.argsort(order)
         yield value.reshape([shape[i] for i in order]).transpose(back)
+
+
+def with_common_outputs(traces: tuple[Trace, Trace]) -> tuple[tuple[Trace, Trace], list[str]]:
+    """(traces with the outputs that both have, what is not compared): by name, or else the first of the same size."""
+    few, many = sorted((0, 1), key=lambda side: len(traces[side].outputs))
+    own, others = traces[few].outputs, traces[many].outputs
+    if len(own) == len(others) or not own:
+        return traces, []
+    chosen: list[str] = []
+    for name, number in own.items():
+        size = traces[few].values[number].size
+        alike = [n for n, i in others.items() if n not in chosen and traces[many].values[i].size == size]
+        named = [name] if own.keys() <= others.keys() else alike[:1]
+        if not named:
+            return traces, []
+        chosen += named
+    restricted = copy(traces[many])
+    restricted.outputs = {name: others[name] for name in chosen}
+    sides = ("reference", "candidate")
+    gaps = [f"output {n} of the {sides[many]}: the {sides[few]} has none for it" for n in others if n not in chosen]
+    return ((restricted, traces[few]) if many == 0 else (traces[few], restricted)), gaps
 
 
 def output_pairs(reference: Trace, candidate: Trace) -> list[tuple[str, str]]:

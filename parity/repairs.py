@@ -10,6 +10,7 @@ from scipy import special
 
 from .alternatives import UNARY, Alternative, alternatives, arrangements, insertions, kind
 from .capture.trace import Operation
+from .layouts import real_numbers
 from .matching import EXACT, Side, Values, alignments, orders_of_axes, producers, same_order
 from .regions import Region, Scalar, constants, extended, scalars
 
@@ -196,7 +197,9 @@ class RepairSearch:
                 for place, other in enumerate(_arranged_as(array, value)):
                     text = f"should have the values of {source}"
                     if self._same_numbers(array, value):
-                        text = f"has the values of {source} in another order"
+                        transposed = value.ndim == 2 and np.array_equal(other, value.T)
+                        order = "transposed" if transposed else "in another order"
+                        text = f"has the values of {source}, {order}"
                     edit = partial(_from_reference, origin, number, place, 0.0, False)
                     yield _Attempt(1, Repair(number, text, user, name, edits=((number, edit),)), other)
                     for shift in (-1, 1) if np.array_equal(other, value) else ():
@@ -399,7 +402,8 @@ class RepairSearch:
         edits = _literals(list(zip(numbers, values.tolist(), strict=True)))
         own = self._edited((self.sides[0].plain(), self.side.plain()), edits)
         ends = [(None if own is None else own.value(self.region.end), self.target), *self._ends_after(edits)]
-        parts = [np.ravel(end - target) for end, target in ends if end is not None and end.shape == target.shape]
+        same = ((end, target) for end, target in ends if end is not None and end.shape == target.shape)
+        parts = [np.ravel(real_numbers(end - target)) for end, target in same]
         complete = len(parts) == len(ends) and all(np.isfinite(part).all() for part in parts)
         return np.concatenate(parts) if complete else None
 
@@ -408,7 +412,7 @@ class RepairSearch:
         for operation in self.region.operations if self.below > _FACTOR else ():
             for number in operation.outputs:
                 value = self.side.value(number)
-                if value.dtype.kind == "f" and np.isfinite(value).all() and self.budget > 0:
+                if value.dtype.kind in "fc" and np.isfinite(value).all() and self.budget > 0:
                     scalar = Scalar(operation, 1.0, number, partial(_scaled, number))
                     factor = self._solve(scalar)
                     if factor and not _rounds_to(factor, 1.0):
@@ -436,7 +440,7 @@ class RepairSearch:
             if one is None or other is None:
                 return None
             with np.errstate(invalid="ignore"):  # infinities
-                slope, error = (other - one) / step, self.target - one
+                slope, error = (real_numbers(a) for a in ((other - one) / step, self.target - one))
             finite = np.isfinite(slope) & np.isfinite(error)
             square = float(np.square(slope[finite]).sum())
             correction = float((slope[finite] * error[finite]).sum()) / square if square else np.nan
@@ -464,7 +468,7 @@ class RepairSearch:
         end = self.side.value(self.region.end)
         last = self.region.operations[-1] if self.region.operations else None
         with np.errstate(all="ignore"):
-            ratio = float(np.square(self.target).sum() / (self.target * end).sum())
+            ratio = float(np.square(real_numbers(self.target)).sum() / real_numbers(self.target * end).sum())
         if last is not None:
             scalar = Scalar(last, 1.0, self.region.end, partial(_scaled, self.region.end))
             edits = ((self.region.end, partial(_literal, scalar, ratio)),)

@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from .layouts import Layout, find_layout
+from .layouts import Layout, find_layout, real_numbers
 
 Array = np.ndarray
 UNKNOWN = -1
@@ -86,6 +86,7 @@ class _Values:
 
 def match_weights(reference: Mapping[str, Array], candidate: Mapping[str, Array]) -> WeightMap:
     """The map from a reference's parameters to a candidate's, whose values a converter has copied."""
+    reference, candidate = ({n: real_numbers(np.asarray(a)) for n, a in s.items()} for s in (reference, candidate))
     distinct, ties = _without_ties(reference)
     sums = _by_sum(distinct)
     matches: dict[str, Match] = {}

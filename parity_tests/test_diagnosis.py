@@ -189,7 +189,7 @@ def test_other_weights_are_no_other_model(reference, parameters):
     diagnosis = diagnose(reference, (port, other), (TOKENS,))
     repairs = [str(defect.repair) for defect in diagnosis.defects]
     assert repairs == [
-        "norm.weight has the values of norm.weight in another order",
+        "norm.weight has the values of norm.weight, in another order",
         "head.weight should have the values of head.weight",
         "head.bias should have the values of head.bias",
     ]

@@ -4,7 +4,8 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,17 @@ _RATE = 1e-3  # learning rate where an optimizer is only named
 _EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2, "gradients undecided": 2}
 
 
+@contextmanager
+def _import_path() -> Iterator[None]:
+    """Restore the import path after the folders of the compared files were added."""
+    before = [*sys.path]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@_import_path()
 def run(
     reference: str,
     candidate: str,
@@ -202,8 +214,6 @@ def _module(path: Path) -> ModuleType:
     except Exception as error:  # whatever the user's code raises
         del sys.modules[name]
         raise UsageError(f"{path}: cannot be imported: {_one_line(error, path)}") from error
-    finally:
-        sys.path.remove(str(path.resolve().parent))
     return module
 
 
@@ -229,11 +239,11 @@ def _one_line(error: BaseException, path: Path) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0] + place
 
 
-def _inputs(name: str) -> tuple[Any, ...]:
+def _inputs(name: str) -> Sequence[Any] | Mapping[str, Any]:
     """The arrays of an .npz file in their order, that of an .npy file, or what a function of a Python file returns."""
     if ".py:" in name:
         result = _call(name, _function(name), ())
-        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        return result if isinstance(result, (tuple, list, Mapping)) else (result,)
     if not os.path.isfile(name):
         raise UsageError(f"{name}: there is no such file")
     try:

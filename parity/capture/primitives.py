@@ -15,9 +15,11 @@ Array = np.ndarray
 
 
 def dtype_of(dtype: Any) -> np.dtype:
-    """The dtype in which a value of this dtype is computed: float64 for floating-point numbers of any width."""
+    """The dtype in which a value of this dtype is computed: float64 or complex128 for numbers of any width."""
     kind = np.dtype(dtype)
-    return kind if kind.kind in "biuc" else np.dtype(np.float64)
+    if kind.kind == "c":
+        return np.dtype(np.complex128)
+    return kind if kind.kind in "biu" else np.dtype(np.float64)
 
 
 def dot_general(a: Array, b: Array, *, dimension_numbers: Any, preferred_element_type: Any = None, **_: Any) -> Array:

@@ -25,7 +25,8 @@ _RANDOM = frozenset(
 )
 # Changed values have other strides than those that a view was taken of.
 _WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_WIDE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
+_WIDE |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
 def capture_torch(
@@ -89,7 +90,7 @@ def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str
             way = "" if random else ", or compare the dropout too"
             raise CaptureError(f"{training}: is in training mode; call eval() on the module{way}")
         try:
-            twin = copy.deepcopy(model).to(device="cpu", dtype=torch.float64)
+            twin = copy.deepcopy(model)._apply(_widen_tensor)
         except Exception as error:
             raise CaptureError(f"{type(model).__name__}: cannot be copied: {error}") from error
         tensors = dict(twin.named_parameters(remove_duplicate=False)) | dict(twin.named_buffers(remove_duplicate=False))
@@ -98,7 +99,7 @@ def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str
         wide = tree_map(_widen, model[1])
         tensors = {name: tensor for name, tensor in named(wide) if isinstance(tensor, Tensor)}
         for tensor in tensors.values():
-            tensor.requires_grad_(tensor.is_floating_point())
+            tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
         return lambda *arguments: model[0](wide, *arguments), tensors, None
     raise CaptureError(
         f"{type(model).__name__}: is not a model; return a torch module, or a pair of a function of "
@@ -120,7 +121,11 @@ def _widen(value: Any) -> Any:
         value = torch.from_numpy(np.array(value))
     if not isinstance(value, Tensor):
         return value
-    return value.detach().to("cpu", torch.float64 if value.dtype.is_floating_point else value.dtype, copy=True)
+    return _widen_tensor(value.detach()).clone()
+
+
+def _widen_tensor(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", _WIDE.get(tensor.dtype, tensor.dtype))
 
 
 @contextmanager
@@ -302,7 +307,7 @@ def _overwritten(places: np.ndarray, written: Sequence[np.ndarray]) -> Compute:
 def _to_numpy(tensor: Tensor) -> np.ndarray:
     """A view of the tensor's memory if it has float64, integers or booleans; otherwise a copy in float64."""
     array = tensor.resolve_conj().resolve_neg().detach()
-    return (array.double() if array.dtype in _FLOATS else array).numpy()
+    return array.to(_WIDE.get(array.dtype, array.dtype)).numpy()
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -314,7 +319,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _wide_dtype(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value in _FLOATS else value
+    return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def _lines() -> tuple[str, ...]:

@@ -53,6 +53,7 @@ class Trace:
     operations: list[Operation] = field(default_factory=list)
     parameters: dict[str, int] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)  # of inputs that were given by name
     outputs: dict[str, int] = field(default_factory=dict)
     gradients: dict[str, int] = field(default_factory=dict)  # of parameters, where cotangents were given
     settled: frozenset[int] = frozenset()  # values that are known to be right, such as those of the forward pass
@@ -63,6 +64,12 @@ class Trace:
         """The number of a new value."""
         self.values.append(value)
         return len(self.values) - 1
+
+    @property
+    def given(self) -> dict[str, int]:
+        """The inputs by the names under which they were given, or else by position."""
+        parts = ((name, *name.partition("."), number) for name, number in self.inputs.items())
+        return {self.names.get(n, self.names.get(head, head) + dot + rest): i for n, head, dot, rest, i in parts}
 
     def ancestors(self, ends: Iterable[int] | None = None) -> set[int]:
         """Numbers of the values that these ends, by default outputs and gradients, depend on; ends included."""
@@ -117,16 +124,18 @@ class Trace:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    floating = one.dtype.kind == "f"
+    floating = one.dtype.kind in "fc"
     if one.shape != other.shape or not np.array_equal(one.flat[:_FIRST], other.flat[:_FIRST], equal_nan=floating):
         return False
     return bool((one == other).all()) or (floating and np.array_equal(one, other, equal_nan=True))
 
 
 def as_float64(array: Any) -> np.ndarray:
-    """A copy in numpy; floating-point numbers of any width as float64."""
+    """A copy in numpy; floating-point numbers of any width as float64, complex ones as complex128."""
     array = np.asarray(array)
-    return array.copy() if array.dtype.kind in "biuc" else array.astype(np.float64)
+    if array.dtype.kind == "c":
+        return array.astype(np.complex128)
+    return array.copy() if array.dtype.kind in "biu" else array.astype(np.float64)
 
 
 def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,161 @@
+"""Inputs and outputs of other kinds: batches by name, nested, complex numbers, padding at the start."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from twinax.parity.capture.trace import CaptureError
+from twinax.parity.comparison import arrays_of, compare
+
+RANDOM = np.random.default_rng(0)
+IDS = np.array([[0, 0, 5, 6, 7], [3, 9, 11, 12, 2]])  # padding at the start
+
+
+class Pooled(nn.Module):
+    """The mean of the embeddings that are not masked; outputs are nested."""
+
+    def __init__(self, width=4, square=4):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(13, width), nn.Linear(width, square)
+
+    def forward(self, ids, mask, scale=None, *, unused=False):
+        x = self.embed(ids) * mask[..., None]
+        x = x.sum(1) / mask.sum(1, keepdim=True)
+        return {"pooled": self.out(x if scale is None else x * scale["by"]), "states": (x,)}
+
+
+def pooled(p, mask, ids, scale=None):
+    """The port, which takes the inputs in another order."""
+    x = p["embed.weight"][ids] * mask[..., None]
+    x = x.sum(1) / mask.sum(1, keepdims=True)
+    scaled = x if scale is None else x * scale["by"]
+    return {"states": (x,), "pooled": scaled @ p["out.weight"].T + p["out.bias"]}
+
+
+def batch():
+    return {"ids": IDS, "mask": (IDS != 0).astype(np.float64), "scale": {"by": np.array([2.0, 3.0, 4.0, 5.0])}}
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(0)
+    return Pooled().eval()
+
+
+def weights_of(module):
+    return {name: p.detach().numpy().copy() for name, p in module.named_parameters()}
+
+
+def test_a_batch_is_passed_by_name_to_both(module):
+    assert compare(module, (pooled, weights_of(module)), batch()).verdict == "equal"
+    for name, other in (("ids", IDS + 1), ("scale", {"by": np.ones(4)})):
+        undecided = compare(module, (pooled, weights_of(module)), batch(), {**batch(), name: other}, rounding=False)
+        place = {"ids": "ids", "scale": "scale.by"}[name]
+        assert undecided.forward.reason == f"input {place} differs between the candidate and the reference"
+
+
+def test_a_function_of_the_whole_batch_gets_it(module):
+    port = lambda p, inputs: pooled(p, inputs["mask"], inputs["ids"], inputs["scale"])  # noqa: E731
+    assert compare(module, (port, weights_of(module)), batch()).verdict == "equal"
+
+
+def test_what_is_taken_by_keyword_only_is_one_line(module):
+    with pytest.raises(CaptureError, match="input unused: the model takes it by keyword only; pass a model that"):
+        compare(module, (pooled, weights_of(module)), {**batch(), "unused": True})
+
+
+def test_outputs_that_one_side_has_alone_are_named(module):
+    port = lambda p, ids, mask: pooled(p, mask, ids)["pooled"]  # noqa: E731
+    comparison = compare(module, (port, weights_of(module)), (IDS, (IDS != 0).astype(float)), rounding=False)
+    assert comparison.verdict == "equal"
+    assert "output states.0 of the reference: the candidate has none for it" in comparison.not_exercised
+
+
+def test_padding_at_the_start_counts(module):
+    inputs = IDS, (IDS != 0).astype(float)
+    port = lambda p, ids, mask: pooled(p, mask, ids)  # noqa: E731
+    assert not any("padding" in s for s in compare(module, (port, weights_of(module)), inputs).not_exercised)
+    full = np.full((2, 5), 3) + np.arange(5), np.ones((2, 5))
+    assert any("padding" in s for s in compare(module, (port, weights_of(module)), full).not_exercised)
+
+
+def test_a_parameter_that_the_port_alone_does_not_use_is_its_omission(module):
+    def without(p, ids, mask):
+        states = pooled(p, mask, ids)["states"]
+        return {"pooled": states[0] @ p["out.weight"].T, "states": states}
+
+    comparison = compare(module, (without, weights_of(module)), (IDS, (IDS != 0).astype(float)))
+    assert "out.bias: the candidate does not use it; the reference uses out.bias" in comparison.not_exercised
+
+
+def test_a_transposed_square_matrix_is_called_transposed(module):
+    weights = weights_of(module)
+    weights["out.weight"] = weights["out.weight"].T.copy()
+    comparison = compare(module, (lambda p, i, m: pooled(p, m, i), weights), (IDS, (IDS != 0).astype(float)))
+    (defect,) = comparison.forward.defects
+    assert str(defect.repair) == "out.weight has the values of out.weight, transposed"
+
+
+class Spectral(nn.Module):
+    """A product in the frequencies, with complex parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5, dtype=torch.cfloat))
+
+    def forward(self, x):
+        spectrum = torch.fft.rfft(x)
+        return torch.fft.irfft(spectrum * self.weight, n=x.shape[-1]), spectrum * self.weight
+
+
+def spectral(p, x, norm=None, conjugate=False):
+    weight = jnp.conj(p["weight"]) if conjugate else p["weight"]
+    spectrum = jnp.fft.rfft(x, norm=norm) * weight
+    return jnp.fft.irfft(spectrum, n=x.shape[-1]), spectrum
+
+
+REPAIRS = {(): None, (("norm", "ortho"),): "without mul, input 1 alone", (("conjugate", True),): "without conj"}
+
+
+@pytest.mark.parametrize("settings", REPAIRS)
+def test_complex_numbers_are_compared(settings):
+    torch.manual_seed(0)
+    module = Spectral().eval()
+    port = lambda p, x: spectral(p, x, **dict(settings))  # noqa: E731
+    comparison = compare(module, (port, weights_of(module)), (RANDOM.standard_normal((2, 3, 8)),), gradients=True)
+    repairs = [str(defect.repair) for defect in comparison.forward.defects]
+    assert repairs == ([REPAIRS[settings]] if settings else [])
+    if not settings:
+        assert comparison.backward.reason == "weight: gradients of complex parameters are not compared"
+        assert all("complex numbers are compared in float64 only" in entry.failure for entry in comparison.rounding)
+
+
+def test_an_imaginary_part_alone_is_a_difference():
+    """Also in values with too few numbers to be identified."""
+    parameters = {"w": np.array([[1.0 + 2.0j]])}
+    same = lambda p, x: x * p["w"]  # noqa: E731
+    other = lambda p, x: x * jnp.conj(p["w"])  # noqa: E731
+    assert compare((same, parameters), (same, parameters), (np.array([[3.0]]),)).verdict == "equal"
+    assert compare((same, parameters), (other, parameters), (np.array([[3.0]]),)).verdict == "different"
+
+
+@pytest.mark.parametrize("kind", ["torch", "torch function", "jax"])
+def test_the_callers_models_stay_as_they_are(module, kind):
+    """A converter's parameters go into copies."""
+    reference = module
+    port = Pooled().eval()
+    candidate = {
+        "torch": port,
+        "torch function": (lambda p, *a: torch.func.functional_call(port, p, a), dict(port.named_parameters())),
+        "jax": (lambda p, ids, mask: pooled(p, mask, ids), weights_of(port)),
+    }[kind]
+    before = [{n: np.array(a) for n, a in arrays_of(model).items()} for model in (reference, candidate)]
+    inputs = torch.tensor(IDS), torch.tensor(IDS != 0).double()
+    comparison = compare(reference, candidate, inputs, convert=lambda state: dict(state), gradients=True)
+    assert comparison.verdict == "equal"
+    after = [arrays_of(model) for model in (reference, candidate)]
+    assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+    assert np.array_equal(inputs[0], IDS)

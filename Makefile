@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
+.PHONY: install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
 
 install: .venv/installed
 
@@ -80,6 +80,10 @@ mutations: install
 PAIRS ?= ../shared/data/pairs
 strangers: install
 	$(BIN)/python -m benchmarks.strangers docs/compare.md $(PAIRS)
+
+# Every optimizer of torch.optim and optax with one setting changed; writes the table. About five minutes.
+optimizer-settings: install
+	$(BIN)/python -m benchmarks.optimizer_settings docs/compare.md
 
 # Seconds and memory of a comparison of 110 million parameters; writes the table. About five minutes.
 comparison-cost: install

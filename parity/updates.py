@@ -1,6 +1,6 @@
-"""Whether two optimizers move parameters alike: their settings are measured by chosen gradients, then one update."""
+"""Whether two optimizers move parameters alike: their settings are measured by chosen gradients, then many updates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -13,7 +13,12 @@ from .update_rules import identified
 
 Array = np.ndarray
 _TOLERANCE = 1e-7  # relative; float64 itself leaves less, and settings that matter differ by more
-_STEPS = 3
+_EXACT = 1e-13  # relative to a parameter; what float64 leaves of the sums
+_FACTORS = (1.0, -0.5, 1e-3, 2.0, 0.0, 30.0, -1.0, 0.1)  # of the given gradients
+_UPDATES = 40  # from the start on
+_SIDE = 3  # largest size of an axis in these
+# Numbers of updates at which one more is compared: some numbers of each size, none of them round.
+_COUNTS = tuple(int(size * part) for size in (50, 100, 1000, 10**4, 10**5, 10**6) for part in (1.03, 2.17, 4.41, 7.93))
 _NAMED = 3  # parameters of a difference
 _PROBE = (1, 1)  # shape: a matrix, because vectors are often exempt from decay
 _UNIT, _LARGE, _SMALL, _MIDDLE = 1.0, 1e6, 1e-7, 1e-4  # gradients
@@ -35,14 +40,15 @@ Update = Callable[[dict[str, Array], Sequence[dict[str, Array]]], dict[str, Arra
 """(parameters, gradients of several updates) -> parameters after them, in float64."""
 
 
+@np.errstate(all="ignore")  # infinities and NaN are values here
 def compare_updates(
     reference: Any, candidate: Any, parameters: Mapping[str, Array], gradients: Mapping[str, Array]
 ) -> list[UpdateDifference]:
     """Differences of two optimizers: torch factories ((name, parameter) pairs -> optimizer) or optax transformations.
 
     The rule and its settings are measured with one number in place of each parameter. Rules that `update_rules` does
-    not know are compared by their responses. If all are equal, three updates of the parameters with the given gradients
-    are compared too.
+    not know are compared by their responses. If all are equal, many updates of small parameters are compared, and some
+    of the parameters themselves with the given gradients.
 
     Raises:
         TypeError: an argument is neither.
@@ -53,7 +59,8 @@ def compare_updates(
         differences = _of_rules(*rules)
     else:
         differences = _of_settings(*(measured(update) for update in updates))
-    return differences or _of_model(updates, parameters, gradients)
+    optimizers = reference, candidate
+    return differences or _of_trajectory(optimizers, parameters) or _of_model(optimizers, parameters, gradients)
 
 
 def _rules(update: Update, parameters: Mapping[str, Array]) -> dict[str, tuple[str, dict[str, float]] | None]:
@@ -155,20 +162,57 @@ def _of_sgd(moved: Callable[..., float]) -> dict[str, float]:
 
 
 def _of_model(
-    updates: Sequence[Update], parameters: Mapping[str, Array], gradients: Mapping[str, Array]
+    optimizers: Sequence[Any], parameters: Mapping[str, Array], gradients: Mapping[str, Array]
 ) -> list[UpdateDifference]:
+    """Parameters that a few updates with these gradients, of other signs and sizes, move differently."""
     start = {name: np.asarray(array, np.float64) for name, array in parameters.items()}
     given = {name: np.asarray(array, np.float64) for name, array in gradients.items()}
-    one, other = (update(start, [given] * _STEPS) for update in updates)
-    differences = []
-    for name, value in start.items():
-        errors = np.abs(one[name] - other[name])
-        largest = max(float(np.abs(end[name] - value).max(initial=0)) for end in (one, other))
-        if errors.max(initial=0) > _TOLERANCE * largest:
-            place = np.unravel_index(errors.argmax(), value.shape)
-            ends = [float((end[name] - value)[place]) for end in (one, other)]
-            differences.append(UpdateDifference(f"{name}, moved by {_STEPS} updates", *ends))
-    return differences
+    steps = [{name: factor * array for name, array in given.items()} for factor in _FACTORS]
+    return _first_difference(optimizers, start, steps, ())
+
+
+def _of_trajectory(optimizers: Sequence[Any], parameters: Mapping[str, Array]) -> list[UpdateDifference]:
+    """Parameters that differ after many updates, or after one at a later count, where a schedule has another rate.
+
+    The arrays are small; each number has gradients of a size of its own, and their signs and sizes change.
+    """
+    random = np.random.default_rng(0)
+    shapes = {name: tuple(min(size, _SIDE) for size in np.shape(array)) for name, array in parameters.items()}
+    start = {name: random.standard_normal(shape) for name, shape in shapes.items()}
+    scales = {name: 10 ** random.uniform(-9, 4, shape) for name, shape in shapes.items()}
+    signs = {name: np.ones(shape) for name, shape in shapes.items()}
+    steps = []
+    for _ in range(_UPDATES + len(_COUNTS)):
+        for name, shape in shapes.items():
+            signs[name] = signs[name] * np.where(random.uniform(size=shape) < 0.3, -1, 1)
+        sizes = {name: 10 ** random.uniform(-1, 1, shape) for name, shape in shapes.items()}
+        steps.append({name: signs[name] * scales[name] * sizes[name] for name in shapes})
+    return _first_difference(optimizers, start, steps, _COUNTS)
+
+
+def _first_difference(
+    optimizers: Sequence[Any], start: dict[str, Array], steps: Sequence[dict[str, Array]], counts: Sequence[int]
+) -> list[UpdateDifference]:
+    """What the first update in which two optimizers differ does to parameters; of `counts`, see `_positions`."""
+    before = start, start
+    sides = zip(*(_positions(optimizer, start, steps, counts) for optimizer in optimizers), strict=True)
+    for index, after in enumerate(sides):
+        differences = []
+        for name in start:
+            moves = [np.asarray(new[name] - old[name]) for new, old in zip(after, before, strict=True)]
+            sizes = np.maximum(*(np.abs(move) for move in moves))
+            same = np.isnan(moves[0]) & np.isnan(moves[1])
+            rounding = _EXACT * np.maximum(*(np.abs(new[name]) for new in after))
+            with np.errstate(invalid="ignore"):
+                different = ~((np.abs(moves[0] - moves[1]) <= _TOLERANCE * sizes + rounding) | same)
+            if different.any():
+                place = np.unravel_index(int(different.argmax()), different.shape)
+                count = index if index < len(steps) - len(counts) else counts[index - len(steps)]
+                differences.append(UpdateDifference(f"{name}, update {count + 1}", *(float(m[place]) for m in moves)))
+        if differences:
+            return differences[:_NAMED]
+        before = after
+    return []
 
 
 def update_of(optimizer: Any) -> Update:
@@ -177,32 +221,63 @@ def update_of(optimizer: Any) -> Update:
     Raises:
         TypeError: it is no optax transformation and no function.
     """
-    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
-        return lambda parameters, gradients: _optax(optimizer, parameters, gradients)
-    if callable(optimizer):
-        return lambda parameters, gradients: _torch(optimizer, parameters, gradients)
-    raise TypeError(
-        f"{type(optimizer).__name__}: is not an optimizer; pass an optax transformation, or a function that returns a "
-        "torch optimizer from (name, parameter) pairs, such as lambda pairs: torch.optim.AdamW(pairs, lr=1e-3)"
-    )
+    _check(optimizer)
+
+    def update(parameters: dict[str, Array], gradients: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        positions = [parameters, *_positions(optimizer, parameters, gradients, ())]
+        return {name: np.asarray(array, np.float64) for name, array in positions[-1].items()}
+
+    return update
 
 
-def _optax(
-    transformation: Any, parameters: dict[str, Array], gradients: Sequence[dict[str, Array]]
-) -> dict[str, Array]:
+def _check(optimizer: Any) -> None:
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")) and not callable(optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__}: is not an optimizer; pass an optax transformation, or a function that "
+            "returns a torch optimizer from (name, parameter) pairs, such as lambda pairs: torch.optim.AdamW(pairs, "
+            "lr=1e-3)"
+        )
+
+
+def _positions(
+    optimizer: Any, parameters: dict[str, Array], gradients: Sequence[dict[str, Array]], counts: Sequence[int]
+) -> Iterator[dict[str, Array]]:
+    """The parameters after each update, in float64; before the last ones, the number of updates is set to `counts`."""
+    given: list[int | None] = [None] * (len(gradients) - len(counts))
+    given += counts
+    kind = _optax if hasattr(optimizer, "init") and hasattr(optimizer, "update") else _torch
+    return kind(optimizer, parameters, zip(gradients, given, strict=True))
+
+
+Steps = Iterable[tuple[dict[str, Array], int | None]]  # gradients, and the number of updates before, if it is set
+
+
+def _optax(transformation: Any, parameters: dict[str, Array], steps: Steps) -> Iterator[dict[str, Array]]:
     with jax.enable_x64(True):
         state = transformation.init(parameters)
-        for gradient in gradients:
+    for gradient, count in steps:
+        with jax.enable_x64(True):
+            if count is not None:
+                state = jax.tree.map(partial(_counted, count), state)
             updates, state = transformation.update(gradient, state, parameters)
             parameters = {name: np.asarray(value + updates[name]) for name, value in parameters.items()}
-    return parameters
+        yield parameters
 
 
-def _torch(factory: Any, parameters: dict[str, Array], gradients: Sequence[dict[str, Array]]) -> dict[str, Array]:
+def _counted(count: int, leaf: Any) -> Any:
+    """The leaf of a state after so many updates, if it counts them: only these are integers."""
+    is_count = np.ndim(leaf) == 0 and jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.numpy.integer)
+    return jax.numpy.full_like(leaf, count) if is_count else leaf
+
+
+def _torch(factory: Any, parameters: dict[str, Array], steps: Steps) -> Iterator[dict[str, Array]]:
     tensors = {name: torch.nn.Parameter(torch.tensor(array, dtype=torch.float64)) for name, array in parameters.items()}
     optimizer = factory(list(tensors.items()))
-    for gradient in gradients:
+    for gradient, count in steps:
+        for state in optimizer.state.values():
+            if count is not None and "step" in state:
+                state["step"] = torch.full_like(state["step"], count) if torch.is_tensor(state["step"]) else count
         for name, tensor in tensors.items():
             tensor.grad = torch.tensor(gradient[name], dtype=torch.float64)
         optimizer.step()
-    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+        yield {name: tensor.detach().numpy().copy() for name, tensor in tensors.items()}

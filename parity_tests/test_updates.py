@@ -94,3 +94,22 @@ def test_what_is_measured_is_what_was_set():
         np.testing.assert_allclose(settings[name], value, rtol=1e-6, err_msg=name)
     with pytest.raises(TypeError, match=r"^int: is not an optimizer; pass an optax transformation, or "):
         update_of(1)
+
+
+SEEN_LATE = {
+    "Lion, b1": (optax.lion(1e-3, 0.9), optax.lion(1e-3, 0.5)),
+    "RAdam, b2": (optax.radam(1e-3, 0.9, 0.999), optax.radam(1e-3, 0.9, 0.9)),
+    "Rprop, etas": (lambda p: optim.Rprop(p, etas=(0.5, 1.2)), lambda p: optim.Rprop(p, etas=(0.1, 1.2))),
+    "a rate that changes after update 5": (adam, optax.adam(optax.piecewise_constant_schedule(1e-3, {5: 0.1}))),
+    "a rate that falls after 300,000": (adam, optax.adam(optax.piecewise_constant_schedule(1e-3, {300_000: 0.1}))),
+    "NaN from update 10 on": (adam, optax.adam(lambda n: 1e-3 if n < 9 else np.nan)),
+    "a clip of huge gradients": (adam, optax.chain(optax.clip(5e2), optax.adam(1e-3))),
+}
+
+
+@pytest.mark.parametrize("case", SEEN_LATE)
+def test_what_a_few_equal_gradients_do_not_show(case):
+    reference, candidate = SEEN_LATE[case]
+    assert differences(reference, candidate)
+    assert differences(candidate, reference)
+    assert differences(candidate, candidate) == differences(reference, reference) == []

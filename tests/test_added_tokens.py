@@ -8,9 +8,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from twinax import TransformerConfig
 from twinax.configs.data import TokenizerConfig
 from twinax.configs.errors import DataError
 from twinax.parity.text import LANGUAGES, VARIANTS, reference_tokenizer, write_files
+from twinax.train.data.languages import NLLB
+from twinax.train.data.prepare import Tokenizers, with_target_language
 from twinax.train.data.pretrained import load_tokenizer
 
 GERMAN = ["Ein Hund läuft am See, das Haus steht nicht!", "das Mädchen schläft", "aber der Baum ist größer"] * 3
@@ -106,3 +109,48 @@ def test_an_added_token_with_another_id_than_its_files_say_is_one_line(name, fol
         DataError, match=rf"saved: its files give the added token '<ent>' the id {int(number) + 3}, but"
     ):
         load_tokenizer(str(folder), TokenizerConfig())
+
+
+NEW_LANGUAGES = {"mBART": "tyv_XX", "mBART-50": "tyv_XX", "NLLB": "tyv_Cyrl", "M2M100": "__tyv__"}
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("name", NEW_LANGUAGES)
+def test_an_added_token_is_a_language(name, file, folders, tmp_path):
+    token, (known, _) = NEW_LANGUAGES[name], LANGUAGES[name]
+    language = token.strip("_")
+    folder = save_with([AddedToken(token, special=True)], name, folders[name], tmp_path / "saved", file)
+    reference = reference_tokenizer(name, folder)
+    number = reference.convert_tokens_to_ids(token)
+    tokenizer = load_tokenizer(str(folder), TokenizerConfig())
+    if name == "M2M100":  # whose class in `transformers` has a fixed list
+        reference.lang_code_to_token[language], reference.lang_token_to_id[token] = token, number
+    reference.src_lang = language
+    expected = [reference("Hund")["input_ids"]]
+    assert number in expected[0]
+    tokenizers = Tokenizers.of([tokenizer.with_languages(language, language)])
+    assert tokenizers.src.encode_sources(["Hund"]) == expected
+    model = TransformerConfig.preset("tiny", src_vocab_size=number + 1, tgt_vocab_size=number + 1)
+    changed = with_target_language(model, tokenizers)
+    assert number == (changed.decoder_start_id if name == "mBART" else changed.forced_bos_id)
+    with pytest.raises(DataError, match=rf"^tgt_lang: the model lacks '{token}', the tokenizer's id {number}"):
+        with_target_language(model.replace(tgt_vocab_size=number), tokenizers)
+    with pytest.raises(
+        DataError, match=rf"src_lang='{language}l': the tokenizer has no such language; did .*'{language}'"
+    ):
+        tokenizer.with_languages(f"{language}l", known)
+
+
+def test_a_tokenizer_without_the_default_language_needs_that_of_sources(folders, tmp_path):
+    folder = save_with([], "NLLB", folders["NLLB"], tmp_path / "saved", "tokenizer_config.json")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    entries = settings["added_tokens_decoder"]
+    last = max(map(int, entries)) - len(NLLB)
+    kept = {i: entry for i, entry in entries.items() if int(i) < last} | {str(last): entries[str(last)]}
+    kept[str(last)]["content"] = "tyv_Cyrl"
+    settings |= {"added_tokens_decoder": kept, "extra_special_tokens": ["tyv_Cyrl"], "src_lang": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(str(folder), TokenizerConfig())
+    with pytest.raises(DataError, match=r"^src_lang=None: set the language of sources; the tokenizer has tyv_Cyrl$"):
+        tokenizer.encode_sources(["Hund"])
+    assert tokenizer.with_languages("tyv_Cyrl", None).encode_sources(["Hund"])[0][0] == last

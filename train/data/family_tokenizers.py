@@ -130,8 +130,7 @@ def _mbart50(files: TokenizerFiles) -> LibraryTokenizer:
 
 def _nllb(files: TokenizerFiles) -> LibraryTokenizer:
     proto = _sentencepiece(files, BPE_MODEL)
-    tokens = dict.fromkeys([*_roles(files, _FAIRSEQ), *(piece.piece for piece in proto.pieces)])
-    ids = {token: i for i, token in enumerate(tokens)}
+    ids = _nllb_pieces(files)
     merges = _merges(ids)
     for code in _nllb_codes(files):
         ids.setdefault(code, len(ids))
@@ -143,10 +142,20 @@ def _nllb(files: TokenizerFiles) -> LibraryTokenizer:
     return fast
 
 
+def _nllb_pieces(files: TokenizerFiles) -> dict[str, int]:
+    pieces = (piece.piece for piece in _sentencepiece(files, BPE_MODEL).pieces)
+    return {token: i for i, token in enumerate(dict.fromkeys([*_roles(files, _FAIRSEQ), *pieces]))}
+
+
 def _nllb_codes(files: TokenizerFiles) -> tuple[str, ...]:
-    """The languages of the published models, in their order, if the files list none: early versions saved none."""
-    listed = {token.content for token in (*files.added_tokens().values(), *files.extra_tokens())}
-    return () if listed & {*NLLB} else NLLB
+    """The languages of the published models, in their order, unless the files say which tokens follow the pieces.
+
+    The files of the first versions do not.
+    """
+    pieces, listed = _nllb_pieces(files), {token.content for token in files.extra_tokens()}
+    if new := [i for i, token in files.added_tokens().items() if token.content not in pieces]:
+        return () if min(new) == len(pieces) else NLLB
+    return NLLB if not listed or listed >= {*NLLB} else ()
 
 
 def _merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:

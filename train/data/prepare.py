@@ -294,8 +294,8 @@ def with_target_language(model: TransformerConfig, tokenizers: Tokenizers) -> Tr
     field, number = tokenizers.target_language
     if number >= model.tgt_vocab_size:
         raise DataError(
-            f"tgt_lang: the model lacks {tokenizers.tgt.token_of(number)!r}: it has {model.tgt_vocab_size:,} tokens, and "
-            f"the tokenizer gives it the id {number:,}; use the model's own tokenizer, or another language"
+            f"tgt_lang: the model lacks {tokenizers.tgt.token_of(number)!r}, the tokenizer's id {number:,}: it has "
+            f"{model.tgt_vocab_size:,} tokens; use the model's own tokenizer, or another language"
         )
     return model.replace(**{"forced_bos_id": None, field: number})
 
@@ -329,7 +329,7 @@ def _check_ids(pairs: EncodedPairs, model: TransformerConfig, tokenizers: Tokeni
 def _check_language(model: TransformerConfig, tokenizers: Tokenizers) -> None:
     if lacks_language(model, tokenizers):
         assert tokenizers.src.languages is not None
-        example = [*tokenizers.src.languages.tokens][-1]
+        example = [*tokenizers.src.languages.tokens][:2][-1]
         raise DataError(f"tgt_lang=None: the model is multilingual; set --tokenizer.tgt-lang, as in {example}")
 
 

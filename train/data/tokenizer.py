@@ -23,7 +23,7 @@ _CLEANED = (
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
-_LISTED = 5  # languages in a message
+_LISTED, _MATCHES = 5, 3  # languages in a message, and those that a wrong one may mean
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Languages:
 
     def _similar(self, code: str) -> str:
         """The languages that a code may mean, else some of those that there are, as a hint."""
-        related = [c for c in self.tokens if c.startswith(code) or code.startswith(c)]
-        matches = [*dict.fromkeys((*related, *get_close_matches(code, self.tokens, _LISTED)))][:_LISTED]
+        related = [c for c in self.tokens if c.startswith(code) or code.startswith(c) or code == self.tokens[c]]
+        matches = [*dict.fromkeys((*related, *get_close_matches(code, self.tokens)))][:_MATCHES]
         return f"did you mean {' or '.join(map(repr, matches))}?" if matches else f"it has {self._some}"
 
     @property

@@ -1,5 +1,6 @@
 """The tokenizer files of a directory of `transformers`, and the settings in them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,7 +134,7 @@ class TokenizerFiles:
         entries = self.settings.get(DECODER)
         if isinstance(entries, dict):
             place = f"{self.name}/{SETTINGS}: {DECODER}"
-            if bad_id := next((i for i in entries if not i.isdecimal()), None):
+            if bad_id := next((i for i in entries if not re.fullmatch(r"\d{1,9}", i)), None):
                 raise DataError(f"{place} has the id {bad_id!r}; ids are numbers from 0")
             return {int(i): _added(entries[i], place, special=False) for i in sorted(entries, key=int)}
         if ADDED not in self.content or not self.json(ADDED):

@@ -139,7 +139,13 @@ def m2m100(files: TokenizerFiles) -> SentencePieceTokenizer:
 def _added_tokens(
     files: TokenizerFiles, vocabulary: Mapping[str, int], defaults: Mapping[str, str]
 ) -> dict[int, AddedToken]:
-    """The added tokens by id: those that the files add, then the special tokens; new ids follow the vocabulary's."""
+    """The added tokens by id: those that the files add, then the special tokens; new ids follow the vocabulary's.
+
+    Raises:
+        DataError: the vocabulary has no unknown token.
+    """
+    if (unk := files.token("unk", defaults["unk"])) not in vocabulary:
+        raise DataError(f"{files.name}: its vocabulary has no unknown token {unk!r}")
     added = files.added_tokens()
     ids = {**vocabulary, **{token.content: i for i, token in added.items()}}
     listed = {token.content for token in added.values()}

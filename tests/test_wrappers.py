@@ -14,6 +14,7 @@ from twinax import convert
 from twinax.configs.errors import ConversionError
 from twinax.convert.wrappers import unwrap
 from twinax.parity.conversion import VARIANTS, random_model
+from twinax.parity.transformers_oracle import load_model
 
 NAMES = ("BART", "Marian", "M2M100", "T5", "T5 v1.1, Flan-T5")  # names with a prefix of their own, and without
 COMPONENTS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -153,3 +154,12 @@ def test_arrays_beside_the_model_are_one_line(directories, tmp_path):
         with pytest.raises(ConversionError, match=message) as error:
             convert.load(tmp_path / "t5")
         assert "\n" not in str(error.value)
+
+
+def test_the_oracle_of_parity_has_the_same_weights(directories, tmp_path):
+    """`transformers` itself would start from random weights, without an error."""
+    folder = shutil.copytree(directories / "T5", tmp_path / "t5")
+    state = load_file(folder / "model.safetensors")
+    save_file(wrapped(state, "module.", "_orig_mod."), folder / "model.safetensors", {"format": "pt"})
+    loaded = load_model(folder, convert.load(folder)).state_dict()
+    assert all(torch.equal(loaded[name], array) for name, array in state.items())

@@ -68,6 +68,7 @@ class Checkpoint:
     system: str | None = None  # published system whose file it was read from
     assumed: tuple[str, ...] = ()  # settings of that system that the file does not state, such as "num_heads=8"
     skipped: tuple[str, ...] = ()  # entries of the file that were ignored, such as "optimizer_state_dict"
+    stripped: tuple[str, ...] = ()  # parts of the arrays' names that were removed, such as "module."
     optimizer_notes: tuple[str, ...] = ()  # what was assumed about an optimizer that another program saved
 
     def __post_init__(self) -> None:

@@ -62,12 +62,14 @@ def read(path: Path) -> Checkpoint:
     arrays = to_arrays(content.get("model"), file)
     try:
         settings = _flatten(content)
+        has_copies = any(map(fairseq.FAST_PATH.fullmatch, arrays))
         config, arrays = fairseq.read(settings, arrays)
         sizes = (config.src_vocab_size, config.tgt_vocab_size)
         files = tokenizer_files(_dictionaries(file.parent, settings), sizes)
     except ConversionError as error:
         raise ConversionError(str(error) if str(file.parent / "dict") in str(error) else f"{file}: {error}") from None
     skipped = [name for name in sorted(content, key=str, reverse=True) if name not in ("args", "cfg", "model")]
+    skipped += ["the encoder's in_proj_*, out_proj_*, fc1_*, fc2_* (copies of its weights)"] * has_copies
     documents = {ARGS: settings}
     return Checkpoint(config, arrays, LAYOUT, documents, files=files, skipped=tuple(map(str, skipped)))
 

@@ -182,7 +182,7 @@ def layout_of(names: Collection[str]) -> str:
     examples = ", ".join(sorted(names)[:3]) + ", …" * (len(names) > 3)
     raise ConversionError(
         f"its {len(names)} tensors ({examples}) match no layout that twinax supports; if the file is of "
-        "a Hugging Face directory, pass the directory"
+        "a Hugging Face directory, pass the directory, or the directory's path to `twinax convert` with --config"
     )
 
 

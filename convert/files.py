@@ -19,6 +19,7 @@ from .checksums import verify_zip
 from .headers import pickled_names, safetensors_header
 from .safetensors_files import has_checksums, read_safetensors, read_safetensors_metadata
 from .untrusted import check_declared_bytes
+from .wrappers import state_dict_of
 
 WEIGHTS = "model.safetensors"
 CHECKSUMS = "checksums"  # key of the arrays' checksums in a .pt that twinax wrote
@@ -41,15 +42,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_weights(directory: Path) -> dict[str, np.ndarray]:
-    """All arrays of a directory, by their name in the PyTorch class; views of its files if these can be mapped.
+def read_weights(directory: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """(all arrays of a directory, by their name in the PyTorch class, the names of ignored entries beside them).
+
+    The arrays are views of the files if these can be mapped.
 
     Raises:
         ConversionError: there are no weights, a shard is missing, or a file is damaged or holds more than tensors.
     """
     path = _weights_of(directory)
-    arrays = _read_shards(path) if path.name.endswith(_INDEX) else _read_file(path)
-    return legacy_flax.to_torch_names(arrays) if _is_flax(path) else arrays
+    arrays, skipped = _read_shards(path) if path.name.endswith(_INDEX) else read_weights_file(path)
+    return legacy_flax.to_torch_names(arrays) if _is_flax(path) else arrays, skipped
 
 
 def has_flax_weights(directory: Path) -> bool:
@@ -84,7 +87,7 @@ def _is_flax(path: Path) -> bool:
     return path.name.startswith(legacy_flax.WEIGHTS)
 
 
-def _read_shards(index: Path) -> dict[str, np.ndarray]:
+def _read_shards(index: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     shard_of = read_json(index).get("weight_map")
     if not shard_of or not isinstance(shard_of, dict) or not all(isinstance(s, str) for s in shard_of.values()):
         raise ConversionError(f"{index}: has no weight_map from tensors to files")
@@ -95,8 +98,10 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
         names = ", ".join(missing[:3]) + (", …" if missing[3:] else "")
         raise ConversionError(f"{index.parent}: {len(missing)} of {len(shards)} shards missing: {names}")
     arrays: dict[str, np.ndarray] = {}
+    skipped: dict[str, None] = {}
     for shard in shards:
-        tensors = _read_file(index.parent / shard)
+        tensors, others = read_weights_file(index.parent / shard)
+        skipped |= dict.fromkeys(others)
         names = {name for name, file in shard_of.items() if file == shard}
         if tensors.keys() != names:
             name = min(tensors.keys() ^ names)
@@ -104,19 +109,22 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
                 f"{index.parent / shard}: does not match {index.name}: {name} is in only one of the two"
             )
         arrays |= tensors
-    return arrays
+    return arrays, tuple(skipped)
 
 
-def _read_file(path: Path) -> dict[str, np.ndarray]:
+def read_weights_file(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """(the arrays of a file, the names of ignored entries beside them). Raises: ConversionError, as `read_weights`."""
+    skipped: tuple[str, ...] = ()
     if path.suffix == ".safetensors":
         arrays = read_safetensors(path)[0]
     elif path.suffix == ".msgpack":
         arrays = legacy_flax.read_msgpack(path)
     else:
-        arrays = to_arrays(read_torch(path), path)
+        tensors, skipped = state_dict_of(read_torch(path))
+        arrays = to_arrays(tensors, path)
     if not arrays:
         raise ConversionError(f"{path}: holds no tensors")
-    return arrays
+    return arrays, skipped
 
 
 def read_torch(path: Path, advice: str = "save only the state dict") -> Any:

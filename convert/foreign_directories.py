@@ -15,6 +15,8 @@ from .unreadable import COMPARE, NOT_READABLE, READABLE, Obstacle, printable
 # Weights that a Hugging Face directory can have, one of which twinax reads
 _WEIGHTS = (*FORMS, *(f"{form}.index.json" for form in FORMS))
 _SHARD = r"^(model|pytorch_model|flax_model)-\d{5}-of-\d{5}\.(safetensors|bin|msgpack)$"
+# Weights under another name, unlike the files that `transformers`' Trainer writes beside them
+_OTHER_WEIGHTS = r"^(?!training_args|optimizer|scheduler|scaler|rng_state).*\.(ckpt|pt|pth|bin|safetensors)$"
 _ENTRIES = 1000  # of a directory that are read
 _SHOWN = 5
 _PROMPTS = ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")  # not part of the weights
@@ -115,8 +117,12 @@ def hugging_face_obstacle(path: Path) -> Obstacle | None:
     names = _names(path)
     if not {*_WEIGHTS} & {*names}:
         obstacle = project_obstacle(path)
+        file = next((name for name in names if re.search(_OTHER_WEIGHTS, name)), None)
         reason = f"{printable(path.name)} has no weights; looked for {', '.join(FORMS)} and shards of them"
         download = "download them too: `hf download NAME --local-dir DIR`"
+        if file is not None and obstacle is None:
+            command = f"twinax convert {escape(str(path / file))} NEW --layout FAMILY --config {escape(str(path))}"
+            return Obstacle("a config.json beside a file of weights", reason, f"name the file: `{command}`")
         return obstacle or Obstacle("a config.json without weights", reason, download)
     # as in `transformers`, weights in other forms, and shards of an earlier save, are not read
     obstacles = ((file.name, weights_obstacle(file)) for file in weight_files(path))

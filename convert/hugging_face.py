@@ -13,7 +13,7 @@ from ..configs.schema import TransformerConfig
 from . import trainer
 from .atomic_io import write_directory
 from .checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
-from .files import has_flax_weights, read_json, read_weights
+from .files import has_flax_weights, read_json, read_weights, read_weights_file
 from .foreign_directories import hugging_face_obstacle, project_obstacle
 from .generation import decoding_document, end_ids
 from .layouts.canonical import up_to_rounding
@@ -23,17 +23,20 @@ from .layouts.hugging_face_settings import DECODING
 from .lora import merge_adapter, read_adapter
 from .obstacles import settings_obstacle
 from .unreadable import UnreadableError
+from .wrappers import unwrap
 
 _ONE_FILE = 1 << 62  # bytes; no model is larger
 # Each is a module of `convert.layouts` that defines FAMILY.
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
 
 
-def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | None = None) -> Checkpoint:
+def read_directory(
+    path: Path, adapter: Path | None = None, run: RunConfig | None = None, file: Path | None = None
+) -> Checkpoint:
     """The checkpoint in a local Hugging Face directory: config.json with safetensors, PyTorch or Flax files.
 
     `adapter`: the directory of a LoRA adapter, which is merged into the weights. `run`: the run that resumes from the
-    optimizer's state in a checkpoint of `transformers`' Trainer.
+    optimizer's state in a checkpoint of `transformers`' Trainer. `file`: another file of weights than the directory's.
 
     Raises:
         ConversionError: twinax does not support the family or a setting, or the weights are missing, damaged, or not
@@ -43,12 +46,16 @@ def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | Non
     documents = {CONFIG: read_json(path / CONFIG)}
     if (path / GENERATION).is_file():
         documents[GENERATION] = read_json(path / GENERATION)
-    layout = _layout_of(documents[CONFIG], path)
-    settings, place = _settings(documents), str(path)
+    layout = _layout_of(documents[CONFIG], path, file is None)
+    settings, place = _settings(documents), str(file or path)
     try:
-        if has_flax_weights(path):  # Flax classes ignore these settings, which may be those of other weights
+        if file is None and has_flax_weights(
+            path
+        ):  # Flax classes ignore these settings, which may be those of other weights
             settings |= {"dtype": None, "torch_dtype": None}
-        weights = read_weights(path)
+        weights, skipped = read_weights(path) if file is None else read_weights_file(file)
+        family(layout).check_class(settings, weights)
+        weights, stripped = unwrap(weights, family(layout).table_names)
         if change is not None:
             settings, weights = merge_adapter(change, family(layout), settings, weights)
             documents[CONFIG] |= {n: settings[n] for n in ("tie_word_embeddings",) if n in settings}
@@ -57,9 +64,19 @@ def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | Non
     except ConversionError as error:
         raise ConversionError(str(error) if str(path) in str(error) else f"{place}: {error}") from None
     checkpoint = Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
+    checkpoint = replace(checkpoint, skipped=skipped, stripped=stripped)
+    if file is not None:
+        return checkpoint
     if run is not None:
         return trainer.with_training(checkpoint, path, family(layout), run)
-    return replace(checkpoint, skipped=trainer.FILES[:1]) if trainer.has_state(path) else checkpoint
+    return replace(checkpoint, skipped=(*skipped, trainer.FILES[0])) if trainer.has_state(path) else checkpoint
+
+
+def holds_weights_of(path: Path, file: Path) -> bool:
+    """Whether a file has the names of the model in a directory. Raises: ConversionError, as `read_directory`."""
+    settings = read_json(path / CONFIG)
+    names, known = read_weights_file(file)[0], family(_layout_of(settings, path, False)).table_names
+    return any(f".{name}".endswith(tuple(f".{table}" for table in known)) for name in names)
 
 
 def write_hugging_face(checkpoint: Checkpoint, directory: Path, layout: str, max_shard_size: int = _ONE_FILE) -> None:
@@ -119,11 +136,15 @@ def _tokenizer_files(path: Path) -> dict[str, bytes]:
     return {name: file.read_bytes() for name, file in files.items() if file.is_file()}
 
 
-def _layout_of(settings: Mapping[str, Any], path: Path) -> str:
-    """The layout of a directory. Raises: UnreadableError if twinax does not support its family or weights."""
+def _layout_of(settings: Mapping[str, Any], path: Path, has_weights: bool = True) -> str:
+    """The layout of a directory. Raises: UnreadableError if twinax does not support its family or weights.
+
+    `has_weights`: whether the weights are in the directory.
+    """
     by_type = {family(layout).model_type: layout for layout in LAYOUTS}
     obstacle = project_obstacle(path) if settings.get("model_type") is None else None
-    obstacle = obstacle or settings_obstacle(settings, tuple(by_type)) or hugging_face_obstacle(path)
+    obstacle = obstacle or settings_obstacle(settings, tuple(by_type))
+    obstacle = obstacle or (hugging_face_obstacle(path) if has_weights else None)
     if obstacle is not None:
         raise UnreadableError(path, obstacle)
     return by_type[settings["model_type"]]

@@ -39,15 +39,14 @@ from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .safetensors_files import read_safetensors, write_safetensors
 from .untrusted import reading
 from .user_optimizer import with_user_optimizer
+from .wrappers import state_dict_of, unwrap
 
 TORCH_SUFFIXES = (".pt", ".pth")
 SUFFIXES = (*TORCH_SUFFIXES, ".safetensors")  # case-insensitive
 _VERSION = 1
 _MARK = "twinax_file_version"
 _METADATA = "twinax"  # key in a safetensors file's metadata, whose values are strings
-_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DataParallel, torch.compile and Lightning
-_WRAPPERS = ("model", "state_dict", "model_state_dict")  # usual keys of a state dict in a larger dict
-_OPTIMIZERS = ("optimizer", "optimizer_state_dict", "optim")  # usual keys of an optimizer's state dict beside it
+OPTIMIZERS = ("optimizer", "optimizer_state_dict", "optim")  # usual keys of an optimizer's state dict beside it
 _TORCH_HEADS = (b"PK\x03\x04", b"\x80")  # a zip archive; a pickle, before PyTorch 1.6
 
 
@@ -93,7 +92,7 @@ def read_training(path: Path, config: TransformerConfig | str | None, run: RunCo
     if not parts.bare:
         raise ConversionError(f"{path}: twinax wrote it, with its own run if any; omit the other one")
     if parts.content.get("optimizer") is None:
-        raise ConversionError(f"{path}: has no optimizer; looked for {', '.join(_OPTIMIZERS)} beside the state dict")
+        raise ConversionError(f"{path}: has no optimizer; looked for {', '.join(OPTIMIZERS)} beside the state dict")
     checkpoint = parts.checkpoint(run.model if config is None else config)
     with _file_errors(path):
         return with_user_optimizer(checkpoint, parts.content["model"], parts.layout, parts.content["optimizer"], run)
@@ -159,7 +158,8 @@ class Parts(NamedTuple):
                 return _twinax_checkpoint(self.content, self.layout)
             system = self.layout.partition(":")[0] if self._is_published else None
             checkpoint = _bare_checkpoint(model, self.layout, config)
-            return replace(checkpoint, system=system, assumed=assumed, skipped=self.content.get("skipped", ()))
+            notes = {name: self.content.get(name, ()) for name in ("skipped", "stripped")}
+            return replace(checkpoint, system=system, assumed=assumed, **notes)
 
     @property
     def _is_published(self) -> bool:
@@ -230,14 +230,12 @@ def _read_torch(path: Path) -> dict[str, Any]:
         except ConversionError:  # damaged, or trained on in PyTorch and saved again: then the archive is not damaged
             verify_zip(path)
         return content | {part: to_arrays(content.get(part), path) for part in ("model", "unused")}
-    wrapper = next((n for n in _WRAPPERS if isinstance(content, dict) and isinstance(content.get(n), dict)), None)
-    if wrapper is None:
-        return {"model": _unwrap(to_arrays(content, path))}
-    arrays = _unwrap(to_arrays(content[wrapper], path))
-    fields = stated_settings(content.get("settings"), arrays)
-    skipped = tuple(str(name) for name in content if name != wrapper and not (name == "settings" and fields))
-    optimizer = next((content[name] for name in _OPTIMIZERS if name in content), None)
-    return {"model": arrays, "stated": fields, "skipped": skipped, "optimizer": optimizer}
+    state, others = state_dict_of(content)
+    arrays, stripped = unwrap(to_arrays(state, path))
+    fields = stated_settings(content.get("settings"), arrays) if others else {}
+    skipped = tuple(name for name in others if not (name == "settings" and fields))
+    optimizer = next((content[name] for name in OPTIMIZERS if name in others), None)
+    return {"model": arrays, "stated": fields, "skipped": skipped, "stripped": stripped, "optimizer": optimizer}
 
 
 def _arrays_of(content: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
@@ -248,18 +246,10 @@ def _arrays_of(content: Mapping[str, Any], path: Path) -> dict[str, np.ndarray]:
     return {f"{part}.{n}": array for part, tensors in parts.items() for n, array in to_arrays(tensors, path).items()}
 
 
-def _unwrap(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays without a wrapper's prefix that all names share."""
-    for part in _PREFIXES:
-        if arrays and all(name.startswith(part) for name in arrays):
-            return _unwrap({name.removeprefix(part): array for name, array in arrays.items()})
-    return dict(arrays)
-
-
 def _read_safetensors(path: Path) -> dict[str, Any]:
     arrays, texts = read_safetensors(path)
     if _METADATA not in texts:
-        return {"model": _unwrap(arrays)}
+        return dict(zip(("model", "stripped"), unwrap(arrays), strict=True))
     try:
         content = parse_json(texts[_METADATA])
         content["files"] = {name: base64.b64decode(text) for name, text in content["files"].items()}

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from ..configs.schema import TransformerConfig
+from ..configs.verification import verifying
 from ..convert.arrays import from_torch
 from ..convert.checkpoint import Checkpoint
 from ..convert.files import has_flax_weights
-from ..convert.hugging_face import family, write_hugging_face
+from ..convert.hugging_face import family, read_directory, write_hugging_face
 from ..convert.port import flax_specs
 from ..convert.rules import Rule, target_specs, translate
+from ..convert.trainer import FILES as TRAINER_FILES
 from .functions import GRADIENTS, Batch, Outputs
 
 Oracle = Callable[[Batch], Outputs]
@@ -39,8 +41,8 @@ def load_model(
 ) -> Any:
     """The directory's model, loaded by `transformers` in its own dtype, in evaluation mode.
 
-    A LoRA adapter is merged by `peft`. `transformers` 5 cannot read the weights of a Flax class: it gets those of the
-    checkpoint in a new directory.
+    A LoRA adapter is merged by `peft`. `transformers` 5 cannot read the weights of a Flax class, or those that wrappers
+    saved: it gets them in a new directory.
     """
     import transformers
 
@@ -48,12 +50,16 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     architecture = getattr(transformers, family(checkpoint.layout).architecture)
     own_type = getattr(torch, checkpoint.config.param_dtype)
-    if not has_flax_weights(Path(directory)):
+    with verifying(False):
+        stored = read_directory(Path(directory))
+    is_wrapped = stored.stripped or {*stored.skipped} - {*TRAINER_FILES}
+    if not is_wrapped and not has_flax_weights(Path(directory)):
         model = architecture.from_pretrained(directory, dtype=own_type).eval()
         return model if adapter is None else _merged(model, adapter)
     with TemporaryDirectory() as folder:
-        write_hugging_face(checkpoint, Path(folder, "model"), checkpoint.layout)
-        return architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval()
+        write_hugging_face(stored, Path(folder, "model"), checkpoint.layout)
+        model = architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval()
+    return model if adapter is None else _merged(model, adapter)
 
 
 def _merged(model: Any, adapter: str | PathLike[str]) -> Any:

@@ -235,7 +235,7 @@ def long_name(directory):
 
 def no_state_dict(directory):
     (directory / WEIGHTS).unlink()
-    torch.save({"model": {"a": torch.ones(1)}}, directory / "pytorch_model.bin")
+    torch.save({"a": {"b": torch.ones(1)}}, directory / "pytorch_model.bin")
 
 
 def narrow(arrays):
@@ -325,8 +325,8 @@ WRONG = {
         "wrong: model.encoder.layers.0.fc1.weight is bfloat16[17, 12], must be float32[17, 12]",
     ),
     "foreign tensor": (
-        lambda d: edit_weights(d, lambda a: a.update({"classification_head.bias": np.ones(3, np.float32)})),
-        "not in the model: classification_head.bias, float32[3]",
+        lambda d: edit_weights(d, lambda a: a.update({"pooler.bias": np.ones(3, np.float32)})),
+        "not in the model: pooler.bias, float32[3]",
     ),
     "ties that are none": (
         lambda d: edit_weights(d, lambda a: a.update({"lm_head.weight": a["model.shared.weight"] + 1})),

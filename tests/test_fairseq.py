@@ -1,6 +1,7 @@
 """fairseq checkpoints: versions, settings, dictionaries, what is refused, and the way back."""
 
 import os
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -72,6 +73,18 @@ def old_names(state):
     return old
 
 
+def with_fast_path(state, fill):
+    """The arrays of 0.12: each encoder layer has copies of its weights; `fill` makes an array of the same shape."""
+    new = dict(state)
+    for layer in [match[1] for n in state if (match := re.fullmatch(r"(encoder\.layers\.\d+)\.fc1\.weight", n))]:
+        for kind in ("weight", "bias"):
+            packed = torch.cat([state[f"{layer}.self_attn.{letter}_proj.{kind}"] for letter in "qkv"])
+            new[f"{layer}.in_proj_{kind}"] = fill(packed)
+            new[f"{layer}.out_proj_{kind}"] = fill(state[f"{layer}.self_attn.out_proj.{kind}"])
+            new |= {f"{layer}.{name}_{kind}": fill(state[f"{layer}.{name}.{kind}"]) for name in ("fc1", "fc2")}
+    return new
+
+
 def nested(args):
     """The settings as hydra nests them."""
     values = {name: value for name, value in vars(args).items() if name not in ("source_lang", "target_lang", "task")}
@@ -127,11 +140,17 @@ def test_every_version_is_the_same_model(folder, state):
         "cfg": fairseq_content(None, state, nested(args)),
         "cfg with a Namespace": fairseq_content(None, state, {"model": Namespace(**vars(args)), "task": task}),
         "averaged": {"args": args, "model": state},
+        # fairseq 0.12 overwrites them with the layer's weights when it loads a checkpoint, whatever they are
+        "0.12, copies": fairseq_content(None, with_fast_path(state, torch.clone), nested(args)),
+        "0.12, zeros": fairseq_content(None, with_fast_path(state, torch.zeros_like), nested(args)),
+        "0.12, trained on": fairseq_content(None, with_fast_path(state, torch.randn_like), nested(args))
+        | {"criterion": {"weight": torch.ones(2)}, "task_state": {}, "extra_state": {"ema": state}},
     }
     for version, content in contents.items():
         checkpoint = convert.load(save(folder, content))
         assert same(checkpoint, expected), version
         assert checkpoint.files == expected.files, version
+        assert any("copies of its weights" in name for name in checkpoint.skipped) == ("0.12" in version)
     torch.save(contents["old names"], folder / "model.pt", _use_new_zipfile_serialization=False)
     assert convert.formats.describe(folder / "model.pt") == "fairseq checkpoint"
     assert same(convert.load(folder), expected)

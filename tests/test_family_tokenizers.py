@@ -233,6 +233,11 @@ DAMAGES = {
     "not JSON": ("BART", lambda f: change(f, "vocab.json", b"{"), "vocab.json: is not JSON"),
     "a list": ("M2M100", lambda f: change(f, "vocab.json", b"[]"), "vocab.json: must be a JSON object, not a list"),
     "an id that is text": ("M2M100", lambda f: change(f, "vocab.json", b'{"a": "b"}'), "but the id of 'a' is 'b'"),
+    "no unknown token": (
+        "Marian",
+        lambda f: change(f, "vocab.json", b'{"</s>": 0, "a": 1}'),
+        "its vocabulary has no unknown token '<unk>'",
+    ),
     "one id twice": ("BART", lambda f: change(f, "vocab.json", b'{"a": 0, "b": 0}'), "two tokens have the same id"),
     "merges of another": ("BART", lambda f: change(f, "merges.txt", b"qq zz\n"), "merges.txt: does not fit vocab.json"),
     "an unknown language": (

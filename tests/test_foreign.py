@@ -255,6 +255,10 @@ DIRECTORIES = {  # case -> (entries and their text, what it is, obstacle, what t
         "",
     ),
     "no weights": ({"config.json": T5}, "a config.json without weights", "looked for model.safetensors", "hf download"),
+    "another name": (
+        {"config.json": T5, "last.ckpt": "x", "training_args.bin": "x"},
+        *("a config.json beside a file of weights", "looked for model.safetensors", "last.ckpt NEW --layout FAMILY"),
+    ),
     "partial": (
         {"config.json": T5, "model.safetensors.incomplete": "x"},
         *("a directory with a partial download", "model.safetensors.incomplete: it ended early", "download it again"),

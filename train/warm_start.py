@@ -17,6 +17,7 @@ from ..convert.file_layouts import describe_assumed
 from ..convert.formats import describe_verification, load, load_config
 from ..convert.marian_format import LAYOUT as MARIAN
 from ..convert.port import flax_specs
+from ..convert.wrappers import describe_stripped
 from ..flax_transformer.model import Transformer
 from .checkpointing.checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run, source_of
 from .data.prepare import FROM_TOKENIZERS, Tokenizers
@@ -78,6 +79,7 @@ def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     if nan := [name for name, array in checkpoint.arrays.items() if np.isnan(array).any()]:
         raise CheckpointError(f"{path}: {len(nan)} arrays hold NaN, first {nan[0]}; nothing can be trained from them")
     notes = [describe_assumed(str(path), checkpoint) if checkpoint.assumed else None, limit]
+    notes += [describe_stripped(str(path), checkpoint)] if checkpoint.stripped else []
     verification = describe_verification(path)
     notes += [f"{path}: {verification}"] if verification.startswith("not ") else []
     notes += [f"{path}: {doubt}" for doubt in [describe_not_finite(checkpoint.arrays)] if doubt]

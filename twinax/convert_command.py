@@ -12,11 +12,12 @@ from twinax.configs import TransformerConfig
 from twinax.configs.errors import ConfigError
 from twinax.convert import Checkpoint, ctranslate2_format, fairseq_format
 from twinax.convert.atomic_io import check_new
+from twinax.convert.checkpoint import CONFIG
 from twinax.convert.dtypes import to_dtype
 from twinax.convert.file_layouts import PUBLISHED
 from twinax.convert.files import read_json
 from twinax.convert.formats import describe, describe_verification, is_layout, layouts
-from twinax.convert.hugging_face import LAYOUTS, describe_fitting
+from twinax.convert.hugging_face import LAYOUTS, describe_fitting, holds_weights_of, read_directory
 from twinax.convert.lora import read_adapter
 from twinax.convert.privacy import without_paths
 from twinax.convert.single_file import TORCH_SUFFIXES
@@ -137,6 +138,9 @@ def _check_torch(dst: Path, layout: str, dtype: str | None) -> None:
 
 def _read(src: Path, config: str | None, adapter: str | None, run: str | None) -> Checkpoint:
     """The checkpoint, memory-mapped; of bare tensors, with the assumptions and the tokenizer of their config."""
+    alone = adapter is None and run is None and src.is_file()
+    if config is not None and alone and (Path(config) / CONFIG).is_file() and holds_weights_of(Path(config), src):
+        return read_directory(Path(config), file=src)
     model, config_checkpoint = (None, None) if config is None else _config(config)
     training_run = None if run is None else run_config(run)
     checkpoint = convert.load(src, model, adapter=adapter, run=training_run, memory_map=True)

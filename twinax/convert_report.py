@@ -19,7 +19,8 @@ from twinax.convert.formats import TOOLKITS
 from twinax.convert.hugging_face import LAYOUTS, family
 from twinax.convert.progress import listening
 from twinax.convert.safetensors_files import size_of
-from twinax.convert.trainer import obstacle
+from twinax.convert.single_file import OPTIMIZERS
+from twinax.convert.trainer import FILES, obstacle
 from twinax.convert.verification import Comparison, number_of
 from twinax.train.tracking.progress import progress_bar
 
@@ -91,7 +92,9 @@ def describe_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str
     before, after = checkpoint.training, result.training
     if before is None:
         states = [name for name in checkpoint.skipped if "optim" in name]
-        return f"{states[0]} ignored: pass --run, the run that resumes from it" if states else "none", True
+        resumable = any(name in (*OPTIMIZERS, *FILES) for name in states)
+        advice = ": pass --run, the run that resumes from it" if resumable else ""
+        return f"{states[0]} ignored{advice}" if states else "none", True
     if after is None:
         reason: str | None = "this format does not store them"
         if result.layout in LAYOUTS:

@@ -116,11 +116,15 @@ def check_picture(flag: str, path: str | None) -> None:
 
 
 def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
-    """Print one line each: what is doubtful about a checkpoint, and what was assumed about a published system's."""
+    """Print one line each: what is doubtful about a checkpoint, what its names lost, and what was assumed about it."""
     from twinax.convert.doubts import describe_not_finite, doubt_of
 
     for doubt in filter(None, (doubt_of(checkpoint), describe_not_finite(checkpoint.arrays))):
         print(f"twinax: {name}: {doubt}", file=sys.stderr)
+    if checkpoint.stripped:
+        from twinax.convert.wrappers import describe_stripped
+
+        print(f"twinax: {describe_stripped(name, checkpoint)}", file=sys.stderr)
     if checkpoint.assumed:
         from twinax.convert.file_layouts import describe_assumed
 

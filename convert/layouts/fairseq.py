@@ -42,6 +42,8 @@ _FIXED: dict[str, Any] = {  # config fields that are the same for every model
     **{"embedding_padding": "frozen", "decoder_mask": "causal_and_padding", "position_counting": "non_padding"},
     "output_bias": "none",
 }
+# Arrays that layers of fairseq 0.12 register for torch's fast path. Loading fills them with the weights of the layer.
+FAST_PATH = re.compile(r"encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
 _OLD_NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
@@ -193,6 +195,8 @@ def _upgrade(arrays: Arrays) -> Arrays:
     for name, array in arrays.items():
         side, _, rest = name.partition(".")
         if rest in (_FLOAT, "embed_positions.weights") and side in _OLD_NORMS:
+            continue
+        if FAST_PATH.fullmatch(name):
             continue
         if match := re.fullmatch(r"(.*\.layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)", name):
             norms = dict(enumerate(_OLD_NORMS.get(side, ())))

@@ -60,6 +60,8 @@ class Embeddings(NamedTuple):
     output: str = "lm_head.weight"
 
 
+# heads of other classes of `transformers`
+_HEADS = re.compile(r"(?<![^.])(classification_head|classifier|qa_outputs|score)\.")
 _BIAS = "final_logits_bias"  # (1, V)
 _AS_ROW = Transform(lambda arrays: [arrays[0][None]], lambda arrays: [arrays[0][0]])
 
@@ -262,6 +264,27 @@ class Family:
             return dict(zip(names, names, strict=True))
         output = (self.embeddings.output, _BIAS)
         return {name: name if name in output else f"{self.prefix}{name}" for name in names}
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The names of the embedding tables, of which weights have at least one, with and without the prefix."""
+        tables = self.embeddings[:3]
+        return (*tables, *(name.removeprefix(self.prefix) for name in tables))
+
+    def check_class(self, settings: Settings, names: Iterable[str]) -> None:
+        """Check that the weights are not those of a class with another head, or without encoder or decoder.
+
+        Raises:
+            ConversionError: they are.
+        """
+        names = [*names]
+        head = next((name for name in names if _HEADS.search(name)), None)
+        missing = [s for s in ("encoder", "decoder") if not any(re.search(rf"(?<![^.]){s}\.", n) for n in names)]
+        if head or missing:
+            classes = settings.get("architectures")
+            named = f"architectures={classes!r}" if classes and classes != [self.architecture] else "architectures"
+            reason = f"have the head of another class, {head}" if head else f"have no {' and no '.join(missing)}"
+            raise ConversionError(f"{named}: twinax reads {self.architecture}, and the weights {reason}")
 
     def with_copies(self, settings: Settings, arrays: Arrays) -> tuple[Arrays, tuple[str, ...]]:
         """(the arrays with every copy of the tied tensor and the family's prefix, the names of the copies)."""

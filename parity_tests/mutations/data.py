@@ -182,15 +182,15 @@ DATA = (
     Mutation(
         "mBART-50's sources end with their language",
         "train.data.family_tokenizers",
-        '_mbart50, ("language", "$A", "eos")',
-        '_mbart50, ("$A", "eos", "language")',
+        '_mbart50,\n        ("language", "$A", "eos")',
+        '_mbart50,\n        ("$A", "eos", "language")',
         _FAMILIES,
     ),
     Mutation(
         "NLLB's mask before its languages",
-        "train.data.family_tokenizers.family_tokenizer",
-        "(*codes, *named.values(), *extra)",
-        "(*named.values(), *codes, *extra)",
+        "train.data.family_tokenizers._nllb",
+        "for code in _nllb_codes(files):",
+        'for code in ("<mask>", *_nllb_codes(files)):',
         _FAMILIES,
     ),
     Mutation(

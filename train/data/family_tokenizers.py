@@ -3,7 +3,7 @@
 Each family is a table: the order of ids, the normalization, the pre-tokenization and the special tokens of a source.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ...configs.errors import DataError
+from .added_tokens import add_tokens
 from .languages import MBART, MBART50, NLLB
 from .sentencepiece_model import CONTROL, USER_DEFINED, read_sentencepiece
 from .tokenization import FastTokenizer
 from .tokenizer import Languages, TargetRole
-from .tokenizer_files import TokenizerFiles
+from .tokenizer_files import EXTRA, TokenizerFiles
 
 Scores = list[tuple[str, float]]
 _FAIRSEQ = ("bos", "pad", "eos", "unk")  # ids 0 to 3 of the families that fairseq trained
@@ -30,7 +31,8 @@ class TokenizerFamily:
     build: Callable[[TokenizerFiles], LibraryTokenizer]
     frame: tuple[str, ...]  # a source: $A is the text, "language" the source language, other entries roles of tokens
     defaults: Mapping[str, AddedToken | str] = field(default_factory=lambda: _DEFAULTS)
-    extra: Callable[[TokenizerFiles], list[str]] = lambda files: []  # special tokens without a role
+    # special tokens without a role if the settings list none
+    extra: Callable[[TokenizerFiles], list[AddedToken]] = TokenizerFiles.extra_tokens
     languages: tuple[str, ...] = ()
     source_language: str = ""  # if the files do not set it
     role: TargetRole = "first_output"
@@ -40,24 +42,30 @@ class TokenizerFamily:
         """The frame of a source: with NLLB's `legacy_behaviour`, that of mBART."""
         return self.legacy_frame if files.settings.get("legacy_behaviour") and self.legacy_frame else self.frame
 
-    def languages_of(self, files: TokenizerFiles) -> Languages | None:
-        """The languages of a multilingual family's tokenizer. Raises: DataError if the files set an unknown one."""
-        tokens = {code: code for code in self.languages}
-        return Languages.of(tokens, files, self.source_language, self.role) if tokens else None
+    def languages_of(self, files: TokenizerFiles, fast: LibraryTokenizer) -> Languages | None:
+        """The languages of a multilingual family's tokenizer: those of its tokens, and the tokens that were added.
+
+        Raises:
+            DataError: the files set an unknown one.
+        """
+        if not self.languages:
+            return None
+        named = {token.content for token in files.named_tokens(self.defaults).values()}
+        added = (token.content for token in fast.get_added_tokens_decoder().values())
+        codes = dict.fromkeys((*self.languages, *added))
+        tokens = {code: code for code in codes if code not in named and fast.token_to_id(code) is not None}
+        return Languages.of(tokens, files, self.source_language, self.role)
 
 
 def family_tokenizer(files: TokenizerFiles, family: TokenizerFamily) -> FastTokenizer:
     """The tokenizer of a family, with all its special tokens. Raises: DataError if a file is missing or damaged."""
     fast = family.build(files)
-    added = {token.content: token for token in files.added_tokens()}
     named = files.named_tokens(family.defaults)
-    extra = files.extra_tokens() or [AddedToken(token, special=True) for token in family.extra(files)]
-    codes = [AddedToken(code, special=True) for code in family.languages]
-    for token in (*codes, *named.values(), *extra):  # in NLLB's order of ids: languages, then the mask
-        added.setdefault(token.content, token)
-    fast.add_tokens([*added.values()])
+    add_tokens(fast, files, named, files.extra_tokens() if EXTRA in files.settings else family.extra(files))
     tokens = {role: token.content for role, token in named.items()}
-    return FastTokenizer(fast, tokens, frame=family.frame_of(files), languages=family.languages_of(files), files=files)
+    return FastTokenizer(
+        fast, tokens, frame=family.frame_of(files), languages=family.languages_of(files, fast), files=files
+    )
 
 
 def _sentencepiece(files: TokenizerFiles, name: str) -> Any:
@@ -122,14 +130,32 @@ def _mbart50(files: TokenizerFiles) -> LibraryTokenizer:
 
 def _nllb(files: TokenizerFiles) -> LibraryTokenizer:
     proto = _sentencepiece(files, BPE_MODEL)
-    tokens = dict.fromkeys([*_roles(files, _FAIRSEQ), *(piece.piece for piece in proto.pieces)])
-    ids = {token: i for i, token in enumerate(tokens)}
+    ids = _nllb_pieces(files)
+    merges = _merges(ids)
+    for code in _nllb_codes(files):
+        ids.setdefault(code, len(ids))
     unk = str(files.token("unk", "<unk>"))
-    fast: Any = LibraryTokenizer(models.BPE(ids, _merges(ids), unk_token=unk, fuse_unk=True))
+    fast: Any = LibraryTokenizer(models.BPE(ids, merges, unk_token=unk, fuse_unk=True))
     if proto.normalizer_spec.precompiled_charsmap:
         fast.normalizer = _normalizer(proto, _collapse_spaces())
     _mark_spaces(fast)
     return fast
+
+
+def _nllb_pieces(files: TokenizerFiles) -> dict[str, int]:
+    pieces = (piece.piece for piece in _sentencepiece(files, BPE_MODEL).pieces)
+    return {token: i for i, token in enumerate(dict.fromkeys([*_roles(files, _FAIRSEQ), *pieces]))}
+
+
+def _nllb_codes(files: TokenizerFiles) -> tuple[str, ...]:
+    """The languages of the published models, in their order, unless the files say which tokens follow the pieces.
+
+    The files of the first versions do not.
+    """
+    pieces, listed = _nllb_pieces(files), {token.content for token in files.extra_tokens()}
+    if new := [i for i, token in files.added_tokens().items() if token.content not in pieces]:
+        return () if min(new) == len(pieces) else NLLB
+    return NLLB if not listed or listed >= {*NLLB} else ()
 
 
 def _merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -143,9 +169,19 @@ def _merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
     return [(left, right) for _, _, left, right in sorted(cuts)]
 
 
-def _pegasus_extra(files: TokenizerFiles) -> list[str]:
+def _piece_tokens(files: TokenizerFiles, name: str = BPE_MODEL) -> list[AddedToken]:
+    """The control and user-defined pieces of SentencePiece, which are found in a text before other pieces."""
+    pieces = [p for p in _sentencepiece(files, name).pieces if p.type in (CONTROL, USER_DEFINED)]
+    return [AddedToken(p.piece, normalized=False, special=p.type == CONTROL) for p in pieces]
+
+
+def _special(tokens: Iterable[str]) -> list[AddedToken]:
+    return [AddedToken(token, special=True) for token in tokens]
+
+
+def _pegasus_extra(files: TokenizerFiles) -> list[AddedToken]:
     sentence_mask = files.settings.get("mask_token_sent", "<mask_1>")
-    return [*([sentence_mask] if sentence_mask else []), *_pegasus_unused(files)]
+    return _special([*([sentence_mask] if sentence_mask else []), *_pegasus_unused(files)])
 
 
 def _pegasus_unused(files: TokenizerFiles) -> list[str]:
@@ -156,7 +192,9 @@ def _pegasus(files: TokenizerFiles) -> LibraryTokenizer:
     proto = _sentencepiece(files, T5_MODEL)
     # The defaults of the two masks are swapped in transformers 5, where the settings do not state them.
     masks = files.token("mask", "<mask_1>"), files.settings.get("mask_token_sent", "<mask_2>")
-    first = [*_roles(files, ("pad", "eos")), *dict.fromkeys(filter(None, masks))]
+    stated = {token.content: i for i, token in files.added_tokens().items()}
+    masks = sorted(filter(None, masks), key=lambda mask: stated.get(mask, 0))
+    first = [*_roles(files, ("pad", "eos")), *dict.fromkeys(masks)]
     scores = [*((t, 0.0) for t in first), *((t, -100.0) for t in _pegasus_unused(files)), *_scores(proto)[2:]]
     unk = str(files.token("unk", "<unk>"))
     unk_id = next((i for i, score in enumerate(scores) if score == (unk, 0.0)), None)
@@ -174,9 +212,8 @@ def _sentinels(files: TokenizerFiles) -> list[str]:
     return [f"<extra_id_{i}>" for i in range(files.settings.get("extra_ids", 100))]
 
 
-def _t5_extra(files: TokenizerFiles) -> list[str]:
-    pieces = _sentencepiece(files, T5_MODEL).pieces
-    return [*(p.piece for p in pieces if p.type in (CONTROL, USER_DEFINED)), *_sentinels(files)]
+def _t5_extra(files: TokenizerFiles) -> list[AddedToken]:
+    return [*_piece_tokens(files, T5_MODEL), *_special(_sentinels(files))]
 
 
 def _t5(files: TokenizerFiles) -> LibraryTokenizer:
@@ -208,7 +245,8 @@ def _byte_level(add_prefix_space: bool) -> Callable[[TokenizerFiles], LibraryTok
     return build_bytes
 
 
-_MASK = {"mask": AddedToken("<mask>", lstrip=True, normalized=True, special=True)}
+_MASK = {"mask": AddedToken("<mask>", lstrip=True, special=True)}
+_NORMALIZED_MASK = {"mask": AddedToken("<mask>", lstrip=True, normalized=True, special=True)}
 _BART = TokenizerFamily(_byte_level(False), ("cls", "$A", "sep"), _DEFAULTS | {"mask": "<mask>"})
 
 # tokenizer class of `transformers` -> its family. Blenderbot's sources have no EOS in version 5.
@@ -217,17 +255,24 @@ FAMILIES: dict[str, TokenizerFamily] = {
         _mbart,
         ("$A", "eos", "language"),
         _DEFAULTS | _MASK,
+        lambda files: [*_special(MBART), *_piece_tokens(files)],
         languages=MBART,
         source_language="en_XX",
         role="decoder_start",
     ),
     "MBart50Tokenizer": TokenizerFamily(
-        _mbart50, ("language", "$A", "eos"), _DEFAULTS | _MASK, languages=MBART50, source_language="en_XX"
+        _mbart50,
+        ("language", "$A", "eos"),
+        _DEFAULTS | _MASK,
+        lambda files: [*_piece_tokens(files), *_special(MBART50)],
+        languages=MBART50,
+        source_language="en_XX",
     ),
     "NllbTokenizer": TokenizerFamily(
         _nllb,
         ("language", "$A", "eos"),
-        _DEFAULTS | _MASK,
+        _DEFAULTS | _NORMALIZED_MASK,
+        lambda files: [*_piece_tokens(files), *_special(_nllb_codes(files))],
         languages=NLLB,
         source_language="eng_Latn",
         legacy_frame=("$A", "eos", "language"),

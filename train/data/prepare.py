@@ -61,13 +61,18 @@ class Tokenizers(NamedTuple):
 
     @property
     def target_language(self) -> tuple[str, int] | None:
-        """(config field of the target language's token, its id); None if the language is not set, or in the source."""
+        """(config field of the target language's token, its id); None if the language is not set, or in the source.
+
+        Raises:
+            DataError: the tokenizer of targets lacks the language's token.
+        """
         languages = self.tgt.languages if self.src.languages is None else self.src.languages
         if languages is None or languages.target is None or languages.role == "source_prefix":
             return None
         field = "decoder_start_id" if languages.role == "decoder_start" else "forced_bos_id"
-        number = self.tgt.id_of(languages.tokens[languages.target])
-        assert number is not None  # a tokenizer has the tokens of its languages
+        token = languages.tokens[languages.target]
+        if (number := self.tgt.id_of(token)) is None:
+            raise DataError(f"tgt_lang={languages.target!r}: the target tokenizer has no token {token!r}")
         return field, number
 
     @classmethod
@@ -283,10 +288,15 @@ def with_tokenizers(model: TransformerConfig, tokenizers: Tokenizers) -> Transfo
 
 
 def with_target_language(model: TransformerConfig, tokenizers: Tokenizers) -> TransformerConfig:
-    """The model with the token of the tokenizers' target language."""
+    """The model with the token of the tokenizers' target language. Raises: DataError if the model lacks it."""
     if tokenizers.target_language is None:
         return model
     field, number = tokenizers.target_language
+    if number >= model.tgt_vocab_size:
+        raise DataError(
+            f"tgt_lang: the model lacks {tokenizers.tgt.token_of(number)!r}, the tokenizer's id {number:,}: it has "
+            f"{model.tgt_vocab_size:,} tokens; use the model's own tokenizer, or another language"
+        )
     return model.replace(**{"forced_bos_id": None, field: number})
 
 
@@ -319,7 +329,7 @@ def _check_ids(pairs: EncodedPairs, model: TransformerConfig, tokenizers: Tokeni
 def _check_language(model: TransformerConfig, tokenizers: Tokenizers) -> None:
     if lacks_language(model, tokenizers):
         assert tokenizers.src.languages is not None
-        example = [*tokenizers.src.languages.tokens][1]
+        example = [*tokenizers.src.languages.tokens][:2][-1]
         raise DataError(f"tgt_lang=None: the model is multilingual; set --tokenizer.tgt-lang, as in {example}")
 
 

@@ -80,7 +80,7 @@ def tokenizer_of_directory(
     kind = str(files.settings[CLASS])
     if FILE in content:
         tokenizer = FastTokenizer.load(location, files)
-        languages = FAMILIES[kind].languages_of(files) if kind in FAMILIES else None
+        languages = FAMILIES[kind].languages_of(files, tokenizer.fast) if kind in FAMILIES else None
         if languages is not None:
             tokenizer.frame, tokenizer.languages = FAMILIES[kind].frame_of(files), languages
         return tokenizer

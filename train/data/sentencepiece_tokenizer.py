@@ -3,11 +3,13 @@
 Their ids are not those of the SentencePiece model, and a piece may be missing from the vocabulary.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenizers import AddedToken
+
 from ...configs.errors import DataError
+from .added_tokens import AddedTokens
 from .languages import M2M100
 from .sentencepiece_model import read_sentencepiece
 from .tokenizer import Languages, Tokenizer
@@ -25,24 +27,23 @@ class SentencePieceTokenizer(Tokenizer):
         encoder: Any,
         decoder: Any,
         ids: Mapping[str, int],
+        added: Mapping[int, AddedToken],
         languages: Languages | None,
         defaults: Mapping[str, str],
     ):
-        """`encoder`, `decoder`: SentencePiece models of the text and of its tokens; `defaults`: special tokens."""
-        tokens = {role: files.token(role, default) for role, default in defaults.items()}
-        self._ids, self._tokens = dict(ids), {i: token for token, i in ids.items()}
-        special = {role: token for role, token in tokens.items() if token is not None and token in ids}
-        super().__init__(special, ("language", "$A", "eos"), languages, files)
+        """`encoder`, `decoder`: SentencePiece models of the text and of its tokens; `added`: further tokens, by id."""
+        added_ids = {token.content: i for i, token in added.items()}
+        self._ids = {**ids, **added_ids}
+        self._tokens = {i: token for token, i in (*ids.items(), *added_ids.items())}
+        self._added, self._splits_added = AddedTokens(added.values()), files.splits_special_tokens
+        roles = {role: token.content for role, token in files.named_tokens(defaults).items()}
+        super().__init__(roles, ("language", "$A", "eos"), languages, files)
         self._encoder, self._decoder = encoder, decoder
         # Marian's texts may start with a language, as >>fra<<
         self._has_prefix = languages is None or languages.role == "source_prefix"
-        stated = (*files.added_tokens(), *files.extra_tokens(), *files.named_tokens({}).values())
-        self._special = {*special.values(), *(token.content for token in stated if token.content in ids)}
-        self._omitted = (
-            self._special if self._has_prefix or languages is None else {*self._special, *languages.tokens.values()}
-        )
-        longest_first = sorted(self._special, key=len, reverse=True)
-        self._splits = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._omitted = {*roles.values(), *(token.content for token in files.extra_tokens())}
+        if languages is not None and not self._has_prefix:  # the files may not list them
+            self._omitted |= {*languages.tokens.values()} - {*added_ids}
         self._target: Tokenizer | None = None
 
     @property
@@ -68,16 +69,18 @@ class SentencePieceTokenizer(Tokenizer):
     def decode(self, sentences: Sequence[Sequence[int]]) -> list[str]:
         tokens = ([self._tokens.get(i) for i in ids] for ids in sentences)
         texts = (self._decoder.decode_pieces([t for t in row if t and t not in self._omitted]) for row in tokens)
-        return [self.clean_up(text.replace(_SPACE, " ").strip()) for text in texts]
+        # in added tokens, only Marian's class replaces the mark
+        texts = (text.replace(_SPACE, " ") if self._has_prefix else text for text in texts)
+        return [self.clean_up(text.strip()) for text in texts]
 
     def token_of(self, number: int) -> str | None:
         return self._tokens.get(number)
 
     def _segment(self, text: str) -> list[str]:
-        pieces: list[str] = []
-        for part in filter(None, self._splits.split(text)):
-            pieces += [part] if part in self._special else self._pieces(part)
-        return pieces
+        if self._splits_added:
+            return self._pieces(text)
+        parts = self._added.split(text)
+        return [token for part in parts for token in ([part] if part in self._added else self._pieces(part))]
 
     def _pieces(self, text: str) -> list[str]:
         prefix = self.language_prefix(text)
@@ -104,11 +107,15 @@ def marian(files: TokenizerFiles) -> SentencePieceTokenizer:
     target_ids = files.vocabulary("target_vocab.json") if separate else source_ids
     # transformers decodes with the source's model if the vocabulary is shared; both models give the same text
     decoder = models[1 if separate else 0]
-    codes = {token[2:-2]: token for token in source_ids if token.startswith(">>") and token.endswith("<<")}
+    added = _added_tokens(files, source_ids, _DEFAULTS)  # on both sides, even with two vocabularies
+    tokens = [*source_ids, *(token.content for token in added.values())]
+    codes = {token[2:-2]: token for token in tokens if token.startswith(">>") and token.endswith("<<")}
     # Marian's own settings source_lang and target_lang name the training data rather than a token
     languages = Languages.of(codes, files, None, "source_prefix") if codes else None
-    source = SentencePieceTokenizer(files, models[0], models[0], source_ids, languages, _DEFAULTS)
-    return source.with_target(SentencePieceTokenizer(files, models[1], decoder, target_ids, languages, _DEFAULTS))
+    source = SentencePieceTokenizer(files, models[0], models[0], source_ids, added, languages, _DEFAULTS)
+    return source.with_target(
+        SentencePieceTokenizer(files, models[1], decoder, target_ids, added, languages, _DEFAULTS)
+    )
 
 
 def m2m100(files: TokenizerFiles) -> SentencePieceTokenizer:
@@ -117,10 +124,36 @@ def m2m100(files: TokenizerFiles) -> SentencePieceTokenizer:
     name = str(files.settings.get("language_codes") or "m2m100")
     if name not in M2M100:
         raise DataError(f"{files.name}: language_codes={name!r}: must be one of {', '.join(M2M100)}")
+    defaults = _DEFAULTS | {"bos": "<s>", "sep": "</s>"}
     codes = {code: f"__{code}__" for code in M2M100[name]}
     ids |= {token: len(ids) + i for i, token in enumerate(codes.values())}
+    added = _added_tokens(files, ids, defaults)
+    contents = [token.content for token in added.values()]
+    codes |= {
+        token[2:-2]: token for token in contents if token.startswith("__") and token.endswith("__") and token[2:-2]
+    }
     languages = Languages.of(codes, files, "en", "first_output")
-    return SentencePieceTokenizer(files, model, model, ids, languages, _DEFAULTS | {"bos": "<s>"})
+    return SentencePieceTokenizer(files, model, model, ids, added, languages, defaults)
+
+
+def _added_tokens(
+    files: TokenizerFiles, vocabulary: Mapping[str, int], defaults: Mapping[str, str]
+) -> dict[int, AddedToken]:
+    """The added tokens by id: those that the files add, then the special tokens; new ids follow the vocabulary's.
+
+    Raises:
+        DataError: the vocabulary has no unknown token.
+    """
+    if (unk := files.token("unk", defaults["unk"])) not in vocabulary:
+        raise DataError(f"{files.name}: its vocabulary has no unknown token {unk!r}")
+    added = files.added_tokens()
+    ids = {**vocabulary, **{token.content: i for i, token in added.items()}}
+    listed = {token.content for token in added.values()}
+    special = (*files.named_tokens(defaults).values(), *files.extra_tokens())
+    for content in dict.fromkeys(token.content for token in special):
+        if content and content not in listed:
+            added[ids.setdefault(content, len(ids))] = AddedToken(content, special=True)
+    return added
 
 
 def _processor(files: TokenizerFiles, name: str) -> Any:

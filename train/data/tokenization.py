@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from ...configs.data import ROLES, TokenizerConfig
 from ...configs.errors import DataError
+from .added_tokens import add_tokens
 from .spacy_pretokenizer import check_language, split_words
 from .tokenizer import Languages, Tokenizer
 from .tokenizer_files import CLASS, SETTINGS, TokenizerFiles
@@ -69,6 +70,8 @@ class FastTokenizer(Tokenizer):
         files: TokenizerFiles | None = None,
     ):
         self.fast, self.language = fast, language
+        if files is not None:
+            fast.encode_special_tokens = files.splits_special_tokens
         if language is not None:
             check_language(language)
         super().__init__(special_tokens, frame, languages, files)
@@ -184,6 +187,8 @@ class FastTokenizer(Tokenizer):
         language = stated.settings.get(LANGUAGE)
         if not isinstance(language, str | None):
             raise DataError(f"{folder / SETTINGS}: {LANGUAGE} is {language!r}, not a language's code")
+        named = {name: token for name, token in stated.named_tokens({}).items() if name not in ROLES}
+        add_tokens(fast, stated, named, stated.extra_tokens())
         texts = {role: token for role in ROLES if (token := stated.token(role)) is not None}
         try:
             return cls(fast, texts, language, files=files)

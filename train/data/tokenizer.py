@@ -23,7 +23,7 @@ _CLEANED = (
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
-_LISTED = 5  # languages in a message
+_LISTED, _MATCHES = 5, 3  # languages in a message, and those that a wrong one may mean
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,40 @@ class Languages:
     def of(cls, tokens: Mapping[str, str], files: TokenizerFiles, source: str | None, role: TargetRole) -> "Languages":
         """Languages with those that the files set; `source` is the default. Raises: DataError if one is unknown."""
         settings = files.settings
-        languages = cls(tokens, source, None, str(settings[CLASS]), role)
+        languages = cls(tokens, source if source in tokens else None, None, str(settings[CLASS]), role)
         return languages.changed(settings.get(SOURCE_LANGUAGE), settings.get(TARGET_LANGUAGE))
 
     def changed(self, source: str | None, target: str | None) -> "Languages":
         """The languages with another source or target; None changes nothing. Raises: DataError if one is unknown."""
-        if source is not None and self.source is None:
+        if source is not None and self.role == "source_prefix":
             raise DataError(f"{SOURCE_LANGUAGE}={source!r}: no token stands for the source's language; omit it")
         for name, code in ((SOURCE_LANGUAGE, source), (TARGET_LANGUAGE, target)):
             if code is not None and code not in self.tokens:
-                related = [c for c in self.tokens if c.startswith(str(code)) or str(code).startswith(c)]
-                matches = related or get_close_matches(str(code), self.tokens, 1)
-                known = ", ".join([*self.tokens][:_LISTED]) + ", …" * (len(self.tokens) > _LISTED)
-                hint = f"did you mean {matches[0]!r}?" if matches else f"it has {known}"
-                raise DataError(f"{name}={code!r}: the tokenizer has no such language; {hint}")
+                raise DataError(f"{name}={code!r}: the tokenizer has no such language; {self._similar(str(code))}")
         return replace(self, source=source or self.source, target=target or self.target)
+
+    def _similar(self, code: str) -> str:
+        """The languages that a code may mean, else some of those that there are, as a hint."""
+        related = [c for c in self.tokens if c.startswith(code) or code.startswith(c) or code == self.tokens[c]]
+        matches = [*dict.fromkeys((*related, *get_close_matches(code, self.tokens)))][:_MATCHES]
+        return f"did you mean {' or '.join(map(repr, matches))}?" if matches else f"it has {self._some}"
+
+    @property
+    def _some(self) -> str:
+        return ", ".join([*self.tokens][:_LISTED]) + ", …" * (len(self.tokens) > _LISTED)
 
     @property
     def frame(self) -> str | None:
-        """The token around a source: of its own language, or of the target's."""
-        code = self.target if self.role == "source_prefix" else self.source
-        return None if code is None else self.tokens[code]
+        """The token around a source: of its own language, or of the target's; None if a source has none.
+
+        Raises:
+            DataError: a source needs one, and the default language is not among the tokenizer's.
+        """
+        if self.role == "source_prefix":
+            return None if self.target is None else self.tokens[self.target]
+        if self.source is None:
+            raise DataError(f"{SOURCE_LANGUAGE}=None: set the language of sources; the tokenizer has {self._some}")
+        return self.tokens[self.source]
 
 
 class Tokenizer(ABC):

@@ -1,6 +1,7 @@
 """The tokenizer files of a directory of `transformers`, and the settings in them."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,8 @@ from ...configs.errors import DataError
 from ...configs.json_text import parse_json
 
 SETTINGS, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+DECODER, EXTRA, OLD_EXTRA = "added_tokens_decoder", "extra_special_tokens", "additional_special_tokens"
+_NAMED_EXTRA = "model_specific_special_tokens"  # those that have names
 NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which `transformers` adds them
 CLASS, SOURCE_LANGUAGE, TARGET_LANGUAGE = "tokenizer_class", "src_lang", "tgt_lang"
 
@@ -58,7 +61,11 @@ class TokenizerFiles:
         """
         files = cls(name, content)
         settings = files.json(SETTINGS) if SETTINGS in content else {}
-        if "added_tokens_decoder" not in settings and SPECIAL in content:
+        if isinstance(settings.get(EXTRA), dict):
+            settings[_NAMED_EXTRA] = settings.pop(EXTRA)
+        elif not settings.get(EXTRA) and OLD_EXTRA in settings:
+            settings[EXTRA] = settings.pop(OLD_EXTRA)
+        if DECODER not in settings and SPECIAL in content:
             settings = {**settings, **files.json(SPECIAL)}
         model = model or {}
         kind = settings.get(CLASS) or model.get(CLASS) or CLASSES.get(str(model.get("model_type")))
@@ -103,41 +110,53 @@ class TokenizerFiles:
             raise DataError(f"{self.name}/{SETTINGS}: {role}_token is {value!r}, not a token")
         return value
 
-    def named_tokens(self, defaults: Mapping[str, AddedToken | str]) -> dict[str, AddedToken]:
-        """The special tokens by role; those that the settings lack have the defaults of their class."""
-        tokens = {}
-        for role in NAMED:
-            value = self.settings.get(f"{role}_token", defaults.get(role))
-            if value is not None:
-                tokens[role] = _added(value, f"{self.name}/{SETTINGS}: {role}_token")
-        return tokens
+    @property
+    def splits_special_tokens(self) -> bool:
+        """Whether special tokens in a text are segmented as other text is."""
+        return self.settings.get("split_special_tokens") is True
 
-    def added_tokens(self) -> list[AddedToken]:
-        """The tokens that the files add to the vocabulary, in the order of their ids."""
-        decoder_entries = self.settings.get("added_tokens_decoder")
-        if isinstance(decoder_entries, dict):
-            place = f"{self.name}/{SETTINGS}: added_tokens_decoder"
-            return [
-                _added(decoder_entries[i], place)
-                for i in sorted(decoder_entries, key=lambda i: int(i) if i.isdecimal() else 0)
-            ]
-        if ADDED not in self.content:
-            return []
+    def named_tokens(self, defaults: Mapping[str, AddedToken | str]) -> dict[str, AddedToken]:
+        """The special tokens by name, roles first; those that the settings lack have the defaults of their class."""
+        values: dict[str, Any] = {role: self.settings.get(f"{role}_token", defaults.get(role)) for role in NAMED}
+        for role, value in values.items():
+            if isinstance(value, str) and isinstance(default := defaults.get(role), AddedToken):
+                values[role] = _with_content(default, value)
+        # names that this tokenizer alone has, as in transformers 5
+        own = {name.removesuffix("_token"): value for name, value in self.settings.items() if name.endswith("_token")}
+        values |= {name: value for name, value in own.items() if name not in values and isinstance(value, str)}
+        extra = self.settings.get(_NAMED_EXTRA)
+        values |= extra if isinstance(extra, dict) else {}
+        place = f"{self.name}/{SETTINGS}"
+        return {n: _added(value, f"{place}: {n}_token") for n, value in values.items() if value is not None}
+
+    def added_tokens(self) -> dict[int, AddedToken]:
+        """The tokens that the files add to the vocabulary by id, in the order of the ids."""
+        entries = self.settings.get(DECODER)
+        if isinstance(entries, dict):
+            place = f"{self.name}/{SETTINGS}: {DECODER}"
+            if bad_id := next((i for i in entries if not re.fullmatch(r"\d{1,9}", i)), None):
+                raise DataError(f"{place} has the id {bad_id!r}; ids are numbers from 0")
+            return {int(i): _added(entries[i], place, special=False) for i in sorted(entries, key=int)}
+        if ADDED not in self.content or not self.json(ADDED):
+            return {}
         ids = self.vocabulary(ADDED)
-        special = {self.token(role) for role in NAMED} | {token.content for token in self.extra_tokens()}
+        special = {self.token(role) for role in NAMED} | {token.content for token in self._listed(EXTRA)}
         tokens = sorted(ids, key=ids.__getitem__)
-        return [AddedToken(t, normalized=t not in special, special=t in special) for t in tokens]
+        return {ids[t]: AddedToken(t, normalized=t not in special, special=t in special) for t in tokens}
 
     def extra_tokens(self) -> list[AddedToken]:
-        """The special tokens without a role that the settings list."""
-        values = self.settings.get("extra_special_tokens") or self.settings.get("additional_special_tokens") or []
-        if not isinstance(values, Sequence):
-            raise DataError(f"{self.name}/{SETTINGS}: additional_special_tokens is not a list")
-        return [_added(value, f"{self.name}/{SETTINGS}: additional_special_tokens") for value in values]
+        """The special tokens without a name that the settings list."""
+        return self._listed(EXTRA if EXTRA in self.settings else OLD_EXTRA)
+
+    def _listed(self, setting: str) -> list[AddedToken]:
+        values = self.settings.get(setting) or []
+        if not isinstance(values, list):
+            raise DataError(f"{self.name}/{SETTINGS}: {setting} is not a list")
+        return [_added(value, f"{self.name}/{SETTINGS}: {setting}") for value in values]
 
 
-def _added(value: Any, place: str) -> AddedToken:
-    """A special token from a text, or from a dict as `transformers` writes it."""
+def _added(value: Any, place: str, special: bool = True) -> AddedToken:
+    """A token from a text, or from a dict as `transformers` writes it; `special`: whether it is if it does not say."""
     if isinstance(value, AddedToken):
         return value
     if isinstance(value, str):
@@ -145,4 +164,10 @@ def _added(value: Any, place: str) -> AddedToken:
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
         raise DataError(f"{place} is {value!r}, not a token"[:300])
     flags = {name: bool(value[name]) for name in ("lstrip", "rstrip", "single_word", "normalized") if name in value}
-    return AddedToken(value["content"], **flags, special=bool(value.get("special", True)))
+    return AddedToken(value["content"], **flags, special=bool(value.get("special", special)))
+
+
+def _with_content(token: AddedToken, content: str) -> AddedToken:
+    """A special token with another text and the same flags."""
+    flags = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word", "normalized")}
+    return AddedToken(content, **flags, special=True)

@@ -33,18 +33,22 @@ _NOT_RULES |= {
 _FROM_NONE = {"momentum": 0.9, "weight_decay_rate": 0.1, "eps": 1e-3, "optimism": 0.5}
 _FROM_NONE |= {"adjust_lr_fn": "match_rms_adamw"}
 _OTHERS = {"min_dim_size_to_factor": 2, "ns_steps": 3, "threshold": 30.0, "momentum_decay": 0.1, "t0": 10.0, "d": 0.1}
-_OTHERS |= {"nesterov": True, "dampening": 0.5, "trust_coefficient": 0.01, "decay_offset": 5, "max_step_size": 1e-2}
-_MOMENTUM = {"momentum": 0.9}  # without which these have no effect
-_WITH = {("SGD", "nesterov"): _MOMENTUM, ("SGD", "dampening"): _MOMENTUM}
-_WITH |= {("sgd", "nesterov"): _MOMENTUM, ("rmsprop", "nesterov"): _MOMENTUM}
+_OTHERS |= {"dampening": 0.5, "trust_coefficient": 0.01, "decay_offset": 5, "max_step_size": 1e-2}
+# Without which a setting has no effect.
+_WITH = {
+    **{key: {"momentum": 0.9} for key in (("SGD", "nesterov"), ("SGD", "dampening"), ("sgd", "nesterov"))},
+    ("rmsprop", "nesterov"): {"momentum": 0.9},
+    **{(name, "decoupled_weight_decay"): {"weight_decay": 0.1} for name in ("Adam", "NAdam", "RAdam")},
+    ("adafactor", "factored"): {"min_dim_size_to_factor": 2},
+}
 
 
 def _changed(name: str, default: Any) -> Iterator[tuple[str, Any]]:
     """(setting, another value)."""
-    if name in _OTHERS:
-        yield name, _OTHERS[name]
-    elif isinstance(default, bool):
+    if isinstance(default, bool):
         yield name, not default
+    elif name in _OTHERS:
+        yield name, _OTHERS[name]
     elif isinstance(default, tuple):
         for i, value in enumerate(default):
             other = 1e-3 if value is None else 0.5 * value if value != 50 else 1e-2

@@ -24,7 +24,7 @@ from ..configs.schema import TransformerConfig
 from ..configs.verification import is_verifying, verifying
 from . import ctranslate2_format, fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
-from .file_layouts import file_layouts, is_file_layout
+from .file_layouts import file_layouts, is_file_layout, is_published
 from .files import common_protection, protection_of, weight_files
 from .foreign_directories import directory_obstacle, unidentified_directory
 from .foreign_files import file_obstacle, unidentified_file
@@ -67,9 +67,9 @@ def _file(suffixes: tuple[str, ...], recognizes: Callable[[Path], bool], descrip
         read=read_file,
         read_config=lambda path: read_file(path).config,
         accepts=lambda path, layout: path.suffix.lower() in suffixes and is_file_layout(layout),
-        # the state of `torch.optim` is indexed by parameter, and only layout twinax has the twins' parameters
+        # published systems have arrays that no optimizer of the twins has
         write=lambda checkpoint, path, layout: write_file(
-            checkpoint if layout == "twinax" else replace(checkpoint, training=None), path, layout
+            replace(checkpoint, training=None) if is_published(layout) else checkpoint, path, layout
         ),
     )
 
@@ -252,8 +252,8 @@ def save(
 
     A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
     `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz;
-    layout ctranslate2, a directory. Any other name becomes an orbax checkpoint, as in a run. Layout twinax stores the
-    state to resume a training from; a family's layout does so for `transformers`' Trainer.
+    layout ctranslate2, a directory. Any other name becomes an orbax checkpoint, as in a run. Layouts twinax and
+    torch_nn store the state to resume a training from; a family's layout does so for `transformers`' Trainer.
 
     `max_shard_size`: the most bytes per file of a family's directory; a larger array has a file of its own.
     `quantization`: of layout ctranslate2, int8, int8_float32 or float16.

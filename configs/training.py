@@ -7,6 +7,7 @@ from typing import Any, Literal
 from .errors import ConfigError
 from .registry import PUBLISHED
 from .schema import TransformerConfig
+from .summary import Described
 from .validation import check_field_types
 
 Smoothing = Literal["all", "others", "others_but_padding"]
@@ -22,8 +23,8 @@ Consistency = Literal["none", "simcut", "r_drop"]
 CONSISTENCY_WEIGHTS = {"none": 0.0, "simcut": 3.0, "r_drop": 5.0}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingConfig(Described):
     """The settings of an update; with the model, the data and the seed they determine every update.
 
     Raises:

@@ -29,8 +29,12 @@ _ONE_FILE = 1 << 62  # bytes; no model is larger
 LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "mt5", "umt5")
 
 
-def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | None = None) -> Checkpoint:
+def read_directory(
+    path: Path, adapter: Path | None = None, run: RunConfig | None = None, dtype: str | None = None
+) -> Checkpoint:
     """The checkpoint in a local Hugging Face directory: config.json with safetensors, PyTorch or Flax files.
+
+    Weights of another dtype than config.json states are converted to that one, as `transformers` does, or to `dtype`.
 
     `adapter`: the directory of a LoRA adapter, which is merged into the weights. `run`: the run that resumes from the
     optimizer's state in a checkpoint of `transformers`' Trainer.
@@ -48,7 +52,7 @@ def read_directory(path: Path, adapter: Path | None = None, run: RunConfig | Non
     try:
         if has_flax_weights(path):  # Flax classes ignore these settings, which may be those of other weights
             settings |= {"dtype": None, "torch_dtype": None}
-        weights = read_weights(path)
+        settings, weights = family(layout).in_dtype(settings, read_weights(path), dtype)
         if change is not None:
             settings, weights = merge_adapter(change, family(layout), settings, weights)
             documents[CONFIG] |= {n: settings[n] for n in ("tie_word_embeddings",) if n in settings}

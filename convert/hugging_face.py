@@ -60,7 +60,10 @@ def read_directory(
         config, arrays, unused = family(layout).read(settings, weights)
     except ConversionError as error:
         raise ConversionError(str(error) if str(path) in str(error) else f"{place}: {error}") from None
-    checkpoint = Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
+    files = _tokenizer_files(path)
+    if not files and documents[CONFIG].get("tokenizer_class") == "ByT5Tokenizer":  # it needs no file but its name
+        files = {f"{FOLDERS[0]}/tokenizer_config.json": b'{"tokenizer_class": "ByT5Tokenizer"}\n'}
+    checkpoint = Checkpoint(config, arrays, layout, documents, unused, files)
     if run is not None:
         return trainer.with_training(checkpoint, path, family(layout), run)
     return replace(checkpoint, skipped=trainer.FILES[:1]) if trainer.has_state(path) else checkpoint

@@ -223,10 +223,10 @@ def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pair
         yield _text(name, f"row {number}", names[0], row), _text(name, f"row {number}", names[1], row)
 
 
-def _files_of_saved(folder: Path, split: str) -> dict[str, list[str]]:
+def _files_of_saved(folder: Path, split: str | None) -> dict[str, list[str]]:
     """The files of one dataset that `save_to_disk` wrote, as the split that it was, or as train."""
     state = parse_json((folder / _SAVED).read_text(encoding="utf-8"))
-    name = split.partition("[")[0]
+    name = (split or "train").partition("[")[0]
     files = [str(folder / Path(file["filename"]).name) for file in state["_data_files"]]
     return {name if name == state.get("_split") else "train": files}
 

@@ -181,12 +181,12 @@ class Family:
         """
         dtypes = {name: str(array.dtype) for name, array in arrays.items()}
         floats = {name: own for name, own in dtypes.items() if own in get_args(DType)}
-        stated = self._complete(settings)["dtype"] or next(iter(floats.values()), None)
+        stated: Any = self._complete(settings)["dtype"] or next(iter(floats.values()), None)
         full_name = self.with_prefix(arrays)
         kept = {name for name in floats if self.is_kept(full_name[name])}
         if stated not in get_args(DType) or all(own == stated for name, own in floats.items() if name not in kept):
             return settings, arrays
-        dtype = dtype or stated
+        dtype = str(dtype or stated)
         narrow, wide = [
             [n for n in floats if (dtype == "float16" and n in kept) is is_kept] for is_kept in (False, True)
         ]

@@ -10,6 +10,7 @@ import signal
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -214,7 +215,7 @@ def test_a_checkpoint_of_another_program_resumes_in_a_later_epoch(finished, tmp_
 
 def test_the_advice_on_warm_up_can_be_followed(corpus, tmp_path, monkeypatch):
     """In the directory that it names, because the run's own keeps its settings; without the updates."""
-    monkeypatch.setattr("twinax.train.loop._Loop.go", lambda loop: loop)
+    monkeypatch.setattr("twinax.train.loop._Loop", lambda *arguments: SimpleNamespace(go=lambda: None))
     run, output = run_of(corpus, updates=2, validate_every=2), StringIO()
     long = replace(run, training=replace(run.training, warmup_updates=9))
     train(long, tmp_path / "a", Console(file=output, width=500))

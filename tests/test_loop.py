@@ -225,7 +225,7 @@ def test_the_advice_on_warm_up_can_be_followed(corpus, tmp_path, monkeypatch):
     output.truncate(0)
     followed = replace(run, training=replace(run.training, warmup_updates=int(flags[1])))
     train(followed, Path(flags[3]), Console(file=output, width=500))
-    with pytest.raises(RunError, match="was started with other settings: training.warmup_updates=1 and not 9"):
+    with pytest.raises(RunError, match=r"was started with other settings: training.warmup_updates=1 and not 9"):
         train(followed, tmp_path / "a", QUIET)
     assert "warm-up is" not in output.getvalue()
 

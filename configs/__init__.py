@@ -2,5 +2,8 @@
 
 from .errors import ConfigError
 from .schema import SCHEMA_VERSION, TransformerConfig
+from .submodules import lazy_attributes
 
 __all__ = ["SCHEMA_VERSION", "ConfigError", "TransformerConfig"]
+
+__getattr__ = lazy_attributes(__name__)

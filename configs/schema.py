@@ -14,6 +14,7 @@ from typing import Any, Literal
 from .errors import ConfigError
 from .json_text import parse_json
 from .registry import PRESETS, PUBLISHED
+from .summary import Described
 from .validation import check_field_types
 
 SCHEMA_VERSION = 1
@@ -52,8 +53,8 @@ EmbeddingInit = Literal[
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TransformerConfig(Described):
     """The complete definition of an encoder-decoder Transformer: models with equal configs are the same function.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from .errors import ConfigError
 from .registry import PUBLISHED
 from .schema import TransformerConfig
+from .summary import Described
 from .validation import check_field_types
 
 Smoothing = Literal["all", "others", "others_but_padding"]
@@ -22,8 +23,8 @@ Consistency = Literal["none", "simcut", "r_drop"]
 CONSISTENCY_WEIGHTS = {"none": 0.0, "simcut": 3.0, "r_drop": 5.0}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingConfig(Described):
     """The settings of an update; with the model, the data and the seed they determine every update.
 
     Raises:
@@ -88,6 +89,41 @@ class TrainingConfig:
         """
         recipe = PUBLISHED.find("published", name)
         return replace(recipe.training, **{**({} if as_published else recipe.training_repairs), **changes})
+
+    @classmethod
+    def like_torch(cls, optimizer: Any, **changes: Any) -> "TrainingConfig":
+        """The config whose updates are those of a `torch.optim.Adam` or `AdamW`, at its learning rate, with changes.
+
+        Two groups, of which the one with parameters of one dimension has no weight decay, become `decayed="matrices"`.
+
+        Raises:
+            ConfigError: it is another optimizer, or its groups have other settings; names the setting.
+        """
+        kind, groups = type(optimizer).__name__, getattr(optimizer, "param_groups", [])
+        if kind not in ("Adam", "AdamW"):
+            raise ConfigError(f"optimizer={kind}: must be torch.optim.Adam or AdamW")
+        for name in ("lr", "betas", "eps", "amsgrad", "maximize"):
+            values = {group[name] for group in groups}
+            rule = "must be False" if name in ("amsgrad", "maximize") else "must be the same in all groups"
+            if len(values) > 1 or ("be False" in rule and True in values):
+                raise ConfigError(f"{name}={', '.join(map(repr, sorted(values)))}: {rule}")
+        decays = {(p.ndim > 1, float(group["weight_decay"])) for group in groups for p in group["params"]}
+        rates = {decay for _, decay in decays}
+        is_matrices = len(rates) == 2 and decays == {(True, max(rates)), (False, 0.0)}
+        if len(rates) > 1 and not is_matrices:
+            raise ConfigError(
+                f"weight_decay={sorted(rates)}: must be one value, or 0 for the parameters of one dimension"
+            )
+        group = groups[0]
+        fields = {"optimizer": kind.lower(), "beta1": float(group["betas"][0])}
+        fields |= {
+            "beta2": float(group["betas"][1]),
+            "eps": float(group["eps"]),
+            "weight_decay": max(rates),
+            "decayed": "matrices" if is_matrices else "all",
+        }
+        fields |= {"schedule": "constant", "learning_rate": float(group["lr"]), "warmup_updates": 0}
+        return cls(**fields | changes)
 
 
 def _check_ranges(config: TrainingConfig) -> None:

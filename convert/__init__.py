@@ -1,6 +1,9 @@
 """Conversion of weights between the two frameworks, and between checkpoint layouts."""
 
+from typing import TYPE_CHECKING
+
 from ..configs.errors import ConversionError
+from ..configs.submodules import lazy_attributes
 from ..configs.verification import verifying
 from .checkpoint import Checkpoint, checksum
 from .formats import load, save
@@ -8,12 +11,17 @@ from .hugging_face import family
 from .optimizer import to_optax_state, to_optimizer_state
 from .port import to_flax, to_params, to_state_dict, to_torch
 
+if TYPE_CHECKING:
+    from .user_module import from_module, module_state_dict
+
 __all__ = [
     "Checkpoint",
     "ConversionError",
     "checksum",
     "family",
+    "from_module",
     "load",
+    "module_state_dict",
     "save",
     "to_flax",
     "to_optax_state",
@@ -23,3 +31,6 @@ __all__ = [
     "to_torch",
     "verifying",
 ]
+
+# these import torch
+__getattr__ = lazy_attributes(__name__, {"from_module": "user_module", "module_state_dict": "user_module"})

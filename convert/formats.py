@@ -24,7 +24,7 @@ from ..configs.schema import TransformerConfig
 from ..configs.verification import is_verifying, verifying
 from . import ctranslate2_format, fairseq_format, marian_format
 from .checkpoint import CONFIG, Checkpoint
-from .file_layouts import file_layouts, is_file_layout
+from .file_layouts import file_layouts, is_file_layout, is_published
 from .files import common_protection, protection_of, weight_files
 from .foreign_directories import directory_obstacle, unidentified_directory
 from .foreign_files import file_obstacle, unidentified_file
@@ -67,9 +67,9 @@ def _file(suffixes: tuple[str, ...], recognizes: Callable[[Path], bool], descrip
         read=read_file,
         read_config=lambda path: read_file(path).config,
         accepts=lambda path, layout: path.suffix.lower() in suffixes and is_file_layout(layout),
-        # the state of `torch.optim` is indexed by parameter, and only layout twinax has the twins' parameters
+        # published systems have arrays that no optimizer of the twins has
         write=lambda checkpoint, path, layout: write_file(
-            checkpoint if layout == "twinax" else replace(checkpoint, training=None), path, layout
+            replace(checkpoint, training=None) if is_published(layout) else checkpoint, path, layout
         ),
     )
 
@@ -150,6 +150,7 @@ def load(
     run: RunConfig | None = None,
     memory_map: bool = False,
     weights_only: bool = False,
+    dtype: str | None = None,
 ) -> Checkpoint:
     """The checkpoint at a path, in any of the formats.
 
@@ -165,6 +166,9 @@ def load(
 
     `weights_only`: the training state is omitted; in a run it is neither read nor verified.
 
+    `dtype`: that of weights in a Hugging Face directory whose config.json states another one than they have; None: the
+    stated one, as in `transformers`.
+
     Raises:
         CheckpointError, ConversionError: there is no checkpoint, it is damaged, it has a family or setting that twinax
             does not support, or it has no config; the adapter cannot be merged into it, or the optimizer is not the
@@ -175,48 +179,53 @@ def load(
     if weights_only and form.read_weights is not None:
         form = replace(form, read=form.read_weights)
     with reading(path):
-        checkpoint = _read(form, path, config, adapter, run)
+        checkpoint = _read(form, path, config, adapter, run, dtype)
     if weights_only:
         checkpoint = replace(checkpoint, training=None)
     return checkpoint if memory_map else checkpoint.copy()
 
 
 def _read(
-    form: Format, path: Path, config: Config, adapter: str | PathLike[str] | None, run: RunConfig | None
+    form: Format,
+    path: Path,
+    config: Config,
+    adapter: str | PathLike[str] | None,
+    run: RunConfig | None,
+    dtype: str | None,
 ) -> Checkpoint:
     if adapter is not None:
         if config is not None:
             raise ConversionError(f"{path}: an adapter is merged into a Hugging Face directory; omit `config`")
         if run is not None:
             raise ConversionError(f"{path}: an adapter changes the weights, which the optimizer's state does not fit")
-        return _read_adapted(form, path, Path(adapter))
+        return _read_adapted(form, path, Path(adapter), dtype)
     if run is not None:
-        return _read_training(form, path, config, run)
+        return _read_training(form, path, config, run, dtype)
     if config is None:
-        return form.read(path)
+        return read_directory(path, dtype=dtype) if form is _HUGGING_FACE else form.read(path)
     if form not in (_SAFETENSORS, _TORCH):
         raise ConversionError(f"{path}: has its own config; omit `config`")
     return read_file(path, config)
 
 
-def _read_adapted(form: Format, path: Path, adapter: Path) -> Checkpoint:
+def _read_adapted(form: Format, path: Path, adapter: Path, dtype: str | None = None) -> Checkpoint:
     """The checkpoint in a Hugging Face directory with a LoRA adapter merged. Raises: ConversionError, as `load`."""
     if form is not _HUGGING_FACE:
         raise ConversionError(
             f"{path}: is a {form.describe(path)}; the adapter {adapter} is merged into the Hugging Face directory of "
             "its base model: pass that"
         )
-    return read_directory(path, adapter)
+    return read_directory(path, adapter, dtype=dtype)
 
 
-def _read_training(form: Format, path: Path, config: Config, run: RunConfig) -> Checkpoint:
+def _read_training(form: Format, path: Path, config: Config, run: RunConfig, dtype: str | None) -> Checkpoint:
     """The checkpoint at a path with the state that a run resumes from. Raises: ConversionError, as `load`."""
     if form is _TORCH:
         return read_training(path, config, run)
     if form is not _HUGGING_FACE or config is not None:
         kinds = "a checkpoint of Trainer, or a .pt with model and optimizer"
         raise ConversionError(f"{path}: is a {form.describe(path)}; a run is for {kinds}")
-    return read_directory(path, run=run)
+    return read_directory(path, run=run, dtype=dtype)
 
 
 def load_config(path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None) -> TransformerConfig:
@@ -252,8 +261,8 @@ def save(
 
     A name that ends in .pt, .pth or .safetensors selects a file. A family's layout selects a directory that
     `from_pretrained` loads; layout fairseq, a .pt or a directory with its dictionaries; layout marian_npz, an .npz;
-    layout ctranslate2, a directory. Any other name becomes an orbax checkpoint, as in a run. Layout twinax stores the
-    state to resume a training from; a family's layout does so for `transformers`' Trainer.
+    layout ctranslate2, a directory. Any other name becomes an orbax checkpoint, as in a run. Layouts twinax and
+    torch_nn store the state to resume a training from; a family's layout does so for `transformers`' Trainer.
 
     `max_shard_size`: the most bytes per file of a family's directory; a larger array has a file of its own.
     `quantization`: of layout ctranslate2, int8, int8_float32 or float16.

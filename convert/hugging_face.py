@@ -31,9 +31,15 @@ LAYOUTS = ("marian", "bart", "mbart", "m2m100", "pegasus", "blenderbot", "t5", "
 
 
 def read_directory(
-    path: Path, adapter: Path | None = None, run: RunConfig | None = None, file: Path | None = None
+    path: Path,
+    adapter: Path | None = None,
+    run: RunConfig | None = None,
+    file: Path | None = None,
+    dtype: str | None = None,
 ) -> Checkpoint:
     """The checkpoint in a local Hugging Face directory: config.json with safetensors, PyTorch or Flax files.
+
+    Weights of another dtype than config.json states are converted to that one, as `transformers` does, or to `dtype`.
 
     `adapter`: the directory of a LoRA adapter, which is merged into the weights. `run`: the run that resumes from the
     optimizer's state in a checkpoint of `transformers`' Trainer. `file`: another file of weights than the directory's.
@@ -56,6 +62,7 @@ def read_directory(
         weights, skipped = read_weights(path) if file is None else read_weights_file(file)
         family(layout).check_class(settings, weights)
         weights, stripped = unwrap(weights, family(layout).table_names)
+        settings, weights = family(layout).in_dtype(settings, weights, dtype)
         if change is not None:
             settings, weights = merge_adapter(change, family(layout), settings, weights)
             documents[CONFIG] |= {n: settings[n] for n in ("tie_word_embeddings",) if n in settings}
@@ -63,8 +70,10 @@ def read_directory(
         config, arrays, unused = family(layout).read(settings, weights)
     except ConversionError as error:
         raise ConversionError(str(error) if str(path) in str(error) else f"{place}: {error}") from None
-    checkpoint = Checkpoint(config, arrays, layout, documents, unused, _tokenizer_files(path))
-    checkpoint = replace(checkpoint, skipped=skipped, stripped=stripped)
+    files = _tokenizer_files(path)
+    if not files and documents[CONFIG].get("tokenizer_class") == "ByT5Tokenizer":  # it needs no file but its name
+        files = {f"{FOLDERS[0]}/tokenizer_config.json": b'{"tokenizer_class": "ByT5Tokenizer"}\n'}
+    checkpoint = Checkpoint(config, arrays, layout, documents, unused, files, skipped=skipped, stripped=stripped)
     if file is not None:
         return checkpoint
     if run is not None:

@@ -20,7 +20,7 @@ from ..configs.errors import ConversionError
 from .arrays import from_torch, to_torch_tensor
 from .files import read_json, read_safetensors, read_torch, to_arrays
 from .layouts.hugging_face import Family
-from .lora_settings import CONFIG, check_settings, is_target, value_for
+from .lora_settings import CONFIG, check_settings, is_target, names_of, value_for
 from .unreadable import printable
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _LINEAR, _EMBEDDING = ("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "
 _BIAS, _LENGTHS = "lora_B.bias", "lora_magnitude_vector"
 _PARTS = (*_LINEAR, *_EMBEDDING, _BIAS, _LENGTHS)
 _PART = re.compile(rf"(.+)\.({'|'.join(map(re.escape, _PARTS))})(\.weight)?")
+_WHOLE, _ORIGINAL = ".modules_to_save.", ".original_module."  # the trained copy of a module, and the base's
 _TOKENS = ".token_adapter.trainable_tokens_delta"
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -58,6 +59,13 @@ class Adapter:
         """The name or path of the base model, if the adapter states it."""
         name = self.settings.get("base_model_name_or_path")
         return printable(name) if name else None
+
+    def saves(self, name: str) -> bool:
+        """Whether an array is of a module that was copied to be trained whole."""
+        parts = name.split(".")
+        paths = [".".join(["", *parts[:length]]) for length in range(1, len(parts))]
+        modules = names_of(self.settings.get("modules_to_save"))
+        return any(path.endswith(f".{module}") for path in paths for module in modules)
 
     def scale(self, module: str, rank: int) -> float:
         """The factor s of a module's low-rank update."""
@@ -87,7 +95,9 @@ def read_adapter(directory: Path) -> Adapter:
                 changes.setdefault(match[1], {})[match[2]] = array
             elif name.endswith(_TOKENS):
                 tokens[name.removesuffix(_TOKENS)] = array
-            else:
+            elif _WHOLE in name:  # stored twice, as peft does for embeddings
+                replacements.setdefault(name.replace(_WHOLE, "."), array)
+            elif _ORIGINAL not in name:
                 replacements[name.replace(".base_layer.", ".")] = array
         adapter = Adapter(directory, settings, changes, replacements, tokens)
         for module, parts in changes.items():
@@ -129,6 +139,10 @@ def _merge(
     merged = dict(base)
     for name, array in adapter.replacements.items():
         merged[full_name[name]] = _replacement(full_name[name], array, base)
+    # peft stores an embedding twice if its tables are tied, and a module of its own only if modules_to_save names it.
+    stored = [full_name[name] for name in adapter.replacements if full_name[name] in ties and not adapter.saves(name)]
+    if stored:
+        merged |= {name: merged[stored[-1]] for name in ties if merged[name] is base[name] or name in stored}
     rows_of = {full_name[f"{module}.weight"]: (module, rows) for module, rows in adapter.tokens.items()}
     order = [*target.embeddings, *rows_of]  # as in peft, where the last of several tied tables overwrites the others
     for name in sorted(rows_of, key=order.index):
@@ -194,7 +208,10 @@ def _replacement(name: str, array: np.ndarray, arrays: Arrays) -> np.ndarray:
         raise ConversionError(f"{name}: the base model has no such array")
     if array.shape != arrays[name].shape:
         shapes = f"{list(arrays[name].shape)} in the base model and {list(array.shape)} in the adapter"
-        raise ConversionError(f"{name}: is {shapes}")
+        is_resized = array.ndim == 2 and array.shape[1:] == arrays[name].shape[1:]
+        resize = f"model.resize_token_embeddings({len(array)}), model.save_pretrained(DIR)"
+        hint = f"; resize the base model as it was for the training, with transformers: {resize}; and pass DIR"
+        raise ConversionError(f"{name}: is {shapes}{hint * is_resized}")
     return array.astype(arrays[name].dtype)
 
 

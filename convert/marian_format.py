@@ -57,7 +57,7 @@ def write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     options = dict(checkpoint.documents.get(MARIAN_OPTIONS, {})) if checkpoint.layout == LAYOUT else {}
     new_options = marian_npz.options_of(config)
     if not options or not _is_same(options, checkpoint):
-        options |= new_options
+        options = {name: value for name, value in options.items() if name != marian_npz.OLD_POSITIONS} | new_options
     arrays = marian_npz.write(config, checkpoint.arrays)
     vocabularies = [arrays.get("Wemb", arrays.get(f"{side}_Wemb", ())) for side in ("encoder", "decoder")]
     options["dim-vocabs"] = [len(table) for table in vocabularies]

@@ -1,7 +1,8 @@
 """Conversion of Adam's state between optax and `torch.optim`: moments, step count and parameter groups.
 
-Names, layouts and dtypes are converted as for parameters. The parameter groups of `torch.optim` and the structure of
-optax's state are taken from an existing optimizer with the same settings.
+The PyTorch model is the twin, or a user's own module around `torch.nn.Transformer`. Names, layouts and dtypes are
+converted as for parameters. The parameter groups of `torch.optim` and the structure of optax's state are taken from an
+existing optimizer with the same settings.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,9 +17,11 @@ from ..configs.errors import ConversionError
 from ..configs.run import RunConfig
 from ..flax_transformer.unused_parameters import without_gradient
 from ..formulas.schedules import learning_rate
-from .arrays import to_jax_arrays
+from .arrays import from_torch, to_jax_arrays, to_torch_tensor
 from .checkpoint import MOMENTS, Training
-from .port import flax_specs, port_rules, to_params, to_state_dict
+from .lazy_arrays import Spec, specs_of
+from .port import port_of
+from .rules import Translation, translate
 
 _ENTRY = ("step", *MOMENTS)
 
@@ -29,37 +32,59 @@ if TYPE_CHECKING:
 
 
 def to_optimizer_state(
-    state: optax.OptState,
-    model: "torch_reference.Transformer",
+    state: "optax.OptState | Training",
+    model: "torch.nn.Module",
     optimizer: "torch.optim.Optimizer",
     without_gradient: Collection[str] = (),
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The argument of `optimizer.load_state_dict`, for `torch.optim.Adam` or `AdamW` over the model's parameters.
 
-    `without_gradient`: Flax names of parameters without a gradient, which have no entry in `torch.optim`.
+    `state` is optax' state, or the training state of a checkpoint. `model` is a `torch_reference.Transformer`, or a
+    module of `from_module`, with its `names`. `without_gradient`: Flax names of parameters without a gradient, which
+    have no entry in `torch.optim`.
 
     Raises:
         ConversionError: the state or the optimizer is not Adam's, or the moments are not those of the model.
     """
-    adam = find_adam(state)
-    moments = (_by_name(adam.mu), _by_name(adam.nu))
-    return _optimizer_state(int(np.asarray(adam.count)), moments, model, optimizer, without_gradient)
+    if isinstance(state, Training):
+        count, moments = state.count, (state.exp_avg, state.exp_avg_sq)
+    else:
+        adam = find_adam(state)
+        count, moments = int(np.asarray(adam.count)), (_by_name(adam.mu), _by_name(adam.nu))
+    port = _port(model, specs_of(moments[0]), names)
+    return _optimizer_state(count, moments, port, model, optimizer, without_gradient)
 
 
 def to_optax_state(
     optimizer: "torch.optim.Optimizer",
-    model: "torch_reference.Transformer",
+    model: "torch.nn.Module",
     like: optax.OptState,
     without_gradient: Collection[str] = (),
+    names: Mapping[str, str] | None = None,
 ) -> optax.OptState:
     """`like`, a new optax state with the same settings, with the moments and the step count of `optimizer`.
+
+    `model` and `names` as in `to_optimizer_state`.
 
     Raises:
         ConversionError: the optimizer is not Adam, step counts differ between parameters, or a parameter with a
             gradient has no state while others have.
     """
-    count, *moments = _moments(optimizer, model, without_gradient)
+    port = _port(model, specs_of(_by_name(find_adam(like).mu)), names)
+    count, *moments = _moments(optimizer, port, model, without_gradient)
     return put_adam(like, count, *moments)
+
+
+def _port(model: "torch.nn.Module", specs: Mapping[str, Spec], names: Mapping[str, str] | None) -> Translation:
+    """The rules between the Flax names of trained parameters, of these specs, and the model's names."""
+    from ..torch_reference.model import Transformer
+
+    if isinstance(model, Transformer):
+        return port_of(model.config, trained_only=True)
+    from .user_module import trained_translation
+
+    return trained_translation(model, specs, names)
 
 
 def put_adam(
@@ -88,7 +113,8 @@ def to_torch_optimizer(training: Training, model: "torch_reference.Transformer")
     optimizer, moments = make_optimizer(model, config), (training.exp_avg, training.exp_avg_sq)
     for group in optimizer.param_groups:  # twinax's step overwrites it; for other steps, the rate of the next update
         group["lr"] = float(learning_rate(training.update, config, model.config.d_model, np))
-    return _optimizer_state(training.count, moments, model, optimizer, without_gradient(model.config))
+    port = port_of(model.config, trained_only=True)
+    return _optimizer_state(training.count, moments, port, model, optimizer, without_gradient(model.config))
 
 
 def from_torch_optimizer(
@@ -104,7 +130,7 @@ def from_torch_optimizer(
     optimizer = make_optimizer(model, run.training)
     try:
         optimizer.load_state_dict(dict(state))
-        return _moments(optimizer, model, without_gradient(model.config))
+        return _moments(optimizer, port_of(model.config, trained_only=True), model, without_gradient(model.config))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ConversionError(f"its optimizer is not that of the run: {error}") from None
 
@@ -112,41 +138,53 @@ def from_torch_optimizer(
 def _optimizer_state(
     count: int,
     moments: tuple[Mapping[str, Any], Mapping[str, Any]],
-    model: "torch_reference.Transformer",
+    port: Translation,
+    model: "torch.nn.Module",
     optimizer: "torch.optim.Optimizer",
     without_gradient: Collection[str],
 ) -> dict[str, Any]:
     import torch
 
     names, entries = _names(model, optimizer), {}
-    mu, nu = (to_state_dict(arrays, model.config, trained_only=True) for arrays in moments)
+    absent = _absent(port, without_gradient)
+    mu, nu = (translate(port.rules, {n: np.asarray(a) for n, a in arrays.items()}, port.specs) for arrays in moments)
     for index, name in names.items():
-        if count and _flax_names(model)[name] not in without_gradient:  # torch creates entries at the first update
+        if count and name not in absent:  # torch creates entries at the first update
             step = torch.tensor(float(count), dtype=torch.float32)
-            entries[index] = {"step": step, "exp_avg": mu[name], "exp_avg_sq": nu[name]}
+            arrays = {"exp_avg": mu[name], "exp_avg_sq": nu[name]}
+            entries[index] = {"step": step} | {key: to_torch_tensor(array) for key, array in arrays.items()}
     return {**optimizer.state_dict(), "state": entries}
 
 
 def _moments(
-    optimizer: "torch.optim.Optimizer", model: "torch_reference.Transformer", without_gradient: Collection[str]
+    optimizer: "torch.optim.Optimizer",
+    port: Translation,
+    model: "torch.nn.Module",
+    without_gradient: Collection[str],
 ) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
     names, entries = _names(model, optimizer), optimizer.state_dict()["state"]
     steps = {int(entry["step"]) for entry in entries.values()}
     if len(steps) > 1:
         raise ConversionError(f"the parameters have different step counts, {sorted(steps)}; optax has only one")
-    missing = [n for i, n in names.items() if i not in entries and _flax_names(model)[n] not in without_gradient]
+    absent = _absent(port, without_gradient)
+    missing = [name for index, name in names.items() if index not in entries and name not in absent]
     if entries and missing:
         raise ConversionError(
             f"{len(missing)} parameters have no state while others have: {', '.join(missing)}; "
             "if they have no gradient, pass their Flax names as without_gradient"
         )
-    zeros = {name: p.new_zeros(p.shape) for name, p in model.named_parameters()}
-    moments = (zeros | {names[i]: entry[key] for i, entry in entries.items()} for key in MOMENTS)
-    exp_avg, exp_avg_sq = (to_params(tensors, model.config, trained_only=True) for tensors in moments)
+    zeros = {name: from_torch(p.new_zeros(p.shape)) for name, p in model.named_parameters()}
+    moments = (zeros | {names[i]: from_torch(entry[key]) for i, entry in entries.items()} for key in MOMENTS)
+    exp_avg, exp_avg_sq = (translate(port.inverses, arrays, port.target_specs) for arrays in moments)
     return max(steps, default=0), exp_avg, exp_avg_sq
 
 
-def _names(model: "torch_reference.Transformer", optimizer: "torch.optim.Optimizer") -> dict[int, str]:
+def _absent(port: Translation, without_gradient: Collection[str]) -> set[str]:
+    """The PyTorch names of parameters without a gradient."""
+    return {name for rule in port.rules for name in rule.target if {*rule.source} <= {*without_gradient}}
+
+
+def _names(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer") -> dict[int, str]:
     """The model's parameter names, by index in the optimizer's `state_dict`."""
     _check_optimizer(optimizer)
     by_identity = {id(p): name for name, p in model.named_parameters()}
@@ -170,11 +208,6 @@ def _check_optimizer(optimizer: "torch.optim.Optimizer") -> None:
         if set(entry) != set(_ENTRY):
             keys = ", ".join(map(str, entry)) or "nothing"
             raise ConversionError(f"the optimizer's state of a parameter has {keys}; {', '.join(_ENTRY)} are needed")
-
-
-def _flax_names(model: "torch_reference.Transformer") -> dict[str, str]:
-    rules = port_rules(flax_specs(model.config, trained_only=True))
-    return {rule.target[0]: rule.source[0] for rule in rules}
 
 
 def _by_name(moments: Any) -> Mapping[str, Any]:

@@ -67,7 +67,7 @@ def to_state_dict(
         ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
     port = port_of(config, trained_only)
-    arrays = {name: np.asarray(a) for name, a in _by_name(params).items()}
+    arrays = {name: np.asarray(a) for name, a in arrays_by_name(params).items()}
     targets = translate(port.rules, arrays, port.specs)
     return {name: to_torch_tensor(a) for name, a in targets.items()}
 
@@ -126,7 +126,7 @@ def _flax_shapes(config: TransformerConfig, trained_only: bool) -> dict[str, tup
     return dict(sorted(shapes.items()))
 
 
-def _by_name(tree: Mapping[str, Any] | nnx.State) -> dict[str, Any]:
+def arrays_by_name(tree: Mapping[str, Any] | nnx.State) -> dict[str, Any]:
     """Arrays by name, from an nnx state, a nested mapping, or a mapping by name."""
     if isinstance(tree, nnx.State):
         return named_arrays(tree)

@@ -38,7 +38,7 @@ from .lazy_arrays import lazy
 from .optimizer import from_torch_optimizer, to_torch_optimizer
 from .safetensors_files import read_safetensors, write_safetensors
 from .untrusted import reading
-from .user_optimizer import with_user_optimizer
+from .user_optimizer import moments_of_entry, optimizer_entry, with_user_optimizer
 from .wrappers import state_dict_of, unwrap
 
 TORCH_SUFFIXES = (".pt", ".pth")
@@ -202,7 +202,10 @@ def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndar
     content = metadata | {part: {n: torch_view(a) for n, a in arrays.items()} for part, arrays in tensors.items()}
     content["files"] = dict(checkpoint.files)
     if checkpoint.training is not None:
-        content["optimizer"] = to_torch_optimizer(checkpoint.training, checkpoint.to_torch())
+        if metadata["layout"] == "twinax":
+            content["optimizer"] = to_torch_optimizer(checkpoint.training, checkpoint.to_torch())
+        else:
+            content["optimizer"] = optimizer_entry(checkpoint.training, checkpoint.config, metadata["layout"])
     content[CHECKSUMS] = {name: checksum_of(array) for name, array in _arrays_of(content, path).items()}
     # An open file, because for a path its name would be in the archive.
     with new_file(path) as temporary, temporary.open("wb") as file:
@@ -291,7 +294,9 @@ def _with_training(checkpoint: Checkpoint, content: Mapping[str, Any], layout: s
     for name, value in numbers.items():
         if type(value) is not int or value < 0:
             raise ConversionError(f"{name}={value!r}: must be an integer of at least 0")
-    if "optimizer" in content:
+    if "optimizer" in content and layout != "twinax":
+        count, *moments = moments_of_entry(content["optimizer"], checkpoint.config, layout)
+    elif "optimizer" in content:
         count, *moments = from_torch_optimizer(content["optimizer"], run, checkpoint.to_torch())
     else:
         arrays = (content[f"optimizer.{key}"] for key in MOMENTS)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..configs.errors import ConversionError
 from ..configs.training import TrainingConfig
-from .arrays import from_torch
+from .arrays import from_torch, to_torch_tensor
 from .checkpoint import MOMENTS
 from .lazy_arrays import Spec
 from .rules import text_of
@@ -70,6 +70,34 @@ def moments_by_name(
         raise ConversionError(f"has no state of {len(missing)} parameters: {', '.join(missing[:3])}")
     first, second = ({name: from_torch(entry[key]) for name, entry in entries.items()} for key in MOMENTS)
     return Moments(max(counts, default=0), first, second)
+
+
+def state_dict_of(
+    groups: Sequence[Sequence[str]],
+    decays: Sequence[float],
+    moments: Moments,
+    absent: Collection[str],
+    training: TrainingConfig,
+    rates: Mapping[str, float],
+) -> dict[str, Any]:
+    """The state dict of a new Adam or AdamW over groups of parameters with these names.
+
+    `absent` parameters have no state; `rates` are the groups' learning rates, by their keys.
+    """
+    import torch
+
+    entries, names = {}, [name for group in groups for name in group]
+    for index, name in enumerate(names):
+        if moments.updates and name not in absent:  # torch creates entries at the first update
+            entries[index] = {"step": torch.tensor(float(moments.updates), dtype=torch.float32)}
+            entries[index] |= {key: to_torch_tensor(getattr(moments, key)[name]) for key in MOMENTS}
+    parameters = [[torch.nn.Parameter(torch.empty(0)) for _ in group] for group in groups]
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[training.optimizer]
+    optimizer = kind(
+        [{"params": group, "weight_decay": decay} for group, decay in zip(parameters, decays, strict=True)],
+        lr=0.0, betas=(training.beta1, training.beta2), eps=training.eps,
+    )  # fmt: skip
+    return {"state": entries, "param_groups": [group | rates for group in optimizer.state_dict()["param_groups"]]}
 
 
 def check_settings(groups: Sequence[Mapping[str, Any]], decays: Sequence[float], training: TrainingConfig) -> None:

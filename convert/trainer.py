@@ -26,8 +26,7 @@ from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
 from ..flax_transformer.unused_parameters import without_gradient
 from ..formulas.schedules import learning_rate
-from .arrays import to_torch_tensor
-from .checkpoint import CONFIG, Checkpoint, Training
+from .checkpoint import CONFIG, MOMENTS, Checkpoint, Training
 from .files import read_torch
 from .layouts.canonical import up_to_rounding
 from .layouts.foreign import not_written
@@ -35,7 +34,7 @@ from .layouts.hugging_face import Family
 from .lazy_arrays import Spec
 from .port import flax_specs
 from .rules import target_specs, translate
-from .torch_adam import check_settings, groups_of, moments_by_name
+from .torch_adam import Moments, check_settings, groups_of, moments_by_name, state_dict_of
 
 OPTIMIZER, SCHEDULER, STATE = FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
@@ -294,19 +293,9 @@ def _update(scheduler: Any, run: RunConfig, arguments: Mapping[str, Any]) -> int
 
 def _optimizer_state(training: Training, model: _Parameters, rates: Mapping[str, float]) -> dict[str, Any]:
     """The state dict of Trainer's AdamW."""
-    import torch
-
-    config, entries = training.run.training, {}
-    exp_avg, exp_avg_sq = (model.to_file(arrays) for arrays in (training.exp_avg, training.exp_avg_sq))
-    for index, name in enumerate(name for names in model.groups for name in names):
-        if training.count and name not in model.absent:  # torch creates entries at the first update
-            arrays = {"exp_avg": exp_avg[name], "exp_avg_sq": exp_avg_sq[name]}
-            entries[index] = {"step": torch.tensor(float(training.count), dtype=torch.float32)}
-            entries[index] |= {key: to_torch_tensor(a) for key, a in arrays.items()}
-    parameters = [[torch.nn.Parameter(torch.empty(0)) for _ in names] for names in model.groups]
-    groups = [{"params": p, "weight_decay": d} for p, d in zip(parameters, (config.weight_decay, 0.0), strict=True)]
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps)
-    return {"state": entries, "param_groups": [group | rates for group in optimizer.state_dict()["param_groups"]]}
+    arrays = (model.to_file(getattr(training, key)) for key in MOMENTS)
+    decays, moments = (training.run.training.weight_decay, 0.0), Moments(training.count, *arrays)
+    return state_dict_of(model.groups, decays, moments, model.absent, training.run.training, rates)
 
 
 def _torch_bytes(content: Any) -> bytes:

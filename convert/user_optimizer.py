@@ -14,14 +14,15 @@ import numpy as np
 
 from ..configs.errors import ConfigError, ConversionError
 from ..configs.run import RunConfig
+from ..configs.schema import TransformerConfig
 from ..flax_transformer.unused_parameters import without_gradient
 from ..formulas.schedules import learning_rate
-from .checkpoint import Checkpoint, Training
+from .checkpoint import MOMENTS, Checkpoint, Training
 from .file_layouts import trained_rules
-from .lazy_arrays import specs_of
+from .lazy_arrays import Spec, specs_of
 from .port import flax_specs
 from .rules import Rule, target_specs, translate
-from .torch_adam import check_settings, groups_of, moments_by_name
+from .torch_adam import Moments, check_settings, groups_of, moments_by_name, state_dict_of
 from .trainer import check_model
 
 Groups = tuple[list[str], ...]
@@ -60,14 +61,48 @@ def with_user_optimizer(
             _check_decay(name, decay, rule_of.get(name), run)
     check_settings(groups, decays, run.training)
     file_specs = target_specs(rules, specs)
-    by_flax_name = []
-    for arrays in moments[1:]:
-        by_name = {n: a for rule in rules for n, a in _with_copies(rule, arrays, file_specs).items()}
-        by_flax_name.append(translate([rule.inverse for rule in rules], by_name, file_specs))
+    by_flax_name = (_by_flax_name(rules, arrays, file_specs) for arrays in moments[1:])
     update = moments.updates
     training = Training(run, update, run.training.seed, (0, update), update, *by_flax_name)
     notes = (assumed, _rate_note(groups, update, run))
     return replace(checkpoint, training=training, optimizer_notes=tuple(filter(None, notes)), skipped=())
+
+
+def optimizer_entry(training: Training, config: TransformerConfig, layout: str) -> dict[str, Any]:
+    """The state dict of the optimizer of a training, over the parameters of a file layout, in its order, with names."""
+    rules, specs = trained_rules(config, layout), flax_specs(config, trained_only=True)
+    arrays = [translate(rules, getattr(training, key), specs) for key in MOMENTS]
+    decayed = {target: _is_decayed(rule, training.run) for rule in rules for target in rule.target}
+    groups = [[name for name in arrays[0] if decayed[name] is is_decayed] for is_decayed in (True, False)]
+    untrained = without_gradient(config)
+    absent = {name for rule in rules for name in rule.target if {*rule.source} <= untrained}
+    rate = float(learning_rate(training.update, training.run.training, config.d_model, np))
+    moments, decays = Moments(training.count, *arrays), (training.run.training.weight_decay, 0.0)
+    state = state_dict_of(groups, decays, moments, absent, training.run.training, {"lr": rate})
+    groups_with_names = zip(state["param_groups"], groups, strict=True)
+    return state | {"param_groups": [group | {"param_names": names} for group, names in groups_with_names]}
+
+
+def moments_of_entry(
+    state: Any, config: TransformerConfig, layout: str
+) -> tuple[int, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(step count, means, means of squares), both by Flax name, from `optimizer_entry`. Raises: ConversionError."""
+    rules = trained_rules(config, layout)
+    specs = target_specs(rules, flax_specs(config, trained_only=True))
+    names = [name for group in groups_of(state) for name in group.get("param_names", [])]
+    if sorted(names) != sorted(specs):
+        raise ConversionError("its optimizer has other parameters than its model")
+    moments = moments_by_name(state, names, specs, {*specs})
+    exp_avg, exp_avg_sq = (_by_flax_name(rules, arrays, specs) for arrays in moments[1:])
+    return moments.updates, exp_avg, exp_avg_sq
+
+
+def _by_flax_name(
+    rules: Sequence[Rule], arrays: Mapping[str, np.ndarray], specs: Mapping[str, Spec]
+) -> dict[str, np.ndarray]:
+    """An optimizer's arrays of a file, by Flax name."""
+    by_name = {n: a for rule in rules for n, a in _with_copies(rule, arrays, specs).items()}
+    return translate([rule.inverse for rule in rules], by_name, specs)
 
 
 def _parameters(tensors: Mapping[str, np.ndarray], rule_of: Mapping[str, Rule]) -> list[str]:
@@ -149,13 +184,17 @@ def _check_decay(name: str, decay: float, rule: Rule | None, run: RunConfig) -> 
     """Raises: ConversionError if a run decays a parameter otherwise."""
     if rule is None:  # an unused array, which neither changes
         return
-    is_decayed = run.training.decayed == "all" or not rule.source[0].endswith((".scale", ".bias"))
-    expected = run.training.weight_decay if is_decayed else 0.0
+    expected = run.training.weight_decay if _is_decayed(rule, run) else 0.0
     if decay != expected:
         raise ConversionError(
             f"its optimizer has weight_decay={decay!r} for {name}, and the run has {expected!r}; set "
             "--training.weight-decay, and --training.decayed to matrices or all"
         )
+
+
+def _is_decayed(rule: Rule, run: RunConfig) -> bool:
+    """Whether a run decays the parameters of a rule."""
+    return run.training.decayed == "all" or not rule.source[0].endswith((".scale", ".bias"))
 
 
 def _with_copies(rule: Rule, arrays: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """The Transformer in functional Flax NNX. `torch_reference` has the same files, classes and attribute names."""
 
+from ..configs.submodules import lazy_attributes
 from .decode import generate
 from .dropout import DropoutKey
 from .model import Transformer
@@ -7,3 +8,5 @@ from .module import Buffer, activations, named_arrays
 from .scoring import attention_maps, score
 
 __all__ = ["Buffer", "DropoutKey", "Transformer", "activations", "attention_maps", "generate", "named_arrays", "score"]
+
+__getattr__ = lazy_attributes(__name__)

@@ -3,6 +3,7 @@
 Letters: B batch, S source length, T target length, D d_model, V vocabulary. Masks are boolean, True = attend.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -15,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ..configs.execution import PLAIN, ExecutionConfig
 from ..configs.schema import TransformerConfig
+from ..configs.summary import describe_model, html_table, text_table
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, KeysValues, MultiHeadAttention
 from .dropout import Cutoff, Dropout, DropoutKey, LayerDrop, Site
 from .execution import Executed, run_layers
@@ -281,6 +283,19 @@ class Transformer(nnx.Module):
         check_dtypes(config)
         graphdef, variables = _structure(config, PLAIN)
         return nnx.merge(graphdef, nnx.from_flat_state(variables.values()))
+
+    def _summary(self) -> dict[str, str]:
+        arrays = named_arrays(self, nnx.Param).values()
+        shapes = [(array.values if isinstance(array, Quantized) else array).shape for array in arrays]
+        return describe_model(self.config, sum(map(math.prod, shapes)))
+
+    def __repr__(self) -> str:
+        return text_table("flax_transformer.Transformer", self._summary())
+
+    __str__ = __repr__  # instead of nnx's listing of every array
+
+    def _repr_html_(self) -> str:
+        return html_table("flax_transformer.Transformer", self._summary())
 
     def quantized(self) -> "Transformer":
         """The same model with products of 8-bit integers, for `generate` and `score`; it cannot be trained or saved.

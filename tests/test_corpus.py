@@ -107,6 +107,32 @@ def test_what_datasets_reads(folder, kind, layout):
         list(read_pairs(CorpusConfig(dataset=name)))
 
 
+@pytest.mark.parametrize("layout", ["plain", "translation"])
+def test_what_save_to_disk_wrote(folder, layout):
+    """One dataset, in two files, as well as several by split; a later cache of the library is not data."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = [{"de": src, "en": tgt} for src, tgt in PAIRS]
+    data = datasets.Dataset.from_list(rows if layout == "plain" else [{"translation": row} for row in rows])
+    data.save_to_disk("one", num_shards=2)
+    (folder / "one" / "cache-1.arrow").write_bytes(b"x")
+    data.select(range(1, len(PAIRS))).save_to_disk("rest")
+    splits = datasets.DatasetDict({"train": data, "validation": data.select([0])})
+    splits.save_to_disk("several")
+    splits["validation"].save_to_disk("valid")
+    columns = {"src_column": "de", "tgt_column": "en"}
+    expected = {("one", "train"): PAIRS, ("rest", "train"): PAIRS[1:], ("one", "train[:1]"): PAIRS[:1]}
+    expected |= {("several", "train"): PAIRS, ("several", "validation"): PAIRS[:1], ("valid", "train"): PAIRS[:1]}
+    for (name, split), pairs in expected.items():
+        assert list(read_pairs(CorpusConfig(dataset=name, split=split, **columns))) == pairs
+    with pytest.raises(DataError, match='one: datasets cannot load it: Unknown split "validation"'):
+        list(read_pairs(CorpusConfig(dataset="one", split="validation", **columns)))
+    (folder / "one" / "state.json").write_text("{}")
+    with pytest.raises(DataError, match="one: datasets cannot load it: "):
+        list(read_pairs(CorpusConfig(dataset="one", **columns)))
+
+
 def test_a_missing_text_is_empty_and_a_number_is_refused(folder):
     (folder / "a.jsonl").write_text('{"de": null, "en": "x"}\n{"de": "y", "en": "z"}\n')
     config = CorpusConfig(dataset="a.jsonl", src_column="de", tgt_column="en")

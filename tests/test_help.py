@@ -122,7 +122,7 @@ def test_names_of_other_toolkits_are_answered_with_flags_that_exist(name, flags_
     for foreign_flag, answer in FOREIGN[name].items():
         assert foreign_flag not in flags_of[name]
         flags = re.findall(r"--[\w.-]+", answer)
-        assert flags
+        assert flags or answer.startswith("not available: ")
         assert {*flags} <= flags_of[name], foreign_flag
 
 
@@ -139,10 +139,74 @@ def test_names_of_other_toolkits_are_answered_with_flags_that_exist(name, flags_
         (("evaluate", "x", "--lenpen", "1"), "--lenpen: in twinax, use --length-exponent"),
         (("parity", "x", "--lang", "de"), "--lang: in twinax, use --tgt-lang"),
         (("score", "x", "--reference", "y"), "--reference: in twinax, use --tgt"),
+        (
+            ("translate", "x", "--temperature", "1"),
+            "--temperature: not available: twinax does not sample; --beam-size selects greedy decoding or beam search",
+        ),
+        (
+            ("evaluate", "x", "--top_k=5"),
+            "--top-k: not available: twinax does not sample; --beam-size selects greedy decoding or beam search",
+        ),
+        (
+            ("translate", "x", "--output", "y"),
+            "--output: not available: translations go to standard output: twinax translate CHECKPOINT FILE > OUTPUT",
+        ),
+        (
+            ("train", "--report_to", "none"),
+            "--report-to: in twinax, use --loop.swanlab; TensorBoard's files are always written to the run",
+        ),
+        (("compare", "a", "b", "--input", "c"), "--input: in twinax, use --inputs"),
     ],
 )
 def test_a_name_of_another_toolkit_is_one_line(arguments, line, command):
     assert command(*arguments) == (2, "", f"twinax: {line}\n")
+
+
+@pytest.mark.parametrize("name", [*FOREIGN])
+def test_flags_of_other_tools_that_many_try(name):
+    """Every command answers to a device; those that decode to sampling and batches."""
+    tried = ["--device", *(["--temperature", "--top-k", "--batch-size"] if name in ("translate", "evaluate") else [])]
+    for flag in tried:
+        with pytest.raises(UsageError, match=f"^{flag}: "):
+            check_flags(name, ["x", flag, "1"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_flag_names_the_help_of_its_command(name, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    words = {"score": ["x", "--src", "a", "--tgt", "b"], "convert": ["x", "y"], "compare": ["x", "y", "--inputs", "z"]}
+    words |= {"train": ["--src", "a", "--tgt", "b"], "data": ["--src", "a", "--tgt", "b"], "demo": []}
+    words |= {"evaluate": words["score"], "plan": ["tiny", "--topology", "v4:2x2x1"]}
+    code, out, err = command(name, *words.get(name, ["x"]), "--bogus-flag", "1")
+    assert (code, out) == (2, "")
+    assert f"twinax {name} --help" in err
+    assert "--bogus-flag" in err
+
+
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+$(complete -p twinax | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def test_bash_completes_commands_and_their_flags(command, tmp_path):
+    script = tmp_path / "twinax"
+    assert not command("--tyro-write-completion", "bash", script)[0]
+
+    def complete(*words):
+        result = subprocess.run(["bash", "-c", COMPLETE, "-", script, "twinax", *words], capture_output=True, text=True)
+        assert result.stderr == ""
+        return result.stdout.splitlines()
+
+    assert {*COMMANDS} <= {*complete("")}
+    assert complete("trans") == ["translate"]
+    assert complete("translate", "--beam") == ["--beam-size"]
+    assert complete("train", "--training.learning-r") == ["--training.learning-rate"]
+    assert complete("train", "--src") == ["--src", "--src-column"]
+    assert all(re.fullmatch(r"--?[\w.-]+", flag) for name in COMMANDS for flag in complete(name, "--"))
+    assert "--tokenizer.vocab-size" in complete("data", "--tokenizer.voc")
 
 
 @pytest.mark.parametrize("name", ["train", "data"])

@@ -3,10 +3,14 @@
 import fcntl
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,6 +211,23 @@ def test_a_checkpoint_of_another_program_resumes_in_a_later_epoch(finished, tmp_
     assert (last["update"], last["epoch"], last["batch"]) == (9, 1, 1)
     with pytest.raises(CheckpointError, match=r"8: has update, epoch and batch \[8, 1, 2\], but .* give \[8, 1, 1\]"):
         train(longer, tmp_path / "(1, 2)", QUIET)
+
+
+def test_the_advice_on_warm_up_can_be_followed(corpus, tmp_path, monkeypatch):
+    """In the directory that it names, because the run's own keeps its settings; without the updates."""
+    monkeypatch.setattr("twinax.train.loop._Loop", lambda *arguments: SimpleNamespace(go=lambda: None))
+    run, output = run_of(corpus, updates=2, validate_every=2), StringIO()
+    long = replace(run, training=replace(run.training, warmup_updates=9))
+    train(long, tmp_path / "a", Console(file=output, width=500))
+    advice = re.search(r"warm-up is 9 updates .* start another one with (.*)", output.getvalue())
+    flags = shlex.split(advice[1])
+    assert flags == ["--training.warmup-updates", "1", "--out", str(tmp_path / "a-2")]
+    output.truncate(0)
+    followed = replace(run, training=replace(run.training, warmup_updates=int(flags[1])))
+    train(followed, Path(flags[3]), Console(file=output, width=500))
+    with pytest.raises(RunError, match=r"was started with other settings: training.warmup_updates=1 and not 9"):
+        train(followed, tmp_path / "a", QUIET)
+    assert "warm-up is" not in output.getvalue()
 
 
 def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):

@@ -26,7 +26,7 @@ T5_LIKE = ("t5", "mt5", "umt5")
 TIED = ("shared.weight", "embed_tokens.weight", "lm_head.weight", "embed_positions.weight")
 
 
-def save_adapter(model, directory, **settings):
+def save_adapter(model, directory, save_embedding_layers="auto", **settings):
     """Train nothing, but give every trained tensor of an adapter random values, and save it."""
     from peft import LoraConfig, get_peft_model
 
@@ -37,7 +37,7 @@ def save_adapter(model, directory, **settings):
             for parameter in adapted.parameters():
                 if parameter.requires_grad:
                     parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        adapted.save_pretrained(directory)
+        adapted.save_pretrained(directory, save_embedding_layers=save_embedding_layers)
 
 
 def load_adapted(base, adapter):
@@ -134,6 +134,25 @@ CASES = {
     "T5's output": ("T5", {"target_modules": ["q"], "modules_to_save": ["lm_head"]}),
     "T5's biases": ("UMT5", {"target_modules": ["o"], "bias": "all"}),
     "fan_in_fan_out": ("BART", {"fan_in_fan_out": True}),
+    "saved embeddings, tied": ("M2M100", {"target_modules": ["q_proj"], "save_embedding_layers": True}),
+    "saved embeddings of T5, tied": ("T5", {"target_modules": ["q"], "save_embedding_layers": True}),
+    "saved embeddings, untied": ("Marian, untied", {"target_modules": ["q_proj"], "save_embedding_layers": True}),
+    "saved embeddings, an output that it unties": (
+        "T5",
+        {"target_modules": ["q", "v"], "modules_to_save": ["lm_head"], "save_embedding_layers": True},
+    ),
+    "attention trained whole": ("BART", {"target_modules": ["fc1"], "modules_to_save": ["self_attn"]}),
+    "a layer trained whole": ("mBART", {"target_modules": ["fc1"], "modules_to_save": ["decoder.layers.1"]}),
+    "a layer of the encoder trained whole": (
+        "Pegasus",
+        {"target_modules": ["q_proj"], "modules_to_save": ["encoder.layers.0"]},
+    ),
+    "blocks trained whole": (
+        "mT5",
+        {"target_modules": ["q"], "modules_to_save": ["DenseReluDense", "final_layer_norm"]},
+    ),
+    "positions trained whole": ("BART", {"target_modules": ["q_proj"], "modules_to_save": ["embed_positions"]}),
+    "the decoder trained whole": ("BART", {"target_modules": ["k_proj"], "modules_to_save": ["decoder"]}),
 }
 
 
@@ -262,6 +281,25 @@ def test_an_adapter_of_another_base_is_one_line(adapted, directories, tmp_path):
 def test_one_copy_of_a_tied_table_that_was_trained_whole_is_refused(saved):
     base, adapter = saved("T5", target_modules=["q"], modules_to_save=["shared"])
     with pytest.raises(ConversionError, match=rf"^{base}, merged with {adapter}: .*contradicts the weights"):
+        convert.load(base, adapter=adapter)
+
+
+def test_embeddings_stay_tied(saved):
+    base, adapter = saved("M2M100", target_modules=["q_proj"], save_embedding_layers=True)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    assert [name for name in tensors if "lora" not in name]
+    checkpoint = convert.load(base, adapter=adapter)
+    assert checkpoint.config == convert.load(base).config
+    assert (checkpoint.config.tied_output, checkpoint.config.shared_embeddings) == (True, True)
+
+
+def test_a_resized_table_gets_the_hint_to_resize_the_base(saved):
+    base, adapter = saved("M2M100", target_modules=["q_proj"], save_embedding_layers=True)
+    size = len(convert.load(base).arrays["src_embedding.embedding"]) + 3
+    change_tensors(
+        adapter, lambda name, a: (name, a if "lora" in name else np.concatenate([a, np.ones((3, a.shape[1]), a.dtype)]))
+    )
+    with pytest.raises(ConversionError, match=rf"resize the base model .*: model.resize_token_embeddings\({size}\)"):
         convert.load(base, adapter=adapter)
 
 

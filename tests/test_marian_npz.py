@@ -304,6 +304,43 @@ def test_any_model_that_marian_has_comes_back(ties, sizes, learned, dropout, fie
     assert {n: a.tobytes() for n, a in restored.arrays.items()} == {n: a.tobytes() for n, a in arrays.items()}
 
 
+@settings(max_examples=20)
+@given(
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "num_heads": st.sampled_from([1, 2, 4, 6]),
+            "activation": st.sampled_from(["relu"]),
+            "attention_dropout": st.sampled_from([0.25]),
+            "ffn_dropout": st.sampled_from([0.5]),
+            "residual_dropout": st.sampled_from([0.125]),
+            "embedding_dropout": st.sampled_from([0.125]),
+            "positions": st.sampled_from(["sinusoidal_half_t2t"]),
+        },
+    ),
+    learned=st.booleans(),
+)
+def test_a_changed_config_changes_the_options(fields, learned, arrays, tmp_path_factory):
+    """What the options of the read file say otherwise, under any of their names; other options stay."""
+    folder = tmp_path_factory.mktemp("changed")
+    options = marian_options(NAME) | {"mini-batch": 64} | ({"transformer-train-positions": True} if learned else {})
+    table = {"Wpos": np.ones((9, 12), np.float32)} if learned else {}
+    save_npz(folder / "a.npz", {**arrays, **table}, options)
+    checkpoint = convert.load(folder / "a.npz")
+    before = checkpoint.config
+    if fields.get("positions", before.positions) != before.positions:
+        fields = fields | {"embedding_scale": "sqrt_d_model", "max_length": 1000, "position_table_length": None}
+    config = canonical(before.replace(**fields))
+    tables = {n: random_arrays(config, 0)[n] for n in checkpoint.arrays if n.endswith("positions.table")}
+    kept = checkpoint.arrays if config.positions == before.positions else {**checkpoint.arrays, **tables}
+    convert.save(replace(checkpoint, config=config, arrays=kept), folder / "b.npz", layout="marian_npz")
+    restored = convert.load(folder / "b.npz")
+    assert restored.config == config
+    written = restored.documents["model.yml"]
+    assert (written["mini-batch"], written["dec-cell"]) == (64, "gru")
+    assert written["transformer-heads"] == config.num_heads
+
+
 LACKING = {  # changes of an array or a field -> message
     "another model": ({"norm_eps": 1e-5}, {}, "Marian has no such model:\n  norm_eps=1e-05: a Marian model has 1e-06"),
     "heads": ({"decoder_num_heads": 1}, {}, "decoder_num_heads=1: a Marian model has None"),

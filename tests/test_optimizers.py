@@ -96,6 +96,43 @@ def test_optimizer(optimizer, weight_decay, decayed, clip_norm):
     assert_equal(run_twinax(config, lambda n: 0.03), run_torch(config, unscheduled))
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("groups", [[None], [0.1], [0.1, 0.0], [0.0, 0.0]])
+def test_settings_of_torchs_optimizer(kind, groups):
+    """One group with torch's defaults, or groups of matrices and of the rest; its updates are the oracle."""
+    params, gradients = start()
+    del params["unreached.kernel"]
+    own = {name: torch.nn.Parameter(torch.from_numpy(p)) for name, p in params.items()}
+    matrices = [[p for p in own.values() if len(groups) == 1 or (p.ndim > 1) is first] for first in (True, False)]
+    decays = [{} if decay is None else {"weight_decay": decay} for decay in groups]
+    optimizer = kind([{"params": p} | d for p, d in zip(matrices, decays, strict=False)], lr=0.02, betas=(0.8, 0.99))
+    config = TrainingConfig.like_torch(optimizer)
+    for gradient in gradients:
+        for name, p in own.items():
+            p.grad = torch.from_numpy(gradient[name])
+        optimizer.step()
+    actual = run_twinax(config, lambda n: float(learning_rate(n, config, 8, np)))
+    assert_equal({name: actual[name] for name in own}, {name: p.detach().numpy() for name, p in own.items()})
+
+
+LIKE_TORCH = {
+    r"optimizer=RAdam: must be": lambda p, q: torch.optim.RAdam([p, q]),
+    r"amsgrad=True: must be False": lambda p, q: torch.optim.Adam([p, q], amsgrad=True),
+    r"lr=0.1, 0.2: must be the same": lambda p, q: torch.optim.Adam(
+        [{"params": [r]} | {"lr": lr} for r, lr in ((p, 0.1), (q, 0.2))]
+    ),
+    r"weight_decay=\[0.0, 0.1\]: must be one": lambda p, q: torch.optim.Adam(
+        [{"params": [p]}, {"params": [q], "weight_decay": 0.1}]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", LIKE_TORCH)
+def test_settings_that_twinax_does_not_have(message):
+    with pytest.raises(ConfigError, match=message):
+        TrainingConfig.like_torch(LIKE_TORCH[message](*(torch.nn.Parameter(torch.ones(2)) for _ in range(2))))
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_clipping_and_decay_as_optax_has_them(weight_decay):
     """optax decays a parameter without a gradient, and adds no 1e-6 to the norm."""

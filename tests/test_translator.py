@@ -3,18 +3,24 @@
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
 from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
 
 import twinax
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.errors import CheckpointError, ConfigError, DataError
+from twinax.configs.training import TrainingConfig
+from twinax.flax_transformer import named_arrays
 from twinax.flax_transformer.decode import generate
 from twinax.train.scores import corpus_scores
-from twinax.train.translator import Hypothesis
+from twinax.train.translator import Hypothesis, Translator
 
 MODEL = Path(__file__).parent / "checkpoints" / "v1"
 TEXTS = ["a b c", "", "h e d f", "  ", "g g a b c d e f g h", "f b", "d a"]
@@ -31,6 +37,68 @@ def test_texts_keep_their_places(translator):
     assert translator.translate(TEXTS, beam_size=2, framework="torch") == LARGE
     assert translator.translate([]) == []
     assert translator.too_long(TEXTS) == [4]
+
+
+CALLS = {
+    "translate": lambda model, texts: model.translate(texts),
+    "translate for a first token": lambda model, texts: model.translate(texts, forced_bos="A"),
+    "hypotheses": lambda model, texts: model.hypotheses(texts, DecodingConfig()),
+    "too_long": lambda model, texts: model.too_long(texts),
+    "source_ids": lambda model, texts: model.source_ids(texts),
+    "target_ids": lambda model, texts: model.target_ids(texts),
+    "score, sources": lambda model, texts: model.score(texts, ["A", "A"]),
+    "score, targets": lambda model, texts: model.score(["a", "a"], texts),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_sentences_are_any_iterable_but_one_sentence(call, translator):
+    sentences = ["b", "c a"]
+    expected = CALLS[call](translator, sentences)
+    for texts in (iter(sentences), tuple(sentences), dict.fromkeys(sentences), np.array(sentences)):
+        assert CALLS[call](translator, texts) == expected
+    for texts, message in (
+        ("b c", r"s is a str: must be a list of sentences; for one sentence, pass \["),
+        (b"b", r"s is a bytes: must be a list of sentences$"),
+        (None, r"s is a NoneType: must be a list"),
+        (("b", None), r"s\[1\] is a NoneType: must be a sentence, a str"),
+        ((["b"],), r"s\[0\] is a list: must be a sentence, a str"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            CALLS[call](translator, texts)
+
+
+def test_each_source_needs_a_target(translator):
+    with pytest.raises(DataError, match="2 sources and 1 targets: each source needs one target"):
+        translator.score(["a", "b"], ["A"])
+    with pytest.raises(TypeError, match="is a list: must be a sentence"):
+        translator.attention(["a"], "A")
+
+
+def test_models_say_what_they_are(translator):
+    """Numbers of parameters against the frameworks' own counts."""
+    parameters = sum(p.numel() for p in translator.torch.parameters())
+    trained = sum(array.size for array in named_arrays(translator.flax, nnx.Param).values())
+    assert parameters == trained == 1716
+    for model in (translator, translator.flax, translator.flax.quantized(), translator.torch):
+        for text in (repr(model), str(model), model._repr_html_()):
+            assert "1,716 in float32" in text
+            assert "1 encoder, 1 decoder" in text
+    assert repr(translator).startswith(f"{MODEL}\n")
+    assert "joint" in repr(translator)
+    assert "none that can be read" in repr(Translator(replace(translator.checkpoint, files={})))
+    assert len(repr(translator.flax).splitlines()) < 12
+
+
+@given(
+    st.builds(
+        TrainingConfig, eps=st.floats(1e-9, 1), seed=st.integers(0, 9), optimizer=st.sampled_from(["adam", "adamw"])
+    )
+)
+def test_configs_print_what_differs_from_the_defaults(config):
+    assert eval(repr(config)) == config
+    assert ("seed=" in repr(config)) == (config.seed != 0)
+    assert '<td style="text-align:left">seed</td>' in config._repr_html_()
 
 
 def test_hypotheses_are_those_of_the_search(translator):

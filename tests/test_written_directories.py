@@ -17,12 +17,13 @@ from twinax import TransformerConfig, convert, torch_reference
 from twinax.configs.data import CorpusConfig
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.run import RunConfig
-from twinax.convert.checkpoint import Checkpoint
+from twinax.convert.checkpoint import TOKENIZER_FILES, Checkpoint
 from twinax.convert.hugging_face import family
 from twinax.convert.layouts.hugging_face_settings import BART_LIKE
 from twinax.model_card import model_card
 from twinax.parity.conversion import changes
 from twinax.parity.functions import random_arrays
+from twinax.parity.text import VARIANTS, write_files
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
 
@@ -248,6 +249,34 @@ def test_a_card_names_languages_and_data_of_the_run():
         assert (card.data.language, card.data.datasets) == (languages, datasets)
         assert f"Training data: {data}\n" in card.text
         assert "/home" not in card.content
+
+
+@pytest.mark.parametrize("name", ["NLLB", "Marian", "mBART"])
+def test_a_card_names_the_languages_of_the_tokenizer(name, tmp_path):
+    """All of a multilingual one, until its settings name two."""
+    texts = [f"{word} {other} {word}{other}." for word in ("Haus", "Hund", "cat") for other in ("der", "the", "groß")]
+    variant = next(variant for variant in VARIANTS if variant.startswith(name))
+    write_files(variant, tmp_path, (texts, texts), 60)
+
+    def card():
+        files = {f"tokenizer/{path.name}": path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        files = {n: content for n, content in files.items() if n in {f"tokenizer/{t}" for t in TOKENIZER_FILES}}
+        documents = {"config.json": json.loads((tmp_path / "config.json").read_text())}
+        checkpoint = Checkpoint(
+            TransformerConfig(src_vocab_size=9999, tgt_vocab_size=9999), {}, documents=documents, files=files
+        )
+        return ModelCard(model_card("x", checkpoint, "0" * 64, run=None, scores=[], arguments=["convert"]))
+
+    before = card()
+    if name == "NLLB":
+        assert {"deu", "eng", "zho"} <= {*before.data.language}
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    keys = ("source_lang", "target_lang") if name == "Marian" else ("src_lang", "tgt_lang")
+    codes = {"NLLB": ("deu_Latn", "fra_Latn"), "Marian": ("de", "fr"), "mBART": ("de_DE", "fr_XX")}[name]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | dict(zip(keys, codes, strict=True))))
+    short = [code.partition("_")[0] for code in codes]
+    assert card().data.language == sorted(short)
+    assert f"Languages: {short[0]} to {short[1]}\n" in card().text
 
 
 WRONG_SCORES = [

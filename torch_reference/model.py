@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Generator, Tensor, nn
 
 from ..configs.schema import TransformerConfig
+from ..configs.summary import describe_model, html_table, text_table
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, MultiHeadAttention
 from .dropout import Cutoff, Dropout, DropoutKey, LayerDrop, Site
 from .initializers import BIAS_INITS
@@ -240,6 +241,15 @@ class Transformer(nn.Module):
             model = cls(config)
         model.load_state_dict(state_dict, assign=True)
         return model
+
+    def _summary(self) -> dict[str, str]:
+        return describe_model(self.config, sum(parameter.numel() for parameter in self.parameters()))
+
+    def __repr__(self) -> str:
+        return text_table("torch_reference.Transformer", self._summary())
+
+    def _repr_html_(self) -> str:
+        return html_table("torch_reference.Transformer", self._summary())
 
     def train(self, mode: bool = True) -> "Transformer":
         """As `nn.Module.train`. Only a dropout key switches dropout on; the first forward pass without one warns."""

@@ -1,1 +1,5 @@
 """Training in JAX."""
+
+from ..configs.submodules import lazy_attributes
+
+__getattr__ = lazy_attributes(__name__)

@@ -101,7 +101,8 @@ def train(
         if is_new and (updates := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
             say(
                 f"warm-up is {warmup:,} updates and the run has {updates:,}: the learning rate never reaches its peak; "
-                f"pass --training.warmup-updates {max(updates // 10, 1)}"
+                "to change that, stop this run (Ctrl-C) and start another one with --training.warmup-updates "
+                f"{max(updates // 10, 1)} --out {directory}-2"
             )
         say(f"compilation cache: {cache_directory or 'none'}")
         with closing(Programs(in_background=team.count == 1)) as programs:

@@ -1,10 +1,10 @@
 """A trained model with its tokenizers: translates and scores text in either framework."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
-from math import isnan
+from math import isnan, prod
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -15,10 +15,13 @@ from ..configs.data import TokenizerConfig
 from ..configs.decoding import DecodingConfig
 from ..configs.errors import CheckpointError, ConfigError, DataError, NotFiniteError
 from ..configs.schema import TransformerConfig
+from ..configs.summary import describe_model, html_table, text_table
 from ..convert.checkpoint import CONFIG, Checkpoint
 from ..convert.formats import load as load_checkpoint
 from ..convert.generation import Generation, generation_of
 from ..convert.hugging_face import LAYOUTS, family
+from ..convert.lazy_arrays import specs_of
+from ..convert.port import flax_specs
 from ..flax_transformer.decode import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 Framework = Literal["flax", "torch"]
 Quantization = Literal["int8"]
+_LISTED = 8  # languages that a summary names
 _BLOCK = 32  # sentences per decoding batch
 _MULTIPLE = 8  # source lengths are padded to multiples of it, because each length is compiled
 
@@ -75,6 +79,28 @@ class Translator:
         self.quantize: Quantization | None = quantize if base is None else base.quantize
         # The base shares its arrays, and its tokenizers if none are set.
         self._base, self._tokenizers = base, tokenizers
+
+    def __repr__(self) -> str:
+        return text_table(self.name, self._summary())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.name, self._summary())
+
+    def _summary(self) -> dict[str, str]:
+        specs, trained = specs_of(self.checkpoint.arrays), flax_specs(self.config, trained_only=True)
+        rows = {"family": self.checkpoint.layout or self.checkpoint.system or "none of transformers"}
+        rows |= describe_model(self.config, sum(prod(specs[name].shape) for name in trained))
+        rows |= {} if self.quantize is None else {"products": self.quantize}
+        try:
+            languages = self.tokenizers.src.languages
+        except (CheckpointError, DataError):
+            return rows | {"tokenizer": "none that can be read"}
+        rows["tokenizer"] = "joint" if self.tokenizers.src is self.tokenizers.tgt else "one per side"
+        if languages is not None:
+            codes = ", ".join([*languages.tokens][:_LISTED]) + ", …" * (len(languages.tokens) > _LISTED)
+            pair = f"{languages.source or 'not set'} to {languages.target or 'not set'}"
+            rows["languages"] = f"{pair}; has {len(languages.tokens)}: {codes}"
+        return rows
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -183,7 +209,7 @@ class Translator:
 
     def translate(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
         framework: Framework = "flax",
         src_lang: str | None = None,
@@ -191,7 +217,7 @@ class Translator:
         forced_bos: str | int | None = None,
         **decoding: Any,
     ) -> list[str]:
-        """The best translation of each text; empty for an empty text.
+        """The best translation of each text of an iterable; empty for an empty text.
 
         `src_lang`, `tgt_lang`: as `with_languages`; `forced_bos`: as `with_forced_bos`; `decoding`: as `decoding`.
         """
@@ -205,7 +231,7 @@ class Translator:
 
     def hypotheses(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         decoding: DecodingConfig,
         framework: Framework = "flax",
         progress: Callable[[int], None] = lambda count: None,
@@ -214,6 +240,7 @@ class Translator:
 
         Texts are truncated to the model's `max_length` tokens; `too_long` lists them.
         """
+        texts = _sentences("texts", texts)
         ids = self.source_ids(texts)
         results = [[] for _ in texts]
         order = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i]))
@@ -235,13 +262,13 @@ class Translator:
             progress(count)
         return results
 
-    def too_long(self, texts: Sequence[str]) -> list[int]:
+    def too_long(self, texts: Iterable[str]) -> list[int]:
         """Indices of the texts with more tokens than the model's `max_length`."""
-        ids = self.tokenizers.src.encode_sources(texts)
+        ids = self.tokenizers.src.encode_sources(_sentences("texts", texts))
         return [i for i, sentence in enumerate(ids) if len(sentence) > self.config.max_length]
 
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], framework: Framework = "flax", place: str = "pair"
+        self, sources: Iterable[str], targets: Iterable[str], framework: Framework = "flax", place: str = "pair"
     ) -> list[float]:
         """log p(target | source) in nats of each pair; a forced first token does not count, as in beam search.
 
@@ -250,6 +277,9 @@ class Translator:
         Raises:
             DataError: a source is empty, or a side is longer than the model's `max_length`.
         """
+        sources, targets = _sentences("sources", sources), _sentences("targets", targets)
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} sources and {len(targets)} targets: each source needs one target")
         src, tgt = self.source_ids(sources), self.target_ids(targets)
         long_pairs = {*self.too_long(sources), *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
         for i, ids in enumerate(src):
@@ -271,20 +301,20 @@ class Translator:
     def attention(self, source: str, target: str | Hypothesis) -> Attention:
         """The attention weights of a translation `target` of `source`, by the tokens of a hypothesis if it is one."""
         src = self.source_ids([source])[0]
-        if isinstance(target, str):
+        if not isinstance(target, Hypothesis):
             tgt = self.target_ids([target])[0]
         else:  # its text may be encoded to other tokens
             tgt = [*target.tokens, self.config.eos_id][: self.config.max_length]
         maps = attention_maps(self.flax, np.array([src]), np.array([tgt]))
         return Attention(maps.cross[0, -1].mean(0), self.tokenizers.tgt.show(tgt), self.tokenizers.src.show(src))
 
-    def source_ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def source_ids(self, texts: Iterable[str]) -> list[list[int]]:
         """Ids of each text, truncated to the model's `max_length`; an empty list for an empty text.
 
         Raises:
             CheckpointError, DataError: as `tokenizers`; or a text has a token beyond the model's vocabulary.
         """
-        tokenizer = self.tokenizers.src
+        texts, tokenizer = _sentences("texts", texts), self.tokenizers.src
         sentences = tokenizer.encode_sources(texts, self.config.max_length)
         self._check_ids("src", tokenizer, texts, sentences)
         # some tokenizers encode spaces
@@ -293,12 +323,13 @@ class Translator:
             for text, ids in zip(texts, sentences, strict=True)
         ]
 
-    def target_ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def target_ids(self, texts: Iterable[str]) -> list[list[int]]:
         """Ids of each text, a forced first token first and EOS last.
 
         Raises:
             CheckpointError, DataError: as `source_ids`.
         """
+        texts = _sentences("texts", texts)
         sentences = self.tokenizers.tgt.encode(texts)
         self._check_ids("tgt", self.tokenizers.tgt, texts, sentences)
         return [[*self._forced_ids, *ids, self.config.eos_id] for ids in sentences]
@@ -307,7 +338,7 @@ class Translator:
     def _forced_ids(self) -> list[int]:
         return [] if self.config.forced_bos_id is None else [self.config.forced_bos_id]
 
-    def _check_ids(self, side: str, tokenizer: Tokenizer, texts: Sequence[str], ids: Sequence[Sequence[int]]) -> None:
+    def _check_ids(self, side: str, tokenizer: Tokenizer, texts: Iterable[str], ids: Sequence[Sequence[int]]) -> None:
         size = getattr(self.config, f"{side}_vocab_size")
         for text, sentence in zip(texts, ids, strict=True):
             if (excess_id := next((i for i in sentence if i >= size), None)) is not None:
@@ -356,6 +387,18 @@ def load(
     if quantize not in (None, *get_args(Quantization)):
         raise ConfigError(f"quantize={quantize!r}: must be None or 'int8'")
     return Translator(load_checkpoint(path, adapter=adapter, weights_only=True), str(path), quantize=quantize)
+
+
+def _sentences(name: str, texts: Iterable[str]) -> list[str]:
+    """The sentences of any iterable. Raises: TypeError if it is one sentence, or holds something else."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        hint = f"; for one sentence, pass [{name[:-1]}]" if isinstance(texts, str) else ""
+        raise TypeError(f"{name} is a {type(texts).__name__}: must be a list of sentences{hint}")
+    sentences = list(texts)
+    for i, sentence in enumerate(sentences):
+        if not isinstance(sentence, str):
+            raise TypeError(f"{name}[{i}] is a {type(sentence).__name__}: must be a sentence, a str")
+    return sentences
 
 
 def _fill_block(rows: Sequence[int], size: int) -> list[int]:

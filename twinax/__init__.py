@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from .configs import registry
+from .configs.submodules import lazy_attributes
 from .train.xla_flags import avoid_wrong_sums
 
 __version__ = "0.1.0"
@@ -15,6 +16,7 @@ _SUBPACKAGES = (
     *("audit", "configs", "convert", "flax_transformer", "formulas", "parity", "presets", "published"),
     *("torch_reference", "train"),
 )
+_submodule = lazy_attributes(__name__)
 avoid_wrong_sums()  # before JAX starts a backend
 # Objects that the configs and `convert` look up by name and import on use.
 registry.PRESETS.register("twinax.presets.models:PRESETS")
@@ -29,9 +31,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("twinax.configs").TransformerConfig
     if name == "load":
         return importlib.import_module("twinax.train.translator").load
-    if name in _SUBPACKAGES:
-        return importlib.import_module(f"twinax.{name}")
-    raise AttributeError(f"module 'twinax' has no attribute {name!r}")
+    return _submodule(name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """The command `twinax`. Each subcommand imports what it needs when it runs."""
 
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 from os.path import exists
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -362,7 +363,19 @@ def _run(name: str) -> int | None:
         check_flags(name, sys.argv[2:])
         if name in _OWN_FLAGS:
             return _OWN_FLAGS[name]()
-        return tyro.extras.subcommand_cli_from_dict(_COMMANDS, prog="twinax", description=_DESCRIPTION)
+        if name in _COMMANDS:  # alone, so that its errors name its own help and flags
+            return tyro.cli(_COMMANDS[name], args=sys.argv[2:], prog=f"twinax {name}")
+        return tyro.extras.subcommand_cli_from_dict(_with_own_flags(), prog="twinax", description=_DESCRIPTION)
+
+
+def _with_own_flags() -> dict[str, Any]:
+    """The commands for the overview; for shell completion, with the flags of those that parse their own."""
+    if not any("-completion" in word for word in sys.argv):
+        return _COMMANDS
+    for command in _COMMANDS.values():  # bash would take the second line of a description for a flag
+        command.__doc__ = re.sub(r"\n {12}", " ", command.__doc__ or "")
+    command_class = import_module("twinax.run_arguments").completion_class
+    return _COMMANDS | {name: command_class(name) for name in _OWN_FLAGS}
 
 
 def _take(flag: str) -> bool:

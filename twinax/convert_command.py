@@ -57,7 +57,7 @@ def convert_checkpoint(
     _check_torch(dst, layout, dtype)
     shard_bytes = None if max_shard_size is None else _bytes_of(max_shard_size)
     score_documents = read_scores(scores)
-    original = _read(src, config, adapter, run)
+    original = _read(src, config, adapter, run, dtype)
     original = original if with_paths else without_paths(original)
     checkpoint, new_files, pretokenization = original, {}, ""
     if tokenizer:
@@ -136,14 +136,14 @@ def _check_torch(dst: Path, layout: str, dtype: str | None) -> None:
         raise UsageError(f"{reason} needs PyTorch, which is not installed: pip install torch") from None
 
 
-def _read(src: Path, config: str | None, adapter: str | None, run: str | None) -> Checkpoint:
+def _read(src: Path, config: str | None, adapter: str | None, run: str | None, dtype: str | None) -> Checkpoint:
     """The checkpoint, memory-mapped; of bare tensors, with the assumptions and the tokenizer of their config."""
     alone = adapter is None and run is None and src.is_file()
     if config is not None and alone and (Path(config) / CONFIG).is_file() and holds_weights_of(Path(config), src):
         return read_directory(Path(config), file=src)
     model, config_checkpoint = (None, None) if config is None else _config(config)
     training_run = None if run is None else run_config(run)
-    checkpoint = convert.load(src, model, adapter=adapter, run=training_run, memory_map=True)
+    checkpoint = convert.load(src, model, adapter=adapter, run=training_run, memory_map=True, dtype=dtype)
     if config_checkpoint is None:
         return checkpoint
     files = checkpoint.files or config_checkpoint.files

@@ -1,4 +1,4 @@
-"""Flags of fairseq, `transformers`, Marian and OpenNMT, with their equivalents in twinax."""
+"""Flags of fairseq, `transformers`, Marian, OpenNMT and CTranslate2, with their equivalents in twinax, if any."""
 
 from collections.abc import Iterable, Sequence
 
@@ -55,6 +55,18 @@ _TRAIN = _table(
     ("--target-lang", "--tgt (a text file)"),
     ("--validation-file --validpref --valid-sets", "--valid-src and --valid-tgt"),
     ("--dataset-name", "--dataset"),
+    (
+        "--report-to --wandb --wandb-project --tensorboard --tensorboard-logdir --logging-dir",
+        "--loop.swanlab; TensorBoard's files are always written to the run",
+    ),
+)
+# The answer to what twinax does not have begins with a word instead of a flag.
+_ABSENT = "not available: "
+_DEVICE = _table(
+    (
+        "--device --devices --gpu --gpus --cpu --cuda --no-cuda --use-cuda",
+        f"{_ABSENT}JAX chooses the device; the environment variable JAX_PLATFORMS=cpu, cuda or tpu selects another",
+    ),
 )
 _LANGUAGE = (
     "--lang --target-lang",
@@ -67,18 +79,51 @@ _SEARCH = _table(
     ("--max-len --max-len-b --max-new-tokens --max-target-length --max-output-length", "--max-length"),
     _LANGUAGE,
     _FIRST_TOKEN,
+    (
+        "--temperature --top-k --top-p --topk --topp --do-sample --sampling --sampling-topk --sampling-topp "
+        "--random-sampling-temp --random-sampling-topk --output-sampling",
+        f"{_ABSENT}twinax does not sample; --beam-size selects greedy decoding or beam search",
+    ),
+    (
+        "--batch-size --max-batch-size --mini-batch --per-device-eval-batch-size --batch-type",
+        f"{_ABSENT}sentences of similar length are decoded together, 32 at a time",
+    ),
+)
+_TRANSLATE = _table(
+    ("--nbest --num-return-sequences", "--n-best"),
+    (
+        "--input --input-file --source --src --source-file --src-file -i -src",
+        f"{_ABSENT}the name of the file follows that of the checkpoint: twinax translate CHECKPOINT FILE",
+    ),
+    (
+        "--output --output-file --results-path --predictions-file --hyp -o -output",
+        f"{_ABSENT}translations go to standard output: twinax translate CHECKPOINT FILE > OUTPUT",
+    ),
+)
+_CONVERT = _table(
+    (
+        "--output --output-dir --output-file --out --input --checkpoint --checkpoint-path -o -i",
+        f"{_ABSENT}the names follow the command: twinax convert CHECKPOINT NEW",
+    ),
+    ("--format --to --output-format", "--layout, or the suffix of the new name"),
+    ("--torch-dtype --outtype --precision", "--dtype"),
+    ("--quantization", "--quantize"),
 )
 _FILES = _table(
     ("--source --source-file --input --ref-src", "--src"),
     ("--target --target-file --reference --ref", "--tgt"),
 )
 FOREIGN: dict[str, dict[str, str]] = {
-    "train": _TRAIN,
-    "data": _TRAIN,
-    "translate": _SEARCH | _table(("--nbest --num-return-sequences", "--n-best")),
-    "evaluate": _SEARCH | _FILES,
-    "score": _FILES,
-    "parity": _FILES | _table(_LANGUAGE),
+    "train": _TRAIN | _DEVICE,
+    "data": _TRAIN | _DEVICE,
+    "translate": _SEARCH | _TRANSLATE | _DEVICE,
+    "evaluate": _SEARCH | _FILES | _DEVICE,
+    "score": _FILES | _DEVICE,
+    "parity": _FILES | _table(_LANGUAGE) | _DEVICE,
+    "audit": _DEVICE,
+    "compare": _table(("--input --data", "--inputs"), ("--output --html", "--report")) | _DEVICE,
+    "convert": _CONVERT | _DEVICE,
+    "inspect": _DEVICE,
 }
 
 
@@ -95,7 +140,8 @@ def check_flags(command: str, words: Sequence[str]) -> None:
             raise UsageError(f"{word}: is given twice, and only the last would count; give it once, with all values")
     for word in flags:
         if equivalent := FOREIGN.get(command, {}).get(word):
-            raise UsageError(f"{word}: in twinax, use {equivalent}")
+            is_absent = equivalent.startswith(_ABSENT)
+            raise UsageError(f"{word}: {equivalent}" if is_absent else f"{word}: in twinax, use {equivalent}")
 
 
 def _flags(words: Sequence[str]) -> Iterable[str]:

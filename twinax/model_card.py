@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 
+from twinax.configs.errors import CheckpointError, DataError
 from twinax.configs.json_text import parse_json
 from twinax.configs.run import RunConfig
 from twinax.convert import Checkpoint
 from twinax.train.checkpointing.checkpoints import folder_of, is_run_or_checkpoint, read_run
+from twinax.train.translator import Translator
 
 from .usage import UsageError
 
@@ -26,6 +28,7 @@ _METRICS = {
     "exact match": "exact_match",
 }  # name -> the hub's
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
+_LISTED = 12  # languages in the text; the header has all
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -75,9 +78,12 @@ def model_card(
     arguments: Sequence[str],
 ) -> str:
     """The card: a YAML header with languages, dataset and scores, and the text that says how the files were made."""
-    languages, dataset = _languages(run), _dataset(run)
+    pair, known = _tokenizer_languages(checkpoint)
+    languages, dataset = _languages(run) or pair, _dataset(run)
+    several = f"{len(known)}: {', '.join(known[:_LISTED])}{', …' * (len(known) > _LISTED)}" if known else ""
+    stated = " to ".join(languages) or several or "the checkpoint does not state them"
     header: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "translation", "tags": ["twinax"]}
-    header |= {"language": sorted({*languages})} if languages else {}
+    header |= {"language": sorted({*languages} or {*known})} if languages or known else {}
     header |= {"datasets": [dataset]} if dataset and _HUB_NAME.fullmatch(dataset) else {}
     if scores:
         results = [_result(document) for document in scores]
@@ -89,7 +95,7 @@ def model_card(
         f"An encoder-decoder Transformer of width {config.d_model} in {config.param_dtype}, with "
         f"{config.num_encoder_layers} encoder layers and {config.num_decoder_layers} decoder layers.",
         "",
-        f"- Languages: {' to '.join(languages) or 'the checkpoint does not state them'}",
+        f"- Languages: {stated}",
         f"- Training data: {dataset or 'the checkpoint does not state it'}",
         f"- SHA-256 of the weights, as `twinax inspect` prints it: `{checksum}`",
         f"- Written by: `{shlex.join(('twinax', *map(_without_folders, arguments)))}`",
@@ -121,10 +127,30 @@ def _languages(run: RunConfig | None) -> tuple[str, ...]:
     columns = run.corpus.src_column, run.corpus.tgt_column
     pairs = (run.tokenizer.languages, (run.tokenizer.src_lang, run.tokenizer.tgt_lang), columns)
     for pair in pairs:
-        codes = [re.split(r"[_-]", language or "")[0] for language in pair]
-        if len(codes) == 2 and all(map(_LANGUAGE.fullmatch, codes)):
+        codes = [_code_of(language) for language in pair]
+        if len(codes) == 2 and all(codes):
             return tuple(codes)
     return ()
+
+
+def _tokenizer_languages(checkpoint: Checkpoint) -> tuple[tuple[str, ...], list[str]]:
+    """(source and target language, if the tokenizer's files state both; all languages of a multilingual tokenizer)."""
+    try:
+        tokenizer = Translator(checkpoint).tokenizers.src
+    except (CheckpointError, DataError):
+        return (), []
+    settings, languages = tokenizer.files.settings if tokenizer.files else {}, tokenizer.languages
+    pairs = [(settings.get("source_lang"), settings.get("target_lang"))]
+    pairs += [(languages.source, languages.target)] if languages is not None else []
+    codes = (tuple(map(_code_of, pair)) for pair in pairs)
+    known = {_code_of(language) for language in (languages.tokens if languages is not None else ())} - {""}
+    return next((pair for pair in codes if all(pair)), ()), sorted(known)
+
+
+def _code_of(language: Any) -> str:
+    """The language of a code such as deu_Latn or de_DE, as the Hub writes it; empty if it is none."""
+    code = re.split(r"[_-]", language)[0] if isinstance(language, str) else ""
+    return code if _LANGUAGE.fullmatch(code) else ""
 
 
 def _dataset(run: RunConfig | None) -> str | None:

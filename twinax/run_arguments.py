@@ -180,6 +180,18 @@ def _command(base: RunConfig | None, plot: bool) -> Any:
     return WithPlot
 
 
+def completion_class(name: str) -> Any:
+    """The flags of `twinax train` or `data` for shell completion, those of the corpus with and without prefix."""
+    no_name, positional = tyro.conf.arg(name=""), tyro.conf.arg(metavar="[NAME|RUN]")
+
+    @dataclass
+    class WithShortFlags(_command(None, name == "data")):
+        start: Annotated[tyro.conf.Positional[str | None], positional] = None
+        short: Annotated[CorpusConfig, no_name] = tyro.MISSING_NONPROP
+
+    return WithShortFlags
+
+
 def _check_initial(run: RunConfig, base: RunConfig | None) -> None:
     """Raises: UsageError if a flag changes the tokenizer that the initial weights come with."""
     if run.init_from is None or run.tokenizer.load or base is None:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from ...configs.errors import ConversionError
-from ...configs.schema import TransformerConfig
+from ...configs.schema import DType, TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..arrays import cast
 from ..lazy_arrays import LazyArrays, lazy, same_bits, specs_of
@@ -174,6 +174,27 @@ class Family:
                 arrays[target] = np.zeros(specs[target].shape, specs[target].dtype)
         weights, unused = (cast(part, dtype) if mixed else part for part in (arrays, unused))
         return config, lazy(tables) | translate_lazily([rule.inverse for rule in rules], weights, specs), unused
+
+    def in_dtype(self, settings: Settings, arrays: Named, dtype: str | None) -> tuple[Settings, Named]:
+        """(settings, arrays) of one dtype, as `from_pretrained` loads them; unchanged if they are of one.
+
+        It is `dtype`, else that of the settings, else that of the first array. In float16, arrays that are kept in
+        float32 become so.
+        """
+        dtypes = {name: str(array.dtype) for name, array in arrays.items()}
+        floats = {name: own for name, own in dtypes.items() if own in get_args(DType)}
+        stated: Any = self._complete(settings)["dtype"] or next(iter(floats.values()), None)
+        full_name = self.with_prefix(arrays)
+        kept = {name for name in floats if self.is_kept(full_name[name])}
+        if stated not in get_args(DType) or all(own == stated for name, own in floats.items() if name not in kept):
+            return settings, arrays
+        dtype = str(dtype or stated)
+        narrow, wide = [
+            [n for n in floats if (dtype == "float16" and n in kept) is is_kept] for is_kept in (False, True)
+        ]
+        converted = cast(lazy(arrays).select(narrow), dtype) | cast(lazy(arrays).select(wide), "float32")
+        rest = {name: array for name, array in arrays.items() if name not in floats}
+        return {**settings, "dtype": dtype, "torch_dtype": None}, {**rest, **converted}
 
     def _resolve_dtype(self, settings: Settings, arrays: Named) -> tuple[Settings, str, bool]:
         """(resolved settings, dtype of the model, whether the dtypes are mixed and all become float32).

@@ -51,6 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "transformer-dropout-attention": 0.0,
     "transformer-dropout-ffn": 0.0,
 }
+OLD_POSITIONS = "transformer-train-positions"  # the former name of transformer-train-position-embeddings
 _FIELDS = {  # option -> config field with the same value
     "dim-emb": "d_model",
     "enc-depth": "num_encoder_layers",
@@ -275,17 +276,14 @@ def _problems(complete: Options) -> Iterator[str]:
         yield f"transformer-preprocess={pre!r}, transformer-postprocess={post!r}: must be {allowed}"
     for name, value in complete.items():
         unknown = name not in {*DEFAULTS, *_ALLOWED} and not _IGNORED.fullmatch(name)
-        if name.startswith("transformer-") and unknown and name != _OLD_POSITIONS and value:
+        if name.startswith("transformer-") and unknown and name != OLD_POSITIONS and value:
             yield f"{name}={value!r}: twinax does not know this option"[:200]
     if isinstance(width := complete["dim-emb"], int) and width % 2:
         yield f"dim-emb={width}: must be even for Marian's positions"
 
 
-_OLD_POSITIONS = "transformer-train-positions"
-
-
 def _trains_positions(options: Options) -> bool:
-    return bool(options.get("transformer-train-position-embeddings") or options.get(_OLD_POSITIONS))
+    return bool(options.get("transformer-train-position-embeddings") or options.get(OLD_POSITIONS))
 
 
 def _tables(config: TransformerConfig) -> Arrays:

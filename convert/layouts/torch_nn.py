@@ -23,6 +23,8 @@ from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, Rule, Transform, target_specs
 from .canonical import up_to_rounding
 
 _QKV = ("q_proj", "k_proj", "v_proj")
+# A mask is an argument of the module. After `causal_padding_and_query`, rows without a key would be NaN.
+_ARGUMENTS = ("causal", "causal_and_padding", "causal_in_training")
 # Fields of the parts outside encoder and decoder, and fields that do not affect evaluation.
 _OUTSIDE = (
     *("max_length", "shared_embeddings", "embedding_norm", "embedding_scale", "embedding_padding", "decoder_start"),
@@ -78,8 +80,39 @@ def read_transformer(module: nn.Transformer) -> tuple[dict[str, Any], dict[str, 
     Raises:
         ConversionError: lists every setting that twinax does not support, or that differs between layers.
     """
-    fields = _transformer_fields(module)
+    fields = transformer_fields(module)
     return fields, _read(module, transformer_rules(fields), _specs(fields, ("encoder.", "decoder.")))
+
+
+def transformer_fields(module: nn.Transformer) -> dict[str, Any]:
+    """The config fields of a `torch.nn.Transformer`.
+
+    Raises:
+        ConversionError: lists every setting that twinax does not support, or that differs between layers.
+    """
+    problems: list[str] = []
+    encoder, decoder = module.encoder, module.decoder
+    if type(encoder) is not nn.TransformerEncoder or type(decoder) is not nn.TransformerDecoder:
+        raise ConversionError("torch.nn.Transformer: custom encoders and decoders are not supported")
+    fields: dict[str, Any] = {
+        "norm": "layer_norm",
+        "norm_scale": True,
+        "mask_value": "exact",
+        "score_scaling": "product",
+    }
+    fields["param_dtype"] = fields["compute_dtype"] = _dtype(module)
+    fields["final_norm"] = encoder.norm is not None
+    if fields["final_norm"] != (decoder.norm is not None):
+        problems.append("final norm: encoder and decoder must both have one, or neither")
+    fields["num_encoder_layers"], fields["num_decoder_layers"] = len(encoder.layers), len(decoder.layers)
+    for stack in (encoder, decoder):
+        prefix = "encoder" if stack is encoder else "decoder"
+        for i, layer in enumerate(stack.layers):
+            _merge(fields, _layer_fields(f"{prefix}.layers.{i}", layer, problems), f"{prefix}.layers.{i}", problems)
+        if stack.norm is not None:
+            _merge(fields, _norm_fields(f"{prefix}.norm", stack.norm, problems), f"{prefix}.norm", problems)
+    _refuse(problems)
+    return fields
 
 
 def fields_of(config: TransformerConfig) -> dict[str, Any]:
@@ -112,9 +145,10 @@ def fields_of(config: TransformerConfig) -> dict[str, Any]:
         layer.activation = activations[config.activation]
     if not config.final_norm:
         module.encoder.norm = module.decoder.norm = None
-    fields = _transformer_fields(module)
+    fields = transformer_fields(module)
     sizes = {"src_vocab_size": config.src_vocab_size, "tgt_vocab_size": config.tgt_vocab_size}
-    nearest = TransformerConfig(**sizes, **fields).replace(**{name: getattr(config, name) for name in _OUTSIDE})
+    outside = (*_OUTSIDE, "decoder_mask") if config.decoder_mask in _ARGUMENTS else _OUTSIDE
+    nearest = TransformerConfig(**sizes, **fields).replace(**{name: getattr(config, name) for name in outside})
     problems = [
         f"{name}={getattr(config, name)!r}: must be {getattr(nearest, name)!r}"
         for name in (f.name for f in dataclasses.fields(config))
@@ -180,32 +214,6 @@ def _norm(source: str, target: str, bias: bool) -> list[Rule]:
 def _pair(source: str, target: str, leaf: str, transform: Transform, bias: bool) -> list[Rule]:
     rules = [Rule((f"{source}.{leaf}",), (f"{target}.weight",), transform)]
     return [*rules, Rule((f"{source}.bias",), (f"{target}.bias",))] if bias else rules
-
-
-def _transformer_fields(module: nn.Transformer) -> dict[str, Any]:
-    problems: list[str] = []
-    encoder, decoder = module.encoder, module.decoder
-    if type(encoder) is not nn.TransformerEncoder or type(decoder) is not nn.TransformerDecoder:
-        raise ConversionError("torch.nn.Transformer: custom encoders and decoders are not supported")
-    fields: dict[str, Any] = {
-        "norm": "layer_norm",
-        "norm_scale": True,
-        "mask_value": "exact",
-        "score_scaling": "product",
-    }
-    fields["param_dtype"] = fields["compute_dtype"] = _dtype(module)
-    fields["final_norm"] = encoder.norm is not None
-    if fields["final_norm"] != (decoder.norm is not None):
-        problems.append("final norm: encoder and decoder must both have one, or neither")
-    fields["num_encoder_layers"], fields["num_decoder_layers"] = len(encoder.layers), len(decoder.layers)
-    for stack in (encoder, decoder):
-        prefix = "encoder" if stack is encoder else "decoder"
-        for i, layer in enumerate(stack.layers):
-            _merge(fields, _layer_fields(f"{prefix}.layers.{i}", layer, problems), f"{prefix}.layers.{i}", problems)
-        if stack.norm is not None:
-            _merge(fields, _norm_fields(f"{prefix}.norm", stack.norm, problems), f"{prefix}.norm", problems)
-    _refuse(problems)
-    return fields
 
 
 def _layer_fields(path: str, layer: Any, problems: list[str]) -> dict[str, Any]:

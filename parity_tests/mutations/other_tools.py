@@ -62,8 +62,8 @@ OTHER_TOOLS = (
     Mutation(
         "both groups decay",
         "convert.trainer._optimizer_state",
-        "zip(parameters, (config.weight_decay, 0.0), strict=True)",
-        "zip(parameters, (config.weight_decay, config.weight_decay), strict=True)",
+        "(training.run.training.weight_decay, 0.0)",
+        "(training.run.training.weight_decay,) * 2",
         _TRAINER,
     ),
     Mutation(

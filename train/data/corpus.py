@@ -17,6 +17,7 @@ Pairs = Iterator[tuple[str, str]]
 
 # Suffix of a file -> the builder of `datasets` that reads it.
 _BUILDERS = {".parquet": "parquet"}
+_SAVED = "state.json"  # in a directory of `datasets.Dataset.save_to_disk`
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -188,7 +189,10 @@ def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pair
     if builder is not None and not Path(name).is_file():
         raise DataError(f"{name}: there is no such file")
     try:
-        if builder is None:
+        if builder is None and Path(name, _SAVED).is_file():
+            files = _files_of_saved(Path(name), config.split)
+            rows = datasets.load_dataset("arrow", data_files=files, split=config.split)
+        elif builder is None:
             rows = datasets.load_dataset(name, config.subset, split=config.split)
         else:
             rows = datasets.load_dataset(builder, data_files=name, split="train")
@@ -217,6 +221,14 @@ def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pair
         if row is None:
             return
         yield _text(name, f"row {number}", names[0], row), _text(name, f"row {number}", names[1], row)
+
+
+def _files_of_saved(folder: Path, split: str | None) -> dict[str, list[str]]:
+    """The files of one dataset that `save_to_disk` wrote, as the split that it was, or as train."""
+    state = parse_json((folder / _SAVED).read_text(encoding="utf-8"))
+    name = (split or "train").partition("[")[0]
+    files = [str(folder / Path(file["filename"]).name) for file in state["_data_files"]]
+    return {name if name == state.get("_split") else "train": files}
 
 
 def _text(name: str, place: str, column: str, row: Any) -> str:

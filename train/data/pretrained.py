@@ -16,6 +16,7 @@ from ...configs.schema import TransformerConfig
 from ...convert.checkpoint import CONFIG, TOKENIZER_FILES
 from ...convert.marian_format import read_vocabulary
 from ...convert.vocabularies import word_tokenizer
+from . import byt5_tokenizer
 from .corpus import read_lines
 from .family_tokenizers import FAMILIES, family_tokenizer
 from .sentencepiece_model import read_sentencepiece
@@ -86,6 +87,8 @@ def tokenizer_of_directory(
         return tokenizer
     if kind in FAMILIES:
         return family_tokenizer(files, FAMILIES[kind])
+    if kind == byt5_tokenizer.CLASS_NAME:  # it needs no file
+        return byt5_tokenizer.byt5(files)
     build = {"MarianTokenizer": marian, "M2M100Tokenizer": m2m100}.get(kind)
     return build(files) if build is not None and content else None
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from .capture.trace import Trace
+from .regions import SELECTIONS
 from .weights import WeightMap
 
-_SELECTIONS = ("select_n", "aten.where", "aten.masked_fill", "aten.masked_fill_")
 _MOST = 6  # lines that are named
 
 
@@ -54,7 +54,7 @@ def _constant_masks(trace: Trace) -> list[str]:
     varied: dict[str, bool] = {}
     for operation in trace.operations:
         floating = [trace.values[n].dtype.kind == "f" for n in operation.outputs]  # others choose indices
-        if operation.name in _SELECTIONS and all(floating):
+        if operation.name in SELECTIONS and all(floating):
             masks = [
                 trace.values[n] for n in operation.inputs if trace.values[n].dtype == bool and trace.values[n].ndim
             ]

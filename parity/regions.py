@@ -14,6 +14,7 @@ _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
 )
+SELECTIONS = ("select_n", "aten.where", "aten.masked_fill", "aten.masked_fill_")
 _ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "convert_element_type", "aten.t")
 
 

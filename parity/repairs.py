@@ -12,7 +12,7 @@ from .alternatives import UNARY, Alternative, alternatives, arrangements, insert
 from .capture.trace import Operation
 from .layouts import real_numbers
 from .matching import EXACT, Side, Values, alignments, orders_of_axes, producers, same_order
-from .regions import Region, Scalar, constants, extended, scalars
+from .regions import SELECTIONS, Region, Scalar, constants, extended, scalars
 
 Array = np.ndarray
 BUDGET = 2e8  # elements that all attempts for one region compute together
@@ -29,6 +29,7 @@ _FEW = 64  # numbers, from which on one other input excludes a coincidence
 _OTHERS = 4  # other inputs where there are fewer
 _NEAR = 3  # most operations between a parameter and the value that it projects to
 FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
+_MASKED = -1e4  # a score from which on an element is masked
 _FAILURES = (
     ValueError,
     IndexError,
@@ -116,9 +117,10 @@ class RepairSearch:
             self._scalars,
             self._literals_of_lines,
             self._pools,
+            self._masks,
             self._insertions,
         )
-        for least, attempts in zip((2, 1, 0, 1, 1, 2, 1, 2, 2, 3), sources, strict=True):
+        for least, attempts in zip((2, 1, 0, 1, 1, 2, 1, 2, 2, 2, 3), sources, strict=True):
             if self.below <= least:
                 continue
             for attempt in attempts():
@@ -359,6 +361,28 @@ class RepairSearch:
                     changes = {scalar.number: values.value(scalar.number) for scalar, _ in changed}
                     yield _Attempt(2, repair, changes.pop(first.number), changes)
 
+    def _masks(self) -> Iterator[_Attempt]:
+        """The reference's mask, as booleans or where it adds or fills in a huge negative number."""
+        sources = dict.fromkeys(n for o in self.regions[0].operations for n in (*o.inputs, *o.outputs))
+        for operation in self.tried:
+            mask = next((n for n in operation.inputs if self.side.value(n).dtype == bool), None)
+            if operation.name not in SELECTIONS or mask is None or operation.compute is None:
+                continue
+            shape = np.broadcast_shapes(*(self.side.value(n).shape for n in operation.inputs))
+            own = np.broadcast_to(self.side.value(mask), shape)
+            for source in sources:
+                for inverted in (False, True) if _fits_mask(self.sides[0].value(source), own.size) else ():
+                    edit = partial(_masked, operation, mask, source, inverted)
+                    (number,) = operation.outputs
+                    value, other = edit(self.sides)[number], _mask_of(self.sides[0].value(source), own, inverted)
+                    wrong = int((own & ~other).sum()), int((~own & other).sum())
+                    text = (
+                        f"{kind(operation)}: the mask differs: {wrong[0]} of {own.size} elements are True instead of "
+                    )
+                    text += f"False, {wrong[1]} False instead of True"
+                    repair = Repair(number, text, operation, edits=((number, edit),))
+                    yield _Attempt(2, repair, value)
+
     def _pools(self) -> Iterator[_Attempt]:
         """An average over each window with its padding, or without."""
         sums = {o.outputs[0]: o for o in self.region.operations if o.name == "reduce_window_sum"}
@@ -592,6 +616,31 @@ def _scaled(number: int, values: Values, factor: float) -> Array:
 
 def _function(number: int, end: int, function: Callable[[Array], Array], sides: Sides) -> dict[int, Array]:
     return {end: function(sides[1].value(number))}
+
+
+def _fits_mask(value: Array, size: int) -> bool:
+    """Whether a value of the reference can be a mask of this size: booleans, or a few huge negative numbers."""
+    if value.size != size or value.dtype == bool:
+        return value.size == size > 1
+    masked = value <= _MASKED if value.dtype.kind == "f" else np.zeros(1, bool)
+    return bool(masked.any() and not masked.all())
+
+
+def _mask_of(value: Array, like: Array, inverted: bool) -> Array:
+    """The mask in the shape of another: True where the reference has True, or a number that is not huge."""
+    mask = value if value.dtype == bool else ~(value <= _MASKED)
+    return mask.reshape(like.shape) ^ inverted
+
+
+def _masked(operation: Operation, mask: int, source: int, inverted: bool, sides: Sides) -> dict[int, Array]:
+    """A selection with the reference's mask."""
+    inputs, (number,) = [sides[1].value(n) for n in operation.inputs], operation.outputs
+    shape = np.broadcast_shapes(*(array.shape for array in inputs))
+    own = np.broadcast_to(sides[1].value(mask), shape)
+    other = _mask_of(sides[0].value(source), own, inverted)
+    assert operation.compute is not None
+    arrays = [other if n == mask else array for n, array in zip(operation.inputs, inputs, strict=True)]
+    return {number: np.asarray(operation.compute(arrays, operation.settings)[0])}
 
 
 def _averaged(number: int, pool: Operation, padded: bool, sides: Sides) -> dict[int, Array]:

@@ -19,6 +19,7 @@ from twinax.configs.data import CorpusConfig
 from twinax.configs.run import RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.convert.checkpoint import Training
+from twinax.parity.diagnosis import diagnose
 from twinax.train.step import Batch, init_state, make_train_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -239,3 +240,19 @@ def test_contradictions_are_refused():
     like = init_state(checkpoint.to_flax(), TrainingConfig.like_torch(optimizer)).optimizer
     with pytest.raises(convert.ConversionError, match=r"src_positions.table: is one parameter in the module, and one"):
         convert.to_optax_state(optimizer, module, like)
+
+
+@pytest.mark.parametrize("mask", ["causal_and_padding", "causal"])
+def test_the_comparison_says_that_a_mask_differs(mask):
+    """Masks are arguments in torch: a checkpoint cannot tell them."""
+    module = make(batch_first=True).eval()
+    twin = convert.from_module(module, embedding_scale="sqrt_d_model", **FIELDS | {"decoder_mask": mask}).to_flax()
+    (src, tgt, _), *_ = batches(1)
+    diagnosis = diagnose(module, twin, (src, tgt))
+    if mask == "causal_and_padding":
+        assert diagnosis.ok
+    else:
+        (defect,) = diagnosis.defects
+        assert "flax_transformer/attention.py" in defect.lines[0]
+        assert "the mask differs" in str(defect.repair)
+        assert str(defect.repair).endswith(", 0 False instead of True")

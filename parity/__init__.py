@@ -1,9 +1,10 @@
 """Proves that two models compute the same function.
 
-`compare_arrays` compares the outputs of any two functions; `compare` and `diagnose` find where two models part.
+`compare_arrays` compares the outputs of any two functions; `compare` and `diagnose` find where two models diverge.
 `infer_weights` finds which parameter comes from which, and `probe_converter` what a converter does.
 """
 
+from ..configs.submodules import lazy_attributes
 from .comparison import Comparison, assert_same_function, compare
 from .diagnosis import Diagnosis, diagnose
 from .harness import Criterion, Finding, Report, compare_arrays
@@ -24,3 +25,5 @@ __all__ = [
     "infer_weights",
     "probe_converter",
 ]
+
+__getattr__ = lazy_attributes(__name__)

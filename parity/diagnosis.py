@@ -107,6 +107,7 @@ def _capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndar
     return capture_jax(function, parameters, arrays, cotangents, random)
 
 
+@np.errstate(all="ignore")  # some masks are filled with the largest number that a dtype has
 def diagnose_traces(
     reference: Trace, candidate: Trace, weights: WeightMap | None = None, least: float = 0.0, bound: float = EXACT
 ) -> Diagnosis:
@@ -180,7 +181,6 @@ class _Walks:
         self.sides, self.samples, self.least = sides, samples, least
         self.alike: bool | None = None  # whether other inputs lead to equal values too; None: not tried yet
 
-    @np.errstate(over="ignore", invalid="ignore")  # some masks are filled with the largest number that a dtype has
     def walked(self, bounds: Sequence[float], whole: bool = False) -> _Walk:
         """Take out one difference after the other; each bound is walked after all outputs agree in the one before.
 

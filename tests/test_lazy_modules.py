@@ -8,7 +8,7 @@ import twinax
 
 ROOT = Path(__file__).parents[1]
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "mutations.md"]  # of the past
-FOLDERS = "audit|configs|convert|flax_transformer|formulas|presets|published|torch_reference|train"
+FOLDERS = "audit|configs|convert|flax_transformer|formulas|parity|presets|published|torch_reference|train"
 FILES = re.compile(r"..|json|jsonl|npz|png|svg")  # endings of files
 
 

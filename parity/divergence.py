@@ -459,7 +459,7 @@ def _finished(
     if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
         values = {**values, step.other: step.value}
     after = state.forced(values, step, repair)
-    for number in parts[1].leaves:
+    for number in parts[1].leaves if not step.whole else ():  # else nothing follows that could tell
         if number in values:  # it was equal to a parameter that it should not be equal to
             continue
         sources = state.matches.of_candidate.get(number, ())

@@ -12,6 +12,7 @@ from .alternatives import UNARY, Alternative, alternatives, arrangements, insert
 from .capture.trace import Operation
 from .layouts import real_numbers
 from .matching import EXACT, Side, Values, alignments, orders_of_axes, producers, same_order
+from .packed_sequences import within_lengths
 from .regions import SELECTIONS, Region, Scalar, constants, extended, scalars
 
 Array = np.ndarray
@@ -110,6 +111,7 @@ class RepairSearch:
         sources = (
             self._explanations,
             self._same_code,
+            self._lengths,
             self._operations,
             self.parameters,
             self.exchanged,
@@ -120,7 +122,7 @@ class RepairSearch:
             self._masks,
             self._insertions,
         )
-        for least, attempts in zip((2, 1, 0, 1, 1, 2, 1, 2, 2, 2, 3), sources, strict=True):
+        for least, attempts in zip((2, 1, 2, 0, 1, 1, 2, 1, 2, 2, 2, 3), sources, strict=True):
             if self.below <= least:
                 continue
             for attempt in attempts():
@@ -360,6 +362,15 @@ class RepairSearch:
                     repair = Repair(first.number, text, first.operation, literal=True, edits=_literals(changed))
                     changes = {scalar.number: values.value(scalar.number) for scalar, _ in changed}
                     yield _Attempt(2, repair, changes.pop(first.number), changes)
+
+    def _lengths(self) -> Iterator[_Attempt]:
+        """Reversals within the lengths of the rows."""
+        for text, operation, edits in within_lengths(self.side, self.region):
+            values = self._edited((self.sides[0].plain(), self.side.plain()), edits)
+            if values is not None:
+                changes = {number: values.value(number) for number, _ in edits}
+                first = edits[0][0]
+                yield _Attempt(2, Repair(first, text, operation, edits=edits), changes.pop(first), changes)
 
     def _masks(self) -> Iterator[_Attempt]:
         """The reference's mask, as booleans or where it adds or fills in a huge negative number."""

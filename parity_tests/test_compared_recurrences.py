@@ -94,6 +94,47 @@ def test_the_mask_of_a_cache_is_one_line_in_all_steps(width, length):
     assert diagnosis.verified
 
 
+class Packed(nn.Module):
+    """A recurrence in both directions over sequences of several lengths."""
+
+    def __init__(self, inputs, width):
+        super().__init__()
+        self.rnn = nn.RNN(inputs, width, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(2 * width, 3)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.out(nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0])
+
+
+def tanh_rnn(p, suffix, x):
+    def step(h, xt):
+        xt = xt @ p[f"rnn.weight_ih_l0{suffix}"].T + p[f"rnn.bias_ih_l0{suffix}"]
+        h = jnp.tanh(xt + h @ p[f"rnn.weight_hh_l0{suffix}"].T + p[f"rnn.bias_hh_l0{suffix}"])
+        return h, h
+
+    start = jnp.zeros((len(x), p["rnn.weight_hh_l0"].shape[0]))
+    return jnp.swapaxes(jax.lax.scan(step, start, jnp.swapaxes(x, 0, 1))[1], 0, 1)
+
+
+def padded(p, x, lengths):
+    both = [tanh_rnn(p, "", x), tanh_rnn(p, "_reverse", x[:, ::-1])[:, ::-1]]  # packed
+    return linear(p, "out", jnp.concatenate(both, axis=-1))
+
+
+@pytest.mark.parametrize(("lengths", "inputs", "width"), [((4, 2), 5, 4), ((3, 5, 1), 2, 3)])
+def test_a_reversal_that_includes_the_padding_is_named(lengths, inputs, width):
+    torch.manual_seed(0)
+    reference = Packed(inputs, width).eval()
+    state = {name: p.detach().numpy() for name, p in reference.named_parameters()}
+    x = np.random.default_rng(0).standard_normal((len(lengths), max(lengths), inputs))
+    diagnosis = diagnose(reference, (padded, state), (x, np.array(lengths)))
+    (defect,) = diagnosis.defects
+    assert defect.lines == (_line(padded, "packed"),)
+    assert str(defect.repair).startswith("reverses the padding too: reverse each row within its length, input 1")
+    assert diagnosis.verified
+
+
 def _line(function, name):
     lines, first = inspect.getsourcelines(function)
     number = first + [line.rstrip().endswith(f"# {name}") for line in lines].index(True)

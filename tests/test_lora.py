@@ -30,13 +30,13 @@ def save_adapter(model, directory, save_embedding_layers="auto", **settings):
     """Train nothing, but give every trained tensor of an adapter random values, and save it."""
     from peft import LoraConfig, get_peft_model
 
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)  # peft draws the first values from it too
         adapted = get_peft_model(model, LoraConfig(**{"r": 4, "lora_alpha": 7, **settings}))
-        generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in adapted.parameters():
                 if parameter.requires_grad:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+                    parameter.add_(torch.randn(parameter.shape) * 0.3)
         adapted.save_pretrained(directory, save_embedding_layers=save_embedding_layers)
 
 

@@ -32,7 +32,7 @@ _NOT_RULES |= {
 }
 _FROM_NONE = {"momentum": 0.9, "weight_decay_rate": 0.1, "eps": 1e-3, "optimism": 0.5}
 _FROM_NONE |= {"adjust_lr_fn": "match_rms_adamw"}
-_OTHERS = {"min_dim_size_to_factor": 2, "ns_steps": 3, "threshold": 30.0, "momentum_decay": 0.1, "t0": 10.0, "d": 0.1}
+_OTHERS = {"min_dim_size_to_factor": 2, "ns_steps": 3, "threshold": 30.0, "momentum_decay": 0.1, "t0": 10.0, "d": 2.0}
 _OTHERS |= {"dampening": 0.5, "trust_coefficient": 0.01, "decay_offset": 5, "max_step_size": 1e-2}
 # Without which a setting has no effect.
 _WITH = {

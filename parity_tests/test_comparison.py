@@ -330,3 +330,18 @@ def test_gradients_that_cannot_be_traced_leave_the_outputs():
     comparison = compare((loop, arrays), (loop, arrays), (x,), gradients=True, rounding=False)
     assert (comparison.forward.verdict, comparison.verdict) == ("equal", "gradients undecided")
     assert "while_loop" in comparison.backward.reason
+
+
+def test_what_was_asked_for_and_not_compared_is_said(capsys):
+    """In the comparison, on the terminal and in the document."""
+    one, other = nn.Linear(4, 3).eval(), nn.Linear(4, 3, bias=False).eval()
+    other.weight = one.weight
+    inputs = (np.random.default_rng(0).standard_normal((5, 4)),)
+    sgd = lambda pairs: torch.optim.SGD(pairs, lr=0.1)  # noqa: E731
+    comparison = compare(one, other, inputs, gradients=True, optimizers=(sgd, sgd))
+    expected = ["gradients, because the outputs differ", "optimizers, because the outputs differ"]
+    assert list(comparison.not_exercised[:2]) == expected == as_document(comparison)["not_tested"][:2]
+    show(comparison, ("one", "other"))
+    printed = capsys.readouterr().out
+    assert all(f"not tested: {sentence}" in printed for sentence in expected)
+    assert not any("because" in s for s in compare(one, other, inputs).not_exercised)

@@ -2,10 +2,11 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinax.train.tracking.metrics import FILE, MetricsLog
+from twinax.train.tracking.metrics import FILE, MetricsLog, best_update
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -37,3 +38,13 @@ def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory
     assert [record for record in log.records if record in good or record == {"update": 2, "loss": 1.5}] != []
     assert all(type(record["update"]) is int for record in log.records)
     assert len(list(folder.glob("metrics-damaged*"))) == len(lines)
+
+
+@pytest.mark.parametrize(("metric", "best"), [("loss", min), ("bleu", max)])
+@given(values=st.lists(st.floats(0, 100), min_size=1, max_size=6))
+def test_the_best_update_has_the_lowest_loss_or_the_highest_bleu(metric, best, values):
+    """The first of several; updates without the metric do not count."""
+    measured = {10 * i + 10: {metric: value, "other": -value} for i, value in enumerate(values)}
+    update = best_update({5: {"other": 1.0}, **measured}, metric)
+    assert update == 10 * values.index(best(values)) + 10
+    assert best_update({5: {"other": 1.0}}, metric) is None

@@ -5,6 +5,7 @@ XLA's own `cost_analysis` is the oracle of FLOPs where no loop runs; JAX's shard
 
 import math
 import re
+from dataclasses import fields
 
 import jax
 import jax.numpy as jnp
@@ -398,3 +399,11 @@ def test_compiler_of_another_version(monkeypatch):
     with pytest.raises(ConfigError, match=r"libtpu 0.0.52 does not match jax 0.10.2, which needs libtpu==0.0.42"):
         check_compiler(parse_topology("v5e:2x2"))
     check_compiler(parse_topology("h100:8"))
+
+
+def test_the_memory_of_a_program_is_the_sum_of_all_its_parts():
+    """Each part counts, results that replace no argument too."""
+    sizes = {field.name: 10**i for i, field in enumerate(fields(Memory))}
+    assert Memory(**sizes).total == sum(sizes.values()) == 1111
+    for name in sizes:
+        assert Memory(**{**sizes, name: 0}).total == sum(sizes.values()) - sizes[name]

@@ -130,13 +130,24 @@ def compare(
             backward = _gradients((reference, candidate), both_inputs, traces, forward, dropout)
             seconds["gradients"] = time.perf_counter() - start
         if optimizers is not None:
-            update = tuple(compare_updates(*optimizers, *_trained(traces[0])))
+            update, failure = _updates(optimizers, traces[0])
+            gaps += failure
         start = time.perf_counter()
         if rounding and not dropout:
             errors = compare_rounding((reference, candidate), both_inputs, traces, forward.weights)
             seconds["rounding"] = time.perf_counter() - start
     gaps += not_exercised(*traces, weights)
     return Comparison(forward, backward, update, tuple(errors), tuple(gaps), traces, seconds)
+
+
+def _updates(optimizers: tuple[Any, Any], trace: Trace) -> tuple[tuple[UpdateDifference, ...] | None, list[str]]:
+    """The differences of two optimizers; None, and a sentence, if one cannot be run."""
+    try:
+        return tuple(compare_updates(optimizers[0], optimizers[1], *_trained(trace))), []
+    except Exception as error:  # whatever an optimizer raises, such as one that needs a closure
+        if isinstance(error, TypeError) and "is not an optimizer" in str(error):
+            raise
+        return None, [f"optimizers, which cannot be run: {type(error).__name__}: {error}".splitlines()[0]]
 
 
 def _gradients(models: Any, inputs: Any, traces: tuple[Trace, Trace], forward: Diagnosis, dropout: bool) -> Diagnosis:

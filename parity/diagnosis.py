@@ -250,6 +250,8 @@ def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str
         return "no element of the outputs is finite"
     if all(value.size < 2 or (value == value.flat[0]).all() for value in ends) and max(sizes[0]) > 1:
         return "all elements of the outputs are equal; pass inputs for which they differ"
+    if all(value.size == 1 and value.dtype.kind in "fc" and not value.any() for value in ends):
+        return "the outputs are 0; pass inputs for which they are not"
     if 2 * len(weights.unmatched) > len(candidate.parameters):
         count, names = len(weights.unmatched), ", ".join(weights.unmatched[:3])
         return (

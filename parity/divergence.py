@@ -1,9 +1,9 @@
 """Finds the first values at which a candidate diverges from its reference, and repairs the trace there."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice, product
+from itertools import chain, islice, permutations, product
 from typing import Any
 
 import numpy as np
@@ -152,18 +152,20 @@ class State:
     def _equal(self, reference: int, candidate: int) -> bool:
         """Equal element by element; in another arrangement only if the shapes differ, or the inputs' axes do."""
         one, other = self.reference.value(reference), self.candidate.value(candidate)
-        if self.may_be_arranged(one, other) and candidate in self.matches.of_reference.get(reference, ()):
+        if one.shape != other.shape and candidate in self.matches.of_reference.get(reference, ()):
             return True
-        return same_order(one, other, self.bound, self.least)
+        return any(same_order(each, other, self.bound, self.least) for each in self.orders(one, other))
 
-    def may_be_arranged(self, one: np.ndarray, other: np.ndarray) -> bool:
-        """Whether an output with other axes counts as equal."""
-        return one.shape != other.shape or self.other_axes
+    def orders(self, one: np.ndarray, other: np.ndarray) -> list[np.ndarray]:
+        """An output of the reference as it is, and with the order of axes that the candidate's inputs have."""
+        orders = [order for order in self.other_axes if len(order) == one.ndim]
+        return [one, *(a for a in map(one.transpose, orders) if a.shape == other.shape)]
 
     def agree(self, one: np.ndarray, other: np.ndarray) -> bool:
         """Whether an output of the reference and one of the candidate count as equal."""
-        in_order = same_order(one, other, self.bound, self.least)
-        return in_order or (self.may_be_arranged(one, other) and arranged(one, other, self.bound))
+        if any(same_order(each, other, self.bound, self.least) for each in self.orders(one, other)):
+            return True
+        return one.shape != other.shape and arranged(one, other, self.bound)
 
     def exchanged_outputs(self) -> str:
         """The first output that is another one of the reference's; empty if there is none."""
@@ -229,11 +231,18 @@ class State:
         return State(self.reference, side, matches, self.least, self.precedents, self.entering, *others)
 
 
-def _other_axes(reference: Trace, candidate: Trace) -> bool:
-    """Whether an input of the candidate has the reference's axes in another order, such as channels last."""
+def _other_axes(reference: Trace, candidate: Trace) -> list[tuple[int, ...]]:
+    """The orders in which inputs of the candidate have the reference's axes, such as channels last."""
     shared = reference.given.keys() & candidate.given.keys()
     pairs = [(reference.values[reference.given[n]], candidate.values[candidate.given[n]]) for n in shared]
-    return any(one.ndim > 2 and not same_order(one, other, EXACT) for one, other in pairs)
+    differing = [pair for pair in pairs if pair[0].ndim > 2 and not same_order(*pair, EXACT)]
+    orders = [
+        order
+        for one, other in differing
+        for order in permutations(range(one.ndim))
+        if one.transpose(order).shape == other.shape and np.array_equal(one.transpose(order), other, equal_nan=True)
+    ]
+    return list(dict.fromkeys(orders))
 
 
 def _live(trace: Trace, suspect: set[int]) -> list[int]:
@@ -348,17 +357,27 @@ def _unfolded(state: State) -> tuple[int, Defect, State] | None:
     """A bias that is added in the wrong place, if that is the only difference."""
     if state.samples is None:
         return None
+    sides, ends = (state.reference.plain(), state.candidate.plain()), [c for _, c, _ in state.pairs]
+    effective: list[tuple[Repair, Sequence[Operation]]] = []
     for repair, users in unfolded(state.samples.traces, state.samples.weights):
-        candidate = edited((state.reference.plain(), state.candidate.plain()), repair.edits)
-        if all(state.agree(state.reference.value(r), candidate.value(c)) for r, c, _ in state.pairs):
-            number, other = state.differing[0]
-            value, old = candidate.value(other), state.candidate.value(other)
-            step = _Step(number, other, value, 0, True, whole=True)
-            error = float(difference(value, old).max() / np.abs(value).max(initial=1e-300))
-            own = [operation for operation in (repair.operation,) if operation is not None]
-            values = {n: candidate.value(n) for n, _ in repair.edits}
-            return number, Defect(tuple(users), tuple(own), error, repair), state.forced(values, step, repair)
-    return None
+        moved = edited(sides, repair.edits)
+        if not all(same_order(moved.value(c), state.candidate.value(c), ROUNDED) for c in ends):  # of a rounded sum
+            effective.append((repair, users))
+    if not effective:
+        return None
+    repairs = [repair for repair, _ in effective]
+    repair = replace(repairs[0], text="; ".join(map(str, repairs)), edits=sum((r.edits for r in repairs), ()))
+    candidate = edited(sides, in_order(state, repair.edits))
+    if not all(state.agree(state.reference.value(r), candidate.value(c)) for r, c, _ in state.pairs):
+        return None
+    number, other = state.differing[0]
+    value, old = candidate.value(other), state.candidate.value(other)
+    error = float(difference(value, old).max() / np.abs(value).max(initial=1e-300))
+    used = [operation for _, users in effective for operation in users]
+    own = [repair.operation for repair in repairs if repair.operation is not None]
+    step = _Step(number, other, value, 0, True, whole=True)
+    after = state.forced({n: candidate.value(n) for n, _ in repair.edits}, step, repair)
+    return number, Defect(tuple(used), tuple(own), error, repair), after
 
 
 def output_step(state: State) -> tuple[int, Defect, State] | None:
@@ -368,7 +387,7 @@ def output_step(state: State) -> tuple[int, Defect, State] | None:
         return None
     number, other = outputs[0]
     one, target = state.reference.value(number), state.candidate.value(other)
-    possible = alignments(one, target) if state.may_be_arranged(one, target) else [one]
+    possible = alignments(one, target) if one.shape != target.shape else state.orders(one, target)[::-1]
     if not possible or one.dtype.kind not in "fc":
         return None
     step = _Step(number, other, possible[0], 0, len(outputs) == 1, whole=True)

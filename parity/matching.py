@@ -268,6 +268,8 @@ def same_order(one: Array, other: Array, bound: float, least: float = 0.0) -> bo
 
     The bound is relative to the largest number, or to `least` if that is larger.
     """
+    if one.dtype.kind in "biu" and other.dtype.kind in "biu":
+        return np.array_equal(np.ravel(one), np.ravel(other))
     one, other = (a.astype(np.int8) if a.dtype == bool else a for a in (one, other))
     return one.size == other.size and _close(np.ravel(one), np.ravel(other), bound, _largest(one), least)
 
@@ -284,10 +286,13 @@ def _close(one: Array, other: Array, bound: float, largest: float, least: float 
 
 
 def _slack(array: Array, bound: float, largest: float) -> Array | float:
-    """What each number may differ by: relative to the largest, but if that fills a mask, to the largest other one."""
+    """What each number may differ by: relative to the largest, but if that fills a mask, to the largest other one.
+
+    Masks that overlap fill in several numbers, such as -1e9 and -2e9.
+    """
     numbers = np.abs(array[np.isfinite(array)])
-    others = float(numbers.max(initial=0, where=numbers <= 0.5 * largest))
-    if others > 0.01 * largest:
+    others = float(numbers.max(initial=0, where=numbers < _FILL))
+    if others > 0.01 * float(numbers.min(initial=largest, where=numbers >= _FILL)):
         return bound * largest
     return np.asarray(bound * np.maximum(np.where(np.isfinite(array), np.abs(array), 0), max(others, 1e-300)))
 
@@ -327,15 +332,16 @@ def orders_of_axes(value: Array, shape: Sequence[int]) -> Iterator[Array]:
 
 
 def with_common_outputs(traces: tuple[Trace, Trace]) -> tuple[tuple[Trace, Trace], list[str]]:
-    """(traces with the outputs that both have, what is not compared): by name, or else the first of the same size."""
+    """(traces with the outputs that both have, what is not compared): by name, by numbers, or else by size."""
     few, many = sorted((0, 1), key=lambda side: len(traces[side].outputs))
     own, others = traces[few].outputs, traces[many].outputs
     if len(own) == len(others) or not own:
         return traces, []
     chosen: list[str] = []
     for name, number in own.items():
-        size = traces[few].values[number].size
-        alike = [n for n, i in others.items() if n not in chosen and traces[many].values[i].size == size]
+        value = traces[few].values[number]
+        alike = [n for n, i in others.items() if n not in chosen and traces[many].values[i].size == value.size]
+        alike.sort(key=lambda n, value=value: not same_order(traces[many].values[others[n]], value, ROUNDED))
         named = [name] if own.keys() <= others.keys() else alike[:1]
         if not named:
             return traces, []

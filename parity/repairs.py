@@ -159,7 +159,9 @@ class RepairSearch:
 
     def _holds(self, edits: Edits) -> bool:
         """Whether edits make the end equal for other inputs too: few numbers are equal by coincidence."""
-        ends = self._ends_after(edits) if edits else []
+        ends = list(self._ends_after(edits)) if edits else []
+        if ends and self.target.size < _FEW and all(same_order(self.target, target, EXACT) for _, target in ends):
+            return False  # such as a count, which other inputs of this kind do not change
         return all(end is not None and same_order(target, end, self.bound) for end, target in ends)
 
     def _ends_after(self, edits: Edits) -> Iterator[tuple[Array | None, Array]]:
@@ -311,7 +313,18 @@ class RepairSearch:
     def _scalars(self) -> Iterator[_Attempt]:
         """Numbers in the code: first those that the reference has, then the one that solves the equation."""
         known = {scalar.value for scalar in scalars(self.sides[0], self.regions[0])}
+        computed = {}
+        for number in (n for operation in self.regions[0].operations for n in (*operation.inputs, *operation.outputs)):
+            value = self.sides[0].value(number)
+            if value.size == 1 and value.dtype.kind in "fiu" and np.isfinite(value).all():
+                computed.setdefault(float(value.reshape(())), number)
         for scalar in scalars(self.side, self.region):
+            for value, number in computed.items():
+                if value not in known and not _rounds_to(value, scalar.value):
+                    text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}, which the reference computes"
+                    edits = ((scalar.number, partial(_computed, scalar, number)),)
+                    repair = Repair(scalar.number, text, scalar.operation, literal=True, edits=edits)
+                    yield _Attempt(1, repair, scalar.change(self.side, value))
             solutions = [(1, value) for value in known if not _rounds_to(value, scalar.value)]
             solved = self._solve(scalar) if self.budget > 0 else None
             solutions += [] if solved is None else [(2 if _rounds_to(solved, scalar.value) else 4, solved)]
@@ -619,6 +632,10 @@ def _transpose(numbers: Sequence[int], sides: Sides) -> dict[int, Array]:
 
 def _literal(scalar: Scalar, value: float, sides: Sides) -> dict[int, Array]:
     return {scalar.number: scalar.change(sides[1], value)}
+
+
+def _computed(scalar: Scalar, number: int, sides: Sides) -> dict[int, Array]:
+    return {scalar.number: scalar.change(sides[1], float(sides[0].value(number).reshape(())))}
 
 
 def _scaled(number: int, values: Values, factor: float) -> Array:

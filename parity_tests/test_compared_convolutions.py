@@ -2,6 +2,7 @@
 
 import inspect
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -88,3 +89,24 @@ def test_a_padding_is_the_only_difference(mistake, channels):
 def test_an_average_that_should_not_count_the_padding():
     (defect,) = compared(counted=False).forward.defects
     assert (line_of("counts"), "div: padding does not count") == (*defect.lines, str(defect.repair))
+
+
+def test_height_and_width_in_the_other_order_are_a_difference():
+    """Channels last, the output transposed: another order of axes than that of the inputs."""
+    torch.manual_seed(0)
+    net = torch.nn.Conv2d(3, 4, 3, padding=1).eval()
+    weights = {name: p.detach().numpy() for name, p in net.named_parameters()}
+    images = np.random.default_rng(0).standard_normal((2, 3, 4, 4))
+
+    def port(order):
+        def run(p, x):
+            y = jax.lax.conv_general_dilated(x, p["weight"], (1, 1), "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"))
+            return (y + p["bias"]).transpose(order)
+
+        return run, weights
+
+    verdicts = {
+        order: compare(net, port(order), (images,), (images.transpose(0, 2, 3, 1),), rounding=False).verdict
+        for order in ((0, 1, 2, 3), (0, 3, 1, 2), (0, 2, 1, 3))
+    }
+    assert list(verdicts.values()) == ["equal", "equal", "different"]

@@ -92,3 +92,24 @@ def test_values_that_differ_in_one_element_are_no_partners(size):
         signature = candidate.by_number.get(0)  # none: too few numbers to identify it
         assert signature is None or not list(side.partners(signature, array))
     assert list(side.partners(side.by_number[0], values.copy())) == [0]
+
+
+@pytest.mark.parametrize("fill", [-1e9, -1e4, float(np.finfo(np.float32).min)])
+def test_masks_that_overlap_do_not_hide_a_difference(fill):
+    """Scores to which two masks were added have two fill values."""
+    scores = np.random.default_rng(0).standard_normal((3, 5, 5))
+    masks = np.triu(np.full((5, 5), fill), 1) + fill * (np.arange(5) > 3)
+    assert same_order(scores + masks, scores * (1 + 1e-13) + masks, EXACT)
+    assert not same_order(scores + masks, scores * 1.001 + masks, ROUNDED)
+
+
+def test_whole_numbers_are_compared_exactly():
+    numbers = np.array([3_000_000_000, 5], np.int64)
+    assert same_order(numbers, numbers.copy(), EXACT)
+    assert not same_order(numbers, numbers + 1, ROUNDED)
+
+
+def test_a_loss_of_zero_decides_nothing():
+    weights = {"w": np.ones(3)}
+    zero = (lambda p, x: jnp.maximum(x * p["w"] - 9, 0).sum()), weights
+    assert diagnose(zero, zero, (np.ones(3),)).reason == "the outputs are 0; pass inputs for which they are not"

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 from torch import nn
@@ -63,7 +64,9 @@ def test_a_function_of_the_whole_batch_gets_it(module):
 
 
 def test_what_is_taken_by_keyword_only_is_one_line(module):
-    with pytest.raises(CaptureError, match="input unused: the model takes it by keyword only; pass a model that"):
+    with pytest.raises(
+        CaptureError, match="input unused: the model takes it by keyword only; it takes ids, mask, scale"
+    ):
         compare(module, (pooled, weights_of(module)), {**batch(), "unused": True})
 
 
@@ -159,3 +162,30 @@ def test_the_callers_models_stay_as_they_are(module, kind):
     after = [arrays_of(model) for model in (reference, candidate)]
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
     assert np.array_equal(inputs[0], IDS)
+
+
+def test_inputs_by_name_may_leave_out_what_has_a_default(module):
+    """What the model lacks, and what it needs, is one line."""
+    named = {name: value for name, value in batch().items() if name != "mask"}
+    optional = lambda p, ids, mask=None, scale=None: pooled(p, (IDS != 0).astype(float), ids, scale)  # noqa: E731
+    port = optional, weights_of(module)
+    assert compare(module, port, batch(), named, rounding=False).verdict == "equal"
+    with pytest.raises(CaptureError, match=r"^input mask: the model needs it; the inputs are ids, scale$"):
+        compare(module, port, named)
+    with pytest.raises(CaptureError, match=r"^input labels: the model has no such parameter; it takes ids, mask, scale"):
+        compare(module, port, {**batch(), "labels": IDS})
+
+
+def test_of_outputs_of_one_size_the_one_with_equal_numbers_is_compared():
+    reference = (lambda p, x: {"hidden": x * p["w"], "logits": x + p["w"]}), {"w": torch.tensor([1.5, 2.0, 3.0])}
+    logits = (lambda p, x: x + p["w"]), {"w": np.array([1.5, 2.0, 3.0])}
+    comparison = compare(reference, logits, (np.random.default_rng(0).standard_normal((2, 3)),), rounding=False)
+    assert comparison.verdict == "equal"
+    assert comparison.not_exercised[0] == "output hidden of the reference: the candidate has none for it"
+
+
+def test_an_optimizer_that_cannot_be_run_is_said(module):
+    sgd = lambda pairs: torch.optim.SGD(pairs, lr=0.1)  # noqa: E731
+    comparison = compare(module, module, batch(), optimizers=(sgd, optax.lbfgs(0.1)), rounding=False)
+    assert (comparison.verdict, comparison.update) == ("equal", None)
+    assert comparison.not_exercised[0].startswith("optimizers, which cannot be run: TypeError: ")

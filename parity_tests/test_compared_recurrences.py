@@ -23,6 +23,33 @@ class Recurrent(nnx.Module):
         return self.rnn(x)  # folded
 
 
+def test_the_folded_biases_of_all_layers_are_one_row():
+    torch.manual_seed(3)
+    reference = nn.Sequential(nn.GRU(6, 4, 2, batch_first=True), First()).eval()
+    state = {name.removeprefix("0."): p.detach().numpy() for name, p in reference.named_parameters()}
+    for layer in "01":
+        state[f"bias_ih_l{layer}"] = state[f"bias_ih_l{layer}"] + state.pop(f"bias_hh_l{layer}")
+
+    def port(p, x):
+        for layer in "01":
+
+            def step(h, xt, layer=layer):
+                inner = xt @ p[f"weight_ih_l{layer}"].T + p[f"bias_ih_l{layer}"]
+                outer = h @ p[f"weight_hh_l{layer}"].T  # folded
+                r, z = jax.nn.sigmoid(inner[:, :4] + outer[:, :4]), jax.nn.sigmoid(inner[:, 4:8] + outer[:, 4:8])
+                h = (1 - z) * jnp.tanh(inner[:, 8:] + r * outer[:, 8:]) + z * h
+                return h, h
+
+            x = jnp.swapaxes(jax.lax.scan(step, jnp.zeros((len(x), 4)), jnp.swapaxes(x, 0, 1))[1], 0, 1)
+        return x
+
+    diagnosis = diagnose(reference, (port, state), (np.random.default_rng(0).standard_normal((2, 3, 6)),))
+    (defect,) = diagnosis.defects
+    line = _line(test_the_folded_biases_of_all_layers_are_one_row, "folded")
+    assert (defect.lines, diagnosis.verified) == ((line,), True)
+    assert [f"+ 0.bias_hh_l{layer}" in str(defect.repair) for layer in "01"] == [True, True]
+
+
 @pytest.mark.parametrize(("inputs", "width", "length"), [(6, 8, 5), (3, 4, 2)])
 def test_a_bias_that_was_added_to_another_is_one_missing_step(inputs, width, length):
     torch.manual_seed(3)

@@ -20,10 +20,10 @@ class Inputs(tuple[Any, ...]):
 
 
 def positional(model: Any, inputs: Any) -> Inputs:
-    """The inputs in the order in which the model takes them; a mapping is passed whole if no parameter has its names.
+    """The inputs in the order in which the model takes them; a mapping of other names is passed whole.
 
     Raises:
-        CaptureError: they are neither a sequence nor a mapping, or can be passed by keyword only.
+        CaptureError: they are neither a sequence nor a mapping, or the model has no such parameters by position.
     """
     if isinstance(inputs, Inputs):
         return inputs
@@ -32,20 +32,25 @@ def positional(model: Any, inputs: Any) -> Inputs:
     if not isinstance(inputs, Mapping):
         raise CaptureError(f"inputs: {type(inputs).__name__}; pass a tuple of the model's inputs, or a dict by name")
     signature, has_parameters = _signature(model)
-    try:
-        bound = signature.bind(*([None] if has_parameters else []), **inputs)
-    except TypeError:
+    parameters = [*signature.parameters.values()][has_parameters:]
+    if not any(parameter.name in inputs for parameter in parameters):
         return Inputs((dict(inputs),), {f"0.{name}": str(name) for name in inputs})
-    if bound.kwargs:
-        name = next(iter(bound.kwargs))
-        raise CaptureError(f"input {name}: the model takes it by keyword only; pass a model that takes it by position")
-    values = bound.args[1:] if has_parameters else bound.args
-    parameters = [*signature.parameters][len(bound.args) - len(values) :]
-    return Inputs(values, {str(i): name for i, name in enumerate(parameters[: len(values)])})
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = [parameter.name for parameter in by_position]
+    for name in inputs:
+        if name not in names:
+            what = "takes it by keyword only" if name in signature.parameters else "has no such parameter"
+            raise CaptureError(f"input {name}: the model {what}; it takes {', '.join(names)} by position")
+    given = by_position[: max(names.index(name) for name in inputs) + 1]
+    missing = [p.name for p in given if p.name not in inputs and p.default is p.empty]
+    if missing:
+        raise CaptureError(f"input {missing[0]}: the model needs it; the inputs are {', '.join(map(str, inputs))}")
+    values = [inputs.get(p.name, p.default) for p in given]
+    return Inputs(values, {str(i): parameter.name for i, parameter in enumerate(given)})
 
 
 def _signature(model: Any) -> tuple[inspect.Signature, bool]:
-    """(the signature of the call, whether its first argument are the parameters)."""
+    """(the signature of the call, whether its first argument is the parameters)."""
     pair = isinstance(model, tuple) and len(model) == 2
     function: Any = model[0] if pair else model
     if pair and hasattr(function, "apply"):  # a Linen module

@@ -5,7 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinax.train.tracking.metrics import FILE, MetricsLog
+from twinax.configs.run import LoopConfig
+from twinax.train.milestones import Milestones
+from twinax.train.tracking.metrics import FILE, MetricsLog, best_update
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -37,3 +39,19 @@ def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory
     assert [record for record in log.records if record in good or record == {"update": 2, "loss": 1.5}] != []
     assert all(type(record["update"]) is int for record in log.records)
     assert len(list(folder.glob("metrics-damaged*"))) == len(lines)
+
+
+@given(st.dictionaries(st.integers(1, 99), st.sampled_from([0.0, 1.5, 2.0, 33.0]), min_size=1))
+def test_the_best_has_the_least_loss_or_the_most_bleu(values):
+    """The first of several; an update without the metric never counts."""
+    updates = sorted(values)
+    for metric, best in (("loss", min(values.values())), ("bleu", max(values.values()))):
+        validations = {100: {"other": 0.0}} | {update: {metric: values[update]} for update in updates}
+        first = next(update for update in updates if values[update] == best)
+        assert best_update(validations, metric) == first
+        milestones = Milestones(LoopConfig(updates=200, validate_every=1, metric=metric, patience=3), validations)
+        assert milestones.best() == first
+        assert first in milestones.checkpoints_to_keep(updates)
+        later = sum(update > first for update in validations)
+        assert milestones.continues(100) == (later < 3)
+    assert best_update({1: {"loss": 1.0}}, "bleu") is None

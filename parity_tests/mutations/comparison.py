@@ -48,8 +48,8 @@ COMPARISON = (
     ),
     Mutation(
         "compare: a repair is not tried on the trace",
-        "parity.repairs.Search._judged",
-        "if end is None or not same_order(self.target, end, self.bound):",
+        "parity.repairs.RepairSearch._judged",
+        "if end is None or not same_order(self.target, end, self.bound) or not self._holds(attempt.repair.edits):",
         "if end is None:",
         _DIAGNOSIS,
     ),
@@ -63,8 +63,8 @@ COMPARISON = (
     Mutation(
         "compare: PyTorch's hard-coded float32 casts stay",
         "parity.capture.torch_trace._wide_dtype",
-        "value in _FLOATS",
-        "value is None",
+        "if isinstance(value, torch.dtype)",
+        "if value is None",
         _TORCH,
     ),
     Mutation(
@@ -136,5 +136,19 @@ COMPARISON = (
         "> _DEVIATIONS * deviation",
         "> 1",
         _MASKS,
+    ),
+    Mutation(
+        "compare: one of several free sources is guessed",
+        "parity.inference._Assembly._exclude",
+        "len(fitting) == 1 and",
+        "fitting and",
+        ("parity_tests/test_inference.py::test_of_several_free_sources_none_is_guessed",),
+    ),
+    Mutation(
+        "compare: no line says what was not compared",
+        "parity.comparison.compare",
+        "requested[part] and not forward.ok",
+        "requested[part] and False",
+        ("parity_tests/test_comparison.py::test_what_was_asked_for_and_not_compared_is_said",),
     ),
 )

@@ -77,6 +77,19 @@ def test_a_planted_mistake_is_found(defect):
     assert not report.ok
 
 
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_weight_that_is_nan_is_not_zero(row, monkeypatch):
+    """The softmax of a row without any key is NaN; here its average over all keys, future ones too, replaces it."""
+
+    def normalize(self, scores):
+        forbidden = torch.zeros_like(scores, dtype=torch.bool)
+        forbidden[..., row, :] = True
+        return scores.masked_fill(forbidden, -torch.inf).softmax(-1).nan_to_num(1 / scores.shape[-1])
+
+    monkeypatch.setattr(Attention, "normalize", normalize)
+    assert WEIGHTS in questions(examine(None))
+
+
 def published_config(name, as_published):
     target_sizes = {"tgt_vocab_size": 31} if name == "jadore801120" else {"tgt_vocab_size": 29}
     return TransformerConfig.published(name, as_published=as_published, src_vocab_size=31, **target_sizes, **SMALL)

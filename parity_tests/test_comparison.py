@@ -18,6 +18,7 @@ from torch import nn
 
 from twinax.parity import assert_same_function, compare
 from twinax.parity.capture.trace import CaptureError
+from twinax.parity.comparison_page import page
 from twinax.parity.comparison_report import as_document, grouped, show
 
 X = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
@@ -332,16 +333,31 @@ def test_gradients_that_cannot_be_traced_leave_the_outputs():
     assert "while_loop" in comparison.backward.reason
 
 
-def test_what_was_asked_for_and_not_compared_is_said(capsys):
-    """In the comparison, on the terminal and in the document."""
-    one, other = nn.Linear(4, 3).eval(), nn.Linear(4, 3, bias=False).eval()
-    other.weight = one.weight
-    inputs = (np.random.default_rng(0).standard_normal((5, 4)),)
-    sgd = lambda pairs: torch.optim.SGD(pairs, lr=0.1)  # noqa: E731
-    comparison = compare(one, other, inputs, gradients=True, optimizers=(sgd, sgd))
-    expected = ["gradients, because the outputs differ", "optimizers, because the outputs differ"]
-    assert list(comparison.not_exercised[:2]) == expected == as_document(comparison)["not_tested"][:2]
-    show(comparison, ("one", "other"))
-    printed = capsys.readouterr().out
-    assert all(f"not tested: {sentence}" in printed for sentence in expected)
-    assert not any("because" in s for s in compare(one, other, inputs).not_exercised)
+@pytest.mark.parametrize("asked", [(), ("gradients",), ("optimizers",), ("gradients", "optimizers")])
+def test_what_was_asked_for_and_not_compared_is_said(asked):
+    """On the terminal, in the document and on the page; and nothing that nobody asked for."""
+    weights, x = {"w": np.ones((3, 3))}, (np.arange(6.0).reshape(2, 3),)
+    sides = (lambda p, x: jnp.tanh(x @ p["w"]), weights), (lambda p, x: jnp.sin(x @ p["w"]), weights)
+    requests = {"gradients": True, "optimizers": (optax.sgd(0.1), optax.sgd(0.1))}
+    comparison = compare(*sides, x, **{name: requests[name] for name in asked}, rounding=False)
+    lines = [f"{name}, because the outputs differ" for name in asked]
+    assert [line for line in as_document(comparison)["not_tested"] if "outputs differ" in line] == lines
+    stream = io.StringIO()
+    show(comparison, ("a", "b"), Console(file=stream, width=200))
+    texts = str(comparison), stream.getvalue(), page(comparison, ("a", "b"))
+    for text in texts:
+        assert [name for name in requests if f"{name}, because the outputs differ" in text] == list(asked)
+
+
+def test_gradients_that_are_undecided_say_why():
+    def loop(p, x):
+        return jax.lax.while_loop(lambda y: y.sum() < 1e3, lambda y: y * 2 + jnp.abs(p["w"]), x)
+
+    arrays, x = {"w": np.ones((2, 3))}, np.arange(6.0).reshape(2, 3)
+    comparison = compare((loop, arrays), (loop, arrays), (x,), gradients=True, rounding=False)
+    document = as_document(comparison)
+    assert (document["equal"], document["gradients"]["verdict"]) == (False, "undecided")
+    stream = io.StringIO()
+    show(comparison, ("a", "b"), Console(file=stream, width=200))
+    for text in (str(comparison), stream.getvalue(), page(comparison, ("a", "b")), document["gradients"]["reason"]):
+        assert "while_loop" in text

@@ -264,6 +264,21 @@ def test_what_cannot_be_decided_is_asked(tmp_path):
     assert decided.weights.matches["two"].sources == ("a",)
 
 
+@pytest.mark.parametrize("shapes", [[(6,), (6,)], [(3, 2), (6,)], [(5,), (6,), (2, 3)]])
+def test_of_several_free_sources_none_is_guessed(shapes):
+    """A parameter that no result depends on, with sources that nothing else uses; one source alone is a guess."""
+    free = {f"free{i}": RNG.standard_normal(shape) for i, shape in enumerate(shapes)}
+    x = (X[0],)
+    kernel = RNG.standard_normal((12, 4))
+    candidate = (lambda p, x: x @ p["k"], {"k": kernel * 2, "idle": RNG.standard_normal(6)})
+    inference = infer_weights((lambda p, x: x @ p["w"], {"w": kernel, **free}), candidate, x)
+    assert "idle" in inference.questions
+    assert inference.guessed == ()
+    assert inference.weights.matches.keys() == {"k"}
+    one = infer_weights((lambda p, x: x @ p["w"], {"w": kernel, "free": RNG.standard_normal(6)}), candidate, x)
+    assert one.guessed == ("idle",)
+
+
 ERRORS = {
     "= 3": "cannot be read as TOML",
     '"other" = { source = "w" }': "no such parameter",

@@ -111,6 +111,17 @@ def test_an_added_token_with_another_id_than_its_files_say_is_one_line(name, fol
         load_tokenizer(str(folder), TokenizerConfig())
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_longer_of_two_special_tokens_counts(name, order, folders, tmp_path):
+    """One begins with the other, in either order of their ids."""
+    contents = ["<e>", "<e>x", "ab", "abc"][::order]
+    added = [AddedToken(content, special=True, normalized=False) for content in contents]
+    reference, tokenizer = loaded(name, save_with(added, name, folders[name], tmp_path / "saved", FILES[1]))
+    texts = ["<e>x", "<e> x", "das <e>xy abcd", "abab", "ababc", "<e><e>x", "ab c<e>xabc"]
+    assert tokenizer.encode_sources(texts) == [reference(text)["input_ids"] for text in texts]
+
+
 NEW_LANGUAGES = {"mBART": "tyv_XX", "mBART-50": "tyv_XX", "NLLB": "tyv_Cyrl", "M2M100": "__tyv__"}
 
 

@@ -122,6 +122,18 @@ def test_each_epoch_pair_and_side_has_its_own_and_other_pairs_do_not_matter(toke
     assert all((ids[0], ids[-1]) == (1, tokenizer.eos_id) for ids in second.targets(range(31)))
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 30, 31])
+def test_every_sentence_has_random_numbers_of_its_own(chunk, tokenizers, monkeypatch):
+    """Equal sentences are segmented differently, however many are segmented together."""
+    texts = [TEXT] * 31
+    whole, _ = dropout_of(tokenizers[0], texts, 0.5)
+    segmented = [ids.tolist() for ids in whole.epoch(0, LARGE).sources(range(31))]
+    assert len(set(map(tuple, segmented))) == 31
+    monkeypatch.setattr(bpe_dropout, "_CHUNK", chunk)
+    parts, _ = dropout_of(tokenizers[0], texts, 0.5)
+    assert [ids.tolist() for ids in parts.epoch(0, LARGE).sources(range(31))] == segmented
+
+
 def test_what_becomes_too_long_stays_as_it_is(tokenizers):
     dropout, encoded = dropout_of(tokenizers[0], [TEXT, "a man", "der Hund läuft"], 0.9)
     longest = tuple(int(n) for n in encoded.lengths[2] + 3)

@@ -167,6 +167,29 @@ def test_greedy_search_is_the_likeliest_next_token(twins):
         assert prefix[1:] == [*tokens[0], CONFIG.eos_id]
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_given_source_mask_counts_in_every_attention(cache, twins):
+    """Translating under a mask, of which some hidden tokens stand in the middle, is scoring under it."""
+    src, config = sources(), DecodingConfig(beam_size=2, cache=cache)
+    mask = (src != CONFIG.pad_id) & (np.arange(src.shape[1]) != 1)
+    output = flax_transformer.generate(twins[0], src, config, src_mask=mask)
+    torch_output = torch_reference.generate(
+        twins[1], torch.from_numpy(src), DecodingConfig(beam_size=2), torch.from_numpy(mask)
+    )
+    assert np.abs(output.scores - flax_transformer.generate(twins[0], src, config).scores).max() > 1e-3
+    tensors = [torch.from_numpy(a) for a in (src, output.tokens[:, 0], mask)]
+    for result in (output, torch_output):
+        assert np.array_equal(result.tokens, output.tokens)
+        shorter = output.lengths[:, 0] < CONFIG.max_length
+        assert shorter.any()
+        for scores in (
+            flax_transformer.score(twins[0], src, output.tokens[:, 0], mask),
+            torch_reference.score(twins[1], *tensors),
+        ):
+            means = scores.totals / output.lengths[:, 0] ** config.length_exponent
+            assert np.abs(means - result.scores[:, 0])[shorter].max() < 1e-12
+
+
 @pytest.mark.parametrize("penalty", get_args(LengthPenalty))
 def test_scores_are_those_of_the_sentences(twins, penalty):
     """The result of `score`, divided by the length penalty, equals the score from beam search."""

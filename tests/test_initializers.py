@@ -96,6 +96,36 @@ def test_each_head_has_a_bound_of_its_own(draw, widths):
 
 
 @pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
+@pytest.mark.parametrize(("head_dim", "v_head_dim"), [(70, None), (90, 50), (12, 100)])
+def test_the_bound_of_a_head_of_another_width_is_that_of_its_own_matrix(head_dim, v_head_dim, draw):
+    """The oracle is PyTorch's initializer on a matrix of one head, (head width, d_model)."""
+    widths = {"head_dim": head_dim, "v_head_dim": v_head_dim}
+    arrays = draw(CONFIG.replace(d_model=64, num_heads=4, linear_init="xavier_uniform_per_head", **widths))
+    value = v_head_dim or head_dim
+    shapes = {"q_proj": (head_dim, 64), "k_proj": (head_dim, 64), "v_proj": (value, 64), "out_proj": (64, 4 * value)}
+    for name, shape in shapes.items():
+        kernel = arrays[f"encoder.layers.0.self_attention.{name}.kernel"]
+        bound = float(torch.nn.init.xavier_uniform_(torch.empty(shape)).abs().max())
+        assert abs(float(np.abs(kernel).max()) / bound - 1) < 0.02, name
+
+
+@pytest.mark.parametrize("head_dim", [3, 8, 31])
+def test_values_are_as_wide_as_keys_by_default(head_dim):
+    """T5's one `d_kv` is the oracle."""
+    oracle = (
+        T5ForConditionalGeneration(T5Config(vocab_size=9, d_model=D, d_kv=head_dim, num_heads=2, d_ff=4, num_layers=1))
+        .encoder.block[0]
+        .layer[0]
+        .SelfAttention
+    )
+    for draw in (flax_arrays, torch_arrays):
+        arrays = draw(CONFIG.replace(head_dim=head_dim))
+        for name, layer in {"q_proj": oracle.q, "k_proj": oracle.k, "v_proj": oracle.v, "out_proj": oracle.o}.items():
+            for part in ("encoder.layers.0.self_attention", "decoder.layers.0.cross_attention"):
+                assert arrays[f"{part}.{name}.kernel"].shape == tuple(layer.weight.T.shape)
+
+
+@pytest.mark.parametrize("draw", [flax_arrays, torch_arrays])
 @pytest.mark.parametrize("name", EMBEDDING)
 def test_embedding(name, draw):
     arrays = draw(CONFIG.replace(embedding_init=name, positions="stored", max_length=V))

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twinax.configs.run import LoopConfig
+from twinax.train.milestones import Milestones
 from twinax.train.tracking.metrics import FILE, MetricsLog, best_update
 
 JSON = st.recursive(
@@ -40,11 +42,17 @@ def test_metrics_of_any_json_are_records_or_named(values, data, tmp_path_factory
     assert len(list(folder.glob("metrics-damaged*"))) == len(lines)
 
 
-@pytest.mark.parametrize(("metric", "best"), [("loss", min), ("bleu", max)])
-@given(values=st.lists(st.floats(0, 100), min_size=1, max_size=6))
-def test_the_best_update_has_the_lowest_loss_or_the_highest_bleu(metric, best, values):
-    """The first of several; updates without the metric do not count."""
-    measured = {10 * i + 10: {metric: value, "other": -value} for i, value in enumerate(values)}
-    update = best_update({5: {"other": 1.0}, **measured}, metric)
-    assert update == 10 * values.index(best(values)) + 10
-    assert best_update({5: {"other": 1.0}}, metric) is None
+@given(st.dictionaries(st.integers(1, 99), st.sampled_from([0.0, 1.5, 2.0, 33.0]), min_size=1))
+def test_the_best_has_the_least_loss_or_the_most_bleu(values):
+    """The first of several; an update without the metric never counts."""
+    updates = sorted(values)
+    for metric, best in (("loss", min(values.values())), ("bleu", max(values.values()))):
+        validations = {100: {"other": 0.0}} | {update: {metric: values[update]} for update in updates}
+        first = next(update for update in updates if values[update] == best)
+        assert best_update(validations, metric) == first
+        milestones = Milestones(LoopConfig(updates=200, validate_every=1, metric=metric, patience=3), validations)
+        assert milestones.best() == first
+        assert first in milestones.checkpoints_to_keep(updates)
+        later = sum(update > first for update in validations)
+        assert milestones.continues(100) == (later < 3)
+    assert best_update({1: {"loss": 1.0}}, "bleu") is None

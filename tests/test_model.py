@@ -117,6 +117,17 @@ def test_a_given_source_mask_replaces_the_one_from_padding(twins, framework):
     assert not np.allclose(default_logits, unmasked_logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("framework", ["flax", "torch"])
+def test_a_token_hidden_by_the_source_mask_has_no_effect(twins, framework):
+    """Neither in the encoder nor in cross-attention."""
+    mask = np.array([[True, False, True, False], [True, True, False, False]])
+    other = np.where(mask, SRC, 9)
+    expected = logits_of(twins, framework, SRC, TGT, src_mask=mask)
+    assert np.allclose(expected, logits_of(twins, framework, other, TGT, src_mask=mask), atol=1e-6)
+    shown = logits_of(twins, framework, np.where(mask, SRC, 0), TGT)  # hidden as padding
+    assert np.allclose(expected, shown, atol=1e-6)
+
+
 def test_target_padding_is_not_hidden_by_its_id(twins):
     """Marian starts decoding from the pad id: hiding it would hide position 0."""
     start = np.array([[0, 2, 3], [0, 4, 5]])

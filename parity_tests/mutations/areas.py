@@ -9,6 +9,8 @@ from queue import Queue
 
 from rich.console import Console
 
+from parity_tests.mutations.checkpoints import CHECKPOINTS
+from parity_tests.mutations.command_line import COMMAND_LINE
 from parity_tests.mutations.comparison import COMPARISON
 from parity_tests.mutations.conversion import CONVERSION
 from parity_tests.mutations.data import DATA
@@ -30,6 +32,8 @@ AREAS = {
     "data": DATA,
     "proof": PROOF,
     "comparison": COMPARISON,
+    "checkpoints on disk": CHECKPOINTS,
+    "command line": COMMAND_LINE,
 }
 MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
 

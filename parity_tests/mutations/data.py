@@ -207,4 +207,18 @@ DATA = (
         "[*ids, self.config.eos_id]",
         _FAMILY_TEXT,
     ),
+    Mutation(
+        "every ten thousand sentences have the same BPE-dropout",
+        "train.data.bpe_dropout.segment",
+        "np.arange(first, first + len(starts) - 1)",
+        "np.arange(len(starts) - 1)",
+        ("tests/test_bpe_dropout.py::test_every_sentence_has_random_numbers_of_its_own",),
+    ),
+    Mutation(
+        "the shorter of two added tokens counts",
+        "train.data.added_tokens.AddedTokens.__init__",
+        "key=len, reverse=True",
+        "key=len",
+        ("tests/test_added_tokens.py::test_the_longer_of_two_special_tokens_counts",),
+    ),
 )

@@ -251,4 +251,18 @@ DECODING = (
             "tests/test_family_text.py",
         ),
     ),
+    Mutation(
+        "decoding's cross-attention ignores a given source mask",
+        "flax_transformer.decode.search_programs",
+        "CROSS_MASKS[model_config.cross_mask](keep, beam_size)",
+        "CROSS_MASKS[model_config.cross_mask](src != model_config.pad_id, beam_size)",
+        ("tests/test_decoding.py::test_a_given_source_mask_counts_in_every_attention",),
+    ),
+    Mutation(
+        "decoding's encoder ignores a given source mask in PyTorch",
+        "torch_reference.decode.generate",
+        "model.encode(src_tokens, src_mask)",
+        "model.encode(src_tokens)",
+        ("tests/test_decoding.py::test_a_given_source_mask_counts_in_every_attention",),
+    ),
 )

@@ -371,4 +371,18 @@ MODEL = (
         'for name in ("torch_default", "xavier_uniform_per_head")',
         _INITIAL,
     ),
+    Mutation(
+        "values have the width of d_model / heads by default",
+        "configs.schema.TransformerConfig.value_width",
+        "self.v_head_dim or self.query_key_width(num_heads)",
+        "self.v_head_dim or self.d_model // num_heads",
+        ("tests/test_initializers.py::test_values_are_as_wide_as_keys_by_default",),
+    ),
+    Mutation(
+        "the bound of a head counts d_model / heads",
+        "flax_transformer.initializers._glorot_per_head",
+        "shape[1] / heads",
+        "shape[0] / heads",
+        ("tests/test_initializers.py::test_the_bound_of_a_head_of_another_width_is_that_of_its_own_matrix",),
+    ),
 )

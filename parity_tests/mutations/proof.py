@@ -136,4 +136,11 @@ PROOF = (
         "_EXACT_IN_JAX.fullmatch(name)",
         _PRECISION,
     ),
+    Mutation(
+        "audit: a weight that is NaN counts as zero",
+        "audit.checks.hides_masked_keys",
+        "nan=1.0",
+        "nan=0.0",
+        ("parity_tests/test_audit.py::test_a_weight_that_is_nan_is_not_zero",),
+    ),
 )

@@ -10,7 +10,6 @@ from torch import nn
 
 from parity_tests.defects import DEFECTS, examine
 from twinax.audit import AuditError, assert_healthy, audit, audit_config
-from twinax.audit.checks import hides_masked_keys
 from twinax.audit.subject import make_subject
 from twinax.audit.toy_transformer import Attention, ToyTransformer, mean_loss, step_by_step
 from twinax.configs import TransformerConfig
@@ -412,19 +411,3 @@ def test_torch_nn_transformer_wrapped_rightly_and_wrongly():
     }
     failures = failed_questions(lambda src, tgt: {}, batch_first=False)
     assert {APART, APART_TRAINING} <= failures
-
-
-@pytest.mark.parametrize(("weight", "healthy"), [(0.0, True), (1e-3, False), (float("nan"), False)])
-@pytest.mark.parametrize(("source", "key"), [(3, 2), (5, 1)], ids=["padding", "future"])
-def test_a_weight_that_is_no_number_is_not_masked(source, key, weight, healthy):
-    """A target of three tokens; of as many sources the last is padding."""
-    weights = torch.tensor([[[1.0, 0, 0], [0.5, 0.5, 0], [0.3, 0.3, 0.4]]])
-    weights[0, 0, key] = weight
-    subject = types.SimpleNamespace(
-        lengths=(source - 1, 3),
-        tokens=lambda side: torch.ones(1, (source - 1, 3)[side]),
-        pad=lambda tokens: nn.functional.pad(tokens, (0, 1)),
-        one_length=False,
-        record=lambda *arguments, operations: types.SimpleNamespace(softmaxes=[("attention", weights, -1)]),
-    )
-    assert hides_masked_keys(subject, harmless=False).ok is healthy

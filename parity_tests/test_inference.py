@@ -382,18 +382,3 @@ def test_a_table_of_which_the_reference_uses_rows_is_no_parameter():
     inference = infer_weights(*models, (random.integers(0, 11, (3, 6)),))
     assert inference.fixed == ("table",)
     assert inference.weights.matches["w"].sources == ("embedding",)
-
-
-def test_a_source_that_is_left_over_is_given_only_to_the_one_parameter_that_is():
-    """Of two, either may be its target: both are asked for."""
-    pair = (lambda p, x, zero: x @ p["a"] + zero * p["b"], {"a": torch.randn(4, 4), "b": torch.randn(4)})
-    inputs = X[0, :, :4], np.zeros_like(X[0, :, :4])
-    ones = {"k": jnp.ones((4, 4)), "one": jnp.ones(4), "two": jnp.ones(4)}
-    single = (lambda p, x, zero: x @ p["k"] + zero * p["one"], {n: ones[n] for n in ("k", "one")})
-    double = (lambda p, x, zero: x @ p["k"] + zero * p["one"] + zero * p["two"], ones)
-    decided = infer_weights(pair, single, inputs)
-    assert decided.weights.matches["one"].sources == ("b",)
-    asked = infer_weights(pair, double, inputs)
-    assert asked.weights.matches.keys() == {"k"}
-    assert asked.weights.ambiguous == {"one": ("b",), "two": ("b",)}
-    assert asked.questions.keys() == {"one", "two"}

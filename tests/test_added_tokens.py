@@ -165,15 +165,3 @@ def test_a_tokenizer_without_the_default_language_needs_that_of_sources(folders,
     with pytest.raises(DataError, match=r"^src_lang=None: set the language of sources; the tokenizer has tyv_Cyrl$"):
         tokenizer.encode_sources(["Hund"])
     assert tokenizer.with_languages("tyv_Cyrl", None).encode_sources(["Hund"])[0][0] == last
-
-
-@pytest.mark.parametrize("name", ["Marian", "M2M100", "NLLB"])
-@pytest.mark.parametrize("order", [("<e", "<ent>", "<en"), ("<ent>", "<en", "<e")])
-def test_of_tokens_that_begin_alike_the_longest_is_found(name, order, folders, tmp_path):
-    folder = save_with(list(map(AddedToken, order)), name, folders[name], tmp_path / "saved", "tokenizer_config.json")
-    reference, tokenizer = loaded(name, folder)
-    texts = ["Ein<ent>Hund", "<en t><e><en", "das <ent <ent>> <e", "<e<ent><en"]
-    ids = [reference(text)["input_ids"] for text in texts]
-    assert tokenizer.encode_sources(texts) == ids
-    numbers = [reference.convert_tokens_to_ids(token) for token in order]
-    assert set(numbers) <= {number for row in ids for number in row}

@@ -256,14 +256,3 @@ def test_what_cannot_drop_merges_is_refused():
         Merges.of(FastTokenizer(LibraryTokenizer(model), dict.fromkeys(("pad", "eos", "unk"), "<u>")))
     with pytest.raises(DataError, match=r"^bpe_dropout: the tokenizer has no merges; train one with a larger"):
         Merges.of(tokenizer_of(vocab_size=260))
-
-
-@pytest.mark.parametrize("size", [1, 2, 7])
-def test_the_number_of_sentences_segmented_together_changes_nothing(size, tokenizers, monkeypatch):
-    """Equal sentences of different chunks have random numbers of their own."""
-    texts = [" ".join(WORDS)] * 8
-    whole = [ids.tolist() for ids in dropout_of(tokenizers[0], texts, 0.5)[0].epoch(0, LARGE).sources(range(8))]
-    monkeypatch.setattr(bpe_dropout, "_CHUNK", size)
-    parts = [ids.tolist() for ids in dropout_of(tokenizers[0], texts, 0.5)[0].epoch(0, LARGE).sources(range(8))]
-    assert parts == whole
-    assert len({*map(tuple, parts)}) == len(texts)

@@ -193,12 +193,3 @@ def test_configs_need_neither_jax_nor_torch():
     code = "import sys; from twinax import TransformerConfig; TransformerConfig.preset('base').to_json(); "
     code += "assert not {'torch', 'flax', 'optax'} & set(sys.modules), sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@given(head_dim=st.one_of(st.none(), st.integers(1, 9)), v_head_dim=st.one_of(st.none(), st.integers(1, 9)))
-def test_the_width_of_a_value_is_that_of_a_key_unless_it_is_set(head_dim, v_head_dim):
-    config = TransformerConfig.preset("tiny", d_model=12, num_heads=3, head_dim=head_dim, v_head_dim=v_head_dim)
-    for heads in (1, 2, 3):
-        key = 12 // heads if head_dim is None else head_dim
-        assert config.query_key_width(heads) == key
-        assert config.value_width(heads) == (key if v_head_dim is None else v_head_dim)

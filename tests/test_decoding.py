@@ -1,6 +1,6 @@
 """Decoding settings and their errors, scores, attention maps and their plots."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
@@ -344,24 +344,3 @@ def test_pictures(tmp_path):
         attention_blocks(np.stack([weights, weights]), targets, sources)
     with pytest.raises(ValueError, match=r"^titles: must have one title per panel, 2, not 1"):
         attention_plot(np.stack([weights, weights]), targets, sources, titles=["one"])
-
-
-@pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_a_given_mask_hides_tokens_from_the_encoder_and_from_cross_attention(twins, cache, beam_size):
-    """The result is that of a source whose hidden tokens are padding, by its tokens and scores."""
-    model, torch_model = twins
-    src = np.random.default_rng(1).integers(3, 13, (6, 6))
-    keep = np.arange(6) < np.array([2, 3, 4, 5, 6, 3])[:, None]
-    config = DecodingConfig(beam_size=beam_size, max_length=7)
-    padded = np.where(keep, src, CONFIG.pad_id)
-    results = [
-        flax_transformer.generate(model, src, replace(config, cache=cache), keep),
-        torch_reference.generate(torch_model, torch.from_numpy(src), config, torch.from_numpy(keep)),
-    ]
-    expected = torch_reference.generate(torch_model, torch.from_numpy(padded), config)
-    free = torch_reference.generate(torch_model, torch.from_numpy(src), config)
-    assert not np.allclose(free.scores, expected.scores, atol=1e-3)
-    for result in results:
-        np.testing.assert_array_equal(result.tokens, expected.tokens)
-        np.testing.assert_allclose(result.scores, expected.scores, atol=1e-9)

@@ -89,3 +89,20 @@ def test_a_mistake_beside_them_is_the_only_defect():
 @pytest.mark.parametrize("factor", [1 + 1e-5])
 def test_a_scale_that_is_wrong_by_more_than_rounding_is_different(factor):
     assert compared(0, 1.0, scale=HEAD**-0.5 * factor).verdict == "different"
+
+
+@pytest.mark.parametrize(("size", "verdict"), [(0.0, "equal but for float32 constants"), (1.7e-7, "different")])
+def test_a_difference_larger_than_its_constant_makes_is_not_explained_by_it(size, verdict):
+    """Of float32's size, but more than the constant's rounding, and nothing repairs it."""
+    weights = {"w": np.random.default_rng(0).standard_normal((6, 6))}
+    x = np.random.default_rng(1).standard_normal((4, 6))
+    largest = np.abs(x @ weights["w"] / 7**0.5).max()
+
+    def exact(p, x):
+        return x @ p["w"] / 7**0.5
+
+    def rounded(p, x):
+        y = x @ p["w"]
+        return y / np.float32(7**0.5) + size * largest * jnp.sign(jnp.sin(37 * y + jnp.cos(11 * y)))
+
+    assert diagnose((exact, weights), (rounded, weights), (x,)).verdict == verdict

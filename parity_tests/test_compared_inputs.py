@@ -10,6 +10,7 @@ from torch import nn
 
 from twinax.parity.capture.trace import CaptureError
 from twinax.parity.comparison import arrays_of, compare
+from twinax.parity.weights import match_weights
 
 RANDOM = np.random.default_rng(0)
 IDS = np.array([[0, 0, 5, 6, 7], [3, 9, 11, 12, 2]])  # padding at the start
@@ -189,3 +190,11 @@ def test_an_optimizer_that_cannot_be_run_is_said(module):
     comparison = compare(module, module, batch(), optimizers=(sgd, optax.lbfgs(0.1)), rounding=False)
     assert (comparison.verdict, comparison.update) == ("equal", None)
     assert comparison.not_exercised[0].startswith("optimizers, which cannot be run: TypeError: ")
+
+
+def test_complex_parameters_are_told_apart_by_their_imaginary_parts():
+    real, one, other = np.random.default_rng(0).standard_normal((3, 4, 5))
+    reference = {"a": real + 1j * one, "b": real + 1j * other}
+    weights = match_weights(reference, {"x": reference["b"].T, "y": reference["a"]})
+    assert {name: match.sources for name, match in weights.matches.items()} == {"x": ("b",), "y": ("a",)}
+    assert match_weights(reference, {"x": reference["a"].conj()}).unmatched == ("x",)

@@ -12,7 +12,6 @@ from twinax.parity.capture.trace import CaptureError
 from twinax.parity.comparison import arrays_of, compare
 from twinax.parity.weights import match_weights
 
-RANDOM = np.random.default_rng(0)
 IDS = np.array([[0, 0, 5, 6, 7], [3, 9, 11, 12, 2]])  # padding at the start
 
 
@@ -129,7 +128,9 @@ def test_complex_numbers_are_compared(settings):
     torch.manual_seed(0)
     module = Spectral().eval()
     port = lambda p, x: spectral(p, x, **dict(settings))  # noqa: E731
-    comparison = compare(module, (port, weights_of(module)), (RANDOM.standard_normal((2, 3, 8)),), gradients=True)
+    comparison = compare(
+        module, (port, weights_of(module)), (np.random.default_rng(0).standard_normal((2, 3, 8)),), gradients=True
+    )
     repairs = [str(defect.repair) for defect in comparison.forward.defects]
     assert repairs == ([REPAIRS[settings]] if settings else [])
     if not settings:

@@ -156,23 +156,27 @@ class _Module:
 
     def _outside_rules(self) -> list[Rule]:
         rules = []
-        for ours, theirs in self.parts.items():
-            path, _, leaf = ours.rpartition(".")
-            leaf = "embedding" if ours in _EMBEDDINGS else "kernel" if leaf == "weight" else leaf
-            rules.append(Rule((f"{path}.{leaf}",), (theirs,), LEAVES[leaf][1]))
-        for theirs in dict.fromkeys(self.tables.values()):
-            sides = tuple(side for side in _TABLES if self.tables[side] == theirs)
-            shape, table = self.tensors[theirs].shape, (-1, self.transformer.d_model)
-            rules.append(Rule(sides, (theirs,), _reshape(shape, table, len(sides))))
+        for twin_name, module_name in self.parts.items():
+            path, _, leaf = twin_name.rpartition(".")
+            leaf = "embedding" if twin_name in _EMBEDDINGS else "kernel" if leaf == "weight" else leaf
+            rules.append(Rule((f"{path}.{leaf}",), (module_name,), LEAVES[leaf][1]))
+        for module_name in dict.fromkeys(self.tables.values()):
+            sides = tuple(side for side in _TABLES if self.tables[side] == module_name)
+            shape, table = self.tensors[module_name].shape, (-1, self.transformer.d_model)
+            rules.append(Rule(sides, (module_name,), _reshape(shape, table, len(sides))))
         return rules
 
     def _identify(self, outside: Mapping[str, torch.Tensor], names: dict[str, str]) -> tuple[dict[str, str], ...]:
         """(embeddings and output, position tables): the module's names by the twin's."""
-        if wrong := [f"{ours}={theirs!r}" for ours, theirs in names.items() if theirs not in self.first]:
+        if wrong := [
+            f"{twin_name}={module_name!r}" for twin_name, module_name in names.items() if module_name not in self.first
+        ]:
             raise ConversionError(f"names: the module has no {', '.join(wrong)}")
         if wrong := sorted(names.keys() - {*_OUTSIDE}):
             raise ConversionError(f"names: {', '.join(wrong)}: must be of {', '.join(_OUTSIDE)}")
-        names = {ours: self.first[t] for ours, t in ({n: n for n in _OUTSIDE if n in self.first} | names).items()}
+        names = {
+            twin_name: self.first[t] for twin_name, t in ({n: n for n in _OUTSIDE if n in self.first} | names).items()
+        }
         kinds = {
             f"{path}.weight": type(m) for path, m in self.modules.items() if isinstance(m, nn.Embedding | nn.Linear)
         }
@@ -189,12 +193,12 @@ class _Module:
         if _EMBEDDINGS[0] not in names:
             raise ConversionError(f"the module has no embedding outside torch.nn.Transformer, or {_HINT}")
         target = names.get(_EMBEDDINGS[1], names[_EMBEDDINGS[0]])
-        parts = {ours: names[ours] for ours in (*_EMBEDDINGS, *_OUTPUT) if ours in names}
+        parts = {twin_name: names[twin_name] for twin_name in (*_EMBEDDINGS, *_OUTPUT) if twin_name in names}
         if target == parts[_EMBEDDINGS[0]]:
             parts.pop(_EMBEDDINGS[1], None)
         if parts.get(_OUTPUT[0]) == target:
             del parts[_OUTPUT[0]]
-        return parts, {ours: names[ours] for ours in _TABLES if ours in names}
+        return parts, {twin_name: names[twin_name] for twin_name in _TABLES if twin_name in names}
 
     def _is_table(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has a row per position; a mask has infinities or is not of numbers."""

@@ -62,7 +62,7 @@ def compared(counted=True, channels=5, **settings):
 
 @pytest.mark.parametrize("channels", [5, 4])
 def test_a_correct_port_is_equal_where_its_output_has_the_references_shape_too(channels):
-    """With 4 channels the output is 4 × 4 × 4 in any order of axes; the inputs tell that theirs is another."""
+    """With 4 channels the output is 4 × 4 × 4 in any order of axes; that of the inputs decides."""
     result = compared(channels=channels)
     assert result.verdict == "equal"
     assert len(result.forward.rearranged) == 1

@@ -49,31 +49,31 @@ def tokenizers(tmp_path_factory):
 @settings(max_examples=150)
 @given(TEXTS, st.integers(0, 3), st.sampled_from([None, 1, 3, 8]))
 def test_ids_of_any_text(tokenizers, text, number, longest):
-    theirs, ours = tokenizers[number]
+    reference, tokenizer = tokenizers[number]
     options = {} if longest is None else {"max_length": longest, "truncation": True}
-    assert ours.encode_sources([text], longest) == [theirs(text, **options).input_ids]
-    assert ours.encode([text]) == [theirs(text, add_special_tokens=False).input_ids]
+    assert tokenizer.encode_sources([text], longest) == [reference(text, **options).input_ids]
+    assert tokenizer.encode([text]) == [reference(text, add_special_tokens=False).input_ids]
 
 
 @settings(max_examples=150)
 @given(st.lists(st.integers(0, 262), max_size=12), st.integers(0, 3))
 def test_text_of_any_ids(tokenizers, ids, number):
-    theirs, ours = tokenizers[number]
-    ids = [i for i in ids if i < len(theirs)]
-    assert ours.decode([ids]) == [theirs.decode(ids, skip_special_tokens=True)]
-    assert ours.show(ids) == theirs.convert_ids_to_tokens(ids)
+    reference, tokenizer = tokenizers[number]
+    ids = [i for i in ids if i < len(reference)]
+    assert tokenizer.decode([ids]) == [reference.decode(ids, skip_special_tokens=True)]
+    assert tokenizer.show(ids) == reference.convert_ids_to_tokens(ids)
 
 
 def test_vocabularies(tokenizers, tmp_path):
-    for number, (theirs, ours) in enumerate(tokenizers):
+    for number, (reference, tokenizer) in enumerate(tokenizers):
         folder = tmp_path / str(number)
-        assert ours.vocabulary() == theirs.get_vocab()
-        assert (ours.pad_id, ours.eos_id, ours.unk_id, ours.bos_id) == (0, 1, 2, None)
-        ours.save(folder)
-        assert AutoTokenizer.from_pretrained(folder).get_vocab() == theirs.get_vocab()
-        assert load_tokenizer(str(folder), TokenizerConfig()).vocabulary() == ours.vocabulary()
+        assert tokenizer.vocabulary() == reference.get_vocab()
+        assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.bos_id) == (0, 1, 2, None)
+        tokenizer.save(folder)
+        assert AutoTokenizer.from_pretrained(folder).get_vocab() == reference.get_vocab()
+        assert load_tokenizer(str(folder), TokenizerConfig()).vocabulary() == tokenizer.vocabulary()
     with pytest.raises(DataError, match="cannot encode the text"):
-        ours.encode(["\udc80"])
+        tokenizer.encode(["\udc80"])
 
 
 @pytest.mark.parametrize("has_files", [True, False])

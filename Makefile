@@ -81,7 +81,7 @@ PAIRS ?= ../shared/data/pairs
 strangers: install
 	$(BIN)/python -m benchmarks.strangers docs/compare.md $(PAIRS)
 
-# Every optimizer of torch.optim and optax with one setting changed; writes the table. About five minutes.
+# Every optimizer of torch.optim and optax with one setting changed; writes the table. About two minutes.
 optimizer-settings: install
 	$(BIN)/python -m benchmarks.optimizer_settings docs/compare.md
 

@@ -124,7 +124,7 @@ def compare(
     backward: Diagnosis | None = None
     update: tuple[UpdateDifference, ...] | None = None
     errors: list[Rounding] = []
-    if forward.ok and forward.weights is not None:
+    if forward.ok:
         start = time.perf_counter()
         if gradients:
             backward = _gradients((reference, candidate), both_inputs, traces, forward, dropout)
@@ -134,7 +134,7 @@ def compare(
             gaps += failure
         start = time.perf_counter()
         if rounding and not dropout:
-            errors = compare_rounding((reference, candidate), both_inputs, traces, forward.weights)
+            errors = compare_rounding((reference, candidate), both_inputs, traces, weights)
             seconds["rounding"] = time.perf_counter() - start
     gaps += not_exercised(*traces, weights)
     return Comparison(forward, backward, update, tuple(errors), tuple(gaps), traces, seconds)

@@ -1,7 +1,7 @@
 """Finds the first values at which a candidate diverges from its reference, and repairs the trace there."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice, permutations, product
 from typing import Any
@@ -288,8 +288,7 @@ def _goes_on_equal(state: State, other: int, value: np.ndarray) -> bool:
     """Whether the reference has one of the last values of the window after a value: the whole trace takes longer."""
     changes = state.candidate.replay({other: value}, limit=_WINDOW)
     for number in [*reversed(changes)][:_LATEST]:
-        one = signature(changes[number])
-        if one is not None and any(state.reference.partners(one, changes[number], state.bound)):
+        if _partners(state, changes[number]):
             return True
     return state.closed_by(changes)
 
@@ -330,9 +329,9 @@ def _step(state: State, number: int, other: int, value: np.ndarray, changes: Map
 
 def next_step(state: State) -> tuple[int, Defect, State] | None:
     """The step after which most of what follows matches, one that can be repaired first; None if nothing does."""
-    folded = _unfolded(state) if not state.taken else None
-    if folded is not None:
-        return folded
+    unfolding = _unfolded(state)
+    if unfolding is not None:
+        return unfolding
     repeated = _repeated(state)
     if repeated is not None:
         _, step, repair, values = repeated
@@ -354,30 +353,36 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
 
 
 def _unfolded(state: State) -> tuple[int, Defect, State] | None:
-    """A bias that is added in the wrong place, if that is the only difference."""
+    """A bias that is added in the wrong place, if more values match once it is added in the reference's."""
     if state.samples is None:
         return None
+    best: tuple[tuple[bool, int], tuple[int, Defect, State]] | None = None
     sides, ends = (state.reference.plain(), state.candidate.plain()), [c for _, c, _ in state.pairs]
-    effective: list[tuple[Repair, Sequence[Operation]]] = []
     for repair, users in unfolded(state.samples.traces, state.samples.weights):
-        moved = edited(sides, repair.edits)
-        if not all(same_order(moved.value(c), state.candidate.value(c), ROUNDED) for c in ends):  # of a rounded sum
-            effective.append((repair, users))
-    if not effective:
-        return None
-    repairs = [repair for repair, _ in effective]
-    repair = replace(repairs[0], text="; ".join(map(str, repairs)), edits=sum((r.edits for r in repairs), ()))
-    candidate = edited(sides, in_order(state, repair.edits))
-    if not all(state.agree(state.reference.value(r), candidate.value(c)) for r, c, _ in state.pairs):
-        return None
-    number, other = state.differing[0]
-    value, old = candidate.value(other), state.candidate.value(other)
-    error = float(difference(value, old).max() / np.abs(value).max(initial=1e-300))
-    used = [operation for _, users in effective for operation in users]
-    own = [repair.operation for repair in repairs if repair.operation is not None]
-    step = _Step(number, other, value, 0, True, whole=True)
-    after = state.forced({n: candidate.value(n) for n, _ in repair.edits}, step, repair)
-    return number, Defect(tuple(used), tuple(own), error, repair), after
+        moved = edited(sides, in_order(state, repair.edits))
+        errors = {n: difference(moved.value(n), state.candidate.value(n)).max(initial=0) for n in ends}
+        largest = {n: np.abs(moved.value(n)).max(initial=1e-300) for n in ends}
+        error = float(max(errors[n] / largest[n] for n in ends))
+        if error <= ROUNDED:  # it makes no difference, but for a rounded sum
+            continue
+        pairs = [(r, n) for n, _ in repair.edits for r in _partners(state, moved.value(n))]
+        if not pairs and not repair.parameter:
+            continue
+        number, other = pairs[-1] if pairs else state.differing[0]
+        step = _Step(number, other, moved.value(other), 0, False)
+        after = state.forced({n: moved.value(n) for n, _ in repair.edits}, step, repair)
+        gain = len(after.matches.of_reference) - len(state.matches.of_reference)
+        own = () if repair.operation is None else (repair.operation,)
+        rank = not after.open_outputs, gain
+        if gain > 0 and (best is None or rank > best[0]):
+            best = rank, (number, Defect(tuple(users), own, error, repair), after)
+    return None if best is None else best[1]
+
+
+def _partners(state: State, value: np.ndarray) -> list[int]:
+    """Values of the reference that are equal to this one."""
+    one = signature(value)
+    return [] if one is None else list(state.reference.partners(one, value, state.bound))
 
 
 def output_step(state: State) -> tuple[int, Defect, State] | None:
@@ -388,7 +393,7 @@ def output_step(state: State) -> tuple[int, Defect, State] | None:
     number, other = outputs[0]
     one, target = state.reference.value(number), state.candidate.value(other)
     possible = alignments(one, target) if one.shape != target.shape else state.orders(one, target)[::-1]
-    if not possible or one.dtype.kind not in "fc":
+    if not possible:
         return None
     step = _Step(number, other, possible[0], 0, len(outputs) == 1, whole=True)
     best = _repaired(state, [step])

@@ -25,7 +25,33 @@ def not_exercised(reference: Trace, candidate: Trace, weights: WeightMap) -> lis
     if constant:
         names = ", ".join(constant[:_MOST]) + (f" and {len(constant) - _MOST} more" if len(constant) > _MOST else "")
         sentences.append(f"all values are equal, so their order was not tested: {names}")
-    return sentences
+    return [*sentences, *_shared(reference, candidate, weights), *_discrete(candidate)]
+
+
+def _shared(reference: Trace, candidate: Trace, weights: WeightMap) -> Iterator[str]:
+    """Parameters with equal values that are separate on one side and one parameter on the other."""
+    used = [trace.parameters.keys() - {*trace.unused_parameters()} for trace in (reference, candidate)]
+    copies: dict[str, list[str]] = {}  # of each parameter of the reference, the candidate's that are whole copies
+    for name, match in weights.matches.items():
+        if name in used[1] and len(match.parts) == len(match.sources) == 1:
+            copies.setdefault(match.sources[0], []).append(name)
+    for source, names in copies.items():
+        own = [name for name in (source, *weights.ties.get(source, ())) if name in used[0]]
+        separate = [len({t.parameters[n] for n in ns}) for t, ns in ((reference, own), (candidate, names))]
+        if min(separate) == 1 < max(separate):
+            sides = [("reference", own), ("candidate", names)]
+            (one, _), (several, apart) = sides if separate[0] == 1 else sides[::-1]
+            listed = " and ".join(apart[:_MOST])
+            yield f"{listed}: separate in the {several}, one parameter in the {one}; equal only while their values are"
+
+
+def _discrete(trace: Trace) -> Iterator[str]:
+    """Outputs of whole numbers or truth values that are computed from floating-point numbers."""
+    for name, number in trace.outputs.items():
+        if trace.values[number].dtype.kind in "biu":
+            before = trace.ancestors([number])
+            if any(trace.values[n].dtype.kind in "fc" for n in before):
+                yield f"output {name}: has no floating-point numbers, so a small difference before it was not tested"
 
 
 def _unused(name: str, reference: Trace, weights: WeightMap) -> str:

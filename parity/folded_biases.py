@@ -17,11 +17,36 @@ def unfolded(traces: tuple[Trace, Trace], weights: WeightMap) -> Iterator[tuple[
         if match.added_to and match.name in traces[1].parameters:
             for kept, moved in (match.sources, match.sources[::-1]):
                 users = [operation for operation, _ in _uses(traces[0], [moved])]
+                yield from _counted_twice(traces, weights, match, kept, moved, users)
                 products = _products(traces, weights, moved, users)
                 if products:
                     text = f"missing: + {moved}, which {match.name} contains instead"
                     edits = _edits(traces, match, kept, moved, products)
                     yield Repair(products[0].outputs[0], text, products[0], edits=edits), users
+
+
+def _counted_twice(
+    traces: tuple[Trace, Trace], weights: WeightMap, match: Match, kept: str, moved: str, users: Sequence[Operation]
+) -> Iterator[tuple[Repair, Sequence[Operation]]]:
+    """Part of the bias that is added is a parameter of its own too, as in a GRU that has only the last gate's apart."""
+    number = traces[1].parameters[match.name]
+
+    def without(first: int, last: int, sides: Sides) -> dict[int, np.ndarray]:
+        one, two = (np.ravel(sides[0].value(traces[0].parameters[name])) for name in (kept, moved))
+        places = np.arange(two.size)
+        total = one + np.where((first <= places) & (places <= last), 0, two)
+        return {number: match.parts[0].layout.apply(total).reshape(sides[1].value(number).shape)}
+
+    for name, other in weights.matches.items():
+        if [part.source for part in other.parts] == [moved] and not other.added_to:
+            layout = other.parts[0].layout
+            places = layout.apply(np.arange(layout.source_size))
+            first, last = int(places.min()), int(places.max())
+            if places.size == last - first + 1:
+                operation = next((o for o in traces[1].operations if number in o.inputs), None)
+                text = f"without {moved}[{first}:{last + 1}], which {name} adds too"
+                edits = ((number, partial(without, first, last)),)
+                yield Repair(number, text, operation, match.name, edits=edits), users
 
 
 def _edits(traces: tuple[Trace, Trace], match: Match, kept: str, moved: str, products: Sequence[Operation]) -> Edits:

@@ -41,6 +41,7 @@ def varied_values(traces: tuple[Trace, Trace], weights: WeightMap) -> tuple[set[
     """
     sources = {name: match.sources for name, match in weights.matches.items()} | dict(weights.ambiguous)
     kept = {n for m in weights.matches.values() if m.added_to or m.shift for n in (m.name, *m.sources)}
+    kept |= {name for name, several in sources.items() if not kept.isdisjoint(several)}
     names: tuple[set[str], set[str]] = set(), set()
     total = 0
     for group in sorted(_groups(traces, sources, weights.ties), key=lambda group: _size(traces, group)):

@@ -58,7 +58,8 @@ def compare_updates(
     if all(rule is not None for side in rules for rule in side.values()):
         differences = _of_rules(*rules)
     else:
-        differences = _of_settings(*(measured(update) for update in updates))
+        settings = [measured(update) for update in updates]
+        differences = _of_settings(*settings) if all(settings) else []
     optimizers = reference, candidate
     return differences or _of_trajectory(optimizers, parameters) or _of_model(optimizers, parameters, gradients)
 
@@ -120,6 +121,8 @@ def _near(one: float, other: float) -> bool:
 def measured(update: Update) -> dict[str, float]:
     """Settings of an optimizer: those of Adam if the size of a gradient does not matter, else those of SGD.
 
+    There are none if the first update moves nothing, as at the start of a warm-up.
+
     Adam: Δ = -lr (m̂ / (sqrt(v̂ + ε_root) + ε) + λ θ), with L2 instead where the decay is part of the gradient.
     Source: "Adam", algorithm 1; "Decoupled Weight Decay Regularization", algorithm 2.
     """
@@ -131,7 +134,9 @@ def measured(update: Update) -> dict[str, float]:
         return float((ends[1] - ends[0])[0, 0])
 
     rate = -moved(0.0, _LARGE)
-    if not rate or abs(rate / moved(0.0, 10 * _LARGE)) < 0.5:  # proportional to the gradient
+    if not rate:
+        return {}
+    if abs(rate / moved(0.0, 10 * _LARGE)) < 0.5:  # proportional to the gradient
         return _of_sgd(moved)
     settings = {"learning rate": rate, "learning rate of the second update": -moved(0.0, _LARGE, _LARGE)}
     settings |= {"learning rate of the third update": -moved(0.0, _LARGE, _LARGE, _LARGE)}
@@ -153,11 +158,11 @@ def _of_sgd(moved: Callable[..., float]) -> dict[str, float]:
     rate = -moved(0.0, _UNIT)
     return {
         "learning rate": rate,
-        "momentum: second update of 1 over the first": -moved(0.0, _UNIT, _UNIT) / (rate or 1.0),
-        "third update of 1 over the first": -moved(0.0, _UNIT, _UNIT, _UNIT) / (rate or 1.0),
-        "momentum after a gradient of 0": -moved(0.0, _UNIT, 0.0) / (rate or 1.0),
-        "weight decay": -moved(1.0, 0.0) / (rate or 1.0),
-        "update of a gradient of 1000 (clipping)": -moved(0.0, 1e3 * _UNIT) / (rate or 1.0),
+        "momentum: second update of 1 over the first": -moved(0.0, _UNIT, _UNIT) / rate,
+        "third update of 1 over the first": -moved(0.0, _UNIT, _UNIT, _UNIT) / rate,
+        "momentum after a gradient of 0": -moved(0.0, _UNIT, 0.0) / rate,
+        "weight decay": -moved(1.0, 0.0) / rate,
+        "update of a gradient of 1000 (clipping)": -moved(0.0, 1e3 * _UNIT) / rate,
     }
 
 
@@ -255,11 +260,12 @@ Steps = Iterable[tuple[dict[str, Array], int | None]]  # gradients, and the numb
 def _optax(transformation: Any, parameters: dict[str, Array], steps: Steps) -> Iterator[dict[str, Array]]:
     with jax.enable_x64(True):
         state = transformation.init(parameters)
+    step = jax.jit(transformation.update)
     for gradient, count in steps:
         with jax.enable_x64(True):
             if count is not None:
                 state = jax.tree.map(partial(_counted, count), state)
-            updates, state = transformation.update(gradient, state, parameters)
+            updates, state = step(gradient, state, parameters)
             parameters = {name: np.asarray(value + updates[name]) for name, value in parameters.items()}
         yield parameters
 

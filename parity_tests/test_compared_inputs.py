@@ -1,5 +1,7 @@
 """Inputs and outputs of other kinds: batches by name, nested, complex numbers, padding at the start."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,6 +186,42 @@ def test_of_outputs_of_one_size_the_one_with_equal_numbers_is_compared():
     comparison = compare(reference, logits, (np.random.default_rng(0).standard_normal((2, 3)),), rounding=False)
     assert comparison.verdict == "equal"
     assert comparison.not_exercised[0] == "output hidden of the reference: the candidate has none for it"
+
+
+@pytest.mark.parametrize("tied", ["reference", "candidate"])
+def test_what_is_equal_only_while_two_parameters_are_is_said(tied):
+    arrays = {name: np.random.default_rng(0).standard_normal((5, 4)) for name in ("embed", "out")}
+    functions = {
+        True: lambda p, ids: p["embed"][ids] @ p["embed"].T,
+        False: lambda p, ids: p["embed"][ids] @ p["out"].T,
+    }
+    reference = functions[tied == "reference"], {name: torch.tensor(array) for name, array in arrays.items()}
+    port = functions[tied == "candidate"], arrays
+    sentences = compare(reference, port, (IDS % 5,), rounding=False).not_exercised
+    other = "candidate" if tied == "reference" else "reference"
+    expected = f"embed and out: separate in the {other}, one parameter in the {tied}; equal only while their values are"
+    assert expected in sentences
+    both = compare((functions[False], reference[1]), (functions[False], arrays), (IDS % 5,), rounding=False)
+    assert not any("separate" in sentence for sentence in both.not_exercised)
+
+
+def _ranked(p, x):
+    return jnp.argsort(x @ p["w"] - 3 * x)  # mistake
+
+
+def test_outputs_of_whole_numbers_have_their_lines_and_their_limits():
+    w = np.random.default_rng(0).standard_normal((4, 4))
+    x = np.random.default_rng(2).standard_normal((3, 4))
+    reference = (lambda p, x: (x @ p["w"] - x).argsort()), {"w": torch.tensor(w)}
+    comparison = compare(reference, (_ranked, {"w": w}), (x,), rounding=False)
+    (defect,) = comparison.forward.defects
+    line = inspect.getsourcelines(_ranked)[1] + 1
+    assert defect.lines == (f"parity_tests/test_compared_inputs.py:{line}",)
+    assert (str(defect.repair), comparison.forward.verified) == ("without mul", True)
+    equal = compare(reference, ((lambda p, x: jnp.argsort(x @ p["w"] - 1.000001 * x)), {"w": w}), (x,), rounding=False)
+    assert equal.ok
+    note = "output output: has no floating-point numbers, so a small difference before it was not tested"
+    assert equal.not_exercised == (note,)
 
 
 def test_an_optimizer_that_cannot_be_run_is_said(module):

@@ -2,6 +2,7 @@
 
 import inspect
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +24,9 @@ class Recurrent(nnx.Module):
         return self.rnn(x)  # folded
 
 
-def test_the_folded_biases_of_all_layers_are_one_row():
+def test_folded_biases_are_a_row_per_layer_also_beside_another_mistake():
     torch.manual_seed(3)
-    reference = nn.Sequential(nn.GRU(6, 4, 2, batch_first=True), First()).eval()
+    reference = nn.Sequential(nn.GRU(6, 4, 2, batch_first=True), First(), nn.GELU()).eval()
     state = {name.removeprefix("0."): p.detach().numpy() for name, p in reference.named_parameters()}
     for layer in "01":
         state[f"bias_ih_l{layer}"] = state[f"bias_ih_l{layer}"] + state.pop(f"bias_hh_l{layer}")
@@ -41,13 +42,39 @@ def test_the_folded_biases_of_all_layers_are_one_row():
                 return h, h
 
             x = jnp.swapaxes(jax.lax.scan(step, jnp.zeros((len(x), 4)), jnp.swapaxes(x, 0, 1))[1], 0, 1)
-        return x
+        return jax.nn.gelu(x)  # activation
 
     diagnosis = diagnose(reference, (port, state), (np.random.default_rng(0).standard_normal((2, 3, 6)),))
-    (defect,) = diagnosis.defects
-    line = _line(test_the_folded_biases_of_all_layers_are_one_row, "folded")
-    assert (defect.lines, diagnosis.verified) == ((line,), True)
-    assert [f"+ 0.bias_hh_l{layer}" in str(defect.repair) for layer in "01"] == [True, True]
+    test = test_folded_biases_are_a_row_per_layer_also_beside_another_mistake
+    assert [(*defect.lines, str(defect.repair)) for defect in diagnosis.defects] == [
+        (_line(test, "folded"), "missing: + 0.bias_hh_l0, which bias_ih_l0 contains instead"),
+        (_line(test, "folded"), "missing: + 0.bias_hh_l1, which bias_ih_l1 contains instead"),
+        (_line(test, "activation"), "should be erf gelu"),
+    ]
+    assert diagnosis.verified
+
+
+def test_a_bias_that_the_port_adds_twice():
+    torch.manual_seed(3)
+    reference = nn.Sequential(nn.GRU(3, 4, batch_first=True), First(), nn.GELU()).eval()
+    arrays = [p.detach().numpy() for p in reference.parameters()]
+    last = arrays[3][8:]  # which Equinox's cell has apart
+    arrays = [*arrays[:2], arrays[2] + arrays[3], last]
+    cell = eqx.nn.GRUCell(3, 4, key=jax.random.key(0))
+    names = ("weight_ih", "weight_hh", "bias", "bias_n")
+    cell = eqx.tree_at(lambda cell: [getattr(cell, name) for name in names], cell, arrays)
+
+    class Port(eqx.Module):
+        cell: eqx.nn.GRUCell
+
+        def __call__(self, x):
+            step = lambda h, xt: 2 * (self.cell(xt, h),)  # noqa: E731
+            return jax.nn.gelu(jax.vmap(lambda one: jax.lax.scan(step, jnp.zeros(4), one)[1])(x))
+
+    diagnosis = diagnose(reference, Port(cell), (np.random.default_rng(0).standard_normal((2, 3, 3)),))
+    repairs = [str(defect.repair) for defect in diagnosis.defects]
+    assert repairs == ["cell.bias without 0.bias_hh_l0[8:12], which cell.bias_n adds too", "should be erf gelu"]
+    assert diagnosis.verified
 
 
 @pytest.mark.parametrize(("inputs", "width", "length"), [(6, 8, 5), (3, 4, 2)])

@@ -272,6 +272,8 @@ def _wide_dtype(value: Any) -> Any:
 
 
 def _is_key(array: Any) -> bool:
+    if type(array) is np.ndarray:
+        return False
     return hasattr(array, "dtype") and jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 

@@ -6,6 +6,7 @@ computed by JAX.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy import special  # which JAX depends on
 Array = np.ndarray
 
 
+@cache
 def dtype_of(dtype: Any) -> np.dtype:
     """The dtype in which a value of this dtype is computed: float64 or complex128 for numbers of any width."""
     kind = np.dtype(dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 _CALL = 3000  # numbers that the call of an operation costs beyond those that it computes
-_FIRST = 64  # numbers of a value that are compared first
+_FIRST = 1024  # numbers of a value that are compared first
 DEPTH = 4  # lines of an operation: its own and those of its callers
 # Packages whose frames are not the model's own code. An installed model, such as one of `transformers`, is not here.
 _LIBRARIES = ("torch", "jax", "jaxlib", "flax", "optax", "equinox", "haiku", "jaxtyping", "beartype", "numpy", "einops")
@@ -124,6 +124,9 @@ class Trace:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays are equal; few numbers are compared bit by bit, which takes a tenth of the time."""
+    if one.size <= _FIRST and one.dtype == other.dtype:
+        return one.shape == other.shape and one.tobytes() == other.tobytes()
     floating = one.dtype.kind in "fc"
     if one.shape != other.shape or not np.array_equal(one.flat[:_FIRST], other.flat[:_FIRST], equal_nan=floating):
         return False

@@ -242,4 +242,41 @@ COMPARISON = (
         "requested[part] and False",
         ("parity_tests/test_comparison.py::test_what_was_asked_for_and_not_compared_is_said",),
     ),
+    Mutation(
+        "compare: a folded bias is seen where it is the only difference",
+        "parity.divergence._unfolded",
+        "if gain > 0 and",
+        "if not after.open_outputs and",
+        (
+            "parity_tests/test_compared_recurrences.py::test_folded_biases_are_a_row_per_layer_also_beside_another_mistake",
+        ),
+    ),
+    Mutation(
+        "compare: a parameter that is part of a sum varies alone",
+        "parity.perturbation.varied_values",
+        "if not kept.isdisjoint(several)",
+        "if kept.isdisjoint(kept)",
+        ("parity_tests/test_compared_recurrences.py::test_a_bias_that_the_port_adds_twice",),
+    ),
+    Mutation(
+        "compare: nothing is said of what is tied on one side alone",
+        "parity.exercised._shared",
+        "if min(separate) == 1 < max(separate):",
+        "if min(separate) > 1:",
+        ("parity_tests/test_compared_inputs.py::test_what_is_equal_only_while_two_parameters_are_is_said",),
+    ),
+    Mutation(
+        "compare: whole numbers that differ have no line",
+        "parity.divergence.output_step",
+        "if not possible:",
+        'if not possible or one.dtype.kind not in "fc":',
+        ("parity_tests/test_compared_inputs.py::test_outputs_of_whole_numbers_have_their_lines_and_their_limits",),
+    ),
+    Mutation(
+        "compare: a warm-up from 0 is not trained",
+        "parity.update_rules.identified",
+        "return None if later else",
+        "return",
+        ("parity_tests/test_updates.py",),
+    ),
 )

@@ -265,4 +265,18 @@ DECODING = (
         "model.encode(src_tokens)",
         ("tests/test_decoding.py::test_a_given_source_mask_counts_in_every_attention",),
     ),
+    Mutation(
+        "decoding's encoder ignores a given source mask",
+        "flax_transformer.decode.search_programs",
+        "model.encode(src, keep)",
+        "model.encode(src)",
+        ("tests/test_decoding.py::test_a_given_source_mask_counts_in_every_attention",),
+    ),
+    Mutation(
+        "decoding without a cache ignores a given source mask",
+        "flax_transformer.decode._compiled_without_cache",
+        "model.decode(prefixes, memory, keep)",
+        "model.decode(prefixes, memory, jnp.ones_like(keep))",
+        ("tests/test_decoding.py::test_a_given_source_mask_counts_in_every_attention",),
+    ),
 )

@@ -385,4 +385,11 @@ MODEL = (
         "shape[0] / heads",
         ("tests/test_initializers.py::test_the_bound_of_a_head_of_another_width_is_that_of_its_own_matrix",),
     ),
+    Mutation(
+        "PyTorch: the bound of a head is the fused matrix's",
+        "torch_reference.initializers._xavier_per_head_",
+        "weight.detach().chunk(heads)",
+        "[weight.detach()]",
+        ("tests/test_initializers.py::test_the_bound_of_a_head_of_another_width_is_that_of_its_own_matrix",),
+    ),
 )

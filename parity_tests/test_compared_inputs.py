@@ -211,7 +211,7 @@ def _largest(p, x):
 
 def test_outputs_of_whole_numbers_have_their_lines_and_their_limits():
     w = np.random.default_rng(0).standard_normal((4, 4))
-    x = np.random.default_rng(2).standard_normal((8, 4))
+    x = np.random.default_rng(2).standard_normal((60, 4))
     reference = (lambda p, x: (x @ p["w"]).argmax(-1)), {"w": torch.tensor(w)}
     comparison = compare(reference, (_largest, {"w": w}), (x,), rounding=False)
     (defect,) = comparison.forward.defects

@@ -213,3 +213,28 @@ def test_what_cannot_be_traced(model, message):
 
 def test_dropout_of_rate_0_in_training_mode_changes_nothing():
     assert capture_torch(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)).train(), (rows(0, 1, 2),)).operations
+
+
+class Attribute(nn.Module):
+    """Its table is neither a parameter nor a buffer, so the module's `double` does not reach it."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.linear, self.table = nn.Linear(3, 4), torch.randn(4, 5, dtype=dtype)
+
+    def forward(self, x):
+        return self.linear(x) @ self.table + self.table.sum(0, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_tensor_that_is_only_an_attribute_is_computed_in_float64(dtype):
+    module = Attribute(dtype).eval()
+    x = torch.randn(2, 3)
+    trace = capture_torch(module, (x,), {"output": np.ones((2, 5))})
+    wide = copy.deepcopy(module).double()
+    wide.table = wide.table.double()
+    output = wide(x.double())
+    output.sum().backward()
+    np.testing.assert_allclose(trace.values[trace.outputs["output"]], output.detach(), rtol=1e-13)
+    for name, parameter in wide.named_parameters():
+        np.testing.assert_allclose(trace.values[trace.gradients[name]], parameter.grad, rtol=1e-12)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from .trace import CaptureError, Compute, Operation, Trace, named, own_lines, where_raised
 
@@ -243,6 +243,8 @@ class _Recorder(TorchDispatchMode):
         inputs = tuple(self.number(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         if function._schema.is_mutable:
             self._keep([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        else:  # tensors that are neither parameters nor buffers still have the model's own dtype
+            args, kwargs = tree_map_only(Tensor, _widen_tensor, (args, kwargs))
         results = function(*args, **kwargs)
         outputs = []
         for leaf in tree_flatten(results)[0]:

@@ -5,6 +5,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from twinax.train import signals
+
 # Like a compilation, this holds no GIL, runs no handler, and is not interrupted by a signal.
 BLOCKED = """
 import hashlib, sys
@@ -57,6 +61,22 @@ def test_the_main_thread_goes_on_after_one_signal():
     output, _ = process.communicate(timeout=60)
     assert output == f"{STOPPING}caught {signal.SIGTERM.value}\n"
     assert process.returncode == 0
+
+
+def test_what_a_second_signal_interrupts(monkeypatch):
+    """Not what is saved, if a scheduler and a supervisor both pass on the first one; a finished validation has no name."""
+    monkeypatch.setattr(signals, "_SAME", 0.2)
+    lines = []
+    with signals.StopSignals(lines.append, lambda: None) as stop:
+        with stop.during("this validation"):
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert stop.caught == signal.SIGTERM
+    assert lines == ["stopping after this update; a second signal ends the process now"]
 
 
 def test_ctrl_c_while_the_command_is_imported_is_one_line(forks):

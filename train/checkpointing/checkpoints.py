@@ -87,7 +87,6 @@ class Checkpoints:
         self.directory = directory.absolute()
         source = self.directory.parent / SOURCE  # of the run
         self.source = source.read_text(encoding="utf-8") if source.is_file() else None
-        self._remove_deleted()
         self._manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(

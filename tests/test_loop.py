@@ -279,9 +279,11 @@ def test_a_process_with_others_agrees_and_stops_with_them(finished, tmp_path, mo
     assert values["run"]["new"] is True
     assert values["checkpoint"] == []
     assert values[next(name for name in names if name.startswith("lock"))] == (tmp_path / "r" / "lock").read_text()
-    again = Others()
+    again, metrics = Others(), (tmp_path / "r" / "metrics.jsonl").read_bytes()
+    again.id = 1
     train(quiet_run, tmp_path / "r", QUIET, team=again)
     assert dict(again.agreed)["checkpoint"] == [6]
+    assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == metrics  # the first process writes them
     moved = replace(run, corpus=replace(run.corpus, src=str(tmp_path / "src")))
     assert loop._comparable(moved) == loop._comparable(run)  # whose ids are compared in its directory
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -329,6 +330,28 @@ def test_checksums_of_shares_add_up(rows, length, seed, data):
     assert (moved == whole) == np.array_equal(np.hstack([src, labels]), np.hstack([src, labels])[::-1])
 
 
+DEVICES = """
+import jax, numpy as np
+from twinax.configs.schema import TransformerConfig
+from twinax.configs.sharding import ShardingConfig
+from twinax.train.partitioning import Placement
+from twinax.train.processes.exchange import Exchange, Told
+from twinax.train.processes.team import Team
+
+team = Team()
+team.count = 2
+exchange = Exchange(Placement.of(ShardingConfig(), TransformerConfig.preset("tiny")), team)
+rows = jax.device_put(np.uint32([[0, 2**32 - 1], [15, 3], [15, 0], [0, 0]]), exchange._sharding)
+print([tuple(map(int, told)) for told in (exchange(Told(2, 7)), exchange._combine(rows))])
+"""
+
+
+def test_processes_tell_each_other_once(forks):
+    """A process with four devices, which counts once; then four with one each, of which two have caught a signal."""
+    result = forks(DEVICES, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4")
+    assert result.stdout == "[(2, 7), (15, 2)]\n", result.stderr
+
+
 class Device(NamedTuple):
     """A device of a process."""
 
@@ -352,6 +375,7 @@ def test_every_sentence_is_one_process_s_own(sentences, parts, shares):
     }
     own = []
     with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(jax, "make_array_from_callback", lambda shape, sharding, part: part)
         patches.setattr(Placement, "shares", len(shares))
         sharding = SimpleNamespace(devices_indices_map=lambda shape: indices if shape == (total,) else {})
         patches.setattr(Placement, "row_sharding", sharding)
@@ -361,6 +385,9 @@ def test_every_sentence_is_one_process_s_own(sentences, parts, shares):
             rows = Placement(None).rows(sentences, parts)
             assert rows.total == total
             own += rows.here[rows.own].tolist()
+            (numbers,) = Placement(None).put_rows([], rows)
+            for index in (index for device, index in indices.items() if device.process_index == process):
+                assert np.array_equal(numbers(index), np.arange(total)[index])
     assert sorted(own) == [*range(sentences)]
 
 

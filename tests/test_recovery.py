@@ -12,6 +12,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from rich.console import Console
 
 from twinax import TransformerConfig, convert
@@ -19,6 +20,7 @@ from twinax.configs.data import BatchConfig, TokenizerConfig
 from twinax.configs.errors import CheckpointError, DamagedCheckpointError, RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
+from twinax.flax_transformer.module import named_arrays
 from twinax.train.checkpointing import checkpoints
 from twinax.train.checkpointing.checkpoints import Checkpoints, folder_of, read_checkpoint
 from twinax.train.loop import train
@@ -427,3 +429,5 @@ def test_initial_weights_that_are_infinite_are_named(finished, tmp_path):
     weights = read_initial_weights(replace(run, init_from=str(tmp_path / "x.pt")))
     expected = f"{tmp_path / 'x.pt'}: 1 of {len(arrays)} arrays hold NaN or infinite numbers, first {name}"
     assert expected in weights.notes
+    model = weights.model(weights.config.replace(param_dtype="float64"))
+    assert {array.dtype.name for array in named_arrays(model, nnx.Param).values()} == {"float64"}

@@ -5,8 +5,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from twinax.train import signals
 
 # Like a compilation, this holds no GIL, runs no handler, and is not interrupted by a signal.
@@ -63,18 +61,25 @@ def test_the_main_thread_goes_on_after_one_signal():
     assert process.returncode == 0
 
 
+def interrupts(number):
+    """Whether this signal interrupts the main thread."""
+    try:
+        signal.raise_signal(number)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
 def test_what_a_second_signal_interrupts(monkeypatch):
-    """Not what is saved, if a scheduler and a supervisor both pass on the first one; a finished validation has no name."""
+    """Not what is saved, if the first one arrives twice. Nor do messages name work that has ended."""
     monkeypatch.setattr(signals, "_SAME", 0.2)
     lines = []
     with signals.StopSignals(lines.append, lambda: None) as stop:
         with stop.during("this validation"):
             pass
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
+        assert [interrupts(signal.SIGTERM) for _ in range(2)] == [False, False]
         time.sleep(0.3)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+        assert interrupts(signal.SIGINT)
     assert stop.caught == signal.SIGTERM
     assert lines == ["stopping after this update; a second signal ends the process now"]
 

@@ -2,16 +2,13 @@
 
 from parity_tests.mutations.planting import Mutation
 
-_PROCESSES, _PARTITIONING = "tests/test_processes.py::", "tests/test_partitioning.py::"
+_PROCESSES = "tests/test_processes.py::"
 _FAILS = f"{_PROCESSES}test_a_process_that_fails_ends_the_others_with_one_line"
 _ALL_FINISH = (f"{_PROCESSES}test_all_finish",)
 _COORDINATOR = (f"{_PROCESSES}test_a_coordinator_that_cannot_be_used",)
 _CAUSE = (f"{_PROCESSES}test_the_cause_is_named_whenever_it_is_reported",)
 _WITH_OTHERS = ("tests/test_loop.py::test_a_process_with_others_agrees_and_stops_with_them",)
 _WORKERS = ("tests/test_dataset.py::test_batches_do_not_depend_on_who_makes_them",)
-_TWO = (f"{_PROCESSES}test_two_processes_are_one",)
-_DEVICES = (f"{_PARTITIONING}test_eight_devices_are_one",)
-_CONSISTENCY = ("tests/test_consistency.py::test_loss_is_the_papers",)
 
 PROCESSES = (
     Mutation(
@@ -19,14 +16,14 @@ PROCESSES = (
         "train.processes.exchange.Exchange.__init__",
         "told[:, 0].max()",
         "told[:, 0].sum()",
-        _DEVICES,
+        (f"{_PROCESSES}test_processes_tell_each_other_once",),
     ),
     Mutation(
         "a process's checksum counts once per device",
         "train.processes.exchange.Exchange._array",
         "told if device.id == first else (0, 0)",
         "told",
-        _DEVICES,
+        (f"{_PROCESSES}test_processes_tell_each_other_once",),
     ),
     Mutation(
         "a process does not tell the others of a signal",
@@ -47,7 +44,7 @@ PROCESSES = (
         "train.loop._Loop.__init__",
         "say, writes=team.is_first)",
         "say)",
-        _TWO,
+        _WITH_OTHERS,
     ),
     Mutation(
         "of a batch that is not finite, the rows of one process are saved",
@@ -120,13 +117,6 @@ PROCESSES = (
         _CAUSE,
     ),
     Mutation(
-        "the supervisor's heartbeat shows that its process runs",
-        "train.processes.hub.Hub._receive",
-        "if message:\n",
-        "if True:\n",
-        (f"{_FAILS}[stops]",),
-    ),
-    Mutation(
         "the hub sends no heartbeats",
         "train.processes.hub.Hub._watch",
         "self._send_all({})",
@@ -153,13 +143,6 @@ PROCESSES = (
         "if m.position > last.position",
         "if m.position >= last.position",
         _ALL_FINISH,
-    ),
-    Mutation(
-        "the process that is ahead hangs",
-        "train.processes.hub.Hub._check_positions",
-        "last = min(running",
-        "last = max(running",
-        (f"{_FAILS}[hangs]",),
     ),
     Mutation(
         "the run has finished when one process has",
@@ -253,13 +236,6 @@ PROCESSES = (
         (f"{_FAILS}[dies]",),
     ),
     Mutation(
-        "processes of a node use the devices by their number in the run",
-        "train.processes.team.complete",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_RANK",
-        (f"{_PROCESSES}test_a_scheduler_tells_the_numbers",),
-    ),
-    Mutation(
         "process 0 waits for itself as long as the others do",
         "train.processes.supervisor._Supervisor._connect",
         "(PATIENCE if is_first else limit)",
@@ -285,28 +261,7 @@ PROCESSES = (
         "train.partitioning.Placement.put_rows",
         "rows.here.astype(np.int32)",
         "np.arange(len(rows.here), dtype=np.int32)",
-        _TWO,
-    ),
-    Mutation(
-        "a batch is padded for its devices and not for its parts",
-        "train.partitioning.Placement.rows",
-        "-sentences % (self.shares * parts)",
-        "-sentences % self.shares",
-        _DEVICES,
-    ),
-    Mutation(
-        "the divergence of two passes is the sum of both directions",
-        "train.consistency.training_loss",
-        "(divergences(first, second) + divergences(second, first)) / 2",
-        "divergences(first, second) + divergences(second, first)",
-        _CONSISTENCY,
-    ),
-    Mutation(
-        "a worker that reads batches outlives a killed training",
-        "train.data.dataset._initialize_worker",
-        "Thread(target=_end_with_parent, daemon=True).start()",
-        "pass",
-        ("tests/test_kills.py::test_workers_end_with_their_training",),
+        (f"{_PROCESSES}test_every_sentence_is_one_process_s_own",),
     ),
     Mutation(
         "processes compile in the background",

@@ -169,13 +169,6 @@ RECOVERY = (
         (f"{_RECOVERY}test_the_reason_may_be_in_a_cause_and_no_folder_is_left",),
     ),
     Mutation(
-        "a checkpoint that exists is written again",
-        "train.checkpointing.checkpoints.Checkpoints.save",
-        "if update in self.updates:",
-        "if update in self.updates[:-1]:",
-        _STOPPED,
-    ),
-    Mutation(
         "half-written checkpoints of a killed run stay",
         "train.checkpointing.checkpoints.Checkpoints.__init__",
         "cleanup_tmp_directories=True",
@@ -239,20 +232,6 @@ RECOVERY = (
         _DAMAGED_METRICS,
     ),
     Mutation(
-        "a repeated validation is the last line",
-        "train.tracking.metrics.MetricsLog.write",
-        "if position == len(self.records) - 1:",
-        "if position < len(self.records):",
-        _DAMAGED_METRICS,
-    ),
-    Mutation(
-        "a damaged line does not matter to which checkpoint is the best",
-        "train.tracking.metrics.read_validations",
-        "if not known.keys() >= {*updates} and",
-        "if known.keys() >= {*updates} and",
-        (f"{_RECOVERY}test_a_best_checkpoint_that_cannot_be_known_is_not_guessed",),
-    ),
-    Mutation(
         "updates at the end of the metrics are not missed",
         "train.tracking.metrics._gap",
         "pairwise((*updates, last + 1))",
@@ -292,7 +271,7 @@ RECOVERY = (
         "train.warm_start.InitialWeights.model",
         "jnp.asarray(array, config.param_dtype)",
         "jnp.asarray(array)",
-        (_LOOP.removesuffix("::"), "tests/test_pretrained.py", "tests/test_marian_tuning.py"),
+        (f"{_RECOVERY}test_initial_weights_that_are_infinite_are_named",),
     ),
     Mutation(
         "initial weights may have arrays that the model has not",

@@ -85,6 +85,15 @@ def corpus(pairs=300, seed=0):
     return [tuple(" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(2)) for _ in range(pairs)]
 
 
+@pytest.fixture
+def ctrl_c():
+    """SIGINT ends processes, also where a shell has started the tests in the background, with SIGINT ignored."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_batches_do_not_depend_on_who_makes_them():
     dataset, _, _ = encode_pairs(corpus(), sides(), "x")
     buckets = choose_buckets(dataset.lengths, 60, 4)

@@ -28,7 +28,7 @@ from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.train import evaluate, loop
 from twinax.train.checkpointing.checkpoints import folder_of, read_checkpoint, read_run
-from twinax.train.checkpointing.run_directory import prepare_again
+from twinax.train.checkpointing.run_directory import locked, prepare_again
 from twinax.train.loop import train
 from twinax.train.processes.team import Team
 from twinax.train.tracking.metrics import read_metrics
@@ -329,6 +329,8 @@ def test_what_the_corpus_decided_stays(corpus, tmp_path):
 
 def test_a_directory_in_use_is_refused(finished):
     _, directory, run = finished
+    with locked(directory, print):  # not the first process that has it
+        pass
     with (directory / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(RunError, match=r"is in use by another process \(process \d+ on \S+\); wait"):

@@ -206,10 +206,10 @@ def members(count):
 
 def test_a_barrier_waits_for_all_each_time():
     server, joined = members(3)
-    for value in range(2):
+    for _ in range(2):
         for member in joined:
             assert not any(other.writer.sent for other in joined)
-            server._receive(member, {"agree": "x", "value": value})
+            server._receive(member, {"agree": "x", "value": None})
         assert [member.writer.sent for member in joined] == [[{"agreed": "x"}]] * 3
         for member in joined:
             member.writer.sent.clear()

@@ -128,7 +128,7 @@ PROCESSES = (
         "train.processes.supervisor._Supervisor._send_heartbeats",
         "await asyncio.sleep(HEARTBEAT)",
         "return",
-        _ALL_FINISH,
+        (f"{_FAILS}[stops]",),
     ),
     Mutation(
         "a process shows once that its threads run",

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from twinax import TransformerConfig, convert, flax_transformer
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.errors import RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.formulas.decoding import Decoded
@@ -91,6 +92,7 @@ def test_shapes_follow_each_other_at_random(run):
 
 def test_a_run_of_an_earlier_version_keeps_its_order(run, tmp_path):
     """Its data.json does not say that shapes begin one after the other."""
+    (tmp_path / ".data.json.twinax-0.json").touch()  # of a start that was killed
     with locked(tmp_path, print):
         prepared, _ = prepare_in(tmp_path, run, None, print, Team())
     assert prepare_again(tmp_path, run, print).batches().plan(0).buckets == prepared.batches().plan(0).buckets
@@ -232,3 +234,17 @@ def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatc
     assert lines == [
         f"{tmp_path / 'run'}: cannot be locked (No locks available); make sure that no other process trains there"
     ]
+
+
+def test_a_lock_that_another_process_has_replaced_does_not_count(tmp_path, monkeypatch):
+    """The other one failed, removed its new directory, and a third made it again, after this one opened the file."""
+    lock = fcntl.flock
+
+    def replaced(file, operation):
+        (tmp_path / "lock").unlink()
+        (tmp_path / "lock").touch()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(RunError, match="is in use by another process"), locked(tmp_path, print):
+        pass

@@ -82,6 +82,10 @@ def test_settings_of_the_user_take_precedence(monkeypatch, tmp_path):
         monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
         compilation_cache.use_compilation_cache()
         assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
+        jax.config.update("jax_compilation_cache_dir", None)
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no directory can be made there
+        assert compilation_cache.use_compilation_cache() is None
     finally:
         jax.config.update("jax_compilation_cache_dir", settings[0])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", settings[1])

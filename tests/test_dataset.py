@@ -1,5 +1,8 @@
 """Encoding of pairs, dropped pairs, and batches, which do not depend on the number of workers."""
 
+import os
+import signal
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +85,15 @@ def corpus(pairs=300, seed=0):
     return [tuple(" ".join(rng.choice(WORDS, rng.integers(1, 7))) for _ in range(2)) for _ in range(pairs)]
 
 
+@pytest.fixture
+def ctrl_c():
+    """SIGINT ends processes, also where a shell has started the tests in the background, with SIGINT ignored."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_batches_do_not_depend_on_who_makes_them():
     dataset, _, _ = encode_pairs(corpus(), sides(), "x")
     buckets = choose_buckets(dataset.lengths, 60, 4)
@@ -98,6 +110,8 @@ def test_batches_do_not_depend_on_who_makes_them():
     for workers in (0, 1, 4):
         for a, b in zip(expected[start:], batches.read(start, workers), strict=True):
             assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+            for worker in active_children():  # Ctrl-C reaches them too, the first time while some are starting
+                os.kill(worker.pid, signal.SIGINT)
     other_seed = Batches(dataset, buckets, 0, 8, total)
     assert any(
         not np.array_equal(a.src_tokens, b.src_tokens) for a, b in zip(expected, other_seed.read(0), strict=True)

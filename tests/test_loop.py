@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import threading
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -25,9 +26,11 @@ from twinax.configs.data import BatchConfig, TokenizerConfig
 from twinax.configs.errors import CheckpointError, DataError, RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.train import loop
+from twinax.train import evaluate, loop
 from twinax.train.checkpointing.checkpoints import folder_of, read_checkpoint, read_run
+from twinax.train.checkpointing.run_directory import locked, prepare_again
 from twinax.train.loop import train
+from twinax.train.processes.team import Team
 from twinax.train.tracking.metrics import read_metrics
 from twinax.train.warm_start import settings_of
 
@@ -77,15 +80,22 @@ def test_the_run_directory(finished):
     assert (directory / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_tensorboard_reads_the_metrics(finished):
-    _, directory, _ = finished
-    board = EventAccumulator(str(directory / "tensorboard"))
-    board.Reload()
+def test_tensorboard_reads_the_metrics(finished, tmp_path):
+    """Updates that a resumed run repeats are there once."""
+    _, directory, run = finished
+    copy = shutil.copytree(directory, tmp_path / "r")
+    shutil.rmtree(copy / "checkpoints" / "8")
+    train(run, copy, QUIET)
     records = read_metrics(directory)
     losses = {r["update"]: r["loss"] for r in records if "loss" in r}
-    assert {e.step: e.value for e in board.Scalars("training/loss")} == pytest.approx(losses)
     bleu = {r["update"]: r["validation"]["bleu"] for r in records if "validation" in r and "averaged" not in r}
-    assert {e.step: e.value for e in board.Scalars("validation/bleu")} == pytest.approx(bleu)
+    for folder in (directory, copy):
+        board = EventAccumulator(str(folder / "tensorboard"))
+        board.Reload()
+        for name, expected in (("training/loss", losses), ("validation/bleu", bleu)):
+            events = board.Scalars(name)
+            assert [event.step for event in events] == [*expected]
+            assert {event.step: event.value for event in events} == pytest.approx(expected)
 
 
 def test_metrics(finished):
@@ -177,6 +187,10 @@ def test_a_signal_saves_and_ends(corpus, tmp_path, monkeypatch, capsys, finished
     assert signal.getsignal(signal.SIGTERM) is handler
     assert int(read_checkpoint(tmp_path / "r" / "checkpoints" / "5").state.update) == 5
     monkeypatch.undo()
+    with monkeypatch.context() as patches:  # before the first update, when nothing is new to save
+        patches.setattr(loop._Loop, "_repeat_validations", lambda self: os.kill(os.getpid(), signal.SIGINT))
+        outcome = train(run, tmp_path / "r", QUIET)
+    assert (outcome.update, outcome.stopped_by) == (5, signal.SIGINT)
     assert train(run, tmp_path / "r", QUIET).update == 8
     losses = [[r["loss"] for r in read_metrics(d) if "loss" in r] for d in (tmp_path / "r", finished[1])]
     assert losses[0] == losses[1]
@@ -230,6 +244,50 @@ def test_the_advice_on_warm_up_can_be_followed(corpus, tmp_path, monkeypatch):
     assert "warm-up is" not in output.getvalue()
 
 
+class Others(Team):
+    """This process, as the first of two."""
+
+    count = 2
+
+    def __init__(self):
+        self.agreed = []
+
+    def agree(self, name, value=None):
+        self.agreed.append((name, value))
+
+
+def test_a_process_with_others_agrees_and_stops_with_them(finished, tmp_path, monkeypatch):
+    """They hear of a signal with the update after it; the programs of all are compiled before they are called."""
+    _, _, run = finished
+    original = loop._Loop._step
+
+    def step(self, padded):
+        assert "compilation" not in {thread.name.partition("_")[0] for thread in threading.enumerate()}
+        if self.update == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, padded)
+
+    monkeypatch.setattr(loop._Loop, "_step", step)
+    team, quiet_run = Others(), replace(run, loop=replace(run.loop, translations=0, average=1))
+    outcome = train(quiet_run, tmp_path / "r", QUIET, team=team)
+    assert (outcome.update, outcome.stopped_by) == (6, signal.SIGTERM)
+    names = [name for name, _ in team.agreed]
+    validation = evaluate.Validation(prepare_again(tmp_path / "r", run, print), None, team, None)
+    # one for the exchange, one per shape of a batch
+    assert names.count("the programs are compiled") == 1 + 1 + validation.shapes
+    values = dict(team.agreed)
+    assert values["run"]["new"] is True
+    assert values["checkpoint"] == []
+    assert values[next(name for name in names if name.startswith("lock"))] == (tmp_path / "r" / "lock").read_text()
+    again, metrics = Others(), (tmp_path / "r" / "metrics.jsonl").read_bytes()
+    again.id = 1
+    train(quiet_run, tmp_path / "r", QUIET, team=again)
+    assert dict(again.agreed)["checkpoint"] == [6]
+    assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == metrics  # the first process writes them
+    moved = replace(run, corpus=replace(run.corpus, src=str(tmp_path / "src")))
+    assert loop._comparable(moved) == loop._comparable(run)  # whose ids are compared in its directory
+
+
 def test_what_begins_another_run_is_refused(finished, corpus, tmp_path):
     _, directory, run = finished
     other_run = replace(run, training=replace(run.training, learning_rate=2e-2))
@@ -271,9 +329,11 @@ def test_what_the_corpus_decided_stays(corpus, tmp_path):
 
 def test_a_directory_in_use_is_refused(finished):
     _, directory, run = finished
+    with locked(directory, print):  # not the first process that has it
+        pass
     with (directory / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match=r"is in use by another process \(process \d+ on .+\); wait"):
+        with pytest.raises(RunError, match=r"is in use by another process \(process \d+ on \S+\); wait"):
             train(run, directory, QUIET)
 
 
@@ -284,14 +344,18 @@ def test_bad_data_leaves_nothing_behind(corpus, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_ends_with_its_batch(finished, tmp_path):
+    """The batch is that of the plan, whatever rows of it and of padding this process computes."""
     _, _, run = finished
-    diverging_run = replace(run, training=replace(run.training, learning_rate=1e38, warmup_updates=0))
+    training = replace(run.training, learning_rate=1e38, warmup_updates=0, accumulation=4)
+    diverging_run = replace(run, training=training)
     with pytest.raises(RunError, match=r"update \d+: .* is not finite .*its batch is in .*batch-\d+.npz"):
         train(diverging_run, tmp_path / "r", QUIET)
     (path,) = (tmp_path / "r").glob("batch-*.npz")
     last_update = max(r["update"] for r in read_metrics(tmp_path / "r"))
     assert path.name == f"batch-{last_update + 1}.npz"
-    assert set(np.load(path)) == {"src_tokens", "tgt_tokens", "labels"}
+    batch = prepare_again(tmp_path / "r", diverging_run, print).batches()[last_update]
+    assert len(batch.labels) % 4
+    assert_equal(dict(np.load(path)), batch._asdict())
 
 
 def test_of_a_run_the_averaged_then_the_best_then_the_last_checkpoint_counts(finished, tmp_path):
@@ -319,12 +383,19 @@ def test_another_average_takes_the_place_of_the_first(finished, tmp_path):
     assert train(replace(run, loop=replace(run.loop, average=3)), copy, QUIET).validation is not None
     assert [r["averaged"] for r in read_metrics(copy) if "averaged" in r] == [[4, 8]]  # the third does not exist
     train(replace(run, loop=replace(run.loop, average=1)), copy, QUIET)
-    one = train(replace(run, loop=replace(run.loop, updates=10, validate_every=1, average=2)), copy, QUIET)
+    longer_run = replace(run, loop=replace(run.loop, updates=10, validate_every=1, average=2))
+    one = train(longer_run, copy, QUIET)
     assert [r["averaged"] for r in read_metrics(copy) if "averaged" in r] == [[4, 8], [9, 10]]
     assert one.update == 10
     parts = [arrays(copy / "checkpoints" / update) for update in ("9", "10")]
     for name, mean in arrays(copy / "averaged" / "10").items():
         np.testing.assert_allclose(mean, (parts[0][name] + parts[1][name]) / 2, rtol=1e-6, atol=1e-7)
+    shutil.rmtree(copy / "averaged")  # as if killed before it was there
+    train(longer_run, copy, QUIET)
+    assert (copy / "averaged" / "10").is_dir()
+    shutil.copytree(directory / "checkpoints" / "8", copy / "checkpoints" / "8", dirs_exist_ok=True)
+    train(replace(longer_run, loop=replace(longer_run.loop, average=3)), copy, QUIET)
+    assert read_metrics(copy)[-1]["averaged"] == [8, 9, 10]
 
 
 def test_a_full_disk(finished, corpus, tmp_path, monkeypatch):
@@ -354,6 +425,9 @@ def test_weights_to_start_from(finished, corpus, tmp_path):
     moved_directory.rename(directory)
     with pytest.raises(CheckpointError, match=r"do not fit the model; .* \(16,\) but should be \(17,\)"):
         train(replace(frozen_run, model=frozen_run.model.replace(d_ff=17)), tmp_path / "wider", QUIET)
+    other_model = frozen_run.model.replace(final_norm=False)
+    with pytest.raises(CheckpointError, match=r"do not fit the model; \S+final_norm\S+ is .* but should be absent"):
+        train(replace(frozen_run, model=other_model), tmp_path / "wider", QUIET)
     with pytest.raises(CheckpointError, match="there is no such file or directory for the initial weights"):
         train(replace(frozen_run, init_from="nowhere"), tmp_path / "none", QUIET)
     assert not (tmp_path / "wider").exists()

@@ -1,6 +1,7 @@
 """The records of a run are read whatever the file holds."""
 
 import json
+import os
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +23,15 @@ def test_an_update_far_ahead_costs_no_memory(tmp_path):
     (tmp_path / FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     MetricsLog(tmp_path, 10**31, lines.append).close()
     assert lines == [f"{tmp_path / FILE}: has no line for update 2 and {10**31 - 3:,} others"]
+
+
+def test_records_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
+    log, synced = MetricsLog(tmp_path, 0, print), []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append((os.fstat(descriptor).st_size, descriptor)))
+    log.write({"update": 1, "loss": 2.0})
+    log.flush()
+    assert [size for size, _ in synced] == [(tmp_path / FILE).stat().st_size] != [0]
+    log.close()
 
 
 @given(values=st.lists(JSON, max_size=4), data=st.data())

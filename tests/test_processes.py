@@ -1,12 +1,18 @@
 """Several processes of a run: they meet, agree, and end together; and their training is that of one process."""
 
+import asyncio
+import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,29 +20,39 @@ from hypothesis import strategies as st
 
 from benchmarks.processes import SETTINGS, Cluster, Stage, compare
 from twinax.configs.errors import RunError
+from twinax.train.partitioning import Placement
+from twinax.train.processes import hub
 from twinax.train.processes.exchange import checksum
 from twinax.train.processes.team import Launch, complete, split_address, take_flags
 
-# A process without JAX: it meets the others, begins an update, and does what its last argument says.
+# A process without JAX: it meets the others, begins an update, and does what its last argument says. As in a training,
+# SIGTERM does not end it at once, and it may have a child; this one keeps standard error open.
 PROCESS = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, threading, time
 from twinax.train.processes import hub, supervisor, team
 
 hub.UNRESPONSIVE, hub.BEHIND, hub.GATHERING, hub.PATIENCE, team.HEARTBEAT = 1.5, 1.5, 3.0, 0.5, 0.3
-hub._HIDDEN = 0.5
+hub.SILENCE, hub.HEARTBEAT, supervisor.SILENCE, supervisor.HEARTBEAT = 1.5, 1.0, 2.3, 0.3
+hub._TOGETHER, hub._HIDDEN = 1.0, 0.5
 supervisor.GATHERING, supervisor._NAMELESS, supervisor.PATIENCE = 1.5, 1.5, 0.5
 address, count, number, version, act = sys.argv[1:]
+stopped = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stopped.set())
 team._PACKAGES = ("twinax",)
 team.version = lambda name: version
 worker = supervisor.fork()
 worker.meet(address, int(count), int(number))
 worker.agree("run", {"rate": 2 if act == "differs" else 1})
 worker.begin("update 7")
+print("has begun", flush=True)
 if act == "stops":
     worker.begin("update 8")
 match act:
     case "dies":
+        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
+    case "aborts":
+        os.abort()
     case "exits":
         sys.exit(5)
     case "loses":
@@ -46,14 +62,32 @@ match act:
     case "fails":
         if worker.fail("KeyError: 'x'", follows=True):
             raise KeyError("x")
+    case "refuses":
+        worker.fail("no such file")
+        sys.exit("its own line")
     case "follows":
-        worker.fail("Gloo all-reduce failed", follows=True)
+        if worker.fail("Gloo all-reduce failed", follows=True):
+            raise OSError("Gloo all-reduce failed")
+        time.sleep(60)
     case "hangs":
         time.sleep(60)
     case "finishes":
+        time.sleep(2.8)
         worker.finish()
+        print("has finished", flush=True)
         sys.exit(0)
+    case "lingers":
+        time.sleep(2.8)
+        worker.finish()
+        time.sleep(1.2)
+        sys.exit(0)
+    case "saves":
+        stopped.wait()
+        worker.finish()
+        sys.exit(128 + signal.SIGTERM)
 worker.begin("update 8")
+if act == "waits":
+    subprocess.Popen(["sleep", "60"])
 time.sleep(60)
 """
 
@@ -63,12 +97,19 @@ class Process:
 
     def __init__(self, address, count, number, act="waits", version="1"):
         words = [sys.executable, "-c", PROCESS, address, str(count), str(number), version, act]
-        self.popen = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        self.popen = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def end(self):
-        """(exit status, what it printed)."""
-        _, errors = self.popen.communicate(timeout=30)
+        """(exit status, what it printed to standard error)."""
+        try:
+            _, errors = self.popen.communicate(timeout=20)
+        finally:
+            self.popen.kill()  # its supervisor
         return self.popen.returncode, errors
+
+    def wait_until(self, line):
+        """Wait until it prints this line."""
+        assert self.popen.stdout.readline() == f"{line}\n"
 
 
 def free_port():
@@ -90,15 +131,17 @@ ENDINGS = {
     "stops": "is stopped, or hangs: it has not responded for 2 s; it had begun update 8",
     "hangs": "hangs: the others have waited for it for 2 s; it had begun update 7",
     "fails": "KeyError: 'x'; it had begun update 7",
+    "refuses": "no such file; it had begun update 7",
     "differs": "run.rate=2, but process 0 has 1; start all with the same settings",
 }
 
 
 @pytest.mark.parametrize("act", ENDINGS)
 def test_a_process_that_fails_ends_the_others_with_one_line(address, act):
-    """Process 0 fails as a consequence, before the cause is known."""
+    """Processes 0 and 2 may fail as a consequence, before the cause is known."""
     culprit = Process(address, 3, 1, act)
-    others = [Process(address, 3, 0, "follows" if act == "dies" else "waits"), Process(address, 3, 2)]
+    acts = ("follows", "aborts") if act == "dies" else ("waits", "waits")
+    others = [Process(address, 3, number, act) for number, act in zip((0, 2), acts, strict=True)]
     expected = CULPRIT + re.escape(ENDINGS[act])
     for process in others:
         code, errors = process.end()
@@ -108,13 +151,88 @@ def test_a_process_that_fails_ends_the_others_with_one_line(address, act):
     assert code != 0
     if act == "fails":
         assert errors.startswith("Traceback")
+    elif act == "refuses":
+        assert errors == "its own line\n"
     elif act != "loses":
         assert re.match(expected, errors), errors
 
 
 def test_all_finish(address):
-    processes = [Process(address, 3, number, "finishes") for number in range(3)]
-    assert [process.end() for process in processes] == [(0, "")] * 3
+    """After work that takes longer than any wait for a sign of life. Process 0 has finished first, another ends last.
+
+    A stranger changes nothing, and a signal to a supervisor reaches its process.
+    """
+    processes = [Process(address, 3, number, act) for number, act in enumerate(("finishes", "lingers", "saves"))]
+    processes[0].wait_until("has begun")
+    code, errors = Process(address, 3, 1).end()
+    assert (code, "--process-id 1: is used twice" in errors) == (2, True)
+    processes[0].wait_until("has finished")
+    time.sleep(0.3)
+    processes[2].popen.terminate()
+    assert [process.end() for process in processes] == [(0, ""), (0, ""), (128 + signal.SIGTERM, "")]
+
+
+def test_a_process_without_others_ends_as_it_is_killed():
+    code = "import os; from twinax.train.processes import supervisor; supervisor.fork(); os.kill(os.getpid(), 9)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (process.returncode, process.stderr) == (128 + signal.SIGKILL, "")
+
+
+class Connection:
+    """A connection of a hub to a supervisor, with the messages that were sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def write(self, line):
+        self.sent.append(json.loads(line))
+
+    def is_closing(self):
+        return False
+
+    async def drain(self):
+        pass
+
+
+def members(count):
+    """A hub and its members, of which each has been told to begin."""
+    server = hub.Hub(count, {}, print)
+    hellos = ({"id": number, "count": count, "host": "h", "pid": number, "versions": {}} for number in range(count))
+    joined = [server._join(hello, Connection()) for hello in hellos]
+    for member in joined:
+        assert "begin" in member.writer.sent.pop()
+    return server, joined
+
+
+def test_a_barrier_waits_for_all_each_time():
+    server, joined = members(3)
+    for _ in range(2):
+        for member in joined:
+            assert not any(other.writer.sent for other in joined)
+            server._receive(member, {"agree": "x", "value": None})
+        assert [member.writer.sent for member in joined] == [[{"agreed": "x"}]] * 3
+        for member in joined:
+            member.writer.sent.clear()
+
+
+def test_the_cause_is_named_whenever_it_is_reported(monkeypatch):
+    """After an error in communication that follows from it; and a value that differs though process 0's comes last."""
+    monkeypatch.setattr(hub, "_TOGETHER", 0.0)
+
+    async def run(*messages):
+        server, joined = members(2)
+        for number, message in messages:
+            server._receive(joined[number], message)
+            await asyncio.sleep(0.1)
+        await asyncio.wait_for(server.finished.wait(), 5)
+        ends = [member.writer.sent[-1] for member in joined]
+        assert ends[0] == ends[1]
+        return ends[0]["culprit"], ends[0]["end"].partition(": ")[2]
+
+    failures = ((0, {"failed": "Gloo failed", "rank": 1}), (1, {"failed": "KeyError: 'x'", "rank": 0}))
+    assert asyncio.run(run(*failures)) == (1, "KeyError: 'x'")
+    values = ((1, {"agree": "x", "value": 1}), (0, {"agree": "x", "value": 2}))
+    assert asyncio.run(run(*values)) == (1, "x=1, but process 0 has 2; start all with the same settings")
 
 
 REFUSED = {
@@ -152,6 +270,8 @@ def test_a_coordinator_that_cannot_be_used(address):
         f"twinax: --coordinator {address}: cannot be reached ({REFUSED_TEXT}); start process 0 there"
     )
     assert "no.such.host: the host name cannot be resolved" in Process("no.such.host:1234", 2, 1).end()[1]
+    (line,) = Process("no.such.host:1234", 2, 0).end()[1].splitlines()  # process 0 does not wait for itself
+    assert line.endswith("process 0 must run on this machine")
     with socket.create_server(("", int(address.rpartition(":")[2]))):
         assert "process 0 cannot listen on this port (Address already in use)" in Process(address, 2, 0).end()[1]
 
@@ -208,6 +328,67 @@ def test_checksums_of_shares_add_up(rows, length, seed, data):
     assert sum(parts) % 2**32 == whole
     moved = checksum(numbers, src[::-1], labels[::-1])
     assert (moved == whole) == np.array_equal(np.hstack([src, labels]), np.hstack([src, labels])[::-1])
+
+
+DEVICES = """
+import jax, numpy as np
+from twinax.configs.schema import TransformerConfig
+from twinax.configs.sharding import ShardingConfig
+from twinax.train.partitioning import Placement
+from twinax.train.processes.exchange import Exchange, Told
+from twinax.train.processes.team import Team
+
+team = Team()
+team.count = 2
+exchange = Exchange(Placement.of(ShardingConfig(), TransformerConfig.preset("tiny")), team)
+rows = jax.device_put(np.uint32([[0, 2**32 - 1], [15, 3], [15, 0], [0, 0]]), exchange._sharding)
+print([tuple(map(int, told)) for told in (exchange(Told(2, 7)), exchange._combine(rows))])
+"""
+
+
+def test_processes_tell_each_other_once(forks):
+    """A process with four devices, which counts once; then four with one each, of which two have caught a signal."""
+    result = forks(DEVICES, XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4")
+    assert result.stdout == "[(2, 7), (15, 2)]\n", result.stderr
+
+
+class Device(NamedTuple):
+    """A device of a process."""
+
+    id: int
+    process_index: int
+
+
+@given(
+    sentences=st.integers(1, 30),
+    parts=st.integers(1, 3),
+    shares=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=3), min_size=1, max_size=5),
+)
+def test_every_sentence_is_one_process_s_own(sentences, parts, shares):
+    """`shares`: for each part of the rows, the processes that hold it, because an axis does not divide rows."""
+    total = sentences + -sentences % (len(shares) * parts)
+    size = total // len(shares)
+    indices = {
+        Device(10 * share + number, process): (slice(share * size, (share + 1) * size),)
+        for share, processes in enumerate(shares)
+        for number, process in enumerate(processes)
+    }
+    own = []
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(jax, "make_array_from_callback", lambda shape, sharding, part: part)
+        patches.setattr(Placement, "shares", len(shares))
+        sharding = SimpleNamespace(devices_indices_map=lambda shape: indices if shape == (total,) else {})
+        patches.setattr(Placement, "row_sharding", sharding)
+        patches.setattr(jax, "process_count", lambda: 3)
+        for process in {process for processes in shares for process in processes}:
+            patches.setattr(jax, "process_index", lambda process=process: process)
+            rows = Placement(None).rows(sentences, parts)
+            assert rows.total == total
+            own += rows.here[rows.own].tolist()
+            (numbers,) = Placement(None).put_rows([], rows)
+            for index in (index for device, index in indices.items() if device.process_index == process):
+                assert np.array_equal(numbers(index), np.arange(total)[index])
+    assert sorted(own) == [*range(sentences)]
 
 
 def test_two_processes_are_one(tmp_path, command, monkeypatch):

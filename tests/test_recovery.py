@@ -9,8 +9,10 @@ import resource
 import shutil
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 from rich.console import Console
 
 from twinax import TransformerConfig, convert
@@ -18,6 +20,8 @@ from twinax.configs.data import BatchConfig, TokenizerConfig
 from twinax.configs.errors import CheckpointError, DamagedCheckpointError, RunError
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.training import TrainingConfig
+from twinax.flax_transformer.module import named_arrays
+from twinax.train.checkpointing import checkpoints
 from twinax.train.checkpointing.checkpoints import Checkpoints, folder_of, read_checkpoint
 from twinax.train.loop import train
 from twinax.train.tracking.metrics import FILE, read_metrics
@@ -185,6 +189,33 @@ def test_the_last_checkpoint_is_averaged_from_memory(finished, copy, monkeypatch
     assert not (copy / "damaged").exists()
 
 
+def test_leftovers_of_a_killed_save_and_deletion_are_removed(finished, copy):
+    _, run = finished
+    for leftover in ("9.orbax-checkpoint-tmp/state", "deleted/4/state"):
+        (copy / "checkpoints" / leftover).mkdir(parents=True)
+    resume(run, copy)
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == ["6", "8"]
+
+
+class Jax:
+    """JAX in one of two processes."""
+
+    def __getattr__(self, name):
+        return (lambda: 2) if name == "process_count" else getattr(jax, name)
+
+
+def test_one_of_several_processes_moves_nothing(finished, copy, monkeypatch):
+    """Others may have read the checkpoint."""
+    _, run = finished
+    flip(copy / "checkpoints" / "8" / "state")
+    monkeypatch.setattr(checkpoints, "jax", Jax())
+    with pytest.raises(
+        CheckpointError, match=rf"; move {copy}/checkpoints/8 away to resume from the checkpoint before"
+    ):
+        resume(run, copy)
+    assert (copy / "checkpoints" / "8" / "state").is_dir()
+
+
 def test_what_is_missing_is_damaged_not_forbidden(finished, copy):
     directory, run = finished
     file = next((copy / "checkpoints" / "8" / "state").rglob("d/*"))
@@ -226,6 +257,9 @@ def test_damaged_metrics_are_named_and_kept_and_the_best_checkpoint_is_not_forgo
     expected = [json.loads(line) for i, line in enumerate(lines) if i != 1]
     assert read_metrics(copy) == expected  # the validation of update 6 was repeated
     assert folder_of(copy) == copy / "checkpoints" / folder_of(directory).name
+    path.write_text("\0\n" + path.read_text())
+    assert f"the file as it was is {copy / 'metrics-damaged2.jsonl'}" in resume(run, copy)
+    assert kept.read_bytes() == before
 
 
 def test_a_best_checkpoint_that_cannot_be_known_is_not_guessed(finished, copy, command):
@@ -256,6 +290,7 @@ def test_updates_without_a_line_are_named(finished, copy):
     assert f"{copy / FILE}: has no line for update 3 and 1 other\n" in resume(run, copy)
     (copy / FILE).write_text("".join(line for line in lines if '"update": 8' not in line))
     assert f"{copy / FILE}: has no line for update 8\n" in resume(run, copy)
+    assert read_metrics(copy)[-1] == json.loads(lines[-1])  # the last validation was repeated
     (copy / FILE).write_text("".join(line for line in lines if '"update": 5' not in line))
     assert f"{copy / FILE}: has no line for update 5\n" in resume(run, copy)
 
@@ -313,7 +348,9 @@ def test_a_last_line_without_its_end_is_a_killed_process(finished, copy):
 def test_weights_that_are_nan(finished, copy, tmp_path, command):
     """One line and exit status 2, wherever the logits are computed; training does not start."""
     checkpoint = convert.load(copy)
-    weights = {name: np.full_like(array, np.nan) for name, array in checkpoint.arrays.items()}
+    weights = {name: array.copy() for name, array in checkpoint.arrays.items()}
+    for array in weights.values():
+        array.flat[-1] = np.nan
     convert.save(replace(checkpoint, arrays=weights, training=None), tmp_path / "nan.pt")
     (tmp_path / "text").write_text("a b\n")
     texts = ("--src", tmp_path / "text", "--tgt", tmp_path / "text")
@@ -392,3 +429,5 @@ def test_initial_weights_that_are_infinite_are_named(finished, tmp_path):
     weights = read_initial_weights(replace(run, init_from=str(tmp_path / "x.pt")))
     expected = f"{tmp_path / 'x.pt'}: 1 of {len(arrays)} arrays hold NaN or infinite numbers, first {name}"
     assert expected in weights.notes
+    model = weights.model(weights.config.replace(param_dtype="float64"))
+    assert {array.dtype.name for array in named_arrays(model, nnx.Param).values()} == {"float64"}

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import time
 
+from twinax.train import signals
+
 # Like a compilation, this holds no GIL, runs no handler, and is not interrupted by a signal.
 BLOCKED = """
 import hashlib, sys
@@ -57,6 +59,29 @@ def test_the_main_thread_goes_on_after_one_signal():
     output, _ = process.communicate(timeout=60)
     assert output == f"{STOPPING}caught {signal.SIGTERM.value}\n"
     assert process.returncode == 0
+
+
+def interrupts(number):
+    """Whether this signal interrupts the main thread."""
+    try:
+        signal.raise_signal(number)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_what_a_second_signal_interrupts(monkeypatch):
+    """Not what is saved, if the first one arrives twice. Nor do messages name work that has ended."""
+    monkeypatch.setattr(signals, "_SAME", 0.2)
+    lines = []
+    with signals.StopSignals(lines.append, lambda: None) as stop:
+        with stop.during("this validation"):
+            pass
+        assert [interrupts(signal.SIGTERM) for _ in range(2)] == [False, False]
+        time.sleep(0.3)
+        assert interrupts(signal.SIGINT)
+    assert stop.caught == signal.SIGTERM
+    assert lines == ["stopping after this update; a second signal ends the process now"]
 
 
 def test_ctrl_c_while_the_command_is_imported_is_one_line(forks):

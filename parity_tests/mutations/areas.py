@@ -19,7 +19,9 @@ from parity_tests.mutations.model import MODEL
 from parity_tests.mutations.other_tools import OTHER_TOOLS
 from parity_tests.mutations.planting import Mutation, MutationError, Verdict, check, copy_package, run
 from parity_tests.mutations.precision import PRECISION
+from parity_tests.mutations.processes import PROCESSES
 from parity_tests.mutations.proof import PROOF
+from parity_tests.mutations.recovery import RECOVERY
 from parity_tests.mutations.training import TRAINING
 
 AREAS = {
@@ -34,6 +36,8 @@ AREAS = {
     "comparison": COMPARISON,
     "checkpoints on disk": CHECKPOINTS,
     "command line": COMMAND_LINE,
+    "recovery": RECOVERY,
+    "several processes": PROCESSES,
 }
 MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
 

@@ -137,7 +137,7 @@ def _region(text: str, names: list[str], place: str) -> tuple[int, int]:
     """(start, end) offsets of a class or function in a text; the whole text if `names` is empty."""
     body, first, last = ast.parse(text).body, 1, text.count("\n") + 1
     for name in names:
-        kinds = (ast.FunctionDef, ast.ClassDef)
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         node = next((n for n in body if isinstance(n, kinds) and n.name == name), None)
         if node is None or node.end_lineno is None:
             raise MutationError(f"{place}: there is no {name}")

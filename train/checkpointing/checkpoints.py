@@ -87,7 +87,6 @@ class Checkpoints:
         self.directory = directory.absolute()
         source = self.directory.parent / SOURCE  # of the run
         self.source = source.read_text(encoding="utf-8") if source.is_file() else None
-        self._remove_deleted()
         self._manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
@@ -105,10 +104,6 @@ class Checkpoints:
 
     def save(self, state: TrainState, run: RunConfig, tokenizers: Tokenizers) -> None:
         """Start writing a checkpoint unless it exists; the state may be donated immediately."""
-        update = int(state.update)
-        if update in self.updates:
-            return
-
         checksums = checksums_of_arrays(state)  # now, because the state may be donated
 
         def write(folder: Path) -> None:
@@ -121,7 +116,7 @@ class Checkpoints:
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), run=_Files(write))
         self.wait()
         with self._one_line_errors():
-            self._manager.save(update, args=items)
+            self._manager.save(int(state.update), args=items)  # does nothing if it exists
 
     def restore(self, like: TrainState, update: int) -> TrainState:
         """The state of a checkpoint, on the devices of `like`. Raises: CheckpointError if it cannot be read."""

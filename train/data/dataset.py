@@ -6,10 +6,11 @@ Letters: P pairs, B rows, S source length, T target length.
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from itertools import islice
-from multiprocessing import parent_process
+from multiprocessing import parent_process, resource_tracker
 from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
@@ -141,12 +142,22 @@ def pad_rows(
     return PaddedBatch(src, tgt, labels)
 
 
-def _initialize_worker(worker: int, workers: int) -> None:
-    """Leave Ctrl-C, which reaches every process of a terminal, to the parent; end with the parent, also a killed one.
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread, and so in the threads and processes that it starts.
 
-    A worker would otherwise wait for room in its queue forever.
+    Ctrl-C reaches every process of a terminal, also a worker that is just starting; the parent alone handles it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # the first worker would start it, and unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _initialize_worker(worker: int, workers: int) -> None:
+    """End with the parent, also a killed one: a worker would otherwise wait for room in its queue forever."""
     Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -256,7 +267,10 @@ class Batches:
             )
         iterator = iter(dataset)
         try:
-            for batch in iterator:
+            with _ctrl_c_blocked() if workers else nullcontext():
+                batch: Any = next(iterator, None)  # starts the workers
+            while batch is not None:
                 yield PaddedBatch(*batch)
+                batch = next(iterator, None)
         finally:
             iterator.close()

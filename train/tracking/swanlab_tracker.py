@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.errors import DataError
+from ...convert.atomic_io import replace_file
 
 _ID = "swanlab_id"  # file of a run directory: a resumed run continues its experiment
 
@@ -33,7 +34,7 @@ class SwanLabTracker:
         check_swanlab(project)
         self._swanlab = import_module("swanlab")
         if not (directory / _ID).is_file():
-            (directory / _ID).write_text(secrets.token_hex(4))
+            replace_file(directory / _ID, secrets.token_hex(4))
         try:
             self._swanlab.init(
                 project=project,

@@ -279,7 +279,9 @@ def test_cells_and_their_notes():
     assert reference[0] == "another way to the candidate's operation 3, mul"
     reference, _ = notes({0: (0,), 4: (4,), 6: (6,)})
     assert reference[2] == "another way to the candidate's operation 4, mul"  # of whose inputs one is known
-    text = page(Comparison(Diagnosis("equal", pairing=Pairing({}, (frozenset(), frozenset()))), traces=(one, other)), MODELS)
+    text = page(
+        Comparison(Diagnosis("equal", pairing=Pairing({}, (frozenset(), frozenset()))), traces=(one, other)), MODELS
+    )
     assert (text.count("2×3"), text.count("3×2")) == (6, 6)
 
 

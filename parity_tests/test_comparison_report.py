@@ -19,6 +19,7 @@ from twinax.parity.diagnosis import Diagnosis, trace_weights
 from twinax.parity.repairs import Repair
 from twinax.parity.rounding import Rounding
 from twinax.parity.updates import UpdateDifference
+from twinax.parity.weights import match_weights
 
 RANDOM = np.random.default_rng(0)
 SCALE, SHIFT, KERNEL, BIAS = (RANDOM.standard_normal(shape) for shape in ((5,), (5,), (3, 5), (5,)))
@@ -180,6 +181,14 @@ def test_expressions_are_the_candidate_s_parameters():
         (text,) = expressions(match, ONE)
         value = eval(text.removesuffix(", arranged alike"), {"state": REFERENCE})
         np.testing.assert_allclose(value, CANDIDATE[name], rtol=1e-12, atol=1e-12)
+
+
+def test_rows_of_padding_are_mentioned():
+    table = RANDOM.standard_normal((5, 3))
+    weights = match_weights({"table": table}, {"padded": np.vstack([table, np.zeros((3, 3))])})
+    assert expressions(weights.matches["padded"], trace("PyTorch", {"table": table}, ())) == [
+        "state['table'], elsewhere 0"
+    ]
 
 
 def test_the_page_of_all_parts():

@@ -140,6 +140,13 @@ COMPARISON_PAGE = (
         (f"{_REPORT}test_expressions_are_the_candidate_s_parameters",),
     ),
     Mutation(
+        "report: rows of padding are not mentioned",
+        "parity.comparison_report.expressions",
+        "if match.padding is not None",
+        "if match.padding",
+        (f"{_REPORT}test_rows_of_padding_are_mentioned",),
+    ),
+    Mutation(
         "report: the terminal exchanges reference and candidate",
         "parity.comparison_report.show",
         "{escape(names[1])} against {escape(names[0])}",

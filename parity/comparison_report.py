@@ -133,7 +133,8 @@ def expressions(match: Match, reference: Trace) -> list[str]:
         shape = reference.values[reference.parameters[part.source]].shape
         text = part.layout.code(f"state[{part.source!r}]", shape)
         text += f" + state[{match.added_to!r}], arranged alike" if match.added_to else ""
-        texts.append(text + (f" {'+' if match.shift > 0 else '-'} {abs(match.shift)}" if match.shift else ""))
+        text += f" {'+' if match.shift > 0 else '-'} {abs(match.shift)}" if match.shift else ""
+        texts.append(text + (f", elsewhere {match.padding:g}" if match.padding is not None else ""))
     return texts
 
 

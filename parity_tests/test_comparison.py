@@ -204,9 +204,32 @@ def test_what_the_inputs_do_not_test_is_said():
     ]
     padded = compare(module, module, (np.array([[1, 2, 3], [4, 0, 0]]),), rounding=False)
     assert padded.not_exercised == full.not_exercised[2:]
+    left = compare(module, module, (np.array([[1, 2, 3], [0, 0, 4]]),), rounding=False)
+    assert left.not_exercised == full.not_exercised[2:]
     biased = nn.Linear(6, 3)
     zero = compare(biased, biased, (np.zeros((2, 6)),), rounding=False)
     assert list(zero.not_exercised) == ["input 0: is 0 everywhere, so products with it were not tested"]
+
+
+def test_masks_of_one_line_and_many_constants():
+    """A mask that varies once is tested; of many parameters the first are named, the others counted."""
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gains = nn.ParameterList(torch.ones(6) for _ in range(8))
+
+        def forward(self, x):
+            for gain, mask in zip(self.gains, (x > 0, *[x > -9] * 7), strict=True):
+                x = torch.where(mask, x * gain, 0.5 * x)
+            return x
+
+    module = Layers().eval()
+    comparison = compare(module, module, (X,), rounding=False)
+    names = ", ".join(f"gains.{i}" for i in range(6))
+    assert list(comparison.not_exercised) == [
+        f"all values are equal, so their order was not tested: {names} and 2 more"
+    ]
 
 
 def test_the_assertion_and_the_document(reference):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from types import ModuleType
 from typing import get_args
+from unittest.mock import ANY
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from twinax.parity.alignment import Difference, Pairing, side_by_side
 from twinax.parity.capture.trace import Operation, Trace
 from twinax.parity.comparison import Comparison
 from twinax.parity.comparison_page import page
+from twinax.parity.defect import Defect
 from twinax.parity.diagnosis import Diagnosis, diagnose_traces
 from twinax.parity.rounding import Rounding
 from twinax.parity.source_lines import snippets
@@ -242,6 +244,47 @@ def test_models_that_cannot_be_compared_have_no_trace(reference):
     assert '<span aria-hidden="true">?</span> undecided' in page(comparison, MODELS)
 
 
+def test_where_lines_are_left_out(tmp_path, monkeypatch):
+    """Also a single one."""
+    (tmp_path / "models").mkdir()
+    module = ModuleType("left_out")
+    module.__file__ = str(tmp_path / "models" / "left_out.py")
+    (tmp_path / "models" / "left_out.py").write_text("".join(f"line {i}\n" for i in range(1, 12)))
+    monkeypatch.setitem(sys.modules, "left_out", module)
+    for last, gaps in ((8, 1), (7, 0)):
+        lines = tuple(Operation("add", (), (), "", (f"models/left_out.py:{i}",)) for i in (2, last))
+        comparison = Comparison(Diagnosis("different", (Defect((), lines, 0.5),)), traces=(Trace("JAX"), Trace("JAX")))
+        assert page(comparison, MODELS).count("⋮") == gaps
+
+
+def test_cells_and_their_notes():
+    """Equal values on one row where the order allows it, each operation once; else a note names the other."""
+    one, other = chain(6, lambda i: f"ref.{i}"), chain(6, lambda i: "", [np.ones((3, 2))] * 7)
+    other.operations[3] = replace(other.operations[3], inputs=(3, 0))
+
+    def notes(equal):
+        rows = side_by_side((one, other), Pairing(equal, (frozenset(), frozenset())), [])
+        cells = [[row[side] for row in rows if row[side] is not None] for side in range(2)]
+        assert [[cell.operation for cell in side] for side in cells] == [one.operations, other.operations]
+        return [[cell.note for cell in side] for side in cells]
+
+    reference, candidate = notes({3: (3,), 5: (2,), 6: (0,)})
+    assert candidate[2:] == ["value of the reference's operation 3", ANY, "", "the reference's input 0"]
+    assert reference[2] == "value of the candidate's operation 3"
+    reference, candidate = notes({1: (3,), 2: (3,), 6: (6,)})  # two of one value
+    assert "value of the reference's operation 3" in candidate[:2]
+    _, candidate = notes({2: (4, 2), 6: (6,)})
+    assert candidate[0] == "another way to the reference's operation 2, mul"
+    reference, _ = notes({0: (0,), 3: (3,), 4: (4,), 6: (6,)})
+    assert reference[0] == "another way to the candidate's operation 3, mul"
+    reference, _ = notes({0: (0,), 4: (4,), 6: (6,)})
+    assert reference[2] == "another way to the candidate's operation 4, mul"  # of whose inputs one is known
+    text = page(
+        Comparison(Diagnosis("equal", pairing=Pairing({}, (frozenset(), frozenset()))), traces=(one, other)), MODELS
+    )
+    assert (text.count("2×3"), text.count("3×2")) == (6, 6)
+
+
 def test_code_of_a_file_that_is_not_the_only_one_is_not_shown(tmp_path, monkeypatch):
     for folder in ("a", "b"):
         (tmp_path / folder / "models").mkdir(parents=True)
@@ -251,7 +294,7 @@ def test_code_of_a_file_that_is_not_the_only_one_is_not_shown(tmp_path, monkeypa
         module.__file__ = str(path)
         monkeypatch.setitem(sys.modules, f"snippets_{folder}", module)
         if folder == "a":
-            (snippet,) = snippets(["models/port.py:3", "models/port.py:9", "encoder.layers.0", "models/none.py:3"])
-    assert [line.number for line in snippet.lines] == [1, 2, 3, 4, 5, 7, 8, 9]
-    assert [line.text for line in snippet.lines if line.named] == ["line 3 of a", "line 9 of a"]
+            (snippet,) = snippets(["models/port.py:2", "models/port.py:9", "encoder.layers.0", "models/none.py:3"])
+    assert [line.number for line in snippet.lines] == [1, 2, 3, 4, 7, 8, 9]
+    assert [line.text for line in snippet.lines if line.named] == ["line 2 of a", "line 9 of a"]
     assert snippets(["models/port.py:3"]) == []

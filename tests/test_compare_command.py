@@ -4,12 +4,19 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from twinax import compare_command
 from twinax.compare_command import run
+from twinax.parity.capture.trace import Trace
+from twinax.parity.comparison import Comparison
+from twinax.parity.diagnosis import Diagnosis
+from twinax.parity.rounding import Rounding
+from twinax.parity.updates import UpdateDifference
 from twinax.usage import UsageError, one_line_errors
 
 REFERENCE = """
@@ -25,7 +32,7 @@ def dropout():
     return nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
 
 def broken():
-    raise KeyError("hidden_size")
+    return size("hidden_size")
 
 def inputs():
     return (torch.ones(2, 6),)
@@ -35,6 +42,9 @@ def nothing():
 
 def leaves():
     raise SystemExit(3)
+
+def size(name):
+    raise KeyError(name)
 """
 PORT = """
 import jax
@@ -52,6 +62,10 @@ def make(state):
 def untrained():
     import numpy as np
     return port, {n: np.zeros(s, "f") for n, s in zip(names, [(6, 9), (9,), (9, 6), (6,)])}
+
+def counting():
+    import numpy as np
+    return (lambda p, x: port(p, x) * (p["steps"] > 0)), untrained()[1] | {"steps": np.ones((), int)}
 """
 
 
@@ -113,11 +127,40 @@ def test_a_converter_and_no_converter(files, capsys):
     capsys.readouterr()
     assert compare(candidate="port.py:untrained", write_rules="rules.toml") == 0
     assert "weights: 4 of 4 parameters inferred, without their names" in capsys.readouterr().out
+    assert compare(candidate="port.py:counting") == 0
+    assert "weights: 4 of 4 parameters inferred" in capsys.readouterr().out  # a counter is no parameter
     assert compare(candidate="port.py:untrained", rules="rules.toml") == 0
     assert compare(candidate="port.py:untrained", convert="rules.py:to_candidate") == 0
     assert compare(inputs="ref.py:inputs") == 0
     np.save("batch.npy", np.load("batch.npz")["arr_0"])
     assert compare(inputs="batch.npy") == 0
+
+
+EQUAL = Comparison(Diagnosis("equal"), traces=(Trace("PyTorch"), Trace("JAX")))
+
+
+@pytest.mark.parametrize(
+    ("status", "changes"),
+    [
+        (0, {}),
+        (0, {"forward": Diagnosis("equal but for float32 constants")}),
+        (0, {"rounding": (Rounding("float32", 0.0, 0.0, 24, "out of memory"),)}),
+        (1, {"forward": Diagnosis("different")}),
+        (2, {"forward": Diagnosis("undecided", reason="the outputs are empty")}),
+        (1, {"backward": Diagnosis("different")}),
+        (2, {"backward": Diagnosis("undecided")}),
+        (1, {"update": (UpdateDifference("learning rate", 1.0, 2.0),)}),
+        (1, {"rounding": (Rounding("float32", 1e-8, 1e-6, 24),)}),
+    ],
+)
+def test_exit_status(status, changes, files, monkeypatch, capsys):
+    comparison = replace(EQUAL, **changes)
+    monkeypatch.setattr(compare_command, "compare", lambda *arguments, **options: comparison)
+    assert compare(report="o.html", json_file="o.json") == status
+    assert comparison.ok == (status == 0)
+    assert capsys.readouterr().out.startswith(f"{comparison.verdict}: ")
+    assert json.loads((files / "o.json").read_text())["equal"] == (status == 0)
+    assert f">{'✓✗?'[status]}</span> {comparison.verdict}" in (files / "o.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -127,9 +170,9 @@ def test_a_converter_and_no_converter(files, capsys):
         ({"reference": "none.py:make"}, "none.py: there is no such file"),
         (
             {"candidate": "port.py:mak"},
-            "port.py:mak: port.py has no function mak; it has port, convert, make, untrained",
+            "port.py:mak: port.py has no function mak; it has port, convert, make, untrained, counting",
         ),
-        ({"reference": "ref.py:broken"}, "ref.py:broken: failed: KeyError: 'hidden_size' (line 14)"),
+        ({"reference": "ref.py:broken"}, "ref.py:broken: failed: KeyError: 'hidden_size' (line 26)"),
         ({"reference": "ref.py:dropout"}, "1: is in training mode; call eval() on the module"),
         ({"inputs": "none.npz"}, "none.npz: there is no such file"),
         ({"inputs": "helper.py"}, "helper.py: is not an .npz or .npy file of arrays"),

@@ -82,6 +82,10 @@ def test_the_step_costs_what_the_formula_says(programs):
     assert step.cost.flops == pytest.approx(model_flops(MODEL, 32, 16, 16) / 4, rel=0.02)
     assert step.cost.flops == pytest.approx(expected.flops, rel=0.02)
     assert step.memory.arguments == memory.arguments
+    # bytes of HBM are estimated: of an update by the formula, of the others those that they read and write at least
+    assert step.cost.hbm_bytes == expected.hbm_bytes
+    search = programs["beam search"]
+    assert search.cost.hbm_bytes == search.memory.arguments + search.memory.results
 
 
 def test_plan(config, command, tmp_path):
@@ -103,6 +107,8 @@ def test_a_run_directory_is_planned_with_its_largest_shape(tmp_path):
     (tmp_path / "data.json").write_text(json.dumps({"shapes": [[4, 6, 85], [16, 15, 32], [3, 3, 150]], "ids": "a b"}))
     workload, updates = find_workload(str(tmp_path), None, None, None, "bfloat16")
     assert (workload.shape(), updates, workload.run.model.compute_dtype) == ("32×(16+15)", 50, "bfloat16")
+    workload, updates = find_workload(str(tmp_path), 1024, 8, 7, None)
+    assert (workload.shape(), updates) == ("128×(8+8)", 7)
 
 
 def test_what_the_corpus_determines_is_assumed(tmp_path, capsys):

@@ -5,6 +5,7 @@ XLA's own `cost_analysis` is the oracle of FLOPs where no loop runs; JAX's shard
 
 import math
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -23,6 +24,7 @@ from twinax.configs.run import RunConfig
 from twinax.configs.sharding import ShardingConfig
 from twinax.configs.training import TrainingConfig
 from twinax.train.partitioning import partition
+from twinax.train.planning.chips import CHIPS
 from twinax.train.planning.compilation import CompiledProgram, _measure, check_compiler
 from twinax.train.planning.cost import Collective, Cost, Memory, cost
 from twinax.train.planning.estimate import estimate, shard_bytes
@@ -39,6 +41,9 @@ MODEL = TransformerConfig(
     **{"src_vocab_size": 256, "tgt_vocab_size": 512, "d_model": 128, "num_heads": 8, "d_ff": 384, "max_length": 64},
     **{"num_encoder_layers": 3, "num_decoder_layers": 3, "norm_placement": "pre", "final_norm": True},
 )
+
+
+SMALL = MODEL.replace(num_encoder_layers=1, num_decoder_layers=1)
 
 
 def workload(model=MODEL, rows=64, length=32, **parts):
@@ -92,17 +97,20 @@ def test_flops_of_convolutions(sizes, spatial):
 
 @pytest.mark.parametrize("trips", [1, 6])
 def test_loops_count_as_often_as_they_run(trips):
-    """XLA counts a body once. A scan that is unrolled has no loop."""
-    weights, x = jnp.zeros((trips, 8, 8)), jnp.zeros((4, 8))
+    """XLA counts a body once. A scan that is unrolled has no loop. Each step of this one has a loop itself."""
+    weights, x = jnp.zeros((trips, 3, 8, 8)), jnp.zeros((4, 8))
 
     def run(weights, x, unroll):
-        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights, unroll=unroll)[0]
+        def layers(x, weights):
+            return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights, unroll=unroll)[0], None
+
+        return jax.lax.scan(layers, x, weights, unroll=unroll)[0]
 
     flops = {}
     for unroll in (False, True):
         compiled = jax.jit(run, static_argnums=2).lower(weights, x, unroll).compile()
         flops[unroll] = cost(parse(compiled.as_text())).flops
-    assert flops[False] == flops[True] == trips * 2 * 4 * 8 * 8
+    assert flops[False] == flops[True] == trips * 3 * 2 * 4 * 8 * 8
 
 
 def test_loops_of_unknown_length():
@@ -110,6 +118,12 @@ def test_loops_of_unknown_length():
     compiled = jax.jit(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ x, x)).lower(jnp.eye(4))
     program = parse(compiled.compile().as_text())
     assert cost(program, 5).flops == 5 * cost(program).flops == 5 * 2 * 4**3
+
+    def count_down(x):
+        return jax.lax.while_loop(lambda s: s[0] > 3, lambda s: (s[0] - 1, s[1] @ s[1]), (x.shape[0] + 4, x))[1]
+
+    program = parse(module(count_down, jnp.eye(4)).to_string())  # the constant of the condition is no number of steps
+    assert cost(program, 5).flops == 5 * 2 * 4**3
 
 
 def collective(kind, shapes, groups, reducer="add"):
@@ -183,6 +197,29 @@ def test_bytes_of_updates_in_place():
     program = parse(jax.jit(run).lower(jnp.zeros(64)).compile().as_text())
     row, stacked = 64 * 8, 1000 * 64 * 8  # float64
     assert cost(program).hbm_bytes < 20 * 1000 * row + 4 * stacked
+    text = """HloModule m
+ENTRY %e (a: f32[100,8], b: f32[1,8]) -> f32[100,8] {
+  %a = f32[100,8]{1,0} parameter(0)
+  %b = f32[1,8]{1,0} parameter(1)
+  %z = s32[] constant(0)
+  ROOT %u = f32[100,8]{1,0} dynamic-update-slice(%a, %b, %z, %z)
+}
+"""
+    assert cost(parse(text)).hbm_bytes == 32 + 32  # the row is read, and written
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *[("pred", jnp.bool_), ("bf16", jnp.bfloat16), ("s32", jnp.int32), ("c64", jnp.complex64)],
+        *[("f8e4m3fn", jnp.float8_e4m3fn), ("u8", jnp.uint8), ("f64", jnp.float64)],
+    ],
+)
+def test_bytes_of_dtypes(name, dtype):
+    """As JAX counts them."""
+    text = f"HloModule m\nENTRY %e (a: {name}[3,5]) -> {name}[3,5] {{\n  %a = {name}[3,5]{{1,0}} parameter(0)\n"
+    text += f"  ROOT %c = {name}[3,5]{{1,0}} copy(%a)\n}}\n"
+    assert cost(parse(text)).hbm_bytes == 2 * jnp.zeros((3, 5), dtype).nbytes
 
 
 def test_no_program():
@@ -219,6 +256,37 @@ def test_topologies():
     # 900 GB/s of NVLink in both directions; between machines eight GPUs share eight cards of 50 GB/s
     assert parse_topology("h100:8").seconds(450e9, 8) == 1
     assert parse_topology("h100:16").seconds(8 * 50e9, 16) == 1
+
+
+# As the makers print them. TPUs: TFLOPS, GiB and GB/s of HBM, Gb/s of all links, of which each chip has so many.
+TPUS = {
+    "v4": (275, 32, 1200, 2400, 6),
+    "v5e": (197, 16, 819, 1600, 4),
+    "v5p": (459, 95, 2765, 4800, 6),
+    "v6e": (918, 32, 1638, 3200, 4),
+}
+# GPUs: TFLOPS of bfloat16 and of TF32, both with sparsity, GB and GB/s of HBM, GB/s of NVLink or PCIe in both
+# directions, Gb/s of the network.
+GPUS = {
+    "a100": (624, 312, 80, 2039, 600, 200),
+    "h100": (1978, 989, 80, 3350, 900, 400),
+    "h200": (1978, 989, 141, 4800, 900, 400),
+    "l4": (242, 121, 24, 300, 64, 0),
+}
+
+
+def test_chips_are_those_of_the_data_sheets():
+    assert CHIPS.keys() == TPUS.keys() | GPUS.keys()
+    for name, (flops, memory, bandwidth, links, number) in TPUS.items():
+        chip = CHIPS[name]
+        assert (chip.flops, chip.float32_flops) == (flops * 1e12, flops * 1e12)
+        assert (chip.hbm_bytes, chip.hbm_bandwidth) == (memory * 2**30, bandwidth * 1e9)
+        assert (8 * number * chip.link_bandwidth, chip.dimensions) == (links * 1e9, number / 2)
+    for name, (flops, tf32, memory, bandwidth, links, network) in GPUS.items():
+        chip = CHIPS[name]
+        assert (2 * chip.flops, 2 * chip.float32_flops) == (flops * 1e12, tf32 * 1e12)
+        assert (chip.hbm_bytes, chip.hbm_bandwidth) == (memory * 1e9, bandwidth * 1e9)
+        assert (2 * chip.link_bandwidth, 8 * chip.network_bandwidth) == (links * 1e9, network * 1e9)
 
 
 # Measured model FLOPs utilization of decoder-only models, per chip. Source: MaxText, configs/v5e and configs/v5p;
@@ -286,8 +354,53 @@ def test_bytes_of_the_state_are_exact(sharding, tied):
     assert shard_bytes(state, sharding) == expected
 
 
+@pytest.mark.parametrize("consistency", ["none", "r_drop"])
+def test_utilization_is_full_where_nothing_but_the_model_is_computed(consistency):
+    """Rows of both passes, on the chips that share them."""
+    work = workload(training=TrainingConfig(consistency=consistency))
+    topology, passes = parse_topology("h100:8"), 1 if consistency == "none" else 2
+    flops = model_flops(MODEL, 64 * passes, 32, 32) / 8
+    assert utilization(work, topology, roofline(Cost(flops, 0), topology, "float32")) == pytest.approx(1)
+
+
+def test_what_a_device_holds_and_sends():
+    """Twice the devices for twice the rows need the same memory each; gradients are summed once, however divided."""
+    one, two = (estimate(workload(SMALL, rows=64 * n), ShardingConfig(data=n))[1] for n in (1, 2))
+    assert one.temporaries == two.temporaries
+    state = abstract_state(SMALL, TrainingConfig()).params
+    size = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(state))
+    for sharding in (ShardingConfig(data=4), ShardingConfig(data=1, fsdp=4), ShardingConfig(data=2, fsdp=2)):
+        collectives = estimate(workload(SMALL), sharding)[0].collectives
+        assert sum(c.bytes for c in collectives if c.kind != "all-gather") == size
+
+
+def test_sums_of_activations_that_a_layer_adds(monkeypatch):
+    """Per sublayer one forward and one backward; the encoder's output has one per cross-attention, backward.
+
+    Source: Shoeybi et al. 2019, "Megatron-LM", figure 4.
+    """
+    monkeypatch.setattr("twinax.train.planning.estimate._traced_bytes", lambda *arguments: 0)  # of no concern here
+    sharding, (src, tgt) = ShardingConfig(data=1, tensor=2), (16, 32)
+
+    def sent(**layers):
+        work = replace(workload(SMALL.replace(**layers)), src_length=src, tgt_length=tgt)
+        return estimate(work, sharding)[0].sent / (64 * 128 * 4)  # rows, d_model, float32
+
+    assert sent(num_encoder_layers=2) - sent() == 4 * src
+    assert sent(num_decoder_layers=2) - sent() == 6 * tgt + src
+
+
+@given(*4 * [st.integers(1, 9)])
+def test_padded_rows_are_divisible(rows, data, fsdp, accumulation):
+    work = workload(rows=rows, training=TrainingConfig(accumulation=accumulation))
+    padded = work.padded(ShardingConfig(data=data, fsdp=fsdp)).rows
+    parts = data * fsdp * accumulation
+    assert padded % parts == 0
+    assert 0 <= padded - rows < parts
+
+
 def test_sweep_ranks_all_meshes():
-    work = workload(MODEL.replace(num_encoder_layers=1, num_decoder_layers=1))
+    work = workload(SMALL)
     candidates = rank(work, [parse_topology("v5e:4x4")])
     assert len(candidates) == len(list(meshes(16))) == 15
     times = [candidate.seconds for candidate in candidates]
@@ -352,6 +465,30 @@ def test_batch_too_small_for_the_links():
     line = names(wide, ShardingConfig(data=4, tensor=4), [activations])["too much communication within layers"]
     assert line.endswith("set --sharding.tensor 2")
 
+    gradients = Collective("all-reduce", 8, ((32, 32),), 10**9, 1)  # over another axis than `tensor`
+    assert "batch too small for the links" in names(wide, ShardingConfig(data=8, tensor=2), [gradients])
+
+
+def test_the_fewest_micro_batches_that_fit_are_advised():
+    chip = parse_topology("l4:1")
+    work, limit = workload(SMALL, rows=100_000), chip.chip.hbm_bytes
+    program = CompiledProgram(STEP, Memory(0, int(3 * limit)), None)
+    (problem,) = pathologies(work, chip, ShardingConfig(data=1), [program])
+    assert "needs 3.00 times the memory" in str(problem)
+    assert problem.remedy == "set --execution.remat layers --training.accumulation 2"
+
+    def needed(accumulation):
+        parts = {"training": TrainingConfig(accumulation=accumulation), "execution": ExecutionConfig(remat="layers")}
+        return estimate(workload(SMALL, rows=100_000, **parts), ShardingConfig(data=1))[1].total
+
+    assert needed(2) <= limit < needed(1)
+
+
+def test_tables_are_found_though_they_are_transposed():
+    gathered = [Collective("all-gather", 4, ((128, 512),), 4 * 128 * 512, 1)]
+    problems = names(workload(MODEL.replace(num_heads=4)), ShardingConfig(data=2, tensor=4), gathered)
+    assert "gathers the whole table 128×512" in problems["re-materialized embedding"]
+
 
 PLANTED = """
 import jax, jax.numpy as jnp
@@ -399,6 +536,30 @@ def test_compiler_of_another_version(monkeypatch):
     with pytest.raises(ConfigError, match=r"libtpu 0.0.52 does not match jax 0.10.2, which needs libtpu==0.0.42"):
         check_compiler(parse_topology("v5e:2x2"))
     check_compiler(parse_topology("h100:8"))
+
+
+@pytest.mark.parametrize(
+    ("message", "needed"),
+    [
+        (
+            "Ran out of memory in memory space hbm. Used 21.5G of 15.75G hbm. Exceeded hbm capacity by 5.75G.",
+            21.5 * 2**30,
+        ),
+        ("Allocation type: HLO temporaries 512.0M, which do not fit", 1000 + 512 * 2**20),
+        ("temporaries (2.5G) exceed", 1000 + 2.5 * 2**30),
+    ],
+)
+def test_what_the_compiler_refuses_needs_what_it_says(message, needed):
+    """With all, or with the temporaries alone, to which the arguments are added."""
+
+    def compile_program():
+        raise RuntimeError(message)
+
+    program = _measure("step", compile_program, 1000)
+    assert (program.memory.total, program.cost) == (needed, None)
+    message = "INTERNAL: Used 3 registers"
+    with pytest.raises(RuntimeError, match="registers"):
+        _measure("step", compile_program, 1000)
 
 
 @given(*4 * [st.integers(0, 2**40)])

@@ -145,9 +145,7 @@ def _inferred_converter(
     inference = infer_weights(model, port, reference_inputs, candidate_inputs)
     matches, shapes = inference.weights.matches, _shapes(port)
     learned = len(shapes) - len(inference.fixed)
-    print(
-        f"weights: {len(matches.keys() - set(inference.fixed))} of {learned} parameters inferred, without their names"
-    )
+    print(f"weights: {len(matches)} of {learned} parameters inferred, without their names")
     for line in inference.questions.values():
         print(f"undecided: {line}")
     if write_rules is not None:

@@ -12,11 +12,13 @@ from rich.console import Console
 from parity_tests.mutations.checkpoints import CHECKPOINTS
 from parity_tests.mutations.command_line import COMMAND_LINE
 from parity_tests.mutations.comparison import COMPARISON
+from parity_tests.mutations.comparison_page import COMPARISON_PAGE
 from parity_tests.mutations.conversion import CONVERSION
 from parity_tests.mutations.data import DATA
 from parity_tests.mutations.decoding import DECODING
 from parity_tests.mutations.model import MODEL
 from parity_tests.mutations.other_tools import OTHER_TOOLS
+from parity_tests.mutations.planning import PLANNING
 from parity_tests.mutations.planting import Mutation, MutationError, Verdict, check, copy_package, run
 from parity_tests.mutations.precision import PRECISION
 from parity_tests.mutations.processes import PROCESSES
@@ -38,6 +40,8 @@ AREAS = {
     "command line": COMMAND_LINE,
     "recovery": RECOVERY,
     "several processes": PROCESSES,
+    "planning": PLANNING,
+    "page of a comparison": COMPARISON_PAGE,
 }
 MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
 

@@ -23,7 +23,10 @@ class MutationError(Exception):
 
 @dataclass(frozen=True)
 class Mutation:
-    """Replaces `old`, which occurs once in `place` (dotted name of a module, class or function), by `new`."""
+    """Replaces `old`, which occurs once in `place`, by `new`.
+
+    `place`: the dotted name of a module, class or function; or the path of a file that is not Python, as a template.
+    """
 
     name: str
     place: str
@@ -48,7 +51,7 @@ class Mutation:
             raise MutationError(f"{self.name}: {self.old!r} stands {count} times in {self.place}, not once")
         mutated_source = text[:start] + text[start:end].replace(self.old, self.new) + text[end:]
         try:
-            ast.parse(mutated_source)
+            ast.parse(mutated_source if path.suffix == ".py" else "")  # of another file, nothing is known
         except SyntaxError as error:
             raise MutationError(f"{self.name}: makes no Python of {self.place}: {error}") from None
         return path, mutated_source
@@ -121,7 +124,9 @@ def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -
 
 
 def _module(package: Path, place: str) -> tuple[Path, list[str]]:
-    """(file of the longest module prefix of a dotted name, remaining parts of the name)."""
+    """(file of the longest module prefix of a dotted name, or of a path; remaining parts of the name)."""
+    if (file := package / place).is_file():
+        return file, []
     parts = place.split(".")
     for length in range(len(parts), 0, -1):
         for path in (
@@ -135,6 +140,8 @@ def _module(package: Path, place: str) -> tuple[Path, list[str]]:
 
 def _region(text: str, names: list[str], place: str) -> tuple[int, int]:
     """(start, end) offsets of a class or function in a text; the whole text if `names` is empty."""
+    if not names:
+        return 0, len(text)
     body, first, last = ast.parse(text).body, 1, text.count("\n") + 1
     for name in names:
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -310,18 +310,4 @@ TRAINING = (
         "1",
         ("tests/test_metrics.py::test_the_best_has_the_least_loss_or_the_most_bleu",),
     ),
-    Mutation(
-        "planned memory without results",
-        "train.planning.cost.Memory.total",
-        " + self.results",
-        "",
-        ("tests/test_planning.py::test_the_memory_is_the_sum_of_its_parts",),
-    ),
-    Mutation(
-        "every program plans its results in the place of its arguments",
-        "train.planning.compilation._measure",
-        "max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)",
-        "0",
-        ("tests/test_planning.py::test_a_result_counts_unless_it_takes_the_place_of_an_argument",),
-    ),
 )

@@ -49,7 +49,7 @@ _ELEMENTWISE = (
     *("expm1", "integer_pow"),
 )
 _AXES = ("axes", "axis", "dimension", "dim")
-_COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
+COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _substituted(operation: Operation, inputs: Sequence[Array], output: Array) -
     """Another function of the same inputs."""
     name = kind(operation)
     operands = [*inputs, *(v for v in operation.settings.values() if isinstance(v, np.ndarray))]
-    if name in _COMPARING and len(operands) == 2:
+    if name in COMPARING and len(operands) == 2:
         for text, function in _COMPARISONS.items():
             yield function(*operands), f"{name} → {text}"
     if output.dtype == bool:

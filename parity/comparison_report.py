@@ -127,7 +127,7 @@ def _weights(weights: WeightMap, traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def expressions(match: Match, reference: Trace) -> list[str]:
-    """Where a candidate's parameter comes from, part by part, in NumPy."""
+    """Where a candidate's parameter comes from, part by part, in NumPy, with notes."""
     texts = []
     for part in match.parts:
         shape = reference.values[reference.parameters[part.source]].shape

@@ -152,7 +152,10 @@ class State:
     def _equal(self, reference: int, candidate: int) -> bool:
         """Equal element by element; in another arrangement only if the shapes differ, or the inputs' axes do."""
         one, other = self.reference.value(reference), self.candidate.value(candidate)
-        if one.shape != other.shape and candidate in self.matches.of_reference.get(reference, ()):
+        if one.shape != other.shape and (
+            candidate in self.matches.of_reference.get(reference, ())
+            or (one.dtype.kind in "biu" and any(np.array_equal(each, other) for each in alignments(one, other)))
+        ):
             return True
         return any(same_order(each, other, self.bound, self.least) for each in self.orders(one, other))
 
@@ -357,6 +360,7 @@ def _unfolded(state: State) -> tuple[int, Defect, State] | None:
     if state.samples is None:
         return None
     best: tuple[tuple[bool, int], tuple[int, Defect, State]] | None = None
+    before = _matched_values(state)
     sides, ends = (state.reference.plain(), state.candidate.plain()), [c for _, c, _ in state.pairs]
     for repair, users in unfolded(state.samples.traces, state.samples.weights):
         moved = edited(sides, in_order(state, repair.edits))
@@ -365,18 +369,24 @@ def _unfolded(state: State) -> tuple[int, Defect, State] | None:
         error = float(max(errors[n] / largest[n] for n in ends))
         if error <= ROUNDED:  # it makes no difference, but for a rounded sum
             continue
-        pairs = [(r, n) for n, _ in repair.edits for r in _partners(state, moved.value(n))]
-        if not pairs and not repair.parameter:
+        partners = [(_partners(state, moved.value(n))[:1], n) for n, _ in repair.edits]
+        if not repair.parameter and not all(equal for equal, _ in partners):
             continue
-        number, other = pairs[-1] if pairs else state.differing[0]
+        equal, other = partners[-1]
+        number, other = (equal[0], other) if equal else state.differing[0]
         step = _Step(number, other, moved.value(other), 0, False)
         after = state.forced({n: moved.value(n) for n, _ in repair.edits}, step, repair)
-        gain = len(after.matches.of_reference) - len(state.matches.of_reference)
+        gain = len(_matched_values(after) - before)
         own = () if repair.operation is None else (repair.operation,)
         rank = not after.open_outputs, gain
         if gain > 0 and (best is None or rank > best[0]):
             best = rank, (number, Defect(tuple(users), own, error, repair), after)
     return None if best is None else best[1]
+
+
+def _matched_values(state: State) -> set[int]:
+    """Values of the reference, other than parameters, that the candidate has."""
+    return state.matches.of_reference.keys() - {*state.reference.trace.parameters.values()}
 
 
 def _partners(state: State, value: np.ndarray) -> list[int]:
@@ -391,6 +401,9 @@ def output_step(state: State) -> tuple[int, Defect, State] | None:
     if not outputs or state.exchanged_outputs():
         return None
     number, other = outputs[0]
+    last = state.taken[-1] if state.taken else None
+    if last is not None and last.whole and (last.number, last.other) == (number, other):  # which changed nothing
+        return None
     one, target = state.reference.value(number), state.candidate.value(other)
     possible = alignments(one, target) if one.shape != target.shape else state.orders(one, target)[::-1]
     if not possible:
@@ -475,8 +488,8 @@ def _finished(
 ) -> tuple[int, Defect, State]:
     parts = state.regions(step.number, step.other)
     target = state.candidate.value(step.other)
-    largest = np.abs(step.value[np.isfinite(step.value)]).max(initial=1e-300)
-    error = float(difference(step.value, target).max() / largest)
+    largest = [float(np.abs(a[np.isfinite(a)]).astype(np.float64).max(initial=0)) for a in (step.value, target)]
+    error = float(difference(step.value, target).max() / (largest[0] or largest[1] or 1.0))
     unexplained = error <= ROUNDED if repair is None else error <= FLOAT32 and not (repair.literal or repair.parameter)
     if unexplained:
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair

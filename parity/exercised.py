@@ -1,6 +1,6 @@
 """What the inputs of a comparison did not reach: padding, masks, branches and parameters."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -25,31 +25,39 @@ def not_exercised(reference: Trace, candidate: Trace, weights: WeightMap) -> lis
     if constant:
         names = ", ".join(constant[:_MOST]) + (f" and {len(constant) - _MOST} more" if len(constant) > _MOST else "")
         sentences.append(f"all values are equal, so their order was not tested: {names}")
-    return [*sentences, *_shared(reference, candidate, weights), *_discrete(candidate)]
+    return [*sentences, *_shared(reference, candidate, weights), *_discrete(reference)]
 
 
 def _shared(reference: Trace, candidate: Trace, weights: WeightMap) -> Iterator[str]:
     """Parameters with equal values that are separate on one side and one parameter on the other."""
-    used = [trace.parameters.keys() - {*trace.unused_parameters()} for trace in (reference, candidate)]
     copies: dict[str, list[str]] = {}  # of each parameter of the reference, the candidate's that are whole copies
     for name, match in weights.matches.items():
-        if name in used[1] and len(match.parts) == len(match.sources) == 1:
+        if len(match.parts) == len(match.sources) == 1:
             copies.setdefault(match.sources[0], []).append(name)
     for source, names in copies.items():
-        own = [name for name in (source, *weights.ties.get(source, ())) if name in used[0]]
-        separate = [len({t.parameters[n] for n in ns}) for t, ns in ((reference, own), (candidate, names))]
-        if min(separate) == 1 < max(separate):
-            sides = [("reference", own), ("candidate", names)]
-            (one, _), (several, apart) = sides if separate[0] == 1 else sides[::-1]
-            listed = " and ".join(apart[:_MOST])
+        equal = _trained(reference, [source, *weights.ties.get(source, ())]), _trained(candidate, names)
+        counts = [len({t.parameters[n] for n in ns}) for t, ns in zip((reference, candidate), equal, strict=True)]
+        if min(counts) == 1 < max(counts):
+            several, one = ("reference", "candidate") if counts[0] > 1 else ("candidate", "reference")
+            listed = " and ".join(equal[0 if counts[0] > 1 else 1][:_MOST])
             yield f"{listed}: separate in the {several}, one parameter in the {one}; equal only while their values are"
 
 
+def _trained(trace: Trace, names: Sequence[str]) -> list[str]:
+    """Those of these parameters that are trained and that an output depends on."""
+    unused = {*trace.unused_parameters(), *trace.buffers}
+    return [n for n in names if n not in unused and trace.values[trace.parameters[n]].dtype.kind in "fc"]
+
+
 def _discrete(trace: Trace) -> Iterator[str]:
-    """Outputs of whole numbers or truth values that are computed from floating-point numbers."""
+    """Outputs of whole numbers or truth values, computed from floating-point numbers that are no outputs."""
+    seen = {number for number in trace.outputs.values() if trace.values[number].dtype.kind in "fc"}
     for name, number in trace.outputs.items():
         if trace.values[number].dtype.kind in "biu":
-            before = trace.ancestors([number])
+            before = {number}
+            for operation in reversed(trace.operations):
+                if not before.isdisjoint(operation.outputs):
+                    before.update({*operation.inputs} - seen)
             if any(trace.values[n].dtype.kind in "fc" for n in before):
                 yield f"output {name}: has no floating-point numbers, so a small difference before it was not tested"
 

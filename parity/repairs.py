@@ -8,7 +8,7 @@ from itertools import combinations, islice
 import numpy as np
 from scipy import special
 
-from .alternatives import UNARY, Alternative, alternatives, arrangements, insertions, kind
+from .alternatives import COMPARING, UNARY, Alternative, alternatives, arrangements, insertions, kind
 from .capture.trace import Operation
 from .layouts import real_numbers
 from .matching import EXACT, Side, Values, alignments, orders_of_axes, producers, same_order
@@ -104,6 +104,7 @@ class RepairSearch:
         self.budget = budget
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}
+        self.is_discrete = target.dtype.kind in "biu"  # then numbers cannot be solved for, and many changes fit
 
     def best(self) -> tuple[int, Repair, dict[int, Array]] | None:
         """(rank, repair, new values) of the plainest change that makes the end equal; None if no attempt does."""
@@ -123,7 +124,7 @@ class RepairSearch:
             self._insertions,
         )
         for least, attempts in zip((2, 1, 2, 0, 1, 1, 2, 1, 2, 2, 2, 3), sources, strict=True):
-            if self.below <= least:
+            if self.below <= least or (self.is_discrete and attempts == self._insertions):
                 continue
             for attempt in attempts():
                 judged = self._judged(attempt) if attempt.rank < self.below else None
@@ -189,6 +190,9 @@ class RepairSearch:
                 inputs = [self.side.value(number) for number in operation.inputs]
                 (number,) = operation.outputs
                 for alternative in alternatives(operation, inputs, self.side.value(number), self.below):
+                    name = kind(operation)
+                    if self.is_discrete and alternative.text.startswith(f"{name} → ") and name not in COMPARING:
+                        continue
                     edits = ((number, partial(_alternative, operation, alternative.text)),)
                     repair = Repair(number, alternative.text, operation, edits=edits)
                     yield _Attempt(alternative.rank, repair, alternative.value)
@@ -326,7 +330,7 @@ class RepairSearch:
                     repair = Repair(scalar.number, text, scalar.operation, literal=True, edits=edits)
                     yield _Attempt(1, repair, scalar.change(self.side, value))
             solutions = [(1, value) for value in known if not _rounds_to(value, scalar.value)]
-            solved = self._solve(scalar) if self.budget > 0 else None
+            solved = self._solve(scalar) if self.budget > 0 and not self.is_discrete else None
             solutions += [] if solved is None else [(2 if _rounds_to(solved, scalar.value) else 4, solved)]
             for rank, value in solutions:
                 text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}"
@@ -364,7 +368,8 @@ class RepairSearch:
         for scalar in scalars(self.side, self.region):
             lines.setdefault(scalar.operation.line, []).append(scalar)
         for line, numbers in lines.items():
-            solved = self._solve_all(numbers) if line and 1 < len(numbers) <= _LITERALS and self.budget > 0 else None
+            solvable = line and 1 < len(numbers) <= _LITERALS and not self.is_discrete and self.budget > 0
+            solved = self._solve_all(numbers) if solvable else None
             short = [_as_in_code(n, s.value) for n, s in zip(solved or (), numbers, strict=bool(solved))]
             for solution in (short, solved) if solved else ():
                 changed = [(s, n) for s, n in zip(numbers, solution, strict=True) if not _rounds_to(n, s.value)]
@@ -457,7 +462,7 @@ class RepairSearch:
 
     def _factors(self) -> Iterator[_Attempt]:
         """A factor that is missing after an operation, whatever number it is."""
-        for operation in self.region.operations if self.below > _FACTOR else ():
+        for operation in self.region.operations if self.below > _FACTOR and not self.is_discrete else ():
             for number in operation.outputs:
                 value = self.side.value(number)
                 if value.dtype.kind in "fc" and np.isfinite(value).all() and self.budget > 0:

@@ -10,7 +10,6 @@ LARGE, SMALL, MIDDLE = 1e6, 1e-7, 1e-4  # gradients
 CLIPPED = 1e-2  # the largest gradient where LARGE explains nothing, because it is clipped
 UNIT = 1e-3  # for rules that are proportional to the gradient
 _CHECKS = ((0.5, -0.3, 1.1, 0.0, 0.7), (1e-3, 2e-3, -1e-3, 4e-3, 1e-3))  # gradients
-_WAITED = 34  # updates without an effect after which a parameter counts as not trained
 _TOLERANCE = 1e-5  # relative; rounding in the probes leaves less
 Response = Callable[[float, Sequence[float]], float]  # start, gradients -> the last update, with its sign turned
 Settings = dict[str, float]
@@ -18,11 +17,6 @@ Settings = dict[str, float]
 
 def identified(response: Response) -> tuple[str, Settings] | None:
     """(rule, settings) of the optimizer that responds like this; None if it follows none of the rules known here."""
-    first = [(0.0, (UNIT,)), (0.0, (LARGE,)), (1.0, (0.0,))]
-    if not any(response(*probe) for probe in first):
-        # a warm-up may begin at 0, and gradients may be accumulated before an update
-        later = any(response(0.0, (LARGE,) * count) for count in range(2, _WAITED))
-        return None if later else ("none", {"trained": 0.0})
     for large in (LARGE, CLIPPED):
         for pull, coupled in _decays(response, large):
             pure = _without_decay(response, pull, coupled)

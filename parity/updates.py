@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ _UPDATES = 40  # from the start on
 _SIDE = 3  # largest size of an axis in these
 # Numbers of updates at which one more is compared: some numbers of each size, none of them round.
 _COUNTS = tuple(int(size * part) for size in (50, 100, 1000, 10**4, 10**5, 10**6) for part in (1.03, 2.17, 4.41, 7.93))
+_WAITED = 1024  # updates without an effect after which a parameter counts as not trained
 _NAMED = 3  # parameters of a difference
 _PROBE = (1, 1)  # shape: a matrix, because vectors are often exempt from decay
 _UNIT, _LARGE, _SMALL, _MIDDLE = 1.0, 1e6, 1e-7, 1e-4  # gradients
@@ -53,15 +54,44 @@ def compare_updates(
     Raises:
         TypeError: an argument is neither.
     """
-    updates = [update_of(optimizer) for optimizer in (reference, candidate)]
+    optimizers = [_jitted(optimizer) for optimizer in (reference, candidate)]
+    updates = [update_of(optimizer) for optimizer in optimizers]
     rules = [_rules(update, parameters) for update in updates]
+    count = _UPDATES
     if all(rule is not None for side in rules for rule in side.values()):
         differences = _of_rules(*rules)
     else:
         settings = [measured(update) for update in updates]
         differences = _of_settings(*settings) if all(settings) else []
-    optimizers = reference, candidate
-    return differences or _of_trajectory(optimizers, parameters) or _of_model(optimizers, parameters, gradients)
+        count = _UPDATES if all(settings) else _WAITED
+    return differences or _of_trajectory(optimizers, parameters, count) or _of_model(optimizers, parameters, gradients)
+
+
+class _Jitted(NamedTuple):
+    """An optax transformation whose update is compiled once for all that is tried."""
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+def _jitted(optimizer: Any) -> Any:
+    """The optimizer; if it is optax's, compiled unless it needs concrete numbers, as a schedule with a Python `if`."""
+    if not _is_optax(optimizer):
+        return optimizer
+    programs: list[Callable[..., Any]] = [jax.jit(optimizer.update)]
+
+    def update(*arguments: Any) -> Any:
+        try:
+            return programs[-1](*arguments)
+        except TypeError:  # as of tracers
+            programs.append(optimizer.update)
+            return programs[-1](*arguments)
+
+    return _Jitted(optimizer.init, update)
+
+
+def _is_optax(optimizer: Any) -> bool:
+    return hasattr(optimizer, "init") and hasattr(optimizer, "update")
 
 
 def _rules(update: Update, parameters: Mapping[str, Array]) -> dict[str, tuple[str, dict[str, float]] | None]:
@@ -77,7 +107,13 @@ def _rules(update: Update, parameters: Mapping[str, Array]) -> dict[str, tuple[s
     def response(name: str, start: float, gradients: Sequence[float]) -> float:
         return ends(start, tuple(gradients[:-1]))[name] - ends(start, tuple(gradients))[name]
 
-    return {name: identified(partial(response, name)) for name in shapes}
+    def rule(name: str) -> tuple[str, dict[str, float]] | None:
+        if any(response(name, *probe) for probe in ((0.0, (_MIDDLE,)), (0.0, (_LARGE,)), (1.0, (0.0,)))):
+            return identified(partial(response, name))
+        # a warm-up may begin at 0, and gradients may be accumulated before an update
+        return None if ends(0.0, _WAITED * (_LARGE,))[name] else ("none", {"trained": 0.0})
+
+    return {name: rule(name) for name in shapes}
 
 
 def _of_rules(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[UpdateDifference]:
@@ -176,8 +212,8 @@ def _of_model(
     return _first_difference(optimizers, start, steps, ())
 
 
-def _of_trajectory(optimizers: Sequence[Any], parameters: Mapping[str, Array]) -> list[UpdateDifference]:
-    """Parameters that differ after many updates, or after one at a later count, where a schedule has another rate.
+def _of_trajectory(optimizers: Sequence[Any], parameters: Mapping[str, Array], count: int) -> list[UpdateDifference]:
+    """Parameters that differ after so many updates, or after one at a later count, where a schedule has another rate.
 
     The arrays are small; each number has gradients of a size of its own, and their signs and sizes change.
     """
@@ -187,7 +223,7 @@ def _of_trajectory(optimizers: Sequence[Any], parameters: Mapping[str, Array]) -
     scales = {name: 10 ** random.uniform(-9, 4, shape) for name, shape in shapes.items()}
     signs = {name: np.ones(shape) for name, shape in shapes.items()}
     steps = []
-    for _ in range(_UPDATES + len(_COUNTS)):
+    for _ in range(count + len(_COUNTS)):
         for name, shape in shapes.items():
             signs[name] = signs[name] * np.where(random.uniform(size=shape) < 0.3, -1, 1)
         sizes = {name: 10 ** random.uniform(-1, 1, shape) for name, shape in shapes.items()}
@@ -236,7 +272,7 @@ def update_of(optimizer: Any) -> Update:
 
 
 def _check(optimizer: Any) -> None:
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")) and not callable(optimizer):
+    if not _is_optax(optimizer) and not callable(optimizer):
         raise TypeError(
             f"{type(optimizer).__name__}: is not an optimizer; pass an optax transformation, or a function that "
             "returns a torch optimizer from (name, parameter) pairs, such as lambda pairs: torch.optim.AdamW(pairs, "
@@ -250,7 +286,7 @@ def _positions(
     """The parameters after each update, in float64; before the last ones, the number of updates is set to `counts`."""
     given: list[int | None] = [None] * (len(gradients) - len(counts))
     given += counts
-    kind = _optax if hasattr(optimizer, "init") and hasattr(optimizer, "update") else _torch
+    kind = _optax if _is_optax(optimizer) else _torch
     return kind(optimizer, parameters, zip(gradients, given, strict=True))
 
 
@@ -260,20 +296,22 @@ Steps = Iterable[tuple[dict[str, Array], int | None]]  # gradients, and the numb
 def _optax(transformation: Any, parameters: dict[str, Array], steps: Steps) -> Iterator[dict[str, Array]]:
     with jax.enable_x64(True):
         state = transformation.init(parameters)
-    step = jax.jit(transformation.update)
     for gradient, count in steps:
         with jax.enable_x64(True):
             if count is not None:
-                state = jax.tree.map(partial(_counted, count), state)
-            updates, state = step(gradient, state, parameters)
+                state = jax.tree_util.tree_map_with_path(partial(_counted, count), state)
+            updates, state = transformation.update(gradient, state, parameters)
             parameters = {name: np.asarray(value + updates[name]) for name, value in parameters.items()}
         yield parameters
 
 
-def _counted(count: int, leaf: Any) -> Any:
-    """The leaf of a state after so many updates, if it counts them: only these are integers."""
+def _counted(count: int, path: Any, leaf: Any) -> Any:
+    """The leaf of a state after so many updates, if it counts them: only these are integers.
+
+    Batches whose gradients are accumulated are counted as they come.
+    """
     is_count = np.ndim(leaf) == 0 and jax.numpy.issubdtype(jax.numpy.result_type(leaf), jax.numpy.integer)
-    return jax.numpy.full_like(leaf, count) if is_count else leaf
+    return jax.numpy.full_like(leaf, count) if is_count and "mini_step" not in str(path[-1]) else leaf
 
 
 def _torch(factory: Any, parameters: dict[str, Array], steps: Steps) -> Iterator[dict[str, Array]]:

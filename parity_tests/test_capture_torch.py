@@ -238,3 +238,28 @@ def test_a_tensor_that_is_only_an_attribute_is_computed_in_float64(dtype):
     np.testing.assert_allclose(trace.values[trace.outputs["output"]], output.detach(), rtol=1e-13)
     for name, parameter in wide.named_parameters():
         np.testing.assert_allclose(trace.values[trace.gradients[name]], parameter.grad, rtol=1e-12)
+
+
+class Written(nn.Module):
+    """Its memory is an attribute, written through a slice and through another attribute that is a view of it."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.linear, self.memory = nn.Linear(3, 4), torch.zeros(2, 4, dtype=dtype)
+        self.last = self.memory.view(-1)[6:]
+
+    def forward(self, x):
+        self.memory[:1] = self.linear(x)
+        self.last.add_(1.5)
+        return self.memory.clone().sin()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_what_is_written_through_a_view_of_an_attribute_stays(dtype):
+    module, x = Written(dtype).eval(), torch.randn(1, 3)
+    trace = capture_torch(module, (x,))
+    with torch.no_grad():
+        first = copy.deepcopy(module.linear).double()(x.double()).sin()
+    expected = torch.cat([first, torch.tensor([[0, 0, math.sin(1.5), math.sin(1.5)]], dtype=torch.float64)])
+    np.testing.assert_allclose(trace.values[trace.outputs["output"]], expected, rtol=1e-13)
+    assert not module.memory.any()

@@ -201,8 +201,14 @@ def test_what_is_equal_only_while_two_parameters_are_is_said(tied):
     other = "candidate" if tied == "reference" else "reference"
     expected = f"embed and out: separate in the {other}, one parameter in the {tied}; equal only while their values are"
     assert expected in sentences
-    both = compare((functions[False], reference[1]), (functions[False], arrays), (IDS % 5,), rounding=False)
-    assert not any("separate" in sentence for sentence in both.not_exercised)
+    one_under_two_names = dict.fromkeys(("embed", "out"), torch.tensor(arrays["embed"]))
+    for others in (reference[1], one_under_two_names):
+        own = (
+            {name: tensor.numpy() for name, tensor in others.items()} if others is reference[1] else arrays | {"out": 0}
+        )
+        port = (functions[others is not reference[1]], own)
+        both = compare((functions[False], others), port, (IDS % 5,), rounding=False)
+        assert not any("separate" in sentence for sentence in both.not_exercised)
 
 
 def _largest(p, x):
@@ -222,6 +228,34 @@ def test_outputs_of_whole_numbers_have_their_lines_and_their_limits():
     assert equal.ok
     note = "output output: has no floating-point numbers, so a small difference before it was not tested"
     assert equal.not_exercised == (note,)
+
+
+@pytest.mark.parametrize(
+    ("port", "repair"),
+    [
+        (lambda p, x: x @ p["w"] >= 0.25, "None"),  # a number cannot be solved for
+        (lambda p, x: -(x @ p["w"]) > 0, "gt → <"),
+        (lambda p, x: (x @ p["w"] <= 0).T, "transpose: True and False swapped"),
+    ],
+)
+def test_truth_values_that_differ_have_their_line(port, repair):
+    arrays = {"w": np.random.default_rng(0).standard_normal((4, 5))}
+    reference = (lambda p, x: x @ p["w"] > 0), {"w": torch.tensor(arrays["w"])}
+    x = np.random.default_rng(1).standard_normal((6, 4))
+    (defect,) = compare(reference, (port, arrays), (x,), rounding=False).forward.defects
+    assert str(defect.repair) == repair
+    equal = compare(reference, ((lambda p, x: (x @ p["w"] > 0).T), arrays), (x,), rounding=False)
+    assert (equal.verdict, len(equal.forward.rearranged)) == ("equal", 1)
+
+
+def test_an_output_computed_from_another_needs_no_note():
+    arrays = {"w": np.random.default_rng(0).standard_normal((4, 5))}
+    reference = (lambda p, x: (x @ p["w"], (x @ p["w"]).argmax(-1))), {"w": torch.tensor(arrays["w"])}
+    alone = (lambda p, x: [y := x @ p["w"], y.argmax(-1)]), reference[1]
+    inputs = (np.random.default_rng(1).standard_normal((6, 4)),)
+    port = (lambda p, x: [x @ p["w"], jnp.argmax(x @ p["w"], -1)]), arrays
+    assert len(compare(reference, port, inputs, rounding=False).not_exercised) == 1
+    assert compare(alone, port, inputs, rounding=False).not_exercised == ()
 
 
 def test_an_optimizer_that_cannot_be_run_is_said(module):

@@ -96,6 +96,33 @@ def test_a_bias_that_was_added_to_another_is_one_missing_step(inputs, width, len
     assert diagnosis.verified
 
 
+class Summed(nn.Module):
+    """Two linear maps whose biases may be one, and the second one's weights again, without its bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(6, 8)
+
+    def forward(self, x):
+        y = self.a(x) + self.b(x[:, [1, 0, 3, 2, 5, 4]])
+        return nn.functional.gelu(y) + nn.functional.linear(x, self.b.weight)
+
+
+def test_a_sum_of_biases_that_is_right_is_no_mistake_beside_another():
+    torch.manual_seed(0)
+    reference = Summed().eval()
+    state = {name: p.detach().numpy().astype(np.float64) for name, p in reference.named_parameters()}
+    state["sum"] = state.pop("a.bias") + state.pop("b.bias")
+
+    def port(p, x):
+        y = x @ p["a.weight"].T + x[:, np.array([1, 0, 3, 2, 5, 4])] @ p["b.weight"].T + p["sum"]
+        return jax.nn.gelu(y) + x @ p["b.weight"].T
+
+    diagnosis = diagnose(reference, (port, state), (np.random.default_rng(0).standard_normal((4, 6)),))
+    assert [str(defect.repair) for defect in diagnosis.defects] == ["should be erf gelu"]
+    assert diagnosis.verified
+
+
 class First(nn.Module):
     """The outputs without the last state."""
 

@@ -106,6 +106,12 @@ SEEN_LATE = {
     "NaN from update 10 on": (adam, optax.adam(lambda n: jnp.where(n < 9, 1e-3, np.nan))),
     "a warm-up from 0": (decayed, optax.adamw(optax.linear_schedule(0, 1e-3, 100), weight_decay=1e-2)),
     "accumulated gradients": (decayed, optax.MultiSteps(optax.adamw(1e-3, weight_decay=1e-2), 4)),
+    "64 accumulated gradients": (decayed, optax.MultiSteps(optax.adamw(1e-3, weight_decay=1e-2), 64)),
+    "a rate behind 100 accumulated gradients": tuple(optax.MultiSteps(optax.adam(rate), 100) for rate in (1e-3, 2e-3)),
+    "a rate that falls behind accumulated gradients": tuple(
+        optax.MultiSteps(optax.adam(optax.piecewise_constant_schedule(1e-3, {300: factor})), 4) for factor in (1.0, 0.1)
+    ),
+    "a schedule with a Python if": (adam, optax.adam(lambda n: 1e-3 if n < 200 else 1e-4)),
     "a clip of huge gradients": (adam, optax.chain(optax.clip(5e2), optax.adam(1e-3))),
 }
 

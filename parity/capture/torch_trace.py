@@ -50,6 +50,7 @@ def capture_torch(
         torch.manual_seed(0)
         arguments = [tree_map(_widen, value) for value in inputs]
         recorder.trace.parameters = {name: recorder.number(tensor) for name, tensor in parameters.items()}
+        recorder.trace.buffers = frozenset(dict(module.named_buffers(remove_duplicate=False)) if module else ())
         flat = [(str(i), value) for i, value in enumerate(arguments)]
         recorder.trace.inputs = {
             name: recorder.number(tensor)
@@ -91,12 +92,14 @@ def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str
             raise CaptureError(f"{training}: is in training mode; call eval() on the module{way}")
         try:
             twin = copy.deepcopy(model)._apply(_widen_tensor)
+            _widen_attributes(twin)
         except Exception as error:
             raise CaptureError(f"{type(model).__name__}: cannot be copied: {error}") from error
         tensors = dict(twin.named_parameters(remove_duplicate=False)) | dict(twin.named_buffers(remove_duplicate=False))
         return twin, tensors, twin
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
-        wide = tree_map(_widen, model[1])
+        copies: dict[int, Any] = {}  # a tensor under two names stays one
+        wide = tree_map(lambda leaf: copies.setdefault(id(leaf), _widen(leaf)), model[1])
         tensors = {name: tensor for name, tensor in named(wide) if isinstance(tensor, Tensor)}
         for tensor in tensors.values():
             tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
@@ -105,6 +108,25 @@ def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str
         f"{type(model).__name__}: is not a model; return a torch module, or a pair of a function of "
         "(parameters, *inputs) and its parameters"
     )
+
+
+def _widen_attributes(module: nn.Module) -> None:
+    """Widen tensors that are neither parameters nor buffers, each memory once, so that views stay views."""
+    wide: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def widened(tensor: Tensor) -> Tensor:
+        if tensor.dtype not in _WIDE:
+            return tensor
+        size = tensor.untyped_storage().nbytes() // tensor.element_size()
+        memory = wide.setdefault(
+            (_memory(tensor), tensor.dtype), _widen_tensor(tensor.detach().as_strided((size,), (1,), 0))
+        )
+        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    for part in module.modules():
+        for name, value in [*vars(part).items()]:
+            if name not in ("_parameters", "_buffers", "_modules"):
+                vars(part)[name] = tree_map_only(Tensor, widened, value)
 
 
 def _depends_on_mode(module: nn.Module, random: bool) -> bool:
@@ -243,7 +265,8 @@ class _Recorder(TorchDispatchMode):
         inputs = tuple(self.number(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         if function._schema.is_mutable:
             self._keep([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-        else:  # tensors that are neither parameters nor buffers still have the model's own dtype
+        elif all(result.alias_info is None for result in function._schema.returns):  # a view stays one
+            # tensors of a closure still have the model's own dtype
             args, kwargs = tree_map_only(Tensor, _widen_tensor, (args, kwargs))
         results = function(*args, **kwargs)
         outputs = []

@@ -52,6 +52,7 @@ class Trace:
     values: list[np.ndarray] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     parameters: dict[str, int] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()  # names of parameters that are not trained, where the framework tells
     inputs: dict[str, int] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)  # of inputs that were given by name
     outputs: dict[str, int] = field(default_factory=dict)
@@ -124,7 +125,7 @@ class Trace:
 
 
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays are equal; few numbers are compared bit by bit, which takes a tenth of the time."""
+    """Whether two arrays are equal; of few numbers, their bits, which takes a tenth of the time."""
     if one.size <= _FIRST and one.dtype == other.dtype:
         return one.shape == other.shape and one.tobytes() == other.tobytes()
     floating = one.dtype.kind in "fc"

@@ -217,8 +217,8 @@ COMPARISON = (
     Mutation(
         "compare: the later updates of a schedule are not compared",
         "parity.updates._counted",
-        "if is_count else leaf",
-        "if not is_count else leaf",
+        "if is_count and",
+        "if not is_count and",
         ("parity_tests/test_updates.py",),
     ),
     Mutation(
@@ -261,8 +261,8 @@ COMPARISON = (
     Mutation(
         "compare: nothing is said of what is tied on one side alone",
         "parity.exercised._shared",
-        "if min(separate) == 1 < max(separate):",
-        "if min(separate) > 1:",
+        "if min(counts) == 1 < max(counts):",
+        "if min(counts) > 1:",
         ("parity_tests/test_compared_inputs.py::test_what_is_equal_only_while_two_parameters_are_is_said",),
     ),
     Mutation(
@@ -274,9 +274,30 @@ COMPARISON = (
     ),
     Mutation(
         "compare: a warm-up from 0 is not trained",
-        "parity.update_rules.identified",
-        "return None if later else",
+        "parity.updates._rules",
+        "return None if ends(0.0, _WAITED * (_LARGE,))[name] else",
         "return",
         ("parity_tests/test_updates.py",),
+    ),
+    Mutation(
+        "compare: a folded bias counts where its products alone differ",
+        "parity.divergence._unfolded",
+        "if not repair.parameter and not all(equal for equal, _ in partners):",
+        "if not repair.parameter and not any(equal for equal, _ in partners):",
+        ("parity_tests/test_compared_recurrences.py::test_a_sum_of_biases_that_is_right_is_no_mistake_beside_another",),
+    ),
+    Mutation(
+        "compare: a view of an attribute is a copy",
+        "parity.capture.torch_trace._Recorder.__torch_dispatch__",
+        "elif all(result.alias_info is None for result in function._schema.returns):",
+        "else:",
+        ("parity_tests/test_capture_torch.py::test_what_is_written_through_a_view_of_an_attribute_stays",),
+    ),
+    Mutation(
+        "compare: accumulated batches are updates",
+        "parity.updates._counted",
+        ' and "mini_step" not in str(path[-1])',
+        "",
+        ("parity_tests/test_updates.py::test_what_a_few_equal_gradients_do_not_show",),
     ),
 )

@@ -263,3 +263,15 @@ def test_what_is_written_through_a_view_of_an_attribute_stays(dtype):
     expected = torch.cat([first, torch.tensor([[0, 0, math.sin(1.5), math.sin(1.5)]], dtype=torch.float64)])
     np.testing.assert_allclose(trace.values[trace.outputs["output"]], expected, rtol=1e-13)
     assert not module.memory.any()
+
+
+def test_what_is_written_through_a_view_of_other_memory_stays():
+    def function(p, x):
+        memory = torch.from_numpy(np.zeros((2, 4), np.float32))  # whose numbers are rounded
+        memory[:1] = x @ p["w"]
+        return memory + 1
+
+    x, w = rows(0, 1, 3), rows(1, 3, 4)
+    trace = capture_torch((function, {"w": torch.tensor(w)}), (torch.tensor(x),))
+    expected = np.concatenate([x @ w, np.zeros((1, 4))]) + 1
+    np.testing.assert_allclose(trace.values[trace.outputs["output"]], expected, rtol=1e-6)

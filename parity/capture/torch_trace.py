@@ -26,6 +26,7 @@ _RANDOM = frozenset(
 # Changed values have other strides than those that a view was taken of.
 _WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 _WIDE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
+_FRESH = torch.ops.aten.lift_fresh.default  # of a tensor that nothing else refers to yet
 _WIDE |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
@@ -265,8 +266,8 @@ class _Recorder(TorchDispatchMode):
         inputs = tuple(self.number(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         if function._schema.is_mutable:
             self._keep([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-        elif all(result.alias_info is None for result in function._schema.returns):  # a view stays one
-            # tensors of a closure still have the model's own dtype
+        elif function is _FRESH or all(result.alias_info is None for result in function._schema.returns):
+            # Tensors of a closure, or made from numpy's arrays, have another dtype. Their views must stay views.
             args, kwargs = tree_map_only(Tensor, _widen_tensor, (args, kwargs))
         results = function(*args, **kwargs)
         outputs = []

@@ -11,9 +11,6 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-# A test runs its programs once or twice: compiling them with less optimization halves the time of the suite. The other
-# targets, `test-slow` among them, compile as usual.
-test: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 $(XLA_FLAGS)
 test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10
 
@@ -50,7 +47,7 @@ trainer: install
 
 # Trainings on every mesh of eight virtual devices, in several processes, resumed elsewhere, and killed; writes the tables.
 # Under 20 minutes.
-FAST_COMPILATION := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+FAST_COMPILATION = $(shell $(BIN)/python -c "from twinax.train import xla_flags; print(xla_flags.fast_compilation())")
 scale-test: install
 	XLA_FLAGS="--xla_force_host_platform_device_count=8 $(FAST_COMPILATION)" $(BIN)/python -m benchmarks.meshes docs/scaling.md
 	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.processes docs/scaling.md

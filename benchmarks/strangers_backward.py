@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
 from twinax.parity.capture.jax_models import as_function, with_buffers_fixed
-from twinax.parity.capture.jax_trace import dotted
+from twinax.parity.capture.jax_trace import dotted, scan_counts
 from twinax.parity.capture.trace import as_float64, is_library, own_lines
 
 Path = tuple[int, ...]  # an equation: its index, then the one in the jaxpr that it calls, and so on
@@ -106,8 +106,8 @@ def places(jaxpr: Any, active: set[Any], path: Path = (), outer: str = "") -> It
         if inner is not None:
             inside = {inner.invars[i] for i in entering}
             if equation.primitive.name == "scan":  # the carry depends on parameters from the second step on
-                count = equation.params["num_consts"]
-                inside |= {v for v in inner.invars[count : count + equation.params["num_carry"]] if is_float(v)}
+                constants, carried = scan_counts(equation.params)
+                inside |= {v for v in inner.invars[constants : constants + carried] if is_float(v)}
             yield from places(inner, inside, (*path, index), line)
 
 
@@ -318,7 +318,7 @@ def _inside(equation: Any, inputs: Sequence[Any], path: Path, change: Change, ou
     run = partial(evaluate, _inner(equation), getattr(inner, "consts", ()), path=path, change=change, outer=outer)
     if equation.primitive.name != "scan":
         return run(inputs)
-    constants, carried = equation.params["num_consts"], equation.params["num_carry"]
+    constants, carried = scan_counts(equation.params)
     ends = constants, constants + carried
 
     def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -1,9 +1,13 @@
 """Checks of the model's inputs: a clear error instead of a clamped index or a broadcast shape."""
 
+from typing import Any
+
 import jax
 import jax.core
+import jax.errors
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from ..configs.errors import ConfigError
 from ..configs.schema import TransformerConfig
@@ -44,8 +48,10 @@ def check_inputs(
             raise ValueError(f"{argument}: must be a JAX or numpy array, not a {type(value).__name__}")
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(f"{name}: must be integers of shape (batch, length), not {tokens.dtype}{list(tokens.shape)}")
-    if not 1 <= tokens.shape[1] <= max_length:
-        raise ValueError(f"{name}: length {tokens.shape[1]} is not between 1 and the config's max_length={max_length}")
+    if is_symbolic_dim(length := tokens.shape[1]):
+        _check_bound(name, length, max_length)
+    elif not 1 <= length <= max_length:
+        raise ValueError(f"{name}: length {length} is not between 1 and the config's max_length={max_length}")
     if mask is not None and (mask.shape != tokens.shape or mask.dtype != bool):
         raise ValueError(
             f"{side}_mask: must be booleans of shape {list(tokens.shape)}, as {name}, "
@@ -58,6 +64,18 @@ def check_inputs(
         )
     if not isinstance(tokens, jax.core.Tracer):
         _check_ids(name, np.asarray(tokens), vocab_size)
+
+
+def _check_bound(name: str, length: Any, max_length: int) -> None:
+    try:
+        fits = length <= max_length
+    except jax.errors.InconclusiveDimensionOperation:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name}: length {length} may exceed the config's max_length={max_length}; bound it, as in "
+            f"jax.export.symbolic_shape('b, {length}', constraints=['{length} <= {max_length}'])"
+        )
 
 
 def check_memory(tgt_tokens: jax.Array, memory: jax.Array, src_mask: jax.Array) -> None:

@@ -7,6 +7,7 @@ TPUs and several devices use the forms of `jax.nn` and `jax.lax`.
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float, Int
 
 BLOCK = 16
@@ -82,6 +83,8 @@ def _with_positive_nans(x: Array) -> Array:
 
 def _can_be_divided(x: Array) -> bool:
     """Whether the form for a CPU applies; with several devices, blocks of a sharded axis would be all-gathered."""
+    if any(map(is_symbolic_dim, x.shape)):  # of an exported program
+        return False
     return x.dtype == jnp.float32 and x.size > 0 and jax.device_count() == 1
 
 

@@ -11,6 +11,7 @@ backward pass, where JAX would multiply by a gradient in float32. On a GPU and a
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from .quantization import Quantized, quantized_product
+from .transposition import linear, total
 
 NARROW_PRODUCT = "narrow_product"  # name of a product in bfloat16, for rematerialization
 ROW_SUMS = "row_sums"  # scope of the products with ones, in a program
@@ -57,20 +59,23 @@ def _einsum_on_cpu(equation: str, a: Array, b: Array) -> Array:
     return jnp.einsum(equation, a, b, preferred_element_type=sums).astype(a.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(equation: str, x: Array, weights: Array) -> Array:
+def _of_inputs(weights: Array, x: Array, *, equation: str) -> Array:
     return _einsum(equation, x, weights)
 
 
-def _product_forward(equation: str, x: Array, weights: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _einsum(equation, x, weights), (x, weights)
+def _gradient_of_inputs(weights: Array, gradient: Array, *, equation: str) -> Array:
+    of_x, of_weights, of_result = _letters(equation)
+    return _einsum(f"{of_result},{of_weights}->{of_x}", gradient, weights)
 
 
-def _product_backward(equation: str, residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, weights = residuals
-    of_x, of_weights, of_result = equation.replace("->", ",").split(",")
+def _of_weights(x: Array, weights: Array, *, equation: str) -> Array:
+    return _einsum(equation, x, weights)
 
-    def of_weights_on_cpu(x: Array, gradient: Array) -> Array:
+
+def _gradient_of_weights(x: Array, gradient: Array, *, equation: str) -> Array:
+    of_x, of_weights, of_result = _letters(equation)
+
+    def on_cpu(x: Array, gradient: Array) -> Array:
         if x.dtype == jnp.bfloat16:
             return _einsum_on_cpu(f"{of_x},{of_result}->{of_weights}", x, gradient)
         rows = [array.reshape(-1, array.shape[-1]) for array in (x, gradient)]
@@ -79,18 +84,33 @@ def _product_backward(equation: str, residuals: tuple[Array, Array], gradient: A
         is_transposed = (narrow_rows is rows[0]) != (of_weights[0] == of_x[-1])
         return jax.lax.optimization_barrier(result).T if is_transposed else result
 
-    return (
-        _einsum(f"{of_result},{of_weights}->{of_x}", gradient, weights),
-        jax.lax.platform_dependent(
-            x,
-            gradient,
-            cpu=of_weights_on_cpu,
-            default=partial(jnp.einsum, f"{of_x},{of_result}->{of_weights}"),
-        ),
-    )
+    default = partial(jnp.einsum, f"{of_x},{of_result}->{of_weights}")
+    return jax.lax.platform_dependent(x, gradient, cpu=on_cpu, default=default)
 
 
-_product.defvjp(_product_forward, _product_backward)
+def _letters(equation: str) -> list[str]:
+    """The axes of the inputs, of the weights and of the result."""
+    return equation.replace("->", ",").split(",")
+
+
+_linear_in_inputs = linear(_of_inputs, _gradient_of_inputs)
+_linear_in_weights = linear(_of_weights, _gradient_of_weights)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _product(equation: str, x: Array, weights: Array) -> Array:
+    return _einsum(equation, x, weights)
+
+
+@partial(_product.defjvp, symbolic_zeros=True)
+def _(equation: str, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    x, weights = primals
+    result = _product(equation, x, weights)
+    functions = [
+        partial(_linear_in_inputs, weights, equation=equation),
+        partial(_linear_in_weights, x, equation=equation),
+    ]
+    return result, total(zip(functions, tangents, strict=True), result)
 
 
 def _in_one_dtype(*arrays: Array) -> list[Array]:
@@ -98,37 +118,47 @@ def _in_one_dtype(*arrays: Array) -> list[Array]:
     return [array.astype(dtype) for array in arrays]
 
 
-@jax.custom_vjp
+def _repeated(x: Array, row: Array) -> Array:
+    return jnp.broadcast_to(row, x.shape)
+
+
+def _gradient_of_row(x: Array, gradient: Array) -> Array:
+    return _sum_rows(gradient)
+
+
+def _scaled(x: Array, factors: Array) -> Array:
+    return x * factors
+
+
+def _gradient_of_factors(x: Array, gradient: Array) -> Array:
+    return _sum_rows(gradient * x)
+
+
+_linear_in_row = linear(_repeated, _gradient_of_row)
+_linear_in_factors = linear(_scaled, _gradient_of_factors)
+
+
+@jax.custom_jvp
 def _sum(x: Array, bias: Array) -> Array:
     return x + bias
 
 
-def _sum_forward(x: Array, bias: Array) -> tuple[Array, None]:
-    return x + bias, None
+@partial(_sum.defjvp, symbolic_zeros=True)
+def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    result = _sum(*primals)
+    return result, total(zip((lambda x: x, partial(_linear_in_row, primals[0])), tangents, strict=True), result)
 
 
-def _sum_backward(residuals: None, gradient: Array) -> tuple[Array, Array]:
-    return gradient, _sum_rows(gradient)
-
-
-_sum.defvjp(_sum_forward, _sum_backward)
-
-
-@jax.custom_vjp
+@jax.custom_jvp
 def _scale(x: Array, factors: Array) -> Array:
     return x * factors
 
 
-def _scale_forward(x: Array, factors: Array) -> tuple[Array, tuple[Array, Array]]:
-    return x * factors, (x, factors)
-
-
-def _scale_backward(residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, factors = residuals
-    return gradient * factors, _sum_rows(gradient * x)
-
-
-_scale.defvjp(_scale_forward, _scale_backward)
+@partial(_scale.defjvp, symbolic_zeros=True)
+def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    x, factors = primals
+    result = _scale(x, factors)
+    return result, total(zip((lambda x: x * factors, partial(_linear_in_factors, x)), tangents, strict=True), result)
 
 
 def _sum_rows(x: Float[Array, "B L O"]) -> Float[Array, " O"]:

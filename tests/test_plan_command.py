@@ -19,6 +19,7 @@ from twinax.train.planning.estimate import estimate
 from twinax.train.planning.flops import model_flops
 from twinax.train.planning.topology import parse_topology
 from twinax.train.planning.workload import Workload
+from twinax.train.xla_flags import fast_compilation
 
 MODEL = TransformerConfig(
     **{"src_vocab_size": 128, "tgt_vocab_size": 128, "d_model": 32, "num_heads": 4, "d_ff": 64, "max_length": 16},
@@ -31,8 +32,7 @@ RUN = RunConfig(
     batches=BatchConfig(tokens=512),
     loop=LoopConfig(updates=50),
 )
-# The same optimization in every environment, because temporaries depend on it.
-FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+FLAGS = fast_compilation()  # the same optimization in every environment, because temporaries depend on it
 
 
 @pytest.fixture

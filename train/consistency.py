@@ -14,6 +14,7 @@ from ..flax_transformer.dropout import SECOND_PASS, DropoutKey
 from ..flax_transformer.maxima import log_softmax
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import at_least_float32
+from ..flax_transformer.transposition import linear
 from .losses import cross_entropy
 
 
@@ -61,7 +62,7 @@ def _two_passes(
     return logits[:, 0], logits[:, 1]
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def divergences(first: Float[Array, "B T V"], second: Float[Array, "B T V"]) -> Float[Array, "B T"]:
     """KL(p || q) = sum_v p_v (log p_v - log q_v) in nats, of p = softmax(first) and q = softmax(second)."""
     return _forward(first, second)[0]
@@ -75,17 +76,26 @@ def _forward(first: Array, second: Array) -> tuple[Float[Array, "B T"], tuple[Ar
     return divergence, (first, second, divergence)
 
 
-def _backward(residuals: tuple[Array, ...], gradient: Float[Array, "B T"]) -> tuple[Array, Array]:
-    """d KL / d first = p (log p - log q - KL), d KL / d second = q - p."""
-    first, second, divergence = residuals
+def _change_with_first(first: Array, second: Array, divergence: Array, change: Array) -> Float[Array, "B T"]:
+    """sum_v p_v (log p_v - log q_v - KL) times the change."""
     log_p, log_q = _log_softmax(first), _log_softmax(second)
-    p, gradient = jnp.exp(log_p), gradient[..., None]
-    of_first = jnp.where(p > 0, p * (log_p - log_q - divergence[..., None]), 0)
-    return (of_first * gradient).astype(first.dtype), ((jnp.exp(log_q) - p) * gradient).astype(second.dtype)
+    p = jnp.exp(log_p)
+    return (jnp.where(p > 0, p * (log_p - log_q - divergence[..., None]), 0) * change).sum(-1)
+
+
+def _change_with_second(first: Array, second: Array, change: Array) -> Float[Array, "B T"]:
+    """sum_v (q_v - p_v) times the change."""
+    return ((jnp.exp(_log_softmax(second)) - jnp.exp(_log_softmax(first))) * change).sum(-1)
+
+
+_with_first, _with_second = linear(_change_with_first), linear(_change_with_second)
+
+
+@divergences.defjvp
+def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    divergence, constants = _forward(*primals)
+    return divergence, _with_first(*constants, tangents[0]) + _with_second(*primals, tangents[1])
 
 
 def _log_softmax(logits: Array) -> Any:
     return log_softmax(at_least_float32(logits))
-
-
-divergences.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""Cross entropy with label smoothing and a custom gradient, which stores no (B, T, V) array of float32.
+"""Cross entropy with label smoothing, whose gradient stores no (B, T, V) array of float32.
 
 Letters: B batch, T target length, V vocabulary.
 """
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from ..configs.training import TrainingConfig
 from ..flax_transformer.maxima import row_max
 from ..flax_transformer.module import at_least_float32
+from ..flax_transformer.transposition import linear
 from ..formulas.label_smoothing import SMOOTHINGS, Target
 
 
@@ -35,11 +36,11 @@ def cross_entropy(
         )
     target = SMOOTHINGS[config.smoothing](config.label_smoothing, logits.shape[-1])
     keep = labels != pad_id
-    losses: Any = _losses(logits, labels, pad_id, target)  # custom_vjp hides the type
+    losses: Any = _losses(logits, labels, pad_id, target)  # custom_jvp hides the type
     return jnp.where(keep, losses, 0).sum(), keep.sum()
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _losses(
     logits: Float[Array, "B T V"], labels: Int[Array, "B T"], pad_id: int, target: Target
 ) -> Float[Array, "B T"]:
@@ -65,16 +66,21 @@ def _forward(
     return normalizer - expected - target.entropy, (logits, labels, largest, normalizer)
 
 
-def _backward(
-    pad_id: int, target: Target, residuals: tuple[Array, ...], gradient: Float[Array, "B T"]
-) -> tuple[Float[Array, "B T V"], None]:
-    """d loss / d z = p - q."""
-    logits, labels, largest, normalizer = residuals
+def _change(
+    logits: Array, labels: Array, largest: Array, normalizer: Array, change: Array, *, pad_id: int, target: Target
+) -> Float[Array, "B T"]:
+    """sum_v (p_v - q_v) dz_v."""
     p = jnp.exp(at_least_float32(logits) - largest[..., None] - normalizer[..., None])
     token = jnp.arange(logits.shape[-1])
     q = jnp.where(token == pad_id, target.padding, target.other)
     q = jnp.where(token == labels[..., None], target.label, q)
-    return ((p - q) * gradient[..., None]).astype(logits.dtype), None
+    return ((p - q) * change).sum(-1)
 
 
-_losses.defvjp(_forward, _backward)
+_linear_change = linear(_change)
+
+
+@_losses.defjvp
+def _(pad_id: int, target: Target, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    losses, constants = _forward(*primals, pad_id, target)
+    return losses, _linear_change(*constants, tangents[0], pad_id=pad_id, target=target)

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from packaging.version import Version
+
 Backend = Literal["cpu", "gpu", "tpu"]
 
 # The only flags with a reason today; those for speed wait for a measurement (`make benchmark-gpu`).
@@ -25,6 +27,7 @@ _PACKAGES = ("jax_cuda12_plugin", "jax_cuda13_plugin")  # of JAX on NVIDIA GPUs
 # On CPUs, these versions of jaxlib compile some sums after products to wrong results (jax-ml/jax#39103), and some sums
 # of arrays of rank 7 and 8 to crashes (#39257). Without YNNPACK's fusions of reductions, both are right.
 MISCOMPILING = ("0.10.2", "0.11.0")
+_WITHOUT_OLD_EMITTERS = Version("0.11")  # from this jaxlib on, XLA has no other code generator for CPUs
 FUSIONS = "--xla_cpu_experimental_ynn_fusion_type"
 NO_FUSED_SUMS = f"{FUSIONS}=-reduce"
 
@@ -43,6 +46,14 @@ def avoid_wrong_sums(environment: MutableMapping[str, str] = os.environ) -> None
         return
     if installed in MISCOMPILING:
         environment["XLA_FLAGS"] = f"{NO_FUSED_SUMS} {own}".strip()
+
+
+def fast_compilation() -> str:
+    """Flags of the CPU with which a program compiles in half the time and runs slower: for programs that run once."""
+    flags = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    if Version(version("jaxlib")) < _WITHOUT_OLD_EMITTERS:
+        flags += " --xla_cpu_use_fusion_emitters=false"
+    return flags
 
 
 def set_xla_flags(environment: MutableMapping[str, str] = os.environ) -> None:

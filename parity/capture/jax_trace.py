@@ -158,7 +158,7 @@ class _Recorder:
 
     def scan(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         """Each step as it is computed; its module is `module[step]`."""
-        constants, carried = params["num_consts"], params["num_carry"]
+        constants, carried = scan_counts(params)
         inputs = [self._numbered(value) for value in inputs]
         fixed, carry, rows = inputs[:constants], inputs[constants : constants + carried], inputs[constants + carried :]
         steps = range(params["length"])[:: -1 if params["reverse"] else 1]
@@ -206,6 +206,14 @@ class _Recorder:
             if i != taken:
                 self.trace.branches.append(f"{next(iter(lines), module)}: branch {i} of {len(branches)}")
         return self.evaluate(branches[taken], [self._numbered(value) for value in inputs[1:]], module, lines)
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of constants and of carried values of `lax.scan`."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = map(len, params["ft_in"].unpack())  # from jax 0.11 on
+    return constants, carried
 
 
 _CONTROL: dict[str, Callable[..., list[_Known]]] = {

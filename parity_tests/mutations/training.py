@@ -46,16 +46,16 @@ TRAINING = (
     ),
     Mutation(
         "gradient of the loss without its label",
-        "train.losses._backward",
+        "train.losses._change",
         "q = jnp.where(token == labels[..., None], target.label, q)",
         "q = jnp.where(token == labels[..., None], 1.0, q)",
         _LOSSES,
     ),
     Mutation(
         "no gradient passes through the first prediction",
-        "train.consistency._backward",
-        "(of_first * gradient)",
-        "(0 * of_first * gradient)",
+        "train.consistency._",
+        "_with_first(*constants, tangents[0])",
+        "0 * _with_first(*constants, tangents[0])",
         _CONSISTENCY,
     ),
     Mutation(

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
@@ -41,7 +42,7 @@ def linear(function: Callable[..., Array], transposed: Callable[..., Array] | No
         if not all(isinstance(change, ad.Zero) for change in changes):
             changes = map(ad.instantiate_zeros, changes)
             parts.append(jax.jvp(lambda *c: function(*c, x, **settings), tuple(constants), tuple(changes))[1])
-        return result, ad.Zero.from_primal_value(result) if not parts else sum(parts[1:], start=parts[0])
+        return result, sum(parts[1:], start=parts[0])
 
     def transpose(gradient: Any, *arguments: Any, **settings: Any) -> list[Any]:
         *constants, x = arguments

@@ -82,5 +82,6 @@ _linear_change = linear(_change)
 
 @_losses.defjvp
 def _(pad_id: int, target: Target, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    losses, constants = _forward(*primals, pad_id, target)
+    logits, labels = primals
+    losses, constants = _forward(logits, labels, pad_id, target)
     return losses, _linear_change(*constants, tangents[0], pad_id=pad_id, target=target)

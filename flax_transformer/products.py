@@ -105,7 +105,7 @@ def _product(equation: str, x: Array, weights: Array) -> Array:
 @partial(_product.defjvp, symbolic_zeros=True)
 def _(equation: str, primals: Any, tangents: Any) -> tuple[Array, Array]:
     x, weights = primals
-    result = _product(equation, x, weights)
+    result = _einsum(equation, x, weights)  # not `_product`, in which rematerialization sees no product
     functions = [
         partial(_linear_in_inputs, weights, equation=equation),
         partial(_linear_in_weights, x, equation=equation),
@@ -145,8 +145,9 @@ def _sum(x: Array, bias: Array) -> Array:
 
 @partial(_sum.defjvp, symbolic_zeros=True)
 def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    result = _sum(*primals)
-    return result, total(zip((lambda x: x, partial(_linear_in_row, primals[0])), tangents, strict=True), result)
+    x, bias = primals
+    result = x + bias
+    return result, total(zip((lambda x: x, partial(_linear_in_row, x)), tangents, strict=True), result)
 
 
 @jax.custom_jvp
@@ -157,7 +158,7 @@ def _scale(x: Array, factors: Array) -> Array:
 @partial(_scale.defjvp, symbolic_zeros=True)
 def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
     x, factors = primals
-    result = _scale(x, factors)
+    result = x * factors
     return result, total(zip((lambda x: x * factors, partial(_linear_in_factors, x)), tangents, strict=True), result)
 
 

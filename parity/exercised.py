@@ -32,7 +32,8 @@ def _shared(reference: Trace, candidate: Trace, weights: WeightMap) -> Iterator[
     """Parameters with equal values that are separate on one side and one parameter on the other."""
     copies: dict[str, list[str]] = {}  # of each parameter of the reference, the candidate's that are whole copies
     for name, match in weights.matches.items():
-        if len(match.parts) == len(match.sources) == 1:
+        size = candidate.values[candidate.parameters[name]].size
+        if len(match.parts) == len(match.sources) == 1 and match.parts[0].layout.source_size == size:
             copies.setdefault(match.sources[0], []).append(name)
     for source, names in copies.items():
         equal = _trained(reference, [source, *weights.ties.get(source, ())]), _trained(candidate, names)

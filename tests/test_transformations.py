@@ -1,7 +1,5 @@
 """JAX's transformations of the model and of its loss: forward and reverse mode, nested, mapped, and exported."""
 
-from itertools import product as combinations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +15,9 @@ from twinax.flax_transformer import products
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.train import consistency
 
-CONFIG = TransformerConfig.preset("tiny", param_dtype="float64", compute_dtype="float64", ffn_dropout=0.2)
+CONFIG = TransformerConfig.preset(
+    "tiny", num_encoder_layers=1, num_decoder_layers=1, param_dtype="float64", compute_dtype="float64", ffn_dropout=0.2
+)
 ARRAYS = (0, 1, 2, 3)  # positions of the arguments to differentiate
 TRANSFORMATIONS = {
     "grad": lambda f: jax.grad(f, ARRAYS),
@@ -65,10 +65,9 @@ class Loss(nn.Module):
         return torch_reference.consistency.training_loss(self.model, *arguments, self.training_config)[0]
 
 
-@pytest.mark.parametrize("kind", ["none", "simcut", "r_drop"])
-def test_second_derivatives_of_the_loss_are_pytorch_s(kind):
-    """L(t) = loss at (1 + t) θ: L' and L'' at 0, in every order of forward and reverse mode."""
-    training = TrainingConfig(label_smoothing=0.1, consistency=kind)
+def test_second_derivatives_of_the_loss_are_pytorch_s():
+    """L(t) = loss at (1 + t) θ: L' and L'' at 0, forward over reverse mode and the other way."""
+    training = TrainingConfig(label_smoothing=0.1, consistency="r_drop")  # cross entropy and divergences
     arrays, batch = random_arrays(CONFIG, 0), random_batch(CONFIG, np.random.default_rng(0), 3, 6, 5)[:3]
     numbers = np.arange(3)
 
@@ -86,9 +85,9 @@ def test_second_derivatives_of_the_loss_are_pytorch_s(kind):
     (second,) = torch.autograd.grad(first, t)
 
     np.testing.assert_allclose(jax.grad(loss)(0.0), first.item(), rtol=1e-9)
-    modes = {"forward": jax.jacfwd, "reverse": jax.jacrev}
-    for inner, outer in combinations(modes.values(), repeat=2):
-        np.testing.assert_allclose(outer(inner(loss))(0.0), second.item(), rtol=1e-8)
+    modes = (jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd)
+    for result in jax.jit(lambda t: [outer(inner(loss))(t) for inner, outer in modes])(0.0):
+        np.testing.assert_allclose(result, second.item(), rtol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

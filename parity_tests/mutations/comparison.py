@@ -259,7 +259,7 @@ COMPARISON = (
         ("parity_tests/test_compared_recurrences.py::test_a_bias_that_the_port_adds_twice",),
     ),
     Mutation(
-        "compare: nothing is said of what is tied on one side alone",
+        "compare: no note on what is tied on one side alone",
         "parity.exercised._shared",
         "if min(counts) == 1 < max(counts):",
         "if min(counts) > 1:",

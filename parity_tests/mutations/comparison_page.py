@@ -266,7 +266,7 @@ COMPARISON_PAGE = (
         (f"{_REPORT}test_the_page_of_all_parts",),
     ),
     Mutation(
-        "page: it is not said whether a repair was verified",
+        "page: whether a repair was verified is not stated",
         "parity/comparison_page.html",
         "{% if defect.tried %} · {{ defect.tried }}{% endif %}",
         "",

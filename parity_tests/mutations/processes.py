@@ -82,7 +82,7 @@ PROCESSES = (
         _WITH_OTHERS,
     ),
     Mutation(
-        "a stranger that comes late ends the run",
+        "a foreign process that comes late ends the run",
         "train.processes.hub.Hub._join",
         "if len(self.members) < self.count:",
         "if len(self.members) <= self.count:",

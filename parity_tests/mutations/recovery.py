@@ -43,7 +43,7 @@ RECOVERY = (
         _HEALTHY,
     ),
     Mutation(
-        "the way back starts from the run's best checkpoint",
+        "the command after a divergence starts from the run's best checkpoint",
         "train.divergence.describe_way_back",
         'str(directory / "checkpoints" / str(update))',
         "str(directory)",

@@ -5,7 +5,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -30,19 +30,27 @@ class Started(NamedTuple):
 
 
 @contextmanager
-def started(programs: Sequence[Program], label: str) -> Iterator[dict[str, Started]]:
-    """Start all programs, one after the other, and end them. Raises: EOFError if one fails, which prints why."""
+def started(programs: Sequence[Program], label: str, together: bool = False) -> Iterator[dict[str, Started]]:
+    """Start all programs, one after the other, and end them. Raises: EOFError if one fails, which prints why.
+
+    `together`: they start at once, and those that fail are left out.
+    """
     context = multiprocessing.get_context("spawn")
     running: dict[str, Started] = {}
     processes = []
     try:
+        connections: dict[str, Connection] = {}
         for program in track(programs, f"{label}: compiling", transient=True):
-            here, there = context.Pipe()
+            connections[program.name], there = context.Pipe()
             arguments = (program.prepare, program.environment, there)
             processes.append(context.Process(target=_serve, args=arguments, daemon=True))
             processes[-1].start()
             there.close()
-            running[program.name] = Started(here, here.recv())
+            if not together:
+                running[program.name] = Started(connections[program.name], connections[program.name].recv())
+        for name, connection in connections.items() if together else ():
+            with suppress(EOFError):
+                running[name] = Started(connection, connection.recv())
         yield running
     finally:
         for program in running.values():

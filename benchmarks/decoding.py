@@ -7,6 +7,7 @@ a GPU if they see one.
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from benchmarks.alternating import Program, alternate, started
 ROUNDS, SENTENCES, SOURCE, TARGET = 5, 32, 24, 40
 BEAMS = (1, 4)
 PAD = 8191
-TWINAX, TRANSFORMERS = "twinax, float32", "transformers, float32"
+TWINAX, TRANSFORMERS, CTRANSLATE2 = "twinax, float32", "transformers, float32", "CTranslate2, float32"
 
 Generate = Callable[[np.ndarray, int], np.ndarray]  # (sources, beam size) -> tokens of the best hypotheses
 
@@ -28,25 +29,24 @@ class Row(NamedTuple):
 
     beam_size: int
     seconds: Mapping[str, Sequence[float]]  # by program, one per round
-    same: bool  # whether the tokens of twinax and transformers are equal
-    equal_sentences: int  # of CTranslate2 in float32 and twinax, without the last token
+    equal: Mapping[str, int]  # sentences whose tokens are those of transformers in float32, by program
     devices: Mapping[str, str]  # by program
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, layers: int = 6) -> None:
     """Save a random Marian of the base size. No translation ends early, so that all steps are made."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
     sizes = {"vocab_size": PAD + 1, "d_model": 512, "max_position_embeddings": 64, "init_std": 0.05}
     for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_layers": 6, f"{side}_attention_heads": 8, f"{side}_ffn_dim": 2048}
+        sizes |= {f"{side}_layers": layers, f"{side}_attention_heads": 8, f"{side}_ffn_dim": 2048}
     ids = {"pad_token_id": PAD, "decoder_start_token_id": PAD, "eos_token_id": 0, "forced_eos_token_id": 0}
     torch.manual_seed(0)
     MarianMTModel(MarianConfig(**sizes, **ids)).save_pretrained(folder)
 
 
-def in_flax(folder: Path, quantized: bool = False) -> tuple[str, Generate]:
+def in_flax(folder: Path, quantized: bool = False, dtype: str = "float32") -> tuple[str, Generate]:
     """The device, and decoding in twinax, compiled."""
     import jax
 
@@ -54,7 +54,8 @@ def in_flax(folder: Path, quantized: bool = False) -> tuple[str, Generate]:
     from twinax.configs.decoding import DecodingConfig
 
     jax.config.update("jax_default_matmul_precision", "highest")  # float32 on a GPU too, as in torch
-    model = convert.load(folder).to_flax()
+    checkpoint = convert.load(folder)
+    model = replace(checkpoint, config=checkpoint.config.replace(compute_dtype=dtype)).to_flax()
     model = model.quantized() if quantized else model
 
     def run(src: np.ndarray, beam_size: int) -> np.ndarray:
@@ -64,13 +65,13 @@ def in_flax(folder: Path, quantized: bool = False) -> tuple[str, Generate]:
     return jax.devices()[0].device_kind, run
 
 
-def in_transformers(folder: Path) -> tuple[str, Generate]:
+def in_transformers(folder: Path, dtype: str = "float32") -> tuple[str, Generate]:
     """The device, and decoding in `transformers`, eager, with its cache."""
     import torch
     from transformers import MarianMTModel
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = MarianMTModel.from_pretrained(folder).eval().to(device)
+    model = MarianMTModel.from_pretrained(folder, dtype=getattr(torch, dtype)).eval().to(device)
 
     def run(src: np.ndarray, beam_size: int) -> np.ndarray:
         tokens = torch.from_numpy(src).to(device)
@@ -113,10 +114,14 @@ def in_ctranslate2(folder: Path, quantization: str | None = None) -> tuple[str, 
 PROGRAMS: dict[str, Callable[[Path], tuple[str, Generate]]] = {
     TWINAX: in_flax,
     TRANSFORMERS: in_transformers,
-    "CTranslate2, float32": in_ctranslate2,
+    CTRANSLATE2: in_ctranslate2,
     "twinax, int8": partial(in_flax, quantized=True),
     "CTranslate2, int8": partial(in_ctranslate2, quantization="int8"),
+    "twinax, bfloat16": partial(in_flax, dtype="bfloat16"),
+    "transformers, bfloat16": partial(in_transformers, dtype="bfloat16"),
 }
+ON_CPU = tuple(PROGRAMS)[:5]
+ON_GPU = (TRANSFORMERS, TWINAX, *tuple(PROGRAMS)[5:])
 
 
 def sources() -> np.ndarray:
@@ -126,18 +131,24 @@ def sources() -> np.ndarray:
     return np.where(np.arange(SOURCE) < rng.integers(6, SOURCE + 1, (SENTENCES, 1)), src, PAD)
 
 
-def compare(beam_sizes: Sequence[int], rounds: int, names: Sequence[str] = (*PROGRAMS,)) -> list[Row]:
-    """Decode in these programs, `rounds` times per beam size."""
+def compare(
+    beam_sizes: Sequence[int], rounds: int, names: Sequence[str] = ON_CPU, layers: int = 6, together: bool = False
+) -> list[Row]:
+    """Decode in these programs, `rounds` times per beam size. `together`: as `started`."""
     src, rows = sources(), []
     with tempfile.TemporaryDirectory() as temporary:
-        make_model(folder := Path(temporary) / "model")
+        make_model(folder := Path(temporary) / "model", layers)
         programs = [Program(name, partial(PROGRAMS[name], folder)) for name in names]
-        with started(programs, "decoding") as running:
+        with started(programs, "decoding", together) as running:
             devices = {name: program.about for name, program in running.items()}
             for beam_size in beam_sizes:
                 seconds, tokens = alternate(running, rounds, f"beam {beam_size}", src, beam_size)
-                same = np.array_equal(tokens[TWINAX], tokens[TRANSFORMERS])
-                others = tokens.get("CTranslate2, float32", tokens[TWINAX])
-                equal = int((others[:, : TARGET - 1] == tokens[TWINAX][:, : TARGET - 1]).all(1).sum())
-                rows.append(Row(beam_size, seconds, same, equal, devices))
+                equal = {name: _equal(name, each, tokens[TRANSFORMERS]) for name, each in tokens.items()}
+                rows.append(Row(beam_size, seconds, equal, devices))
     return rows
+
+
+def _equal(name: str, tokens: np.ndarray, expected: np.ndarray) -> int:
+    """The number of equal sentences; without the last token for CTranslate2, which truncates hypotheses."""
+    length = TARGET - name.startswith("CTranslate2")
+    return int((tokens[:, :length] == expected[:, :length]).all(1).sum())

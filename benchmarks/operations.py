@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -55,16 +56,13 @@ def main(page: Path) -> None:
 
 def work(folder: Path) -> Iterator[tuple[str, float | None, Callable[[], object]]]:
     """(label, FLOPs of its products, the work) of each row."""
-    from twinax import TransformerConfig
     from twinax.train.planning.flops import model_flops
 
     for size in training_speed.SIZES[::2]:
-        fields, _ = training_speed.twin_weights(size)
-        vocabulary = {f"{side}_vocab_size": training_speed.VOCABULARY for side in ("src", "tgt")}
-        config = TransformerConfig(**fields, **vocabulary, shared_embeddings=True, tied_output=True)
-        flops = model_flops(config, size.sentences, training_speed.LENGTH, training_speed.LENGTH)
+        config, _ = training_speed.twin_config(size, "float32")
+        flops = model_flops(config, size.sentences, size.length, size.length)
         for dtype in ("float32", "bfloat16"):
-            step = training_speed.twinax_step(size, dtype)
+            step = partial(training_speed.update, training_speed.twinax_step(size, dtype))
             yield f"train step, {size.label}, {dtype}", flops if dtype == "float32" else None, step
     decoding.make_model(folder / "model")
     sources = decoding.sources()

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.alternating import Program, alternate, started
 
-ROUNDS, STEPS, VOCABULARY, LENGTH, SMOOTHING, RATE = 5, 3, 8000, 32, 0.1, 1e-5
+ROUNDS, STEPS, SMOOTHING, RATE = 5, 3, 0.1, 1e-5
 BETAS, EPS = (0.9, 0.98), 1e-8  # with a larger rate, the losses of the larger model amplify the rounding
 COMPARED = 3  # updates whose losses are compared
 # The rounding of a loss of about 9 nats, by dtype; other betas or a layer or loss term less differ more.
@@ -31,6 +31,9 @@ class Size(NamedTuple):
     d_ff: int
     sentences: int
     dropout: float = 0.1
+    attention_dropout: float | None = None  # None: as everywhere
+    vocabulary: int = 8000
+    length: int = 32  # of both sides, in tokens
 
 
 SIZES = tuple(
@@ -41,14 +44,14 @@ SIZES = tuple(
     )
     for dropout in (0.1, 0.0)
 )
-Step = Callable[[], float]  # one update; its loss
+Step = Callable[[], Any]  # one update; its loss, still on the device
 TWINAX = "twinax, float32"
 
 
 def batch(size: Size) -> list[np.ndarray]:
     """Source, target and labels: all tokens of all sentences are real."""
     rng = np.random.default_rng(0)
-    return [rng.integers(4, VOCABULARY, (size.sentences, LENGTH)) for _ in range(3)]
+    return [rng.integers(4, size.vocabulary, (size.sentences, size.length)) for _ in range(3)]
 
 
 def in_torch(size: Size) -> Any:
@@ -62,13 +65,16 @@ def in_torch(size: Size) -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding = nn.Embedding(VOCABULARY, size.d_model)
+            self.embedding = nn.Embedding(size.vocabulary, size.d_model)
             nn.init.normal_(self.embedding.weight, std=size.d_model**-0.5)
             layers = size.layers, size.layers
             self.transformer = nn.Transformer(
                 size.d_model, size.num_heads, *layers, size.d_ff, size.dropout, batch_first=True
             )
-            self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(LENGTH))
+            for module in self.transformer.modules():
+                if isinstance(module, nn.MultiheadAttention) and size.attention_dropout is not None:
+                    module.dropout = size.attention_dropout
+            self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.length))
 
         def forward(self, src: Any, tgt: Any) -> Any:
             embedded = self.embedding(src), self.embedding(tgt)
@@ -78,23 +84,25 @@ def in_torch(size: Size) -> Any:
 
 
 def torch_step(size: Size, dtype: str, is_compiled: bool = False) -> Step:
-    """A train step of PyTorch: with autocast if it is not float32, and with fused Adam."""
+    """A train step of PyTorch on a GPU if it sees one: autocast if it is not float32, else TF32, and fused Adam."""
     import torch
     from torch.nn import functional
 
-    model = in_torch(size)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as JAX computes; no effect on a CPU
+    model = in_torch(size).to(device)
     forward = torch.compile(model) if is_compiled else model
     optimizer = torch.optim.Adam(model.parameters(), RATE, BETAS, EPS, fused=True)
-    src, tgt, labels = (torch.from_numpy(array) for array in batch(size))
+    src, tgt, labels = (torch.from_numpy(array).to(device) for array in batch(size))
 
-    def step() -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+    def step() -> Any:
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             logits = forward(src, tgt).flatten(0, 1)
             loss = functional.cross_entropy(logits, labels.flatten(), label_smoothing=SMOOTHING)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss.detach())
+        return loss.detach()
 
     return step
 
@@ -108,37 +116,46 @@ def twin_weights(size: Size) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return fields, {**arrays, "src_embedding.embedding": module.embedding.weight.detach().numpy()}
 
 
-def twinax_step(size: Size, dtype: str) -> Step:
+def twin_config(size: Size, dtype: str) -> tuple[Any, dict[str, np.ndarray]]:
+    """(the config of `in_torch` in twinax, its weights)."""
+    from twinax import TransformerConfig
+
+    fields, arrays = twin_weights(size)
+    fields |= {"src_vocab_size": size.vocabulary, "tgt_vocab_size": size.vocabulary, "compute_dtype": dtype}
+    fields |= {"shared_embeddings": True, "tied_output": True, "positions": "none", "embedding_scale": "none"}
+    fields |= {"output_bias": "none", "embedding_dropout": 0.0}
+    fields |= {f"{site}_dropout": size.dropout for site in ("attention", "ffn", "residual")}
+    if size.attention_dropout is not None:
+        fields["attention_dropout"] = size.attention_dropout
+    return TransformerConfig(**fields), arrays
+
+
+def twinax_step(size: Size, dtype: str, attention: Any = "exact") -> Step:
     """A train step of twinax."""
     import jax.numpy as jnp
 
-    from twinax import TransformerConfig
+    from twinax.configs.execution import ExecutionConfig
     from twinax.configs.training import TrainingConfig
     from twinax.flax_transformer.model import Transformer
     from twinax.train.malloc import keep_freed_memory
     from twinax.train.step import Batch, init_state, make_train_step
 
     keep_freed_memory()
-    fields, arrays = twin_weights(size)
-    fields |= {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY, "compute_dtype": dtype}
-    fields |= {"shared_embeddings": True, "tied_output": True, "positions": "none", "embedding_scale": "none"}
-    fields |= {"output_bias": "none"}
-    fields |= {f"{site}_dropout": size.dropout for site in ("attention", "ffn", "residual")} | {
-        "embedding_dropout": 0.0
-    }
-    config = TransformerConfig(**fields)
+    config, arrays = twin_config(size, dtype)
     training = TrainingConfig(
         label_smoothing=SMOOTHING, smoothing="all", optimizer="adam", beta1=BETAS[0], beta2=BETAS[1], eps=EPS,
         schedule="constant", learning_rate=RATE, warmup_updates=0,
     )  # fmt: skip
     state = init_state(Transformer.from_arrays(config, {n: jnp.array(a) for n, a in arrays.items()}), training)
-    compiled = make_train_step(config, training)
+    compiled = make_train_step(config, training, execution=ExecutionConfig(attention=attention))
     tokens = [jnp.asarray(array, jnp.int32) for array in batch(size)]
 
-    def step() -> float:
+    rows = jnp.arange(size.sentences, dtype=jnp.int32)
+
+    def step() -> Any:
         nonlocal state
-        state, metrics = compiled(state, Batch(*tokens, jnp.arange(size.sentences, dtype=jnp.int32)))
-        return float(metrics.loss)
+        state, metrics = compiled(state, Batch(*tokens, rows))
+        return metrics.loss
 
     return step
 
@@ -152,14 +169,14 @@ def linen_step(size: Size, dtype: str) -> Step:
     from benchmarks.linen_transformer import LinenTransformer, from_twin
 
     params = from_twin(twin_weights(size)[1], size.num_heads)
-    model = LinenTransformer(VOCABULARY, size.d_model, size.num_heads, size.layers, size.d_ff, size.dropout)
+    model = LinenTransformer(size.vocabulary, size.d_model, size.num_heads, size.layers, size.d_ff, size.dropout)
     optimizer = optax.adam(RATE, *BETAS, EPS)
     state, key = (params, optimizer.init(params)), jax.random.key(0)
     src, tgt, labels = (jnp.asarray(array, jnp.int32) for array in batch(size))
 
     def loss(params: Any, key: jax.Array) -> jax.Array:
         logits: Any = model.apply({"params": params}, src, tgt, rngs={"dropout": key})
-        targets = optax.smooth_labels(jax.nn.one_hot(labels, VOCABULARY), SMOOTHING)
+        targets = optax.smooth_labels(jax.nn.one_hot(labels, size.vocabulary), SMOOTHING)
         return optax.softmax_cross_entropy(logits, targets).mean()
 
     def update(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
@@ -170,11 +187,11 @@ def linen_step(size: Size, dtype: str) -> Step:
 
     compiled: Any = jax.jit(update, donate_argnums=0)
 
-    def step() -> float:
+    def step() -> Any:
         nonlocal state, key
         key, this_key = jax.random.split(key)
         state, value = compiled(state, this_key)
-        return float(value)
+        return value
 
     return step
 
@@ -191,10 +208,17 @@ PROGRAMS: dict[str, tuple[Callable[[Size, str], Step], str, dict[str, str]]] = {
 }
 
 
-def prepare(make_step: Callable[[Size, str], Step], dtype: str, size: Size) -> tuple[list[float], Step]:
-    """(the first losses without dropout, a step of the size)."""
+def update(step: Step, count: int = 1) -> float:
+    """Make `count` updates; the loss of the last one, for which this waits."""
+    for _ in range(count - 1):
+        step()
+    return float(step())
+
+
+def prepare(make_step: Callable[[Size, str], Step], dtype: str, size: Size) -> tuple[list[float], Callable[[], float]]:
+    """(the first losses without dropout, an update of the size)."""
     without_dropout = make_step(size._replace(dropout=0.0), dtype)
-    return [without_dropout() for _ in range(COMPARED)], make_step(size, dtype)
+    return [update(without_dropout) for _ in range(COMPARED)], partial(update, make_step(size, dtype))
 
 
 def compare(size: Size, rounds: int = ROUNDS) -> dict[str, list[float]]:

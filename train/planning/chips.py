@@ -157,6 +157,6 @@ CHIPS: dict[str, Chip] = {
 }
 
 
-def peak_of(device_kind: str) -> float | None:
-    """bfloat16 FLOP/s of one of JAX's devices, by its `device_kind`; None if the table does not have it."""
-    return next((chip.flops for chip in CHIPS.values() if device_kind in chip.device_kinds), None)
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip of one of JAX's devices, by its `device_kind`; None if the table does not have it."""
+    return next((chip for chip in CHIPS.values() if device_kind in chip.device_kinds), None)

@@ -1,0 +1,1 @@
+"""What a GPU or TPU computes, and how fast: `python -m benchmarks.gpu`."""

@@ -1,0 +1,35 @@
+"""How much is measured: everything, or tiny models that try the program itself on any device."""
+
+from dataclasses import dataclass
+
+from benchmarks.training_speed import Size
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Models, batches and repetitions."""
+
+    ladder: str  # preset
+    trained: tuple[Size, ...]  # without the number of sentences
+    programs: tuple[str, ...]  # of training; none: all
+    sentences: tuple[int, ...]  # per batch, ascending
+    steps: int  # timed together
+    rounds: int
+    product: int  # rows and columns of the matrices of one product
+    inputs: int  # pooled for the error of attention
+    cases: int  # trainings that are compared update by update
+    mistakes: int  # planted in the twin
+    resumed: str  # preset of the training that is resumed
+    beams: tuple[int, ...]
+    layers: int  # of the model that translates
+
+
+LENGTH = 64  # of both sides, in tokens
+WMT = {"dropout": 0.1, "attention_dropout": 0.0, "vocabulary": 37_000, "length": LENGTH, "sentences": 0}
+BASE = Size("base", 512, 8, 6, 2048, **WMT)
+BIG = Size("big", 1024, 16, 6, 4096, **WMT | {"dropout": 0.3})
+TINY = Size("base", 16, 2, 1, 32, **WMT | {"vocabulary": 50, "length": 8})
+SCALES = {
+    "full": Scale("small", (BASE, BIG), (), (64, 256), 10, 5, 8192, 24, 3, 3, "small", (1, 4), 6),
+    "small": Scale("tiny", (TINY, TINY), ("twinax, bfloat16, fused attention", "PyTorch eager, bfloat16"), (4,), 2, 1, 64, 2, 1, 1, "tiny", (1,), 1),
+}

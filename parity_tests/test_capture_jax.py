@@ -175,6 +175,23 @@ def test_of_the_forms_for_platforms_the_default_is_taken():
     assert not trace.branches
 
 
+@jax.custom_jvp
+def looked_up(table, numbers):
+    return table[numbers]
+
+
+@looked_up.defjvp
+def _(primals, tangents):
+    return looked_up(*primals), tangents[0][primals[1]]
+
+
+def test_integers_have_a_tangent_without_a_value():
+    """JAX passes it to a `custom_jvp` as an array of float0."""
+    table, numbers = rows(0, 4, 3), np.array([2, 0, 2])
+    gradient = jax.grad(lambda table: jnp.sin(looked_up(table, jnp.asarray(numbers))).sum())
+    assert_traced(gradient, table)
+
+
 def layer(parameters, x):
     hidden = x @ parameters["w"] + parameters["b"]
     return jnp.tanh(hidden), parameters["c"]

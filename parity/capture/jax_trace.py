@@ -294,6 +294,8 @@ def _to_numpy(array: Any) -> np.ndarray:
 
 
 def _literal(atom: Any) -> np.ndarray:
+    if atom.aval.dtype == jax.dtypes.float0:  # the tangent of integers, which has no value
+        return np.zeros(atom.aval.shape, bool)
     return np.asarray(atom.val).astype(dtype_of(atom.aval.dtype))
 
 

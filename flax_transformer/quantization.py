@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
 from .integer_products import integer_product
+from .lookup import rows
 from .module import at_least_float32
 
 _LARGEST = 127  # -128 is not used, so that the range is symmetric
@@ -46,7 +47,7 @@ def table_rows(table: Float[Array, "V D"] | Quantized, numbers: Int[Array, "B L"
     if isinstance(table, Quantized):
         scales = jnp.take(table.scales, numbers, axis=0, mode="fill")
         return jnp.take(table.values, numbers, axis=0, mode="clip") * scales[..., None]
-    return jnp.take(table, numbers, axis=0, mode="fill")
+    return rows(table, numbers)
 
 
 def _round(x: Float[Array, "..."], scales: Float[Array, "..."]) -> Int8[Array, "..."]:

@@ -164,6 +164,7 @@ def test_every_file_of_a_model_has_a_mirror():
         "execution",
         "fused_attention",
         "integer_products",
+        "lookup",
         "transposition",
         "maxima",
         "products",

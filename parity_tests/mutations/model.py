@@ -166,7 +166,7 @@ MODEL = (
     ),
     Mutation(
         "an id outside the vocabulary is clamped",
-        "flax_transformer.quantization.table_rows",
+        "flax_transformer.lookup._rows",
         'jnp.take(table, numbers, axis=0, mode="fill")',
         'jnp.take(table, numbers, axis=0, mode="clip")',
         ("tests/test_model.py::test_inside_jit_a_wrong_id_makes_its_sentence_nan",),

@@ -1,0 +1,54 @@
+"""The gradient of a table: both forms of it against numpy's sum, and which platform computes which."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinax.flax_transformer.lookup import rows, sum_runs
+
+WIDTH = 3
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.sampled_from([1, 4, 50]), batch=st.integers(1, 5))
+def test_the_gradient_of_a_table_is_numpy_s_sum(seed: int, count: int, batch: int) -> None:
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(0, count + 2, (batch, 4)).astype(np.int32)  # some are too large
+    numbers[rng.random(numbers.shape) < 0.2] = np.iinfo(np.int32).max  # of a negative id
+    gradient = rng.standard_normal((*numbers.shape, WIDTH))
+    expected = np.zeros((count, WIDTH))
+    fits = numbers < count
+    np.add.at(expected, numbers[fits], gradient[fits])
+    table = jnp.zeros((count, WIDTH), jnp.float64)
+    found, pullback = jax.vjp(lambda table: rows(table, jnp.asarray(numbers)), table)
+    assert np.isnan(found).all(-1).tolist() == (~fits).tolist()
+    for sums in (pullback(jnp.asarray(gradient))[0], sum_runs(jnp.asarray(numbers), jnp.asarray(gradient), count)):
+        assert sums.dtype == jnp.float64
+        np.testing.assert_allclose(sums, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("platform", "sorts", "unique"), [("cpu", 0, "false"), ("tpu", 0, "false"), ("cuda", 1, "true")]
+)
+def test_a_gpu_sorts_and_scatters_each_row_once(platform: str, sorts: int, unique: str) -> None:
+    table, numbers = jnp.zeros((7, WIDTH)), jnp.zeros((2, 4), jnp.int32)
+    gradient = jax.jit(jax.grad(lambda table: jnp.sin(rows(table, numbers)).sum()))
+    program = gradient.trace(table).lower(lowering_platforms=(platform,)).as_text()
+    assert program.count("stablehlo.sort") == sorts
+    (scatter,) = [line for line in program.splitlines() if "stablehlo.scatter" in line]
+    assert f"unique_indices = {unique}" in scatter
+
+
+def test_derivatives_are_those_of_take() -> None:
+    rng = np.random.default_rng(0)
+    table, numbers = jnp.asarray(rng.standard_normal((7, WIDTH))), jnp.asarray(rng.integers(0, 7, (2, 4)))
+
+    def derivatives(look_up):
+        f = lambda table: jnp.sin(look_up(table, numbers)).sum()  # noqa: E731
+        mapped = jax.vmap(jax.grad(f))(jnp.stack([table, 2 * table]))
+        return [f(table), jax.grad(f)(table), jax.jvp(f, (table,), (table,))[1], jax.hessian(f)(table), mapped]
+
+    for one, other in zip(derivatives(rows), derivatives(lambda t, n: jnp.take(t, n, axis=0)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)

@@ -91,7 +91,7 @@ def torch_step(size: Size, dtype: str, is_compiled: bool = False) -> Step:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as JAX computes; no effect on a CPU
     model = in_torch(size).to(device)
-    forward = torch.compile(model) if is_compiled else model
+    forward = torch.compile(model, dynamic=False) if is_compiled else model
     optimizer = torch.optim.Adam(model.parameters(), RATE, BETAS, EPS, fused=True)
     src, tgt, labels = (torch.from_numpy(array).to(device) for array in batch(size))
 
@@ -130,31 +130,36 @@ def twin_config(size: Size, dtype: str) -> tuple[Any, dict[str, np.ndarray]]:
     return TransformerConfig(**fields), arrays
 
 
-def twinax_step(size: Size, dtype: str, attention: Any = "exact") -> Step:
-    """A train step of twinax."""
+def twinax_program(size: Size, dtype: str, attention: Any = "exact") -> tuple[Any, Any, Any]:
+    """(the train step of twinax, its first state, its batch)."""
     import jax.numpy as jnp
 
     from twinax.configs.execution import ExecutionConfig
     from twinax.configs.training import TrainingConfig
     from twinax.flax_transformer.model import Transformer
-    from twinax.train.malloc import keep_freed_memory
     from twinax.train.step import Batch, init_state, make_train_step
 
-    keep_freed_memory()
     config, arrays = twin_config(size, dtype)
     training = TrainingConfig(
         label_smoothing=SMOOTHING, smoothing="all", optimizer="adam", beta1=BETAS[0], beta2=BETAS[1], eps=EPS,
         schedule="constant", learning_rate=RATE, warmup_updates=0,
     )  # fmt: skip
     state = init_state(Transformer.from_arrays(config, {n: jnp.array(a) for n, a in arrays.items()}), training)
-    compiled = make_train_step(config, training, execution=ExecutionConfig(attention=attention))
     tokens = [jnp.asarray(array, jnp.int32) for array in batch(size)]
+    step = make_train_step(config, training, execution=ExecutionConfig(attention=attention))
+    return step, state, Batch(*tokens, jnp.arange(size.sentences, dtype=jnp.int32))
 
-    rows = jnp.arange(size.sentences, dtype=jnp.int32)
+
+def twinax_step(size: Size, dtype: str, attention: Any = "exact") -> Step:
+    """A train step of twinax."""
+    from twinax.train.malloc import keep_freed_memory
+
+    keep_freed_memory()
+    compiled, state, pairs = twinax_program(size, dtype, attention)
 
     def step() -> Any:
         nonlocal state
-        state, metrics = compiled(state, Batch(*tokens, rows))
+        state, metrics = compiled(state, pairs)
         return metrics.loss
 
     return step

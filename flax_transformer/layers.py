@@ -237,8 +237,23 @@ def _at_least_float32(activation: Callable[[Array], Array]) -> Callable[[Array],
     return lambda x: activation(at_least_float32(x)).astype(x.dtype)
 
 
+@jax.custom_jvp
+def _relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """max(x, 0), as `jax.nn.relu`, with a gradient that needs the output only.
+
+    On a GPU, cuBLAS then applies it to its product. XLA would turn `y > 0` back into `x > 0`, but not `y != 0`.
+    """
+    return jnp.maximum(x, 0)
+
+
+@_relu.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y: Array = _relu(*primals)
+    return y, jnp.where(y != 0, tangents[0], 0)
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "relu": jax.nn.relu,
+    "relu": _relu,
     "gelu": _at_least_float32(partial(jax.nn.gelu, approximate=False)),
     "gelu_tanh": _at_least_float32(partial(jax.nn.gelu, approximate=True)),
     "silu": _at_least_float32(jax.nn.silu),

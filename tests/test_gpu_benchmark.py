@@ -1,5 +1,8 @@
-"""The GPU benchmark at tiny sizes: its FLOPs, its reading of a trace, and its place in the page."""
+"""The GPU benchmark at tiny sizes: its FLOPs, its reading of a trace, its budget, and its place in the page."""
 
+import subprocess
+import sys
+from argparse import Namespace
 from pathlib import Path
 
 import jax
@@ -8,9 +11,10 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr
 
-from benchmarks import gpu
-from benchmarks.gpu import utilization
-from benchmarks.pages import marks
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.profile import operations
+from benchmarks.gpu.scale import SCALES
+from benchmarks.gpu.training import utilization
 from twinax import TransformerConfig
 from twinax.configs.training import TrainingConfig
 from twinax.flax_transformer.model import Transformer
@@ -18,7 +22,7 @@ from twinax.parity.functions import random_arrays
 from twinax.train.losses import cross_entropy
 from twinax.train.planning.flops import model_flops
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+ROOT = Path(__file__).parents[1]
 
 
 def product_flops(jaxpr):
@@ -50,20 +54,72 @@ def test_flops_are_those_of_the_traced_products(preset, ffn_gate):
 
 
 def test_utilization_needs_a_known_peak():
-    assert utilization(98.9e12, "NVIDIA H200") == "10.0%"
-    assert utilization(1e12, "cpu") == "unknown peak"
+    assert utilization(98.9e12, "bfloat16", "NVIDIA H200") == "10.0%"
+    assert utilization(98.9e12, "float32", "NVIDIA H200") == "20.0%"
+    assert utilization(1e12, "bfloat16", "cpu") == "unknown peak"
 
 
-def test_training_and_its_largest_operations():
-    scale = gpu.SCALES["small"]
-    rows = gpu.operations(scale, "fused")
-    shares = [float(share.removesuffix("%")) for _, share in rows]
+def test_the_largest_operations_of_a_training():
+    *rows, (_, _, _, everything) = operations(SCALES["small"])
+    shares = [float(share.removesuffix("%")) for *_, share in rows]
     assert shares == sorted(shares, reverse=True)
     assert 50 < sum(shares) <= 100.5
-    assert any("dot" in name or "fusion" in name for name, _ in rows)
+    assert everything == "100%"
+    assert any("dot" in name or "fusion" in name for name, *_ in rows)
 
 
-def test_a_cpu_does_not_reach_the_page():
-    marks(PAGE, "gpu")
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """f(arguments) -> (names of the parts that were measured, the page), with a device and parts that take no time."""
+    page = tmp_path / "page.md"
+    page.write_text("<!-- gpu -->\n<!-- end of gpu -->\n")
+    measured = []
+
+    class Process:
+        def __init__(self, part, scale):
+            measured.append(part.name)
+            row = ["gpu", "NVIDIA H200", "1.2", "cuda"] if part.name == "device" else [f"figure of {part.name}"]
+            self.rows = [row]
+
+        def result(self, deadline):
+            return {"rows": self.rows, "seconds": 1}
+
+    monkeypatch.setattr(command, "Process", Process)
+
+    def call(*parts, budget=None):
+        measured.clear()
+        command.main(Namespace(budget=budget, small=False, page=page, parts=list(parts)))
+        return measured[1:], page.read_text()
+
+    return call
+
+
+def test_parts_beyond_the_budget_are_left_to_the_next_call(run):
+    names = [part.name for part in command.PARTS]
+    at_once = [part.name for part in command.PARTS if part.seconds <= 70]
+    measured, page = run(budget=80)
+    assert measured == at_once
+    assert page.count("Not measured: skipped: the budget was used up.") == len(names) - len(at_once) > 0
+    measured, page = run()
+    assert measured == [name for name in names if name not in at_once]
+    assert "Not measured" not in page
+    assert all(f"figure of {name}" in page for name in names)
+    assert run() == ([], page)
+    assert run("base")[0] == ["base"]
+
+
+def test_a_cpu_does_not_reach_the_page(monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    monkeypatch.setattr(command, "measure", lambda *_: [["cpu", "cpu", "", ""]])
     with pytest.raises(SystemExit, match=r"^JAX sees no GPU or TPU here; `python -m benchmarks.gpu --small`"):
-        gpu.refuse_cpu(gpu.device(gpu.SCALES["small"]))
+        command.main(Namespace(budget=None, small=False, page=page, parts=[]))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_every_part_is_printed_at_tiny_sizes():
+    program = [sys.executable, "-m", "benchmarks.gpu", "--small", "--budget", "600"]
+    output = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert all(part.title in output for part in command.PARTS)
+    assert "Not measured" not in output
+    assert "NO" not in output.split()

@@ -11,7 +11,7 @@ from torch import nn
 from twinax import TransformerConfig, flax_transformer, torch_reference
 from twinax.configs.training import TrainingConfig
 from twinax.convert.port import to_torch
-from twinax.flax_transformer import products
+from twinax.flax_transformer import layers, products
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.train import consistency
 
@@ -54,6 +54,15 @@ def test_products_with_weights_are_plain_products(name, dtype, bound):
     for one, other in zip(*results, strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
         np.testing.assert_allclose(one, other, rtol=bound, atol=bound * float(jnp.abs(other).max()))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_relu_is_jax_s(dtype):
+    x = jnp.array([-jnp.inf, -2, -1e-30, -0.0, 0, 1e-30, 3, jnp.inf], dtype)
+    factors = jnp.arange(1, 9, dtype=dtype)
+    for transform in (lambda f: f, lambda f: lambda x: jax.vjp(f, x)[1](factors), lambda f: jax.jacfwd(f)):
+        one, other = (jax.tree.leaves(transform(relu)(x)) for relu in (layers.ACTIVATIONS["relu"], jax.nn.relu))
+        np.testing.assert_array_equal(one, other)
 
 
 class Loss(nn.Module):

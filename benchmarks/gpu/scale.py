@@ -11,7 +11,7 @@ class Scale:
 
     ladder: str  # preset
     trained: tuple[Size, ...]  # without the number of sentences
-    programs: tuple[str, ...]  # of training; none: all
+    programs: tuple[str, ...]  # of training; (): all
     sentences: tuple[int, ...]  # per batch, ascending
     steps: int  # timed together
     rounds: int
@@ -30,6 +30,34 @@ BASE = Size("base", 512, 8, 6, 2048, **WMT)
 BIG = Size("big", 1024, 16, 6, 4096, **WMT | {"dropout": 0.3})
 TINY = Size("base", 16, 2, 1, 32, **WMT | {"vocabulary": 50, "length": 8})
 SCALES = {
-    "full": Scale("small", (BASE, BIG), (), (64, 256), 10, 5, 8192, 24, 3, 3, "small", (1, 4), 6),
-    "small": Scale("tiny", (TINY, TINY), ("twinax, bfloat16, fused attention", "PyTorch eager, bfloat16"), (4,), 2, 1, 64, 2, 1, 1, "tiny", (1,), 1),
+    "full": Scale(
+        ladder="small",
+        trained=(BASE, BIG),
+        programs=(),
+        sentences=(64, 256),
+        steps=10,
+        rounds=5,
+        product=8192,
+        inputs=24,
+        cases=2,
+        mistakes=3,
+        resumed="small",
+        beams=(1, 4),
+        layers=6,
+    ),
+    "small": Scale(
+        ladder="tiny",
+        trained=(TINY, TINY._replace(label="big")),
+        programs=("twinax, bfloat16, fused attention", "PyTorch eager, bfloat16"),
+        sentences=(2, 4),
+        steps=2,
+        rounds=1,
+        product=64,
+        inputs=2,
+        cases=1,
+        mistakes=1,
+        resumed="tiny",
+        beams=(1,),
+        layers=1,
+    ),
 }

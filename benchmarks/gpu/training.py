@@ -4,7 +4,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.alternating import Program, alternate, spread, started
 from benchmarks.gpu.scale import Scale
@@ -34,30 +34,17 @@ KINDS = {
     "PyTorch compiled, float32": Kind(COMPILED, "float32"),
     "twinax, float32": Kind(twinax_step, "float32"),
 }
+NARROW = tuple(name for name, kind in KINDS.items() if kind.dtype == "bfloat16" and not kind.flags)
 
 
-class Running(NamedTuple):
-    """Steps of one model by their number of sentences, and the most memory that each has needed."""
-
-    steps: dict[int, Step]
-    bytes: dict[int, int]
-
-    def __call__(self, sentences: int, count: int) -> float:
-        """The loss after `count` updates."""
-        return update(self.steps[sentences], count)
-
-
-def prepare(kind: Kind, size: Size, sentences: Sequence[int]) -> tuple[Any, Running]:
-    """(the device and the memory, compiled steps)."""
+def prepare(kind: Kind, size: Size) -> tuple[int, Callable[[int], float]]:
+    """(bytes on the device, so many updates of a compiled step)."""
     from twinax.train.xla_flags import set_xla_flags
 
     set_xla_flags()
-    running = Running({}, {})
-    for number in sentences:
-        running.steps[number] = kind.make_step(size._replace(sentences=number), kind.dtype)
-        update(running.steps[number])
-        running.bytes[number] = most_memory(kind.make_step)
-    return running.bytes, running
+    step = kind.make_step(size, kind.dtype)
+    update(step)
+    return most_memory(kind.make_step), partial(update, step)
 
 
 def most_memory(make_step: Callable[..., Step]) -> int:
@@ -71,40 +58,35 @@ def most_memory(make_step: Callable[..., Step]) -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
-def train(scale: Scale, number: int) -> list[list[str]]:
-    """One row per batch size and program, for one of the scale's models."""
+def train(scale: Scale, model: int, sentences: int, names: Sequence[str] = tuple(KINDS)) -> list[list[str]]:
+    """One row per program, for one of the scale's models and numbers of sentences."""
     from twinax.train.planning.flops import model_flops
 
-    size = scale.trained[number]
-    kinds = {name: KINDS[name] for name in scale.programs or KINDS}
+    size = scale.trained[model]._replace(sentences=scale.sentences[sentences])
+    kinds = {name: KINDS[name] for name in names if not scale.programs or name in scale.programs}
+    flags = os.environ.get("XLA_FLAGS", "")
     programs = [
-        Program(
-            name,
-            partial(prepare, kind, size, scale.sentences),
-            {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {kind.flags}".strip()},
-        )
+        Program(name, partial(prepare, kind, size), {"XLA_FLAGS": f"{flags} {kind.flags}".strip()})
         for name, kind in kinds.items()
     ]
-    rows = []
-    flops_per_pair = model_flops(twin_config(size, "bfloat16")[0], 1, size.length, size.length)
+    flops = model_flops(twin_config(size, "bfloat16")[0], size.sentences, size.length, size.length)
     with started(programs, size.label, together=True) as running:
-        for sentences in reversed(scale.sentences):
-            label = f"{size.label}, {sentences} pairs"
-            seconds, losses = alternate(running, scale.rounds, label, sentences, scale.steps)
-            expected = losses.get(REFERENCE, statistics.median(losses.values()))
-            for name, kind in kinds.items():
-                cells = [size.label, str(sentences), name]
-                if name not in running:
-                    rows.append([*cells, "failed", *[""] * 4])
-                    continue
-                step = statistics.median(seconds[name]) / scale.steps
-                ratio = spread(seconds[name], seconds[REFERENCE]) if REFERENCE in seconds else ""
-                alike = "" if abs(losses[name] - expected) < ALIKE else f" (loss {losses[name]:.3f}, not {expected:.3f})"
-                cells[-1] += alike
-                flops = flops_per_pair * sentences / step
-                memory = f"{running[name].about[sentences] / 1e9:.1f}"
-                tokens = f"{sentences * size.length / step:,.0f}"
-                rows.append([*cells, f"{1000 * step:.2f}", ratio, tokens, memory, utilization(flops, kind.dtype)])
+        seconds, losses = alternate(running, scale.rounds, size.label, scale.steps)
+        memory = {name: program.about for name, program in running.items()}
+    rows = []
+    expected = losses.get(REFERENCE, statistics.median(losses.values()))
+    for name, kind in kinds.items():
+        cells = [size.label, str(size.sentences), name]
+        if name not in seconds:
+            rows.append([*cells, "failed", *[""] * 4])
+            continue
+        step = statistics.median(seconds[name]) / scale.steps
+        ratio = spread(seconds[REFERENCE], seconds[name]) if REFERENCE in seconds else ""
+        if abs(losses[name] - expected) > ALIKE:
+            cells[-1] += f" (loss {losses[name]:.3f}, not {expected:.3f})"
+        tokens = f"{size.sentences * size.length / step:,.0f}"
+        share = utilization(flops / step, kind.dtype)
+        rows.append([*cells, f"{1000 * step:.2f}", ratio, tokens, f"{memory[name] / 1e9:.1f}", share])
     return rows
 
 

@@ -160,7 +160,7 @@ plan-sweep: plan-compiler
 plan-compiler: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plan]'
 
-# Parity, training and decoding on a GPU or TPU; writes the tables. Refuses a CPU.
+# Parity, training and decoding on a GPU or TPU; writes the tables. Refuses a CPU. About ten minutes, estimated.
 benchmark-gpu: install
 	$(BIN)/python -m benchmarks.gpu docs/performance.md
 

@@ -1,4 +1,4 @@
-"""Measures a GPU or TPU, and writes the tables into a page: `python -m benchmarks.gpu [--budget SECONDS] PAGE [PART...]`.
+"""Measures a GPU or TPU into the tables of a page: `python -m benchmarks.gpu [--budget SECONDS] PAGE [PART ...]`.
 
 Parts run in the order of their importance, each in processes of its own. The page, and PAGE's .gpu.json beside it, are
 written after every part. Parts that no longer fit into the budget are skipped; the next call begins with them. PART:
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from benchmarks.gpu import correctness, profile, training
 from benchmarks.gpu.scale import LENGTH, SCALES, Scale
 from benchmarks.pages import markdown, marks, write_between
+from twinax.train.xla_flags import fast_compilation, set_xla_flags
 
 Rows = list[list[str]]
 TOGETHER = 5  # processes that compute on the CPU at once
@@ -62,7 +63,8 @@ def decoding(scale: Scale) -> Rows:
     from benchmarks.alternating import spread
 
     rows = []
-    for row in programs.compare(scale.beams, scale.rounds, programs.ON_GPU, scale.layers, together=True):
+    names = [name for name in programs.ON_GPU if not scale.programs or name in scale.programs]
+    for row in programs.compare(scale.beams, scale.rounds, names, scale.layers, together=True):
         for name, seconds in row.seconds.items():
             milliseconds = f"{1000 * statistics.median(seconds):,.0f}"
             ratio = spread(seconds, row.seconds[programs.TWINAX])
@@ -173,6 +175,8 @@ def main(arguments: argparse.Namespace) -> None:
     page: Path | None = None if arguments.small else arguments.page
     path = page and page.with_suffix(".gpu.json")
     devices: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path and path.is_file() else {}
+    if arguments.small:
+        os.environ["XLA_FLAGS"] = f"{fast_compilation()} {os.environ.get('XLA_FLAGS', '')}".strip()
     with tempfile.TemporaryDirectory() as cache:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -190,15 +194,15 @@ def main(arguments: argparse.Namespace) -> None:
         parts = [part for part in parts if part.name in arguments.parts or "rows" not in done.get(part.name, {})]
         for part, result in results(parts, scale, deadline):
             done[part.name] = result
-            print(f"\n{section(part, result)}", flush=True)
+            print(f"\n{section(part, result)}\n\n{part.name}: {result.get('seconds', 0)} s", flush=True)
             if page is not None and path is not None:
                 path.write_text(json.dumps(devices, indent=1) + "\n")
                 write_between(page, "gpu", text(devices))
 
 
 def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tuple[Part, dict[str, Any]]]:
-    """(part, its rows or why there are none), as they come. Neighbours that measure no time run at once."""
-    for together, group in groupby(parts, lambda part: part.together):
+    """(part, its rows or why there are none), as they come. Neighbours run at once if their times mean nothing."""
+    for together, group in groupby(parts, lambda part: part.together or scale == "small"):
         waiting = list(group)
         while waiting:
             wave, waiting = (waiting, []) if together else (waiting[:1], waiting[1:])
@@ -262,8 +266,6 @@ def text(devices: Mapping[str, Mapping[str, Any]]) -> str:
 
 def run_part(name: str, scale: str, path: str) -> None:
     """Measure a part in this process, and write its rows as JSON."""
-    from twinax.train.xla_flags import set_xla_flags
-
     set_xla_flags()
     measured = {"device": device, **{part.name: part.measure for part in PARTS}}[name](SCALES[scale])
     Path(path).write_text(json.dumps(measured))

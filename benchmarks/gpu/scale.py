@@ -11,7 +11,7 @@ class Scale:
 
     ladder: str  # preset
     trained: tuple[Size, ...]  # without the number of sentences
-    programs: tuple[str, ...]  # of training; (): all
+    programs: tuple[str, ...]  # those that are timed; (): all
     sentences: tuple[int, ...]  # per batch, ascending
     steps: int  # timed together
     rounds: int
@@ -48,7 +48,7 @@ SCALES = {
     "small": Scale(
         ladder="tiny",
         trained=(TINY, TINY._replace(label="big")),
-        programs=("twinax, bfloat16, fused attention", "PyTorch eager, bfloat16"),
+        programs=("twinax, bfloat16", "twinax, float32", "transformers, float32"),
         sentences=(2, 4),
         steps=2,
         rounds=1,

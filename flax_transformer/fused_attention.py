@@ -1,8 +1,12 @@
 """Attention by `jax.nn.dot_product_attention`: cuDNN's flash attention where it applies, XLA's elsewhere.
 
+cuDNN's applies only without deterministic operations: with them, XLA up to jaxlib 0.11.2 compiles the backward pass of
+one layer, but not of a second one of the same shape (openxla/xla#46500).
+
 Letters: B batch, T query length, S key length, N heads, H width of a head.
 """
 
+import os
 from collections.abc import Callable
 
 import jax
@@ -18,6 +22,7 @@ FUSED_SCALES: dict[str, Callable[[int], float]] = {
 }
 _CUDNN_DTYPES = ("bfloat16", "float16")
 _CUDNN_WIDEST = 128  # on all GPUs that cuDNN's flash attention supports
+_DETERMINISM = ("--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops")
 
 
 def fused_attention(
@@ -46,9 +51,17 @@ def fused_attention(
 
 
 def uses_cudnn(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> bool:
-    """Whether cuDNN's flash attention supports this process's devices and these dtypes and shapes.
+    """Whether cuDNN's flash attention supports this process's devices and flags, and these dtypes and shapes.
 
     Source: `check_is_flash_attention` of JAX: with a mask, both lengths must be even.
     """
     fits = q.dtype.name in _CUDNN_DTYPES and q.shape[-1] <= _CUDNN_WIDEST and q.shape[-1] % 8 == 0
-    return fits and q.shape[1] % 2 == k.shape[1] % 2 == 0 and "cuda" in get_backend().platform_version
+    fits = fits and q.shape[1] % 2 == k.shape[1] % 2 == 0 and not _must_be_deterministic()
+    return fits and "cuda" in get_backend().platform_version
+
+
+def _must_be_deterministic() -> bool:
+    """Whether XLA_FLAGS ask a GPU for deterministic operations. Of equal flags, the last one counts."""
+    flags = (word.partition("=") for word in os.environ.get("XLA_FLAGS", "").split())
+    values = {name: value.lower() in ("", "true", "1") for name, _, value in flags}
+    return any(values.get(name, False) for name in _DETERMINISM)

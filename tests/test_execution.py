@@ -3,6 +3,7 @@
 import os
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from twinax.configs.errors import ConfigError
 from twinax.configs.execution import PLAIN, ExecutionConfig
 from twinax.configs.run import RunConfig
 from twinax.configs.training import TrainingConfig
-from twinax.flax_transformer import activations
+from twinax.flax_transformer import activations, fused_attention
 from twinax.flax_transformer.attention import ATTENTIONS
 from twinax.flax_transformer.dropout import DropoutKey
 from twinax.flax_transformer.fused_attention import uses_cudnn
@@ -190,10 +191,21 @@ def test_a_model_with_fused_attention():
     assert 1e-10 < np.abs(fused - exact).max() < 1e-5
 
 
-def test_where_cudnn_does_not_apply():
-    """This process has no GPU; the other conditions are those of JAX's source."""
+def test_where_cudnn_applies(monkeypatch):
+    """On a GPU whose operations may be in any order; the other conditions are those of JAX's source."""
     q = jnp.zeros((1, 6, 2, 8), jnp.bfloat16)
-    assert not uses_cudnn(q, q)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    assert not uses_cudnn(q, q)  # this process has no GPU
+    monkeypatch.setattr(fused_attention, "get_backend", lambda: SimpleNamespace(platform_version="cuda 13000"))
+    assert uses_cudnn(q, q)
+    assert not uses_cudnn(q, q[:, 1:])
+    assert not uses_cudnn(q.astype(jnp.float32), q.astype(jnp.float32))
+    on, off = "--xla_gpu_deterministic_ops=true", "--xla_gpu_deterministic_ops=false"
+    expected = {on: False, off: True, f"{on} {off}": True, f"{off} {on}": False}
+    expected |= {"--xla_gpu_exclude_nondeterministic_ops": False, "--xla_gpu_autotune_level=0": True}
+    for flags, applies in expected.items():
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        assert uses_cudnn(q, q) == applies, flags
 
 
 INVALID = {

@@ -29,6 +29,7 @@ from benchmarks.pages import markdown, marks, write_between
 from twinax.train.xla_flags import fast_compilation, set_xla_flags
 
 Rows = list[list[str]]
+POLL = 0.2  # seconds
 TOGETHER = 5  # processes that compute on the CPU at once
 VERSIONS = ("jax", "flax", "torch", "transformers", "numpy")
 NOT_YET = "Not measured: neither a GPU nor a TPU has run this benchmark yet."
@@ -73,15 +74,16 @@ def decoding(scale: Scale) -> Rows:
     return rows
 
 
+DEVICE = Part("device", device, "", (), 0)
 TRAINING = ("model", "pairs", "program", "ms / update", "times as fast as compiled PyTorch in bfloat16")
-TRAINING += ("target tokens / s", "GB", "MFU")
+TRAINING += ("target tokens / s", "GB", "first update, s", "MFU")
 PARTS = (
     Part(
         "ladder",
         correctness.ladder,
         "The ladder of the preset `small`, Flax on this device and PyTorch on the CPU",
         ("rung", "float64 difference", "float32 ratio", "bfloat16 ratio", "holds"),
-        60,
+        150,
         together=True,
     ),
     Part(
@@ -89,7 +91,7 @@ PARTS = (
         correctness.updates,
         f"{correctness.UPDATES} updates with dropout in float64, Flax on this device and PyTorch on the CPU",
         ("training", "loss", "parameters", "relay", "float32 ratio", "resumed bit-exactly", "holds"),
-        60,
+        150,
         together=True,
     ),
     Part(
@@ -97,7 +99,7 @@ PARTS = (
         correctness.comparison,
         "`twinax.parity.compare` of the twins, one setting of the Flax twin wrong",
         ("planted", "verdict", "first finding"),
-        60,
+        150,
         together=True,
     ),
     Part(
@@ -105,7 +107,7 @@ PARTS = (
         correctness.resume,
         "A training in bfloat16, stopped halfway and resumed in another process",
         ("deterministic", "updates", "state without a stop", "resumed", "equal"),
-        60,
+        150,
         together=True,
     ),
     Part(
@@ -113,23 +115,17 @@ PARTS = (
         correctness.attention,
         "Attention in bfloat16, against PyTorch in float64",
         ("error", "exact", "fused", "fused / exact"),
-        60,
+        150,
         together=True,
     ),
-    Part("base", partial(training.train, model=0, sentences=1), f"Training, {LENGTH} tokens per side", TRAINING, 100),
-    Part(
-        "big",
-        partial(training.train, model=1, sentences=1, names=training.NARROW),
-        "Training of the larger model",
-        TRAINING,
-        100,
-    ),
+    Part("base", partial(training.train, model=0, sentences=1), f"Training, {LENGTH} tokens per side", TRAINING, 90),
+    Part("big", partial(training.train, model=1, sentences=1), "Training of the larger model", TRAINING, 120),
     Part(
         "operations",
         profile.operations,
         "Operations of a training step, base model, bfloat16, exact attention",
         ("operation", "number", "milliseconds", "time"),
-        40,
+        80,
     ),
     Part(
         "plan",
@@ -139,31 +135,41 @@ PARTS = (
             *("bound, ms", "measured, ms", "GB, estimated", "GB, compiled"),
             *("GB moved, estimated", "GB moved, by XLA", "of the bandwidth"),
         ),
-        60,
+        90,
     ),
     Part(
         "decoding",
         decoding,
         "Decoding of 32 sentences, 40 tokens each",
         ("beam", "program", "milliseconds", "time / that of twinax in float32", "as transformers in float32", "device"),
-        60,
+        100,
     ),
     Part(
         "products",
         correctness.products,
         f"A product of two square matrices of {SCALES['full'].product:,} rows",
         ("computed by", "TFLOP/s", "relative error"),
-        20,
+        30,
     ),
     *(
         Part(
             f"{name}_small_batch",
-            partial(training.train, model=model, sentences=0, names=training.NARROW),
+            partial(training.train, model=model, sentences=0),
             f"Training of the {name} model with smaller batches",
             TRAINING,
-            100,
+            seconds,
         )
-        for model, name in enumerate(("base", "big"))
+        for model, name, seconds in ((0, "base", 90), (1, "big", 120))
+    ),
+    *(
+        Part(
+            f"{name}_settings",
+            partial(training.train, model=model, sentences=1, names=training.FURTHER),
+            f"Training of the {name} model with other dtypes, attention and flags",
+            TRAINING,
+            seconds,
+        )
+        for model, name, seconds in ((0, "base", 190), (1, "big", 240))
     ),
 )
 
@@ -183,7 +189,10 @@ def main(arguments: argparse.Namespace) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // TOGETHER)))
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")  # of each of several processes
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the device's memory
-        ((platform, kind, driver, software),) = measure("device", Part("device", device, "", (), 0), scale, deadline)
+        ((_, first),) = results([DEVICE], scale, deadline)
+        if "rows" not in first:
+            sys.exit(f"the device: {first['problem']}")
+        ((platform, kind, driver, software),) = first["rows"]
         if page is not None and platform == "cpu":
             sys.exit("JAX sees no GPU or TPU here; `python -m benchmarks.gpu --small` tries this program on a CPU")
         versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
@@ -206,13 +215,19 @@ def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tupl
         waiting = list(group)
         while waiting:
             wave, waiting = (waiting, []) if together else (waiting[:1], waiting[1:])
-            begun = [part for part in wave if scale == "small" or time.monotonic() + part.seconds <= deadline]
+            running: dict[Part, Process] = {}
             for part in wave:
-                if part not in begun:
+                if scale == "small" or time.monotonic() + part.seconds <= deadline:
+                    running[part] = Process(part, scale)
+                else:
                     yield part, {"problem": "skipped: the budget was used up"}
-            running = {part: Process(part, scale) for part in begun}
-            for part, process in running.items():
-                yield part, process.result(deadline)
+            while running:
+                part = next((part for part, process in running.items() if process.has_ended()), None)
+                if part is None and time.monotonic() < deadline:
+                    time.sleep(POLL)
+                    continue
+                part = part or next(iter(running))
+                yield part, running.pop(part).result()
 
 
 class Process:
@@ -224,29 +239,21 @@ class Process:
         command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, scale, str(self._file)]
         self._process = subprocess.Popen(command, start_new_session=True, stdout=sys.stderr)
 
-    def result(self, deadline: float) -> dict[str, Any]:
-        """Rows and seconds, or the problem; ends the process, and those that it started, at the deadline."""
-        try:
-            left = deadline - time.monotonic()
-            status = self._process.wait(None if left == float("inf") else max(left, 0))
-            problem = f"failed with exit status {status}"
-        except subprocess.TimeoutExpired:
-            problem = "stopped: the budget was used up"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+    def has_ended(self) -> bool:
+        """Whether the process is over."""
+        return self._process.poll() is not None
+
+    def result(self) -> dict[str, Any]:
+        """Rows and seconds, or the problem; ends the process, and those that it started."""
+        status = self._process.poll()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         text = self._file.read_text()
         self._file.unlink()
-        seconds = round(time.monotonic() - self._begin)
-        return {"rows": json.loads(text), "seconds": seconds} if text else {"problem": problem, "seconds": seconds}
-
-
-def measure(name: str, part: Part, scale: str, deadline: float) -> Any:
-    """The rows of one part. Raises: SystemExit if there are none."""
-    result = Process(part, scale).result(deadline)
-    if "rows" not in result:
-        sys.exit(f"{name}: {result['problem']}")
-    return result["rows"]
+        problem = "stopped: the budget was used up" if status is None else f"failed with exit status {status}"
+        outcome = {"rows": json.loads(text)} if text else {"problem": problem}
+        return {**outcome, "seconds": round(time.monotonic() - self._begin)}
 
 
 def section(part: Part, result: Mapping[str, Any]) -> str:
@@ -256,18 +263,24 @@ def section(part: Part, result: Mapping[str, Any]) -> str:
 
 
 def text(devices: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the page holds: one block per device."""
+    """What the page holds: one block per device, which ends with what was not measured there."""
     blocks = []
     for facts, done in devices.items():
-        sections = [section(part, done[part.name]) for part in PARTS if part.name in done]
-        blocks.append("\n\n".join([f"{facts}.", *sections]))
+        measured = [part for part in PARTS if "rows" in done.get(part.name, {})]
+        missing = [
+            f"{part.name} ({done[part.name]['problem']})" if part.name in done else part.name
+            for part in PARTS
+            if part not in measured
+        ]
+        blocks += [f"{facts}.", *(section(part, done[part.name]) for part in measured)]
+        blocks += [f"Not measured on this device: {', '.join(missing)}."] if missing else []
     return "\n\n".join(blocks) or NOT_YET
 
 
 def run_part(name: str, scale: str, path: str) -> None:
     """Measure a part in this process, and write its rows as JSON."""
     set_xla_flags()
-    measured = {"device": device, **{part.name: part.measure for part in PARTS}}[name](SCALES[scale])
+    measured = {part.name: part.measure for part in (DEVICE, *PARTS)}[name](SCALES[scale])
     Path(path).write_text(json.dumps(measured))
 
 

@@ -143,6 +143,27 @@ TRAINING = (
         _FUSED,
     ),
     Mutation(
+        "cuDNN's attention with deterministic operations",
+        "flax_transformer.fused_attention._must_be_deterministic",
+        "return any(values.get(name, False) for name in _DETERMINISM)",
+        "return False",
+        ("tests/test_execution.py::test_where_cudnn_applies",),
+    ),
+    Mutation(
+        "the sums of an embedding's gradient run into each other",
+        "flax_transformer.lookup._add",
+        "jnp.where(right[1], right[0], left[0] + right[0])",
+        "left[0] + right[0]",
+        ("parity_tests/test_lookup.py",),
+    ),
+    Mutation(
+        "the gradient of ReLU passes where the output is 0",
+        "flax_transformer.layers._relu",
+        "jnp.maximum(x, 0)",
+        "x",
+        ("tests/test_transformations.py::test_relu_is_jax_s",),
+    ),
+    Mutation(
         "a label outside the vocabulary counts from the end",
         "train.losses._forward",
         "labels = jnp.where(labels < 0, z.shape[-1], labels)",

@@ -64,7 +64,7 @@ def decoding(scale: Scale) -> Rows:
     from benchmarks.alternating import spread
 
     rows = []
-    names = [name for name in programs.ON_GPU if not scale.programs or name in scale.programs]
+    names = programs.ON_GPU[: scale.decoders]
     for row in programs.compare(scale.beams, scale.rounds, names, scale.layers, together=True):
         for name, seconds in row.seconds.items():
             milliseconds = f"{1000 * statistics.median(seconds):,.0f}"
@@ -118,8 +118,8 @@ PARTS = (
         150,
         together=True,
     ),
-    Part("base", partial(training.train, model=0, sentences=1), f"Training, {LENGTH} tokens per side", TRAINING, 90),
-    Part("big", partial(training.train, model=1, sentences=1), "Training of the larger model", TRAINING, 120),
+    Part("base", partial(training.train, model=0), f"Training, {LENGTH} tokens per side", TRAINING, 90),
+    Part("big", partial(training.train, model=1), "Training of the larger model", TRAINING, 120),
     Part(
         "operations",
         profile.operations,
@@ -153,23 +153,13 @@ PARTS = (
     ),
     *(
         Part(
-            f"{name}_small_batch",
-            partial(training.train, model=model, sentences=0),
-            f"Training of the {name} model with smaller batches",
+            f"{name}_further",
+            partial(training.train, model=model, programs=(*programs, *training.SMALLER)),
+            f"Training of the {name} model with other dtypes, attention, flags and batches",
             TRAINING,
-            seconds,
+            240,
         )
-        for model, name, seconds in ((0, "base", 90), (1, "big", 120))
-    ),
-    *(
-        Part(
-            f"{name}_settings",
-            partial(training.train, model=model, sentences=1, names=training.FURTHER),
-            f"Training of the {name} model with other dtypes, attention and flags",
-            TRAINING,
-            seconds,
-        )
-        for model, name, seconds in ((0, "base", 190), (1, "big", 240))
+        for model, name, programs in ((0, "base", training.OTHERS), (1, "big", training.FUSED_ONLY))
     ),
 )
 

@@ -11,16 +11,17 @@ class Scale:
 
     ladder: str  # preset
     trained: tuple[Size, ...]  # without the number of sentences
-    programs: tuple[str, ...]  # those that are timed; (): all
+    programs: tuple[str, ...]  # those that train; (): all
     sentences: tuple[int, ...]  # per batch, ascending
     steps: int  # timed together
     rounds: int
     product: int  # rows and columns of the matrices of one product
     inputs: int  # pooled for the error of attention
-    cases: int  # trainings that are compared update by update
+    cases: int  # trainings that are compared update by update, and ways in which one is resumed
     mistakes: int  # planted in the twin
     resumed: str  # preset of the training that is resumed
     beams: tuple[int, ...]
+    decoders: int  # programs that translate, at most
     layers: int  # of the model that translates
 
 
@@ -43,12 +44,13 @@ SCALES = {
         mistakes=3,
         resumed="small",
         beams=(1, 4),
+        decoders=4,
         layers=6,
     ),
     "small": Scale(
         ladder="tiny",
         trained=(TINY, TINY._replace(label="big")),
-        programs=("twinax, bfloat16", "twinax, float32", "transformers, float32"),
+        programs=("twinax, bfloat16",),
         sentences=(2, 4),
         steps=2,
         rounds=1,
@@ -58,6 +60,7 @@ SCALES = {
         mistakes=1,
         resumed="tiny",
         beams=(1,),
+        decoders=2,
         layers=1,
     ),
 }

@@ -26,80 +26,95 @@ class Kind(NamedTuple):
 FUSED = partial(twinax_step, attention="fused")
 COMPILED = partial(torch_step, is_compiled=True)
 REFERENCE = "PyTorch compiled, bfloat16"
+FUSED_ATTENTION = "twinax, bfloat16, fused attention, not deterministic"
 KINDS = {
     REFERENCE: Kind(COMPILED, "bfloat16"),
     "PyTorch eager, bfloat16": Kind(torch_step, "bfloat16"),
     "twinax, bfloat16": Kind(twinax_step, "bfloat16"),
     "twinax, bfloat16, not deterministic": Kind(twinax_step, "bfloat16", ANY_ORDER),
-    "twinax, bfloat16, fused attention, not deterministic": Kind(FUSED, "bfloat16", ANY_ORDER),
+    FUSED_ATTENTION: Kind(FUSED, "bfloat16", ANY_ORDER),
     "PyTorch compiled, float32": Kind(COMPILED, "float32"),
     "twinax, float32": Kind(twinax_step, "float32"),
 }
-# PyTorch and twinax; then also with other dtypes and flags, of which ANY_ORDER triples the time of compilation
-MAIN = tuple(name for name, kind in KINDS.items() if kind.dtype == "bfloat16" and not kind.flags)
-FURTHER = (REFERENCE, "twinax, bfloat16", *(name for name in KINDS if name not in MAIN))
+SMALL, LARGE = 0, -1  # of the scale's numbers of sentences
+# What is measured first, and then the rest: ANY_ORDER triples the time of compilation.
+FIRST = tuple(name for name, kind in KINDS.items() if kind.dtype == "bfloat16" and not kind.flags)
+MAIN = tuple((name, LARGE) for name in FIRST)
+SMALLER = tuple((name, SMALL) for name in FIRST)
+OTHERS = tuple((name, LARGE) for name in (REFERENCE, *(name for name in KINDS if name not in FIRST)))
+FUSED_ONLY = ((REFERENCE, LARGE), (FUSED_ATTENTION, LARGE))
 
 
-def prepare(kind: Kind, size: Size) -> tuple[tuple[int, float], Callable[[int], float]]:
-    """((bytes on the device, seconds of the first update), so many updates of a compiled step)."""
+def prepare(kind: Kind, size: Size) -> tuple[tuple[int, float, str], Callable[[int], float]]:
+    """((bytes on the device, seconds of the first update, the device), so many updates of a compiled step)."""
     from twinax.train.xla_flags import set_xla_flags
 
     set_xla_flags()
     step = kind.make_step(size, kind.dtype)
     begin = time.perf_counter()
     update(step)
-    return (most_memory(kind.make_step), time.perf_counter() - begin), partial(update, step)
+    seconds = time.perf_counter() - begin
+    memory, device = used_memory(kind.make_step)
+    return (memory, seconds, device), partial(update, step)
 
 
-def most_memory(make_step: Callable[..., Step]) -> int:
-    """Bytes that this process has held on the device at once; 0 on a CPU."""
+def used_memory(make_step: Callable[..., Step]) -> tuple[int, str]:
+    """(bytes that this process has held on the device at once, 0 on a CPU; the device)."""
     if make_step in (FUSED, twinax_step):
         import jax
 
-        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+        device = jax.devices()[0]
+        return (device.memory_stats() or {}).get("peak_bytes_in_use", 0), device.device_kind
     import torch
 
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    if not torch.cuda.is_available():
+        return 0, "cpu"
+    return torch.cuda.max_memory_allocated(), torch.cuda.get_device_name()
 
 
-def train(scale: Scale, model: int, sentences: int, names: Sequence[str] = MAIN) -> list[list[str]]:
-    """One row per program, for one of the scale's models and numbers of sentences."""
+def train(scale: Scale, model: int, programs: Sequence[tuple[str, int]] = MAIN) -> list[list[str]]:
+    """One row per program, of one of the scale's models: (name, which of the scale's numbers of sentences)."""
     from twinax.train.planning.flops import model_flops
 
-    size = scale.trained[model]._replace(sentences=scale.sentences[sentences])
-    kinds = {name: KINDS[name] for name in names if not scale.programs or name in scale.programs}
+    size = scale.trained[model]
+    chosen = [(name, scale.sentences[i]) for name, i in programs if not scale.programs or name in scale.programs]
     flags = os.environ.get("XLA_FLAGS", "")
-    programs = [
-        Program(name, partial(prepare, kind, size), {"XLA_FLAGS": f"{flags} {kind.flags}".strip()})
-        for name, kind in kinds.items()
-    ]
-    flops = model_flops(twin_config(size, "bfloat16")[0], size.sentences, size.length, size.length)
-    with started(programs, size.label, together=True) as running:
-        seconds, losses = alternate(running, scale.rounds, size.label, scale.steps)
-        starts = {name: program.about for name, program in running.items()}
+    flops = model_flops(twin_config(size, "bfloat16")[0], 1, size.length, size.length)
     rows = []
-    expected = losses.get(REFERENCE, statistics.median(losses.values()))
-    for name, kind in kinds.items():
-        cells = [size.label, str(size.sentences), name]
-        if name not in seconds:
-            rows.append([*cells, "failed", *[""] * 5])
-            continue
-        step = statistics.median(seconds[name]) / scale.steps
-        ratio = spread(seconds[REFERENCE], seconds[name]) if REFERENCE in seconds else ""
-        if abs(losses[name] - expected) > ALIKE:
-            cells[-1] += f" (loss {losses[name]:.3f}, not {expected:.3f})"
-        tokens = f"{size.sentences * size.length / step:,.0f}"
-        share = utilization(flops / step, kind.dtype)
-        memory, first = starts[name]
-        rows.append([*cells, f"{1000 * step:.2f}", ratio, tokens, f"{memory / 1e9:.1f}", f"{first:.0f}", share])
+    with started(
+        [
+            Program(
+                f"{name}, {sentences}",
+                partial(prepare, KINDS[name], size._replace(sentences=sentences)),
+                {"XLA_FLAGS": f"{flags} {KINDS[name].flags}".strip()},
+            )
+            for name, sentences in chosen
+        ],
+        size.label,
+        together=True,
+    ) as running:
+        seconds, losses = alternate(running, scale.rounds, size.label, scale.steps)
+        for name, sentences in chosen:
+            cells, program = [size.label, str(sentences), name], f"{name}, {sentences}"
+            if program not in running:
+                rows.append([*cells, "failed", *[""] * 5])
+                continue
+            memory, first, device = running[program].about
+            step = statistics.median(seconds[program]) / scale.steps
+            reference = f"{REFERENCE}, {sentences}"
+            ratio = spread(seconds[reference], seconds[program]) if reference in seconds else ""
+            expected = losses.get(reference, losses[program])
+            if abs(losses[program] - expected) > ALIKE:
+                cells[-1] += f" (loss {losses[program]:.3f}, not {expected:.3f})"
+            figures = f"{1000 * step:.2f}", ratio, f"{sentences * size.length / step:,.0f}"
+            share = utilization(flops * sentences / step, KINDS[name].dtype, device)
+            rows.append([*cells, *figures, f"{memory / 1e9:.1f}", f"{first:.0f}", share])
     return rows
 
 
-def utilization(flops_per_second: float, dtype: str, kind: str | None = None) -> str:
-    """Percent of the peak of a device in a dtype, or "unknown peak". `kind`: None is this process's device."""
-    import jax
-
+def utilization(flops_per_second: float, dtype: str, kind: str) -> str:
+    """Percent of the peak of a device in a dtype, or "unknown peak". `kind`: as JAX and CUDA name it."""
     from twinax.train.planning.chips import chip_of
 
-    chip = chip_of(kind or jax.devices()[0].device_kind)
+    chip = chip_of(kind)
     return "unknown peak" if chip is None else f"{flops_per_second / chip.peak(dtype):.1%}"

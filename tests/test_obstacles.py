@@ -18,6 +18,8 @@ from twinax.convert.hugging_face import LAYOUTS, family
 from twinax.convert.obstacles import OBSTACLES, settings_obstacle
 from twinax.convert.unreadable import UnreadableError
 
+pytestmark = pytest.mark.newest
+
 # The version of transformers that added a family: twinax knows it whichever is installed.
 NEWER = {
     **dict.fromkeys(("moss_transcribe_diarize", "pp_doclayout_v4", "pp_formulanet_text"), "5.20"),

@@ -313,6 +313,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_tells_the_numbers(name, monkeypatch):
     environment, expected = SCHEDULERS[name]

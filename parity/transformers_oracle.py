@@ -148,9 +148,9 @@ def oracle_of(model: Any, checkpoint: Checkpoint, rules: Sequence[Rule] | None =
 
 def _set_attention(model: Any, name: str) -> None:
     """Set the attention of a model and of its stacks: before 5.20, `transformers` omits those of T5's family."""
-    model.set_attn_implementation(name)
-    for stack in (model.get_encoder(), model.get_decoder()):
-        stack.set_attn_implementation(name)
+    for part in model.modules() if isinstance(model, torch.nn.Module) else [model]:
+        if hasattr(part, "set_attn_implementation"):
+            part.set_attn_implementation(name)
 
 
 def _gradients(model: Any, loss: torch.Tensor, config: TransformerConfig, rules: Sequence[Rule]) -> Outputs:

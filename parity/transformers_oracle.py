@@ -148,7 +148,8 @@ def oracle_of(model: Any, checkpoint: Checkpoint, rules: Sequence[Rule] | None =
 
 def _set_attention(model: Any, name: str) -> None:
     """Set the attention of a model and of its stacks: before 5.20, `transformers` omits those of T5's family."""
-    for part in model.modules() if isinstance(model, torch.nn.Module) else [model]:
+    parts: list[Any] = [*model.modules()] if isinstance(model, torch.nn.Module) else [model]
+    for part in parts:
         if hasattr(part, "set_attn_implementation"):
             part.set_attn_implementation(name)
 

@@ -1,18 +1,22 @@
-# Needs python3 (3.11 or newer), make and pip; everything else goes into .venv.
+# Needs python3 (3.11 or newer), make and pip; everything else goes into .venv, in the versions of constraints.txt.
+# VERSIONS=newest: into .venv-newest, in those of constraints-newest.txt, which need Python 3.12.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV := .venv$(VERSIONS:%=-%)
+CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
+BIN := $(VENV)/bin
 
 .PHONY: install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
 
-install: .venv/installed
+install: $(VENV)/installed
 
-.venv/installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
 	touch $@
 
+# TESTS: only these, as pytest's arguments.
 test: install
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10 $(TESTS)
 
 # Minutes rather than seconds: larger presets, SIGKILL, plans for TPUs, random audits, some mutations.
 test-slow: plan-compiler
@@ -158,7 +162,7 @@ plan-sweep: plan-compiler
 
 # libtpu, in the version that JAX needs: 209 MB. Without JAX_PLATFORMS=cpu it looks for a TPU whenever JAX starts.
 plan-compiler: install
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plan]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plan]'
 
 # Parity, training and decoding on a GPU or TPU; writes the tables. Refuses a CPU. About ten minutes, estimated.
 benchmark-gpu: install

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 
 from ..torch_reference.dropout import Dropout as TwinDropout
 from .audit_report import Answer
+from .instrumentation import Draw, Recording
 from .subject import Forward, Subject, difference, same
 
 _MAX_NAMES = 3  # maximum number of names in an answer
+_SEEDS = 16  # a draw without effect has none with any of so many seeds: a layer may be dropped rarely
 _BATCHES = 13  # batches in which a parameter may get its gradient: 2 sentences, then 8 each
 
 
@@ -74,7 +77,9 @@ def dropout_obeys(subject: Subject, setting: float | None) -> Answer:
     """Whether the sites and rates of dropout in training are as set."""
     problems, has_dropout = _measure_rates(subject, setting)
     with without_dropout(subject.module):
-        draws = subject.record(subject.tokens(0, 8), subject.tokens(1, 8), training=True, operations=True).draws
+        draws = _draws(
+            subject, subject.record(subject.tokens(0, 8), subject.tokens(1, 8), training=True, operations=True)
+        )
     for path, rate in sorted({(draw.path, draw.rate or 0.0) for draw in draws}):
         suffix = f"({rate:.2g}) " if rate else ""
         problems.append((path, f"{path or 'the model'} {suffix}draws random numbers with every rate set to 0"))
@@ -108,11 +113,23 @@ def _measure_rates(subject: Subject, setting: float | None) -> tuple[list[tuple[
         elif mask.any() and difference(y[mask] * (1 - rate), x[mask]) > subject.bound * float(x.abs().max()):
             problems.append((path, f"{path} does not divide by 1 - {rate:.2g}"))
     rates = [(path, rate) for path, module in parts.items() if (rate := _rate_of(module)) is not None]
-    rates += [(d.path, d.rate) for d in recording.draws if d.rate is not None and _rate_of(parts[d.path]) is None]
+    draws = _draws(subject, recording)
+    rates += [(d.path, d.rate) for d in draws if d.rate is not None and _rate_of(parts[d.path]) is None]
     for path, rate in rates:
         if setting is not None and abs(rate - setting) > 1e-6:
             problems.append((path, f"{path or 'the model'} has {rate:.2g} and the setting is {setting:.2g}"))
-    return problems, any(rate for _, rate in rates) or bool(recording.draws)
+    return problems, any(rate for _, rate in rates) or bool(draws)
+
+
+def _draws(subject: Subject, recording: Recording) -> list[Draw]:
+    """The draws of training, unless the outputs depend on none: LayerDrop with rate 0 may draw, and drop no layer."""
+    src, tgt = subject.tokens(0, 8), subject.tokens(1, 8)
+    if any(draw.rate for draw in recording.draws):
+        return recording.draws
+    seeds = range(subject.seed, subject.seed + _SEEDS + 1) if recording.draws else ()
+    outputs = (replace(subject, seed=seed).logits(src, tgt, training=True) for seed in seeds)
+    first = next(outputs, None)
+    return recording.draws if first is not None and any(subject.change(first, other) for other in outputs) else []
 
 
 def _rate_of(module: nn.Module) -> float | None:

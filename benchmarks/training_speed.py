@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.alternating import Program, alternate, started
+from twinax.train.xla_flags import FUSIONS
 
 ROUNDS, STEPS, SMOOTHING, RATE = 5, 3, 0.1, 1e-5
 BETAS, EPS = (0.9, 0.98), 1e-8  # with a larger rate, the losses of the larger model amplify the rounding
 COMPARED = 3  # updates whose losses are compared
 # The rounding of a loss of about 9 nats, by dtype; other betas or a layer or loss term less differ more.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 3e-2}
-FUSED_SUMS = {"XLA_FLAGS": "--xla_cpu_experimental_ynn_fusion_type=+reduce"}
+FUSED_SUMS = {"XLA_FLAGS": f"{FUSIONS}=+reduce"}
 
 
 class Size(NamedTuple):

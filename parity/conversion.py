@@ -19,7 +19,7 @@ from .coverage import coverage
 from .functions import Batch, Outputs, random_batch
 from .harness import Criterion, Report
 from .ladder import RUNGS, compare_with_oracle, run_twins
-from .transformers_oracle import Oracle, load_oracle, randomize
+from .transformers_oracle import Oracle, load_oracle, randomize, with_causal_decoder
 
 # One bound for all rungs, relative to each array's largest value.
 CRITERIA = tuple(Criterion(rung, 1e-12, "array", "the same function; all families reach 1e-13") for rung in RUNGS)
@@ -106,7 +106,7 @@ def random_model(name: str, seed: int = 0) -> Any:
     sizes = {} if "n_positions" in settings else _SIZES
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        model = architecture(architecture.config_class(**{**sizes, **settings})).eval()
+        model = with_causal_decoder(architecture(architecture.config_class(**{**sizes, **settings})).eval())
     if name in UNTIED:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     randomize(model, seed)

@@ -248,6 +248,8 @@ def compare_translations(name: str, folder: Path, texts: Sequence[str], beam_siz
     languages = dict(zip(("src_lang", "tgt_lang"), LANGUAGES.get(name, ()), strict=False))
     tokenizer = reference_tokenizer(name, folder, **languages)
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    # beam search of transformers before 5.18 takes the width of the logits from the source's vocabulary
+    model.config.vocab_size = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
     options: dict[str, Any] = {} if beam_size is None else {"num_beams": beam_size}
     if languages:
         token = f"__{languages['tgt_lang']}__" if name == "M2M100" else languages["tgt_lang"]

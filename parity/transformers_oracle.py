@@ -54,11 +54,11 @@ def load_model(
         stored = read_directory(Path(directory))
     is_wrapped = stored.stripped or {*stored.skipped} - {*TRAINER_FILES}
     if not is_wrapped and not has_flax_weights(Path(directory)):
-        model = architecture.from_pretrained(directory, dtype=own_type).eval()
+        model = with_causal_decoder(architecture.from_pretrained(directory, dtype=own_type).eval())
         return model if adapter is None else _merged(model, adapter)
     with TemporaryDirectory() as folder:
         write_hugging_face(stored, Path(folder, "model"), checkpoint.layout)
-        model = architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval()
+        model = with_causal_decoder(architecture.from_pretrained(Path(folder, "model"), dtype=own_type).eval())
     return model if adapter is None else _merged(model, adapter)
 
 
@@ -69,6 +69,19 @@ def _merged(model: Any, adapter: str | PathLike[str]) -> Any:
     with warnings.catch_warnings(action="ignore"):
         merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     return merged.requires_grad_(True)  # `peft` has frozen them
+
+
+def with_causal_decoder(model: Any) -> Any:
+    """The model, with a decoder that sees no later token.
+
+    UMT5 of `transformers` 5.15 to 5.17 does not pass `is_causal` to its self-attention, so that with the default
+    attention, SDPA, and without a mask of the target's padding, each position attends to all of them. Other versions,
+    eager attention, and T5 of these versions mask the later ones, as T5's and UMT5's training does.
+    """
+    for module in model.modules():
+        if getattr(module, "has_relative_attention_bias", False) and getattr(module, "is_decoder", False):
+            module.is_causal = True
+    return model
 
 
 def with_float64_norms(model: Any) -> Any:
@@ -107,7 +120,7 @@ def oracle_of(model: Any, checkpoint: Checkpoint, rules: Sequence[Rule] | None =
         src, tgt, labels = (torch.from_numpy(array) for array in (batch.src_tokens, batch.tgt_tokens, batch.labels))
         keep = src != config.pad_id if batch.src_mask is None else torch.from_numpy(batch.src_mask)
         inputs = {"input_ids": src, "attention_mask": keep.long(), "decoder_input_ids": tgt, "use_cache": False}
-        model.set_attn_implementation("sdpa")
+        _set_attention(model, "sdpa")
         result = model(**inputs, output_hidden_states=True)
         losses = torch.nn.functional.cross_entropy(
             result.logits.flatten(0, 1), labels.flatten(), ignore_index=config.pad_id, reduction="sum"
@@ -118,10 +131,10 @@ def oracle_of(model: Any, checkpoint: Checkpoint, rules: Sequence[Rule] | None =
             "decoder.output": result.decoder_hidden_states[-1],
         }
         outputs |= {"logits": result.logits, "loss": loss} | _gradients(model, loss, config, rules)
-        model.set_attn_implementation("eager")
+        _set_attention(model, "eager")
         with torch.no_grad():
             result = model(**inputs, output_attentions=True)
-        model.set_attn_implementation("sdpa")
+        _set_attention(model, "sdpa")
         maps = {
             "encoder.layers.{}.self_attention.weights": result.encoder_attentions,
             "decoder.layers.{}.self_attention.weights": result.decoder_attentions,
@@ -131,6 +144,14 @@ def oracle_of(model: Any, checkpoint: Checkpoint, rules: Sequence[Rule] | None =
         return outputs
 
     return run
+
+
+def _set_attention(model: Any, name: str) -> None:
+    """Set the attention of a model and of its stacks: before 5.20, `transformers` omits those of T5's family."""
+    parts: list[Any] = [*model.modules()] if isinstance(model, torch.nn.Module) else [model]
+    for part in parts:
+        if hasattr(part, "set_attn_implementation"):
+            part.set_attn_implementation(name)
 
 
 def _gradients(model: Any, loss: torch.Tensor, config: TransformerConfig, rules: Sequence[Rule]) -> Outputs:

@@ -355,6 +355,23 @@ def test_a_mixture_of_experts_is_healthy():
     assert_healthy(Routed(routed_id), **SIZES)
 
 
+class Skipping(ToyTransformer):
+    """Like LayerDrop: training draws a number, and a part is skipped if it is below a rate."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
+    def forward(self, src, tgt):
+        logits = super().forward(src, tgt)
+        return logits / 2 if self.training and torch.rand([]) < self.share else logits
+
+
+def test_a_draw_counts_if_outputs_depend_on_it():
+    assert_healthy(Skipping(0.0), **SIZES)
+    assert DROPOUT in questions(audit(Skipping(0.1), **SIZES))
+
+
 def test_an_empty_source_that_overflows_in_float64_alone_is_healthy():
     def normalize(scores):
         fill = torch.finfo(scores.dtype).min

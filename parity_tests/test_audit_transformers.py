@@ -77,14 +77,18 @@ def test_prophetnet_is_judged_in_float32_and_its_bias_order_explains_all_it_fail
     check_cause(transformers.ProphetNetForConditionalGeneration, audit_repaired)
 
 
-def test_led_uses_its_global_projections_where_a_token_attends_globally():
+def test_led_uses_its_global_projections_where_a_token_attends_globally(monkeypatch):
     def forward(model, src, tgt):
         inputs = {"attention_mask": (src != 0).long(), "decoder_input_ids": tgt, "use_cache": False}
         return model(
             src, global_attention_mask=(torch.arange(src.shape[1]) == 0).long().expand_as(src), **inputs
         ).logits
 
-    check_cause(transformers.LEDForConditionalGeneration, lambda model: audit(model, forward=forward))
+    def audit_repaired(model):
+        monkeypatch.setattr(torch, "rand", torch.ones)  # which LayerDrop compares with its rate
+        return audit(model, forward=forward)
+
+    check_cause(transformers.LEDForConditionalGeneration, audit_repaired)
 
 
 @pytest.mark.slow

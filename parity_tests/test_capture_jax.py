@@ -19,6 +19,8 @@ from twinax.parity.capture.jax_trace import capture_jax
 from twinax.parity.capture.primitives import PRIMITIVES
 from twinax.parity.capture.trace import CaptureError
 
+pytestmark = pytest.mark.newest
+
 LINE = __file__.rpartition("/")[2]
 
 

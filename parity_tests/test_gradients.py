@@ -14,6 +14,8 @@ from twinax.parity.capture.torch_trace import capture_torch
 from twinax.parity.diagnosis import capture, diagnose_traces
 from twinax.parity.gradients import diagnose_gradients
 
+pytestmark = pytest.mark.newest
+
 X = np.random.default_rng(0).standard_normal((3, 5, 6))
 
 

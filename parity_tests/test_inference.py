@@ -20,6 +20,8 @@ from twinax.parity.inference import infer_weights
 from twinax.parity.probing import probe_converter
 from twinax.parity.weight_rules import RulesError, apply_rules, inverse_layout, read_rules
 
+pytestmark = pytest.mark.newest
+
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 5, 12))
 TOKENS = RNG.integers(0, 37, (2, 6))

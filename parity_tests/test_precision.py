@@ -17,6 +17,8 @@ from twinax.torch_reference import losses as torch_losses
 from twinax.train import losses
 from twinax.train.checkpointing.checkpoints import average
 
+pytestmark = pytest.mark.newest
+
 
 def every_value_once() -> list[TransformerConfig]:
     """A minimal list of configs in which each value of each setting occurs."""

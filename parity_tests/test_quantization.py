@@ -19,6 +19,8 @@ from twinax.flax_transformer.module import named_arrays
 from twinax.flax_transformer.quantization import Quantized, quantize_matrix, quantized_product
 from twinax.parity.functions import random_arrays, random_batch
 
+pytestmark = pytest.mark.newest
+
 EQUATIONS = {"BLI,IO->BLO": (0, "IO"), "BLI,OI->BLO": (1, "OI")}  # a kernel, a tied embedding
 SIZES = {"B": 2, "L": 3, "I": 19, "O": 24}
 SEEDS = st.integers(0, 2**32 - 1)

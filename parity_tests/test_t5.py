@@ -16,7 +16,7 @@ from twinax.parity.ladder import comparable, rung_of
 from twinax.parity.transformers_oracle import load_model, load_oracle
 
 # `transformers` warns about saving and about weights that differ from their settings
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.newest, pytest.mark.filterwarnings("ignore")]
 
 VARIANTS = {"t5": ("T5", "T5 v1.1, Flan-T5"), "mt5": ("mT5, tied", "mT5"), "umt5": ("UMT5, tied", "UMT5")}
 # (layout, whether the weights tie, tie_word_embeddings, scale_decoder_outputs); None: the setting is missing

@@ -27,6 +27,8 @@ from twinax.parity.functions import random_arrays, random_batch
 from twinax.train.losses import cross_entropy
 from twinax.train.step import make_train_step
 
+pytestmark = pytest.mark.newest
+
 ROOT = str(Path(__file__).parents[1])  # of benchmarks
 SITES = ("embedding", "attention", "ffn", "residual", "final")
 SIZES = {"d_model": 8, "num_heads": 2, "d_ff": 12, "max_length": 8, "src_vocab_size": 11, "tgt_vocab_size": 13}

@@ -11,6 +11,8 @@ from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 HOUSE = (
@@ -103,14 +105,15 @@ def test_names_of_the_former_package_warn_and_work(name):
     assert value is getattr(importlib.import_module(f"twinax.{module}"), attribute)
 
 
-def test_constraints_pin_every_dependency():
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    pinned = {name.lower().replace("_", "-") for name in pins}
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-newest.txt"])
+def test_constraints_pin_every_dependency_within_its_range(file):
+    lines = [line.partition("==") for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
+    pinned = {canonicalize_name(name): version for name, _, version in lines}
+    assert len(pinned) == len(lines)
     project = SETTINGS["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    for requirement in requirements:
-        name = requirement.split(">=")[0].split("[")[0].lower().replace("_", "-")
-        assert name in pinned, name
+    for text in [*project["dependencies"], *project["optional-dependencies"]["test"]]:
+        requirement = Requirement(text)
+        assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, text
 
 
 @pytest.mark.parametrize("name", ["cuda", "tpu"])

@@ -18,7 +18,7 @@ from twinax.convert.arrays import from_torch
 from twinax.convert.port import flax_specs
 from twinax.parity.conversion import VARIANTS, random_model
 from twinax.parity.functions import GRADIENTS, random_batch
-from twinax.parity.transformers_oracle import load_model, oracle_of
+from twinax.parity.transformers_oracle import load_model, oracle_of, with_causal_decoder
 from twinax.train.warm_start import read_initial_weights
 
 TOKENS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
@@ -47,7 +47,7 @@ def load_adapted(base, adapter):
 
     architecture = getattr(transformers, json.loads((base / "config.json").read_text())["architectures"][0])
     with warnings.catch_warnings(action="ignore"):
-        return PeftModel.from_pretrained(architecture.from_pretrained(base), adapter).eval()
+        return PeftModel.from_pretrained(with_causal_decoder(architecture.from_pretrained(base)), adapter).eval()
 
 
 def different_from(adapted, checkpoint):

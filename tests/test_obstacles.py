@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import transformers
+from packaging.version import Version
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForSeq2SeqLM
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -16,6 +18,14 @@ from twinax.convert.hugging_face import LAYOUTS, family
 from twinax.convert.obstacles import OBSTACLES, settings_obstacle
 from twinax.convert.unreadable import UnreadableError
 
+pytestmark = pytest.mark.newest
+
+# The version of transformers that added a family: twinax knows it whichever is installed.
+NEWER = {
+    **dict.fromkeys(("canary", "canary_decoder"), "5.17"),
+    **dict.fromkeys(("moss_transcribe_diarize", "pp_doclayout_v4", "pp_formulanet_text"), "5.20"),
+    "nemo_speechlm": "5.22",
+}
 COMPOSED = ("encoder-decoder", "speech-encoder-decoder", "vision-encoder-decoder", "rag")  # have no default config
 SUPPORTED = tuple(family(layout).model_type for layout in LAYOUTS)
 
@@ -41,7 +51,8 @@ def test_every_encoder_decoder_is_read_or_has_its_obstacle():
     assert encoder_decoders - {*SUPPORTED} <= {*OBSTACLES}
     assert {*COMPOSED} <= {*OBSTACLES}
     assert not {*SUPPORTED} & {*OBSTACLES}
-    assert {*OBSTACLES} <= {*CONFIG_MAPPING.keys()}
+    newer = {name for name, first in NEWER.items() if Version(transformers.__version__) < Version(first)}
+    assert {*OBSTACLES} - {*CONFIG_MAPPING.keys()} == newer
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from twinax.train.planning.topology import parse_topology
 from twinax.train.planning.workload import Workload
 from twinax.train.xla_flags import fast_compilation
 
+pytestmark = pytest.mark.newest
+
 MODEL = TransformerConfig(
     **{"src_vocab_size": 128, "tgt_vocab_size": 128, "d_model": 32, "num_heads": 4, "d_ff": 64, "max_length": 16},
     **{"num_encoder_layers": 1, "num_decoder_layers": 1, "norm_placement": "pre", "final_norm": True},

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, NamedSharding
-from jaxlib import _hlo, _jax
+from jaxlib import _jax
 
 from twinax import TransformerConfig
 from twinax.configs.data import CorpusConfig
@@ -34,6 +34,11 @@ from twinax.train.planning.pathologies import pathologies
 from twinax.train.planning.roofline import roofline
 from twinax.train.planning.sweep import consider, meshes, rank, utilization
 from twinax.train.planning.topology import family, parse_topology
+
+try:
+    from jaxlib._hlo import hlo_module_from_text
+except ImportError:  # before jaxlib 0.10.2
+    from jaxlib._jax import hlo_module_from_text
 from twinax.train.planning.workload import Workload
 from twinax.train.step import abstract_state
 
@@ -54,7 +59,7 @@ def workload(model=MODEL, rows=64, length=32, **parts):
 def module(function, *arguments):
     """XLA's module before any optimization."""
     computation = jax.jit(function).lower(*arguments).compiler_ir("hlo")
-    return _hlo.hlo_module_from_text(computation.as_hlo_text())
+    return hlo_module_from_text(computation.as_hlo_text())
 
 
 def flops_of(hlo):

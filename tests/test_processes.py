@@ -79,7 +79,7 @@ match act:
     case "lingers":
         time.sleep(2.8)
         worker.finish()
-        time.sleep(1.2)
+        time.sleep(3.5)  # ten heartbeats
         sys.exit(0)
     case "saves":
         stopped.wait()
@@ -305,9 +305,15 @@ SCHEDULERS = {
         {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
         (None, 2, 1, [0]),
     ),
+    "Open MPI 4": (
+        {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+        | {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"},
+        ("10.96.0.1:62624", 2, 1, [1]),
+    ),
 }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_tells_the_numbers(name, monkeypatch):
     environment, expected = SCHEDULERS[name]
@@ -316,6 +322,7 @@ def test_a_scheduler_tells_the_numbers(name, monkeypatch):
     words, launch = take_flags(["--src", "x"])
     assert (words, launch) == (["--src", "x"], Launch())
     assert complete(launch) == expected
+    assert complete(Launch("host:80", id=0)) == ("host:80", expected[1], 0, expected[3])
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 2**32), st.data())

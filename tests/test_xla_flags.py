@@ -15,6 +15,8 @@ from twinax.train.xla_flags import (
     set_xla_flags,
 )
 
+pytestmark = pytest.mark.newest
+
 OWN = "--xla_gpu_deterministic_ops=false --xla_dump_to=/tmp"
 GPU = "--xla_gpu_deterministic_ops=true"
 

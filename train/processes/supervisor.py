@@ -101,6 +101,8 @@ class _Supervisor:
             except TimeoutError:
                 return _Verdict(f"process 0 at {address}: no heartbeat for {SILENCE:.0f} s", 0)
             if message is None and self._reported == "finished":
+                for task in self._tasks:  # asyncio prints a warning about heartbeats that nobody reads
+                    task.cancel()
                 await asyncio.Event().wait()  # all others have finished, and the process is about to end
             if message is None:
                 return _Verdict(f"process 0 at {address}: has ended, or the connection to it is lost", 0)

@@ -212,10 +212,11 @@ def complete(launch: Launch) -> tuple[str | None, int | None, int | None, Sequen
     """The flags, completed by what JAX reads from the environment: (coordinator, count, id, local devices)."""
     if None not in launch:
         return launch.coordinator, launch.processes, launch.id, None
+    if _OPEN_MPI in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:
+        # Open MPI 5: JAX does not recognize it before 0.11, and needs mpi4py for it from 0.11 on
+        count, process, device = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("SIZE", "RANK", "LOCAL_RANK"))
+        count = count if launch.processes is None else launch.processes
+        return launch.coordinator, count, process if launch.id is None else launch.id, [device]
     from jax._src.clusters import ClusterEnv
 
-    coordinator, count, process, devices = ClusterEnv.auto_detect_unset_distributed_params(*launch, None, None, 30)
-    if count is None and _OPEN_MPI in os.environ:  # from its version 5 on, JAX does not recognize it
-        count, process = int(os.environ[_OPEN_MPI]), int(os.environ["OMPI_COMM_WORLD_RANK"])
-        devices = [int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"])]
-    return coordinator, count, process, devices
+    return ClusterEnv.auto_detect_unset_distributed_params(*launch, None, None, 30)

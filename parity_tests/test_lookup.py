@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from twinax.flax_transformer.lookup import rows, sum_runs
 
+pytestmark = pytest.mark.newest
+
 WIDTH = 3
 
 

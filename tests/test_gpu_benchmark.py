@@ -24,6 +24,8 @@ from twinax.train.planning.flops import model_flops
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.newest
+
 
 def product_flops(jaxpr):
     """FLOPs of the matrix products in a traced program, from their shapes; a last branch is the default platform's."""

@@ -15,6 +15,8 @@ from twinax.flax_transformer import layers, products
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.train import consistency
 
+pytestmark = pytest.mark.newest
+
 CONFIG = TransformerConfig.preset(
     "tiny", num_encoder_layers=1, num_decoder_layers=1, param_dtype="float64", compute_dtype="float64", ffn_dropout=0.2
 )

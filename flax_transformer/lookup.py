@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
 from .transposition import linear
@@ -26,6 +27,8 @@ def _rows(numbers: Array, table: Array, *, count: int) -> Array:
 
 
 def _gradient(numbers: Array, gradient: Array, *, count: int) -> Array:
+    if any(map(is_symbolic_dim, numbers.shape)):  # a scan needs to know its length
+        return _scatter(count, numbers, gradient)
     on_gpu = partial(sum_runs, count=count)
     return jax.lax.platform_dependent(numbers, gradient, cuda=on_gpu, rocm=on_gpu, default=partial(_scatter, count))
 
@@ -40,7 +43,7 @@ def sum_runs(numbers: Int[Array, "B L"], gradient: Float[Array, "B L D"], count:
     numbers = numbers.reshape(-1)
     order = jnp.argsort(numbers)
     numbers = numbers[order]
-    begins = jnp.concatenate([jnp.ones(1, bool), numbers[1:] != numbers[:-1]])
+    begins = (jnp.arange(len(numbers)) == 0) | (numbers != jnp.roll(numbers, 1))
     sums, _ = jax.lax.associative_scan(_add, (gradient.reshape(-1, gradient.shape[-1])[order], begins[:, None]))
     ends = jnp.roll(begins, -1)
     unused = count + jnp.arange(len(numbers), dtype=numbers.dtype)  # different, as `unique_indices` promises

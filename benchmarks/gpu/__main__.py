@@ -170,7 +170,10 @@ def main(arguments: argparse.Namespace) -> None:
     scale = "small" if arguments.small else "full"
     page: Path | None = None if arguments.small else arguments.page
     path = page and page.with_suffix(".gpu.json")
-    devices: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path and path.is_file() else {}
+    try:
+        devices: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path and path.is_file() else {}
+    except ValueError as error:
+        sys.exit(f"{path}: is not JSON: {error}; repair it, or delete it to measure everything anew")
     if arguments.small:
         os.environ["XLA_FLAGS"] = f"{fast_compilation()} {os.environ.get('XLA_FLAGS', '')}".strip()
     with tempfile.TemporaryDirectory() as cache:
@@ -211,13 +214,17 @@ def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tupl
                     running[part] = Process(part, scale)
                 else:
                     yield part, {"problem": "skipped: the budget was used up"}
-            while running:
-                part = next((part for part, process in running.items() if process.has_ended()), None)
-                if part is None and time.monotonic() < deadline:
-                    time.sleep(POLL)
-                    continue
-                part = part or next(iter(running))
-                yield part, running.pop(part).result()
+            try:
+                while running:
+                    part = next((part for part, process in running.items() if process.has_ended()), None)
+                    if part is None and time.monotonic() < deadline:
+                        time.sleep(POLL)
+                        continue
+                    part = part or next(iter(running))
+                    yield part, running.pop(part).result()
+            finally:  # Ctrl-C does not reach them
+                for process in running.values():
+                    process.result()
 
 
 class Process:
@@ -290,6 +297,9 @@ if __name__ == "__main__":
         parser.error("give either PAGE or --small")
     if unknown := set(given.parts) - {part.name for part in PARTS}:
         parser.error(f"{min(unknown)}: no part; parts: {', '.join(part.name for part in PARTS)}")
-    if given.page is not None:
-        marks(given.page, "gpu")
+    try:
+        if given.page is not None:
+            marks(given.page, "gpu")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     main(given)

@@ -161,8 +161,8 @@ def _engines(translator: Translator, texts: Sequence[str], folder: Path, beam_si
             inter_threads=1,
             intra_threads=os.cpu_count() or 1,
         )
-        tokens = convert.ctranslate2_format.read_tokens(path, "source")
-        vocabulary[:] = convert.ctranslate2_format.read_tokens(path, "target")
+        tokens = convert.formats.ctranslate2.read_tokens(path, "source")
+        vocabulary[:] = convert.formats.ctranslate2.read_tokens(path, "target")
         ids = {token: number for number, token in enumerate(vocabulary)}
         options = {"beam_size": beam_size} if own_rules else translate_options(config, common, vocabulary)
 

@@ -79,10 +79,10 @@ def test_a_resume_that_drops_a_moment_is_seen(framework, case, monkeypatch):
     def load(self, data):
         original_load(self, data)
         if framework == "Flax":
-            adam = convert.optimizer.find_adam(self.state.optimizer)
+            adam = convert.optimizers.adam.find_adam(self.state.optimizer)
             moments = dict(adam.mu), {**adam.nu, "output.bias": jnp.zeros_like(adam.nu["output.bias"])}
             self.state = self.state._replace(
-                optimizer=convert.optimizer.put_adam(self.state.optimizer, int(adam.count), *moments)
+                optimizer=convert.optimizers.adam.put_adam(self.state.optimizer, int(adam.count), *moments)
             )
         else:
             next(iter(self.optimizer.state.values()))["exp_avg"].zero_()

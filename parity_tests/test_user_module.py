@@ -159,7 +159,7 @@ def test_training_goes_on_in_both_frameworks(name, optimizer_of):
     again = optimizer_of(other)
     again.load_state_dict(convert.to_optimizer_state(state.optimizer, other, again))
     run = RunConfig(corpus=CorpusConfig(src="a", tgt="b"), model=checkpoint.config, training=training)
-    adam = convert.optimizer.find_adam(state.optimizer)
+    adam = convert.optimizers.adam.find_adam(state.optimizer)
     saved = Training(run, 6, 0, (0, 6), 6, adam.mu, adam.nu)  # of a checkpoint
     entries = convert.to_optimizer_state(saved, other, again)["state"]
     torch.testing.assert_close(entries, again.state_dict()["state"], rtol=0, atol=0)

@@ -141,7 +141,7 @@ def test_its_own_converter_makes_the_same_variables(name, directories, monkeypat
 
     checkpoint = convert.load(directories / name)
     loader, settings = CONVERTERS[name]
-    architecture = getattr(transformers, convert.hugging_face.family(VARIANTS[name][0]).architecture)
+    architecture = getattr(transformers, convert.formats.hugging_face.family(VARIANTS[name][0]).architecture)
     model = architecture.from_pretrained(directories / name)
     for field, value in settings.items():
         setattr(model.config, field, value)

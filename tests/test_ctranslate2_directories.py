@@ -118,10 +118,10 @@ def test_quantized_weights_are_within_their_rounding(quantization, folder, comma
     original, result = convert.load("model.safetensors").arrays, convert.load("ct2").arrays
     assert 1e-5 < max(np.abs(array - original[name]).max() for name, array in result.items()) < 1e-2
     changed = {**original, "output.bias": original["output.bias"] + np.float32(0.01)}
-    error = convert.ctranslate2_format.largest_error(Checkpoint(CONFIG, changed), folder / "ct2", quantization)
+    error = convert.formats.ctranslate2.largest_error(Checkpoint(CONFIG, changed), folder / "ct2", quantization)
     assert error > 1
     changed["output.bias"] = original["output.bias"] * np.float32(np.nan)
-    error = convert.ctranslate2_format.largest_error(Checkpoint(CONFIG, changed), folder / "ct2", quantization)
+    error = convert.formats.ctranslate2.largest_error(Checkpoint(CONFIG, changed), folder / "ct2", quantization)
     assert error == np.inf
 
 

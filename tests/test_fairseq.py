@@ -107,7 +107,7 @@ def test_a_file_alone_is_read_without_tokenizers(folder, tmp_path):
     of_directory = convert.load(tmp_path / "alone")
     assert same(of_directory, expected)
     assert not of_directory.files
-    assert convert.formats.describe(tmp_path / "alone") == "fairseq directory"
+    assert convert.formats.registry.describe(tmp_path / "alone") == "fairseq directory"
     (tmp_path / "other").mkdir()
     torch.save({"a": torch.ones(2)}, tmp_path / "other" / "model.pt")
     assert not fairseq_format.recognizes(tmp_path / "other")
@@ -152,7 +152,7 @@ def test_every_version_is_the_same_model(folder, state):
         assert checkpoint.files == expected.files, version
         assert any("copies of its weights" in name for name in checkpoint.skipped) == ("0.12" in version)
     torch.save(contents["old names"], folder / "model.pt", _use_new_zipfile_serialization=False)
-    assert convert.formats.describe(folder / "model.pt") == "fairseq checkpoint"
+    assert convert.formats.registry.describe(folder / "model.pt") == "fairseq checkpoint"
     assert same(convert.load(folder), expected)
 
 

@@ -357,7 +357,7 @@ def test_names_in_large_letters_are_files(tmp_path):
 def test_a_directory_of_theirs_may_have_any_folder(directories, tmp_path):
     shutil.copytree(directories / "Marian", tmp_path / "m")
     (tmp_path / "m" / "weights").mkdir()
-    assert convert.formats.describe(tmp_path / "m") == "Hugging Face directory"
+    assert convert.formats.registry.describe(tmp_path / "m") == "Hugging Face directory"
     assert convert.load(tmp_path / "m").layout == "marian"
 
 

@@ -232,9 +232,9 @@ def _lists(config, prefix=""):
 
 
 def test_every_list_is_refused_if_it_is_given_twice():
-    commands = [f for name, f in vars(cli).items() if callable(f) and name in COMMANDS]
+    functions = [f for name, f in vars(cli).items() if callable(f) and name in COMMANDS]
     parameters = [
-        (f, p) for f in commands for p in inspect.signature(f).parameters.values() if p.kind is p.KEYWORD_ONLY
+        (f, p) for f in functions for p in inspect.signature(f).parameters.values() if p.kind is p.KEYWORD_ONLY
     ]
     lists = {f"--{p.name.replace('_', '-')}" for f, p in parameters if p.annotation == tuple[str, ...]}
     assert {"--references", "--optimizer"} <= lists

@@ -62,7 +62,7 @@ def test_the_commands_read_and_write_it(folder, command):
     assert "omitted: this format does not store tokenizers" in " ".join(out.split())
     assert npz_changes(folder / "model.npz", folder / "b.npz") == []
     shutil.copy("model.npz", "other.bin")
-    assert convert.formats.describe("other.bin") == "Marian model"
+    assert convert.formats.registry.describe("other.bin") == "Marian model"
     assert len(twinax.load("a.pt").translate(["w4 w6@@ w7"], max_length=4, framework="torch")) == 1
     code, _, err = command("convert", "a.pt", "c.bin", "--layout", "marian_npz")
     assert (code, "c.bin: layout marian_npz needs a name that ends in .npz" in err) == (2, True)

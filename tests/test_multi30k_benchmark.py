@@ -98,17 +98,17 @@ def test_a_record_of_other_arguments_does_not_count(results):
 
 
 def test_the_page_shows_what_is_recorded(results, monkeypatch, tmp_path):
-    page = tmp_path / "results.md"
-    page.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in multi30k_page.PARTS))
-    monkeypatch.setattr(multi30k_page, "PAGE", page)
+    path = tmp_path / "results.md"
+    path.write_text("".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in multi30k_page.PARTS))
+    monkeypatch.setattr(multi30k_page, "PAGE", path)
     trainings = [training for step in multi30k.trainings_by_step(2) for training in step]
     multi30k_page.write_page(trainings, FOLDER)
-    assert "| en_de" not in page.read_text()
+    assert "| en_de" not in path.read_text()
     for training in trainings:
         if training.name in ("fr_en", "en_de-0", "en_de-1"):
             record(training.name, **entry(training))
     multi30k_page.write_page(trainings, FOLDER)
-    rows = [line.split(" | ")[:7] for line in page.read_text().splitlines() if "80 + 31" in line]
+    rows = [line.split(" | ")[:7] for line in path.read_text().splitlines() if "80 + 31" in line]
     assert rows == [[f"| {name}", *["40.00"] * 4, "41.00", "4.10"] for name in ("en_de-0", "en_de-1", "fr_en")]
-    assert "| en_de | 2 | 40.00 ± 0.00 |" in page.read_text()
+    assert "| en_de | 2 | 40.00 ± 0.00 |" in path.read_text()
     assert (tmp_path / multi30k_page.CURVES).is_file()

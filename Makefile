@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
+.PHONY: install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 install: $(VENV)/installed
 
@@ -24,54 +24,54 @@ test-slow: plan-compiler
 
 # The families of transformers, fairseq and Marian against the twins; writes the tables. About four minutes.
 conversion-matrix: install
-	$(BIN)/python -m benchmarks.conversion_matrix docs/conversion.md
+	$(BIN)/python -m benchmarks.conversion.conversion_matrix docs/conversion.md
 
 # Text of the families against transformers; writes the table. TEXT: Multi30k. About eight minutes.
 TEXT ?= ../shared/data/multi30k
 text-matrix: install
-	$(BIN)/python -m benchmarks.text_matrix docs/pretrained.md $(TEXT)
+	$(BIN)/python -m benchmarks.conversion.text_matrix docs/pretrained.md $(TEXT)
 
 # One beam search in four engines, and their BLEU and speed, into docs/decoding.md. About half an hour, of which the
 # training of a small model on TEXT takes half, unless RUN exists: make ctranslate2 RUN=runs/multi30k/de_en-0.
 RUN ?= runs/ctranslate2
 ctranslate2: install
-	$(BIN)/python -m benchmarks.ctranslate2_matrix docs/decoding.md $(TEXT) $(RUN)
+	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/decoding.md $(TEXT) $(RUN)
 
 # Fine-tuning of a Marian directory of OPUS-MT's size, and back. About five minutes.
 fine-tuning: install
-	$(BIN)/python -m benchmarks.fine_tuning runs/fine-tuning
+	$(BIN)/python -m benchmarks.training.fine_tuning runs/fine-tuning
 
 # Trainings in both frameworks, update by update; writes the table and the picture. About seven minutes.
 trajectories: install
-	$(BIN)/python -m benchmarks.trajectories docs/parity.md
+	$(BIN)/python -m benchmarks.training.trajectories docs/parity.md
 
 # Trainings that move to transformers' Trainer and back; writes the table. About three minutes.
 trainer: install
-	$(BIN)/python -m benchmarks.trainer docs/training.md
+	$(BIN)/python -m benchmarks.training.trainer docs/training.md
 
 # Trainings on every mesh of eight virtual devices, in several processes, resumed elsewhere, and killed; writes the tables.
 # Under 20 minutes.
-FAST_COMPILATION = $(shell $(BIN)/python -c "from twinax.train import xla_flags; print(xla_flags.fast_compilation())")
+FAST_COMPILATION = $(shell $(BIN)/python -c "from twinax.backend import xla_flags; print(xla_flags.fast_compilation())")
 scale-test: install
-	XLA_FLAGS="--xla_force_host_platform_device_count=8 $(FAST_COMPILATION)" $(BIN)/python -m benchmarks.meshes docs/scaling.md
-	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.processes docs/scaling.md
+	XLA_FLAGS="--xla_force_host_platform_device_count=8 $(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.meshes docs/scaling.md
+	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/scaling.md
 
 # SIGKILL at 25 random moments in a run of two processes; writes the counts. About seven minutes.
 kill-test-hosts: install
-	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.processes docs/scaling.md kills
+	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/scaling.md kills
 
 # Beam search against transformers, token for token; writes the tables into the page. About a minute.
 decoding-matrix: install
-	$(BIN)/python -m benchmarks.decoding_matrix docs/decoding.md
+	$(BIN)/python -m benchmarks.decoding.decoding_matrix docs/decoding.md
 
 # The five published systems against the twins, all variants; writes the table into the page. Eight minutes.
 published: install
-	$(BIN)/python -m benchmarks.published_matrix docs/published_systems.md
+	$(BIN)/python -m benchmarks.published.published_matrix docs/published_systems.md
 
 # Known mistakes, planted and found, and the encoder-decoders of transformers; writes the tables. Two minutes.
 audit: install
-	$(BIN)/python -m benchmarks.audit_defects docs/audit.md
-	$(BIN)/python -m benchmarks.audit_transformers docs/audit.md
+	$(BIN)/python -m benchmarks.audit.audit_defects docs/audit.md
+	$(BIN)/python -m benchmarks.audit.audit_transformers docs/audit.md
 
 # Mistakes planted in the source, one at a time; writes what caught each into the page. About 35 minutes.
 mutations: install
@@ -80,25 +80,21 @@ mutations: install
 # Defects planted in pairs of models, and whether the diagnosis finds them; writes the tables. PAIRS: other projects' models.
 PAIRS ?= ../shared/data/pairs
 strangers: install
-	$(BIN)/python -m benchmarks.strangers docs/compare.md $(PAIRS)
+	$(BIN)/python -m benchmarks.external_pairs.measure docs/compare.md $(PAIRS)
 
 # Every optimizer of torch.optim and optax with one setting changed; writes the table. About two minutes.
 optimizer-settings: install
-	$(BIN)/python -m benchmarks.optimizer_settings docs/compare.md
+	$(BIN)/python -m benchmarks.compare.optimizer_settings docs/compare.md
 
 # Seconds and memory of a comparison of 110 million parameters; writes the table. About five minutes.
 comparison-cost: install
-	$(BIN)/python -m benchmarks.comparison_cost docs/compare.md
+	$(BIN)/python -m benchmarks.compare.comparison_cost docs/compare.md
 
 # The Flax classes of the last release of transformers that has them, beside its torch classes; writes the table. It runs
 # in an environment of its own, because the project's transformers has none.
 OLD := .venv-strangers
 strangers-flax: $(OLD)/.installed
-	$(OLD)/bin/python -m benchmarks.strangers_flax docs/compare.md
-
-# Small models as the same Flax classes save them, and their logits, into parity_tests/legacy_flax, which tests read.
-legacy-flax: $(OLD)/.installed
-	$(OLD)/bin/python benchmarks/legacy_flax.py parity_tests/legacy_flax
+	$(OLD)/bin/python -m benchmarks.external_pairs.flax docs/compare.md
 
 $(OLD)/.installed: constraints.txt
 	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
@@ -107,58 +103,50 @@ $(OLD)/.installed: constraints.txt
 	$(OLD)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-# A Marian model and what CTranslate2 computes with it, into parity_tests/marian; CTranslate2 has an environment of its own.
-CT2 := .venv-ctranslate2
-marian-scores: install
-	test -x $(CT2)/bin/python || $(PYTHON) -m venv $(CT2)
-	$(CT2)/bin/python -m pip install --quiet ctranslate2==4.8.5 $$(grep -E '^(numpy|PyYAML)==' constraints.txt)
-	$(BIN)/python -m parity_tests.marian_files parity_tests/marian
-	$(CT2)/bin/python benchmarks/marian_scores.py parity_tests/marian
-
 # Time and memory of conversions, form by form and of 6 GB; writes the tables. Needs 20 GB in TMP. About 20 minutes.
 TMP ?= /tmp
 benchmark-conversion: install
-	$(BIN)/python -m benchmarks.conversion_speed docs/conversion.md $(TMP)
+	$(BIN)/python -m benchmarks.conversion.conversion_speed docs/conversion.md $(TMP)
 
 # COUNT damaged versions of every kind of file that twinax reads; writes the counts, kind by kind, and keeps
 # in runs/fuzz what is neither read nor refused. KINDS: only these.
 COUNT ?= 1000
 fuzz: install
-	$(BIN)/python -m benchmarks.fuzzing docs/reliability.md $(COUNT) $(KINDS)
+	$(BIN)/python -m benchmarks.conversion.fuzzing docs/reliability.md $(COUNT) $(KINDS)
 
 # What comparing checksums adds to the time of reading; writes the table. Needs 5 GB in TMP. About two minutes.
 benchmark-verification: install
-	$(BIN)/python -m benchmarks.verification docs/reliability.md $(TMP)
+	$(BIN)/python -m benchmarks.conversion.verification docs/reliability.md $(TMP)
 
 # From a command to its first updates, validation and translation: make benchmark-startup DATA=FOLDER; writes the table.
 # About five minutes.
 benchmark-startup: install
-	$(BIN)/python -m benchmarks.startup docs/performance.md "$(DATA)"
+	$(BIN)/python -m benchmarks.training.startup docs/performance.md "$(DATA)"
 
 # What dropout costs in a train step. About a minute.
 benchmark-dropout: install
-	$(BIN)/python -m benchmarks.dropout small
+	$(BIN)/python -m benchmarks.training.dropout small
 
 # Train step and beam search against PyTorch, Flax Linen, transformers and CTranslate2; writes the tables, the figures and
 # the chart. PARTS: only these. About an hour, estimated.
 benchmark: install
-	$(BIN)/python -m benchmarks.performance docs/performance.md $(PARTS)
+	$(BIN)/python -m benchmarks.performance.performance docs/performance.md $(PARTS)
 
 # Where the time of a train step and of beam search goes, by kind of operation; writes the table. A few minutes.
 benchmark-operations: install
-	$(BIN)/python -m benchmarks.operations docs/performance.md
+	$(BIN)/python -m benchmarks.performance.operations docs/performance.md
 
 # What keeping freed memory gains in a train step on a CPU. About six minutes.
 benchmark-memory: install
-	$(BIN)/python -m benchmarks.malloc
+	$(BIN)/python -m benchmarks.training.malloc
 
 # What rematerialization and scanned layers cost on a CPU; writes the tables. About four minutes.
 benchmark-execution: install
-	$(BIN)/python -m benchmarks.execution docs/performance.md
+	$(BIN)/python -m benchmarks.training.execution docs/performance.md
 
 # The base and big model compiled for slices of TPUs, without one; writes the tables and the picture. Under 30 minutes.
 plan-sweep: plan-compiler
-	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.plan_sweep docs/scaling.md docs/plan.png
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.planning.plan_sweep docs/scaling.md docs/plan.png
 
 # libtpu, in the version that JAX needs: 209 MB. Without JAX_PLATFORMS=cpu it looks for a TPU whenever JAX starts.
 plan-compiler: install
@@ -170,19 +158,15 @@ benchmark-gpu: install
 
 # Multi30k both ways, with seeds, fine-tuned, scored and proven, into docs/results.md: make multi30k DATA=FOLDER. Hours.
 multi30k: install
-	$(BIN)/python -m benchmarks.multi30k "$(DATA)" $(SEEDS)
+	$(BIN)/python -m benchmarks.multi30k.results "$(DATA)" $(SEEDS)
 
 # The two best of these models as float16 files in runs/multi30k, and their SHA-256 into docs/results.md. Hours.
 models: install
-	$(BIN)/python -m benchmarks.multi30k_models "$(DATA)"
-
-# What each setting of a training on Multi30k costs or gains, into docs/results.md. About six hours of one core, estimated.
-multi30k-ablation: install
-	$(BIN)/python -m benchmarks.multi30k_ablation "$(DATA)" $(SETTINGS)
+	$(BIN)/python -m benchmarks.multi30k.models "$(DATA)"
 
 # What the mistakes of the published systems cost, into docs/published_systems.md: make mistakes DATA=FOLDER. An hour.
 mistakes: install
-	$(BIN)/python -m benchmarks.mistakes "$(DATA)" $(UPDATES)
+	$(BIN)/python -m benchmarks.published.mistakes "$(DATA)" $(UPDATES)
 
 lint: install
 	$(BIN)/ruff check .
@@ -201,4 +185,4 @@ settings: install
 
 # Twenty kills of a training at random moments, and fifty of each form of conversion; prints their counts. Ten minutes.
 kill-test: install
-	$(BIN)/python -m pytest -m slow tests/test_kills.py tests/test_killed_conversions.py
+	$(BIN)/python -m pytest -m slow tests/train/test_kills.py tests/convert/test_killed_conversions.py

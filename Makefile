@@ -152,7 +152,7 @@ plan-sweep: plan-compiler
 plan-compiler: install
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plan]'
 
-# Parity, training and decoding on a GPU or TPU; writes the tables. Refuses a CPU. About ten minutes, estimated.
+# Parity, training and decoding on a GPU or TPU; writes the tables. Refuses a CPU. About twenty minutes, estimated.
 benchmark-gpu: install
 	$(BIN)/python -m benchmarks.gpu docs/performance.md
 

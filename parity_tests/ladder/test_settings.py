@@ -10,7 +10,12 @@ from twinax.parity.ladder import compare_models
 CASES = cases.pairwise()
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
+EVERYDAY = 12  # cases that have every value, and most pairs; `make test-all` has the rest
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[pytest.mark.slow] * (n >= EVERYDAY)) for n in range(len(CASES))]
+)
 def test_pairwise(number):
     config, inputs = CASES[number]
     rng = np.random.default_rng(number)
@@ -23,6 +28,12 @@ def test_pairwise(number):
         batch = batch._replace(dropout=(number, 7))
     reproduce = f"pytest parity_tests/ladder/test_settings.py -k 'test_pairwise[{number}]'  # {config}"
     compare_models(config, random_arrays(config, number), batch, reproduce=reproduce).check()
+
+
+def test_every_value_is_tested_every_day():
+    for name, values in cases.factors().items():
+        tested = [inputs[name] if name in inputs else getattr(config, name) for config, inputs in CASES[:EVERYDAY]]
+        assert set(tested) >= set(values), name
 
 
 def test_every_pair_of_values_meets():

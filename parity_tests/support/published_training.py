@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parity_tests.support.published.training import Run
+from parity_tests.support.published.training import PublishedTraining, Run
 from parity_tests.support.trajectories import LOSS_BOUND, PARAMETER_BOUND
 from twinax.configs.schema import TransformerConfig
 from twinax.configs.training import TrainingConfig
@@ -22,13 +23,16 @@ from twinax.convert.arrays.frameworks import from_torch
 from twinax.convert.formats.file_layouts import from_named
 from twinax.convert.port import to_params
 from twinax.parity.oracles.published import SIZE, checkpoint_of, random_model
-from twinax.published.registry import ORACLES
+from twinax.published.registry import ORACLES, SYSTEMS
 from twinax.torch_reference.dropout import DropoutKey, keep_mask
 from twinax.torch_reference.optimizers import make_optimizer
 from twinax.torch_reference.step import Batch, train_step
 from twinax.train.step.step import Batch as JaxBatch
 from twinax.train.step.step import init_state, make_train_step
 
+TRAININGS: dict[str, PublishedTraining] = {
+    name: import_module(f"parity_tests.support.published.{name}").TRAINING for name in SYSTEMS
+}
 UPDATES, SENTENCES, LENGTH, EPOCH, DROPOUT = 50, 4, 7, 20, 0.2
 
 
@@ -70,9 +74,9 @@ def with_dropout(config: TransformerConfig, as_published: bool, name: str) -> Tr
     return config.replace(**{**rates, **(TRAININGS[name].fixed_rates if as_published else {})})
 
 
-def training_config(name: str, as_published: bool) -> TrainingConfig:
-    """The published config, shortened so that its schedule's phases fit into UPDATES with effective rates."""
-    changes = TRAININGS[name].shorten(as_published, UPDATES, EPOCH)
+def training_config(name: str, as_published: bool, updates: int = UPDATES) -> TrainingConfig:
+    """The published config, shortened so that its schedule's phases fit into the updates with effective rates."""
+    changes = TRAININGS[name].shorten(as_published, updates, EPOCH)
     return TrainingConfig.published(name, as_published=as_published, seed=5, **changes)
 
 
@@ -132,7 +136,7 @@ def train(name: str, as_published: bool, updates: int = UPDATES) -> TrainingComp
     """Train the module and both twins from the same weights on the same batches. Needs `jax_enable_x64`."""
     model = random_model(name, as_published, dropout=DROPOUT, layers=1)
     checkpoint = checkpoint_of(name, model, as_published)
-    config, training = with_dropout(checkpoint.config, as_published, name), training_config(name, as_published)
+    config, training = with_dropout(checkpoint.config, as_published, name), training_config(name, as_published, updates)
     batches = [batch(n, training.accumulation, as_published, config.pad_id, SIZE) for n in range(updates)]
     start = {key: p.detach().clone() for key, p in model.named_parameters()}
     expected = published_losses(name, model, config, training, as_published, batches)

@@ -1,4 +1,4 @@
-"""What each setting costs or gains on Multi30k, for docs/results.md: one seed, similar time, on the validation set.
+"""What each setting costs or gains on Multi30k: one seed, similar time, on the validation set.
 
 `python -m benchmarks.multi30k_ablation FOLDER [NAME ...]`: FOLDER has train and val, .de and .en (.gz too); NAMEs
 select rows. With one training per core and other load, ten rows took 24 to 37 minutes each.
@@ -36,7 +36,7 @@ from benchmarks.pages import marks, write_table
 from twinax.train.data.corpus import read_lines
 from twinax.train.scores import compare_systems
 
-PAGE, NAME = Path("docs/results.md"), "multi30k-ablation"
+PAGE, NAME = Path("docs/measurements/multi30k-ablation.md"), "multi30k-ablation"
 PREFIX, MARKED_CASE = "ablation-", OUT / "marked_case"
 UPDATES = 5600  # of the base setting, in about 20 minutes on one core of an AMD EPYC
 HEADER = ("setting", "updates", "minutes", "target tokens per second", "perplexity", "BLEU", "BLEU, lower case", "p")

@@ -15,7 +15,7 @@ from parity_tests.mutations import ladder_mistakes
 from parity_tests.mutations.areas import AREAS, MUTATIONS, plant
 from parity_tests.mutations.planting import MutationError
 
-HEADER = ("area", "mistake", "where", "caught by", "seconds")
+HEADER = ("area", "mistake", "where", "caught by")
 
 
 def in_the_ladder() -> list[tuple[str, ...]]:
@@ -24,7 +24,7 @@ def in_the_ladder() -> list[tuple[str, ...]]:
     with jax.enable_x64(True):
         for mistake in ladder_mistakes.MISTAKES:
             rung = ladder_mistakes.run(mistake).failed_rung
-            rows.append(("ladder", mistake.name, "torch_reference", f"rung: {rung}" if rung else "SURVIVED", ""))
+            rows.append(("ladder", mistake.name, "torch_reference", f"rung: {rung}" if rung else "SURVIVED"))
     return rows
 
 
@@ -38,10 +38,7 @@ def main(page: Path, words: Sequence[str]) -> int:
     except MutationError as error:
         print(f"mutations: {error}", file=sys.stderr)
         return 2
-    rows = [
-        (area_of[v.mutation], v.mutation.name, f"`{v.mutation.place}`", str(v).replace("|", "¦"), f"{v.seconds:.0f}")
-        for v in verdicts
-    ]
+    rows = [(area_of[v.mutation], v.mutation.name, f"`{v.mutation.place}`", str(v).replace("|", "¦")) for v in verdicts]
     rows += [] if words and "ladder" not in words else in_the_ladder()
     new_rows = {row[:2]: row for row in rows}
     order = [(area_of[m], m.name) for m in MUTATIONS] + [("ladder", m.name) for m in ladder_mistakes.MISTAKES]

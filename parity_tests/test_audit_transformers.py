@@ -20,7 +20,7 @@ from twinax.audit.audit_report import Answer, Audit
 from twinax.parity.conversion import random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-PAGE = Path(__file__).parents[1] / "docs" / "audit.md"
+PAGE = Path(__file__).parents[1] / "docs" / "measurements" / "audit.md"
 
 
 def test_t5():

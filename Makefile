@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax legacy-flax marian-scores comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models multi30k-ablation mistakes kill-test demo settings lint types
+.PHONY: help install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -30,52 +30,52 @@ test-slow: plan-compiler
 
 # Compare the checkpoint families with the twins. Four minutes.
 conversion-matrix: install
-	$(BIN)/python -m benchmarks.conversion_matrix docs/measurements/conversion-matrix.md
+	$(BIN)/python -m benchmarks.conversion.conversion_matrix docs/measurements/conversion-matrix.md
 
 TEXT ?= ../shared/data/multi30k
 # Compare tokenizers and translations with transformers. TEXT: Multi30k. Eight minutes.
 text-matrix: install
-	$(BIN)/python -m benchmarks.text_matrix docs/measurements/text-matrix.md $(TEXT)
+	$(BIN)/python -m benchmarks.conversion.text_matrix docs/measurements/text-matrix.md $(TEXT)
 
 RUN ?= runs/ctranslate2
 # Compare beam search in four backends, its BLEU and speed. TEXT: Multi30k. Half an hour; half of it trains RUN.
 ctranslate2: install
-	$(BIN)/python -m benchmarks.ctranslate2_matrix docs/measurements/ctranslate2.md $(TEXT) $(RUN)
+	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/measurements/ctranslate2.md $(TEXT) $(RUN)
 
 # Fine-tune a Marian directory of OPUS-MT's size and convert it back. Five minutes.
 fine-tuning: install
-	$(BIN)/python -m benchmarks.fine_tuning runs/fine-tuning
+	$(BIN)/python -m benchmarks.training.fine_tuning runs/fine-tuning
 
 # Compare training in both frameworks, update by update. Seven minutes.
 trajectories: install
-	$(BIN)/python -m benchmarks.trajectories docs/measurements/trajectories.md
+	$(BIN)/python -m benchmarks.training.trajectories docs/measurements/trajectories.md
 
 # Train in twinax, in the Trainer of transformers, and in twinax again. Three minutes.
 trainer: install
-	$(BIN)/python -m benchmarks.trainer docs/measurements/trainer.md
+	$(BIN)/python -m benchmarks.training.trainer docs/measurements/trainer.md
 
-FAST_COMPILATION = $(shell $(BIN)/python -c "from twinax.train import xla_flags; print(xla_flags.fast_compilation())")
+FAST_COMPILATION = $(shell $(BIN)/python -c "from twinax.backend import xla_flags; print(xla_flags.fast_compilation())")
 # Train on every mesh of eight virtual devices and in several processes, resume elsewhere, kill. Under 20 minutes.
 scale-test: install
-	XLA_FLAGS="--xla_force_host_platform_device_count=8 $(FAST_COMPILATION)" $(BIN)/python -m benchmarks.meshes docs/measurements/scale-test.md
-	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.processes docs/measurements/scale-test.md
+	XLA_FLAGS="--xla_force_host_platform_device_count=8 $(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.meshes docs/measurements/scale-test.md
+	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/measurements/scale-test.md
 
 # The kills of scale-test alone: SIGKILL at 25 random moments in a run of two processes. Seven minutes.
 kill-test-hosts: install
-	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.processes docs/measurements/scale-test.md kills
+	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/measurements/scale-test.md kills
 
 # Compare decoding with transformers, token by token. A minute.
 decoding-matrix: install
-	$(BIN)/python -m benchmarks.decoding_matrix docs/measurements/decoding-matrix.md
+	$(BIN)/python -m benchmarks.decoding.decoding_matrix docs/measurements/decoding-matrix.md
 
 # Compare the five published systems with the twins. Eight minutes.
 published: install
-	$(BIN)/python -m benchmarks.published_matrix docs/measurements/published.md
+	$(BIN)/python -m benchmarks.published.published_matrix docs/measurements/published.md
 
 # Audit models with planted mistakes and the encoder-decoders of transformers. Two minutes.
 audit: install
-	$(BIN)/python -m benchmarks.audit_defects docs/measurements/audit.md
-	$(BIN)/python -m benchmarks.audit_transformers docs/measurements/audit.md
+	$(BIN)/python -m benchmarks.audit.audit_defects docs/measurements/audit.md
+	$(BIN)/python -m benchmarks.audit.audit_transformers docs/measurements/audit.md
 
 # Plant mistakes in the source, one at a time, and list the test that catches each. An hour and a half, estimated.
 mutations: install
@@ -84,24 +84,20 @@ mutations: install
 PAIRS ?= ../shared/data/pairs
 # Plant defects in pairs of models and diagnose them. PAIRS: models of other projects.
 external-pairs: install
-	$(BIN)/python -m benchmarks.strangers docs/measurements/external-pairs.md $(PAIRS)
+	$(BIN)/python -m benchmarks.external_pairs.measure docs/measurements/external-pairs.md $(PAIRS)
 
 # Compare every optimizer of torch.optim and optax with itself, one setting changed. Two minutes.
 optimizer-settings: install
-	$(BIN)/python -m benchmarks.optimizer_settings docs/measurements/optimizer-settings.md
+	$(BIN)/python -m benchmarks.compare.optimizer_settings docs/measurements/optimizer-settings.md
 
 # Measure time and memory of comparing models with 110 million parameters. Five minutes.
 comparison-cost: install
-	$(BIN)/python -m benchmarks.comparison_cost docs/measurements/comparison-cost.md
+	$(BIN)/python -m benchmarks.compare.comparison_cost docs/measurements/comparison-cost.md
 
 OLD := .venv-external-pairs
 # Compare the Flax and torch classes of transformers 4.55.4, in an environment of its own.
 external-pairs-flax: $(OLD)/.installed
-	$(OLD)/bin/python -m benchmarks.strangers_flax docs/measurements/external-pairs-flax.md
-
-# Save small models with these Flax classes, and their logits, to parity_tests/legacy_flax. A minute.
-legacy-flax: $(OLD)/.installed
-	$(OLD)/bin/python benchmarks/legacy_flax.py parity_tests/legacy_flax
+	$(OLD)/bin/python -m benchmarks.external_pairs.flax docs/measurements/external-pairs-flax.md
 
 $(OLD)/.installed: constraints.txt
 	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
@@ -110,55 +106,47 @@ $(OLD)/.installed: constraints.txt
 	$(OLD)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-CT2 := .venv-ctranslate2
-# Write a Marian model and CTranslate2's scores of it to parity_tests/marian. A minute.
-marian-scores: install
-	test -x $(CT2)/bin/python || $(PYTHON) -m venv $(CT2)
-	$(CT2)/bin/python -m pip install --quiet ctranslate2==4.8.5 $$(grep -E '^(numpy|PyYAML)==' constraints.txt)
-	$(BIN)/python -m parity_tests.marian_files parity_tests/marian
-	$(CT2)/bin/python benchmarks/marian_scores.py parity_tests/marian
-
 TMP ?= /tmp
 # Measure time and memory of conversions. Needs 20 GB in TMP. 20 minutes.
 benchmark-conversion: install
-	$(BIN)/python -m benchmarks.conversion_speed docs/measurements/benchmark-conversion.md $(TMP)
+	$(BIN)/python -m benchmarks.conversion.conversion_speed docs/measurements/benchmark-conversion.md $(TMP)
 
 COUNT ?= 1000
 # Damage every kind of file that twinax reads COUNT times. KINDS: only these. Findings: runs/fuzz.
 fuzz: install
-	$(BIN)/python -m benchmarks.fuzzing docs/measurements/fuzz.md $(COUNT) $(KINDS)
+	$(BIN)/python -m benchmarks.conversion.fuzzing docs/measurements/fuzz.md $(COUNT) $(KINDS)
 
 # Measure the cost of comparing checksums. Needs 5 GB in TMP. Two minutes.
 benchmark-verification: install
-	$(BIN)/python -m benchmarks.verification docs/measurements/benchmark-verification.md $(TMP)
+	$(BIN)/python -m benchmarks.conversion.verification docs/measurements/benchmark-verification.md $(TMP)
 
 # Measure the seconds to the first updates, validation and translation: DATA=FOLDER. Five minutes.
 benchmark-startup: install
-	$(BIN)/python -m benchmarks.startup docs/measurements/benchmark-startup.md "$(DATA)"
+	$(BIN)/python -m benchmarks.training.startup docs/measurements/benchmark-startup.md "$(DATA)"
 
 # Measure the cost of dropout in a train step. A minute.
 benchmark-dropout: install
-	$(BIN)/python -m benchmarks.dropout small
+	$(BIN)/python -m benchmarks.training.dropout small
 
 # Compare the speed with PyTorch, Linen, transformers and CTranslate2. PARTS: only these. An hour, estimated.
 benchmark: install
-	$(BIN)/python -m benchmarks.performance docs/measurements/benchmark.md $(PARTS)
+	$(BIN)/python -m benchmarks.performance.performance docs/measurements/benchmark.md $(PARTS)
 
 # Measure the time per kind of operation of a train step and of beam search. A few minutes.
 benchmark-operations: install
-	$(BIN)/python -m benchmarks.operations docs/measurements/benchmark-operations.md
+	$(BIN)/python -m benchmarks.performance.operations docs/measurements/benchmark-operations.md
 
 # Measure what keeping freed memory gains in a train step on a CPU. Six minutes.
 benchmark-memory: install
-	$(BIN)/python -m benchmarks.malloc
+	$(BIN)/python -m benchmarks.training.malloc
 
 # Measure rematerialization and scanned layers on a CPU. Four minutes.
 benchmark-execution: install
-	$(BIN)/python -m benchmarks.execution docs/measurements/benchmark-execution.md
+	$(BIN)/python -m benchmarks.training.execution docs/measurements/benchmark-execution.md
 
 # Compile base and big for slices of TPUs, without one. Under 30 minutes.
 plan-sweep: plan-compiler
-	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.plan_sweep docs/measurements/plan-sweep.md docs/measurements/plan.png
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.planning.plan_sweep docs/measurements/plan-sweep.md docs/measurements/plan.png
 
 # Install libtpu, 209 MB. Without JAX_PLATFORMS=cpu, JAX then looks for a TPU at every start.
 plan-compiler: install
@@ -170,19 +158,15 @@ benchmark-gpu: install
 
 # Train both directions, fine-tune, score and prove: DATA=FOLDER SEEDS=3. Hours; resumes.
 multi30k: install
-	$(BIN)/python -m benchmarks.multi30k "$(DATA)" $(SEEDS)
+	$(BIN)/python -m benchmarks.multi30k.results "$(DATA)" $(SEEDS)
 
 # Write the best model per direction as a float16 file to runs/multi30k: DATA=FOLDER. Hours without the runs.
 models: install
-	$(BIN)/python -m benchmarks.multi30k_models "$(DATA)"
-
-# Compare settings and run lengths on Multi30k: DATA=FOLDER. Six hours of one core, estimated; resumes.
-multi30k-ablation: install
-	$(BIN)/python -m benchmarks.multi30k_ablation "$(DATA)" $(SETTINGS)
+	$(BIN)/python -m benchmarks.multi30k.models "$(DATA)"
 
 # Measure the cost of the mistakes of the published systems: DATA=FOLDER. An hour; resumes.
 mistakes: install
-	$(BIN)/python -m benchmarks.mistakes "$(DATA)" $(UPDATES)
+	$(BIN)/python -m benchmarks.published.mistakes "$(DATA)" $(UPDATES)
 
 # Check style and format with ruff.
 lint: install
@@ -203,4 +187,4 @@ settings: install
 
 # Kill a training twenty times, and fifty conversions to each of nine forms. Ten minutes.
 kill-test: install
-	$(BIN)/python -m pytest -m slow tests/test_kills.py tests/test_killed_conversions.py
+	$(BIN)/python -m pytest -m slow tests/train/test_kills.py tests/convert/test_killed_conversions.py

@@ -44,7 +44,7 @@ def pytest_configure(config):
     # The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
     if config.getoption("markexpr") != "slow":  # these tests run their programs more often
-        flags = import_module("twinax.train.xla_flags").fast_compilation()
+        flags = import_module("twinax.backend.xla_flags").fast_compilation()
         os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
     jax.devices()  # starts JAX with them, and not in the first test that happens to need it, which may change them
 

@@ -1,6 +1,6 @@
 """Audits that find defects of any Transformer module by measurements, without a second model."""
 
-from ..configs.submodules import lazy_attributes
+from ..backend.submodules import lazy_attributes
 from .audit_report import Answer, Audit, Mistake
 from .run import assert_healthy, audit, audit_config
 from .subject import AuditError

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import convert, flax_transformer, torch_reference
+from ..backend.errors import ConfigError
 from ..configs.decoding import DecodingConfig
-from ..configs.errors import ConfigError
 from ..configs.schema import TransformerConfig
 from ..configs.training import TrainingConfig
-from ..convert.file_layouts import PUBLISHED
+from ..convert.formats.file_layouts import PUBLISHED
 from ..formulas.decoding import plan, without_cache
 from ..parity.functions import random_arrays
 from ..published.registry import RECIPES

@@ -11,7 +11,7 @@ import jax
 from rich.console import Console
 
 from benchmarks.pages import marks, read_rows, write_table
-from parity_tests.mutations import ladder_mistakes
+from parity_tests.ladder import mistakes
 from parity_tests.mutations.areas import AREAS, MUTATIONS, plant
 from parity_tests.mutations.planting import MutationError
 
@@ -22,8 +22,8 @@ def in_the_ladder() -> list[tuple[str, ...]]:
     """Rows of the mistakes that are planted into the PyTorch twin in this process, with the rung that detects each."""
     rows = []
     with jax.enable_x64(True):
-        for mistake in ladder_mistakes.MISTAKES:
-            rung = ladder_mistakes.run(mistake).failed_rung
+        for mistake in mistakes.MISTAKES:
+            rung = mistakes.run(mistake).failed_rung
             rows.append(("ladder", mistake.name, "torch_reference", f"rung: {rung}" if rung else "SURVIVED"))
     return rows
 
@@ -41,7 +41,7 @@ def main(page: Path, words: Sequence[str]) -> int:
     rows = [(area_of[v.mutation], v.mutation.name, f"`{v.mutation.place}`", str(v).replace("|", "¦")) for v in verdicts]
     rows += [] if words and "ladder" not in words else in_the_ladder()
     new_rows = {row[:2]: row for row in rows}
-    order = [(area_of[m], m.name) for m in MUTATIONS] + [("ladder", m.name) for m in ladder_mistakes.MISTAKES]
+    order = [(area_of[m], m.name) for m in MUTATIONS] + [("ladder", m.name) for m in mistakes.MISTAKES]
     rows_by_key = {row[:2]: row for row in read_rows(page, "mutations")} | new_rows
     write_table(page, "mutations", HEADER, [rows_by_key[key] for key in order if key in rows_by_key])
     survivors = [row for row in rows if row[3].startswith(("SURVIVED", "its checks do not run"))]

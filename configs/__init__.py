@@ -1,8 +1,8 @@
 """Configs of models, data and training: frozen dataclasses for both frameworks. Imports neither jax nor torch."""
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
+from ..backend.submodules import lazy_attributes
 from .schema import SCHEMA_VERSION, TransformerConfig
-from .submodules import lazy_attributes
 
 __all__ = ["SCHEMA_VERSION", "ConfigError", "TransformerConfig"]
 

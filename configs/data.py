@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
 from .validation import check_field_types
 
 _FILES = (".tsv", ".csv", ".json", ".jsonl", ".parquet", ".txt")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
 from .validation import check_field_types
 
 LengthPenalty = Literal["power", "power_with_start", "gnmt"]

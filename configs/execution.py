@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
 from .schema import TransformerConfig
 from .validation import check_field_types
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
 
 
 class Registry(Mapping[str, Any]):

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
+from ..backend.errors import ConfigError
 from .data import BatchConfig, CorpusConfig, TokenizerConfig
-from .errors import ConfigError
 from .execution import ExecutionConfig
 from .schema import TransformerConfig
 from .sharding import ShardingConfig

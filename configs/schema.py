@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
 from .json_text import parse_json
 from .registry import PRESETS, PUBLISHED
 from .summary import Described

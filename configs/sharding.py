@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
 from .schema import TransformerConfig
 from .validation import check_field_types
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
 from .registry import PUBLISHED
 from .schema import TransformerConfig
 from .summary import Described

@@ -4,7 +4,7 @@ import types
 from dataclasses import fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .errors import ConfigError
+from ..backend.errors import ConfigError
 
 
 def check_field_types(config: Any) -> None:

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from ..configs.errors import ConversionError
-from ..configs.submodules import lazy_attributes
+from ..backend.errors import ConversionError
+from ..backend.submodules import lazy_attributes
 from ..configs.verification import verifying
 from .checkpoint import Checkpoint, checksum
-from .formats import load, save
-from .hugging_face import family
-from .optimizer import to_optax_state, to_optimizer_state
+from .formats.hugging_face import family
+from .formats.registry import load, save
+from .optimizers.adam import to_optax_state, to_optimizer_state
 from .port import to_flax, to_params, to_state_dict, to_torch
 
 if TYPE_CHECKING:

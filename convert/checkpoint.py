@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..configs.errors import ConversionError
+from ..backend.errors import ConversionError
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
-from .arrays import to_jax_arrays
-from .lazy_arrays import LazyArrays, contiguous_bytes, lazy
+from .arrays.frameworks import to_jax_arrays
+from .arrays.lazy import LazyArrays, contiguous_bytes, lazy
 from .port import to_params, to_state_dict
 
 if TYPE_CHECKING:

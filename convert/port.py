@@ -15,10 +15,10 @@ from flax import nnx
 from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import Buffer, join_path, named_arrays
-from .arrays import from_torch, to_jax_arrays, to_torch_tensor
-from .lazy_arrays import Spec
+from .arrays.frameworks import from_torch, to_jax_arrays, to_torch_tensor
+from .arrays.lazy import Spec
+from .io.untrusted import check_declared_size
 from .rules import IDENTITY, TRANSPOSE, Rule, Transform, Translation, translate
-from .untrusted import check_declared_size
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..configs.errors import ConversionError
-from .lazy_arrays import LazyArrays, Spec, specs_of
+from ..backend.errors import ConversionError
+from .arrays.lazy import LazyArrays, Spec, specs_of
 
 Arrays = Sequence[np.ndarray]
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..configs.errors import ConfigError, ConversionError
+from ..backend.errors import ConfigError, ConversionError
 from ..configs.schema import TransformerConfig
 from ..formulas.position_tables import POSITION_TABLES
-from .arrays import from_torch, to_torch_tensor
+from .arrays.frameworks import from_torch, to_torch_tensor
+from .arrays.lazy import Spec, specs_of
 from .checkpoint import Checkpoint
 from .layouts.torch_nn import transformer_fields, transformer_rules
-from .lazy_arrays import Spec, specs_of
 from .port import LEAVES, arrays_by_name, flax_specs
 from .rules import Rule, Transform, Translation, target_specs, translate
 

@@ -1,6 +1,6 @@
 """The Transformer in functional Flax NNX. `torch_reference` has the same files, classes and attribute names."""
 
-from ..configs.submodules import lazy_attributes
+from ..backend.submodules import lazy_attributes
 from .decode import generate
 from .dropout import DropoutKey
 from .model import Transformer

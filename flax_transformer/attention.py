@@ -16,8 +16,8 @@ from .dropout import Dropout, DropoutKey
 from .execution import Executed
 from .fused_attention import fused_attention
 from .layers import Linear
-from .maxima import softmax
 from .module import at_least_float32, record
+from .xla_cpu.maxima import softmax
 
 
 class KeysValues(NamedTuple):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..formulas.decoding import Steps
-from .maxima import log_softmax, top_k
 from .ngrams import forbid, repeats
+from .xla_cpu.maxima import log_softmax, top_k
 
 
 class Search(NamedTuple):

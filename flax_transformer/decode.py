@@ -25,9 +25,9 @@ from .attention import CROSS_MASKS, KeysValues
 from .beam import Search, advance, start
 from .inputs import check_inputs
 from .layers import count_positions
-from .maxima import log_softmax
 from .model import Transformer, UpdateCache
 from .module import at_least_float32, named_arrays, on_host
+from .xla_cpu.maxima import log_softmax
 
 # Cache lengths and padded source lengths start here and double.
 SHORTEST = 16

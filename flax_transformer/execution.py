@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from ..configs.execution import PLAIN, ExecutionConfig
 from .dropout import Site
-from .products import NARROW_PRODUCT
+from .xla_cpu.products import NARROW_PRODUCT
 
 # (layer, its input) -> its output
 LayerCall = Callable[[Any, Float[Array, "B L D"]], Float[Array, "B L D"]]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
-from ..configs.errors import ConfigError
+from ..backend.errors import ConfigError
 from ..configs.schema import TransformerConfig
 from .dropout import DropoutKey
 

@@ -17,8 +17,8 @@ from ..formulas.relative_positions import relative_position_buckets
 from .dropout import Dropout, DropoutKey
 from .initializers import EMBEDDING_INITS, LINEAR_INITS
 from .module import Buffer, at_least_float32, record
-from .products import add_bias, product, scale
 from .quantization import table_rows
+from .xla_cpu.products import add_bias, product, scale
 
 
 class Linear(nnx.Module):

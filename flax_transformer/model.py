@@ -23,10 +23,10 @@ from .execution import Executed, run_layers
 from .initializers import LINEAR_INITS
 from .inputs import check_dtypes, check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Linear, Norm, RelativePositions, Residual, count_positions
-from .maxima import log_softmax, softmax
 from .module import Buffer, at_least_float32, join_path, named_arrays, record
-from .products import add_bias, product
 from .quantization import Quantized, quantize_arrays
+from .xla_cpu.maxima import log_softmax, softmax
+from .xla_cpu.products import add_bias, product
 
 
 def encoder_relative_positions(config: TransformerConfig, rngs: nnx.Rngs) -> RelativePositions:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
-from .integer_products import integer_product
 from .lookup import rows
 from .module import at_least_float32
+from .xla_cpu.integer_products import integer_product
 
 _LARGEST = 127  # -128 is not used, so that the range is symmetric
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..backend.errors import ConfigError, NotFiniteError
 from ..configs.decoding import DecodingConfig, Ended
-from ..configs.errors import ConfigError, NotFiniteError
 from ..configs.schema import TransformerConfig
 
 

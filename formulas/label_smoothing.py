@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..configs.errors import ConfigError
+from ..backend.errors import ConfigError
 
 
 class Target(NamedTuple):

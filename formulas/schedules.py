@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..configs.errors import ConfigError
+from ..backend.errors import ConfigError
 from ..configs.training import TrainingConfig
 
 

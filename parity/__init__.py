@@ -1,15 +1,24 @@
-"""Proves that two models compute the same function.
+"""Proves that the twins compute the same function.
 
-`compare_arrays` compares the outputs of any two functions; `compare` and `diagnose` find where two models diverge.
-`infer_weights` finds which parameter comes from which, and `probe_converter` what a converter does.
+`compare_arrays` compares the outputs of any two functions. The functions of `twinax.compare` are here too.
 """
 
-from ..configs.submodules import lazy_attributes
-from .comparison import Comparison, assert_same_function, compare
-from .diagnosis import Diagnosis, diagnose
-from .harness import Criterion, Finding, Report, compare_arrays
-from .inference import Inference, infer_weights
-from .probing import probe_converter
+from typing import TYPE_CHECKING
+
+from ..backend.submodules import lazy_attributes
+
+if TYPE_CHECKING:
+    from ..compare import (
+        Comparison,
+        Diagnosis,
+        Inference,
+        assert_same_function,
+        compare,
+        diagnose,
+        infer_weights,
+        probe_converter,
+    )
+    from .harness import Criterion, Finding, Report, compare_arrays
 
 __all__ = [
     "Comparison",
@@ -26,4 +35,5 @@ __all__ = [
     "probe_converter",
 ]
 
-__getattr__ = lazy_attributes(__name__)
+_HARNESS = ("Criterion", "Finding", "Report", "compare_arrays")
+__getattr__ = lazy_attributes(__name__, {name: ".harness" if name in _HARNESS else "..compare" for name in __all__})

@@ -19,9 +19,9 @@ from ..configs.training import TrainingConfig
 from ..convert.port import flax_specs
 from ..formulas.position_tables import POSITION_TABLES
 from ..torch_reference import losses as torch_losses
-from ..train import losses
-from ..train.step import Batch as StepBatch
-from ..train.step import make_train_step
+from ..train.step import losses
+from ..train.step.step import Batch as StepBatch
+from ..train.step.step import make_train_step
 
 
 class Batch(NamedTuple):

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import convert, flax_transformer, torch_reference
+from ..backend.self_test import check_compiler
+from ..compare.comparison import Comparison, compare
 from ..configs.schema import TransformerConfig
-from ..train.self_test import check_compiler
-from .comparison import Comparison, compare
 from .coverage import Coverage, coverage
 from .functions import (
     GRADIENTS,

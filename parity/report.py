@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..compare import report as comparison_report
 from ..train.tracking.progress import progress_bar
-from . import comparison_report
 from .ladder import RATIO_BOUND, Ladder, run_ladder
 
 

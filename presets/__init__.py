@@ -1,5 +1,5 @@
 """Ready-made models and runs by name. Imports neither jax nor torch."""
 
-from ..configs.submodules import lazy_attributes
+from ..backend.submodules import lazy_attributes
 
 __getattr__ = lazy_attributes(__name__)

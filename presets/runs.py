@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from ..configs.errors import ConfigError
+from ..backend.errors import ConfigError
 from ..configs.run import RunConfig
 from ..published.registry import SYSTEMS, recipe
 

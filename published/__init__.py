@@ -11,6 +11,6 @@
 To add a system, add a folder; `registry` detects it.
 """
 
-from ..configs.submodules import lazy_attributes
+from ..backend.submodules import lazy_attributes
 
 __getattr__ = lazy_attributes(__name__)

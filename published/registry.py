@@ -6,8 +6,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from ..backend.errors import ConfigError
 from ..configs.decoding import DecodingConfig
-from ..configs.errors import ConfigError
 from ..configs.registry import PUBLISHED
 from ..configs.run import RunConfig
 from ..configs.schema import TransformerConfig
@@ -16,7 +16,6 @@ from .recipe import Recipe
 if TYPE_CHECKING:
     from ..convert.layouts.published import PublishedLayout
     from .oracle import Oracle
-    from .training import PublishedTraining
 
 SYSTEMS = tuple(module.name for module in iter_modules([str(Path(__file__).parent)]) if module.ispkg)
 
@@ -42,7 +41,6 @@ class _Part(Mapping[str, Any]):
 RECIPES: Mapping[str, Recipe] = _Part("recipe")
 LAYOUTS: "Mapping[str, PublishedLayout]" = _Part("layout")
 ORACLES: "Mapping[str, Oracle]" = _Part("oracle")
-TRAININGS: "Mapping[str, PublishedTraining]" = _Part("training")
 
 
 def recipe(name: str, *, as_published: bool) -> RunConfig:

@@ -77,7 +77,7 @@ def shared_programs(tmp_path_factory):
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    from twinax.train import step_programs
+    from twinax.train.step import step_programs
 
     cache_dir = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
@@ -107,11 +107,11 @@ def command(capsys, monkeypatch):
     """Call `twinax` in this process; returns (exit status, standard output, standard error)."""
 
     def call(*arguments):
-        from twinax import cli
+        from twinax.cli import commands
 
         monkeypatch.setattr(sys, "argv", ["twinax", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_info:
-            cli.main()
+            commands.main()
         return exit_info.value.code, *capsys.readouterr()
 
     return call
@@ -120,7 +120,7 @@ def command(capsys, monkeypatch):
 @pytest.fixture(scope="session")
 def directories(tmp_path_factory):
     """One directory per variant of each family, as `transformers` writes it; tests must not change it."""
-    from twinax.parity.conversion import VARIANTS, random_model
+    from parity_tests.support.conversion import VARIANTS, random_model
 
     folder = tmp_path_factory.mktemp("theirs")
     with warnings.catch_warnings(action="ignore"):  # `transformers` warns about how it writes

@@ -1,6 +1,6 @@
 """The Transformer in plain PyTorch. `flax_transformer` has the same files, classes and attribute names."""
 
-from ..configs.submodules import lazy_attributes
+from ..backend.submodules import lazy_attributes
 from .decode import generate
 from .dropout import DropoutKey
 from .model import Transformer

@@ -1,5 +1,5 @@
 """Training in JAX."""
 
-from ..configs.submodules import lazy_attributes
+from ..backend.submodules import lazy_attributes
 
 __getattr__ = lazy_attributes(__name__)

@@ -3,20 +3,23 @@
 Subpackages are loaded on first use: `import twinax` imports neither jax nor torch.
 """
 
-import importlib
+import sys
 from typing import Any
 
+from .backend.submodules import lazy_attributes
+from .backend.xla_flags import avoid_wrong_sums
 from .configs import registry
-from .configs.submodules import lazy_attributes
-from .train.xla_flags import avoid_wrong_sums
+from .renamed import RenamedModules
 
 __version__ = "0.1.0"
 
+_PUBLIC = {"TransformerConfig": "configs", "load": "inference.translator"}
 _SUBPACKAGES = (
-    *("audit", "configs", "convert", "flax_transformer", "formulas", "parity", "presets", "published"),
-    *("torch_reference", "train"),
+    *("audit", "backend", "compare", "configs", "convert", "flax_transformer", "formulas", "inference", "parity"),
+    *("planning", "presets", "published", "torch_reference", "train"),
 )
-_submodule = lazy_attributes(__name__)
+_attribute = lazy_attributes(__name__, _PUBLIC)
+sys.meta_path.append(RenamedModules())
 avoid_wrong_sums()  # before JAX starts a backend
 # Objects that the configs and `convert` look up by name and import on use.
 registry.PRESETS.register("twinax.presets.models:PRESETS")
@@ -27,12 +30,8 @@ registry.VOCABULARIES.register("twinax.train.data.vocabularies:VOCABULARIES")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TransformerConfig":
-        return importlib.import_module("twinax.configs").TransformerConfig
-    if name == "load":
-        return importlib.import_module("twinax.train.translator").load
-    return _submodule(name)
+    return _attribute(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "TransformerConfig", "load", *_SUBPACKAGES})
+    return sorted({*globals(), *_PUBLIC, *_SUBPACKAGES})

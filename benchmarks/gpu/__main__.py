@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from benchmarks.gpu import correctness, profile, training
 from benchmarks.gpu.scale import LENGTH, SCALES, Scale
 from benchmarks.pages import markdown, marks, write_between
-from twinax.train.xla_flags import fast_compilation, set_xla_flags
+from twinax.backend.xla_flags import fast_compilation, set_xla_flags
 
 Rows = list[list[str]]
 POLL = 0.2  # seconds
@@ -60,8 +60,8 @@ def device(_: Scale) -> Rows:
 
 def decoding(scale: Scale) -> Rows:
     """One row per beam size and program."""
-    from benchmarks import decoding as programs
     from benchmarks.alternating import spread
+    from benchmarks.performance import decoding as programs
 
     rows = []
     names = programs.ON_GPU[: scale.decoders]

@@ -45,7 +45,7 @@ def updates(scale: Scale) -> list[list[str]]:
     """Trainings with dropout in both frameworks, update by update; float32 products in full precision."""
     import jax
 
-    from twinax.parity.trajectories import measure, trajectory_cases
+    from parity_tests.support.trajectories import measure, trajectory_cases
 
     rows = []
     cases = list(trajectory_cases())
@@ -92,7 +92,7 @@ def attention(scale: Scale) -> list[list[str]]:
     from twinax.flax_transformer.fused_attention import uses_cudnn
     from twinax.flax_transformer.model import Transformer
     from twinax.parity.functions import GRADIENTS, LOSS, Batch, random_arrays, random_batch, torch_function
-    from twinax.train.losses import cross_entropy
+    from twinax.train.step.losses import cross_entropy
 
     implementations: tuple[AttentionImplementation, ...] = ("exact", "fused")
     preset = "small" if scale.inputs > 2 else "tiny"
@@ -208,7 +208,7 @@ def resume(scale: Scale) -> list[list[str]]:
 
 def train_and_hash(preset: str, folder: str, resumed: bool) -> str:
     """SHA-256 of a training's state after all updates, from the start or from the checkpoint of half of them."""
-    from twinax.train.xla_flags import set_xla_flags
+    from twinax.backend.xla_flags import set_xla_flags
 
     set_xla_flags()
     import jax
@@ -221,7 +221,7 @@ def train_and_hash(preset: str, folder: str, resumed: bool) -> str:
     from twinax.configs.training import TrainingConfig
     from twinax.flax_transformer.model import Transformer
     from twinax.train.checkpointing.checkpoints import Checkpoints
-    from twinax.train.step import Batch, init_state, make_train_step
+    from twinax.train.step.step import Batch, init_state, make_train_step
 
     config = TransformerConfig.preset(preset, compute_dtype="bfloat16")
     training = TrainingConfig(schedule="constant", learning_rate=1e-3, warmup_updates=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.scale import Scale
-from benchmarks.training_speed import twin_config, twinax_program, twinax_step, update
+from benchmarks.performance.training_speed import twin_config, twinax_program, twinax_step, update
 
 OPERATIONS, TRACED_STEPS = 15, 5
 
@@ -57,11 +57,11 @@ def plan(scale: Scale) -> list[list[str]]:
     from twinax.configs.data import CorpusConfig
     from twinax.configs.run import RunConfig
     from twinax.configs.sharding import ShardingConfig
-    from twinax.train.planning.chips import CHIPS, chip_of
-    from twinax.train.planning.estimate import estimate
-    from twinax.train.planning.roofline import roofline
-    from twinax.train.planning.topology import Topology
-    from twinax.train.planning.workload import Workload
+    from twinax.planning.chips import CHIPS, chip_of
+    from twinax.planning.estimate import estimate
+    from twinax.planning.roofline import roofline
+    from twinax.planning.topology import Topology
+    from twinax.planning.workload import Workload
 
     size = scale.trained[0]._replace(sentences=scale.sentences[-1])
     step, state, batch = twinax_program(size, "bfloat16")

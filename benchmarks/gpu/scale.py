@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from benchmarks.training_speed import Size
+from benchmarks.performance.training_speed import Size
 
 
 @dataclass(frozen=True)

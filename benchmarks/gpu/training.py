@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.alternating import Program, alternate, spread, started
 from benchmarks.gpu.scale import Scale
-from benchmarks.training_speed import Size, Step, torch_step, twin_config, twinax_step, update
+from benchmarks.performance.training_speed import Size, Step, torch_step, twin_config, twinax_step, update
 
 ANY_ORDER = "--xla_gpu_deterministic_ops=false"  # in XLA_FLAGS: takes precedence over what `set_xla_flags` sets
 ALIKE = 0.1  # nats: how far the losses of equal trainings part by their dropout masks, at most
@@ -47,7 +47,7 @@ FUSED_ONLY = ((REFERENCE, LARGE), (FUSED_ATTENTION, LARGE))
 
 def prepare(kind: Kind, size: Size) -> tuple[tuple[int, float, str], Callable[[int], float]]:
     """((bytes on the device, seconds of the first update, the device), so many updates of a compiled step)."""
-    from twinax.train.xla_flags import set_xla_flags
+    from twinax.backend.xla_flags import set_xla_flags
 
     set_xla_flags()
     step = kind.make_step(size, kind.dtype)
@@ -74,7 +74,7 @@ def used_memory(make_step: Callable[..., Step]) -> tuple[int, str]:
 
 def train(scale: Scale, model: int, programs: Sequence[tuple[str, int]] = MAIN) -> list[list[str]]:
     """One row per program, of one of the scale's models: (name, which of the scale's numbers of sentences)."""
-    from twinax.train.planning.flops import model_flops
+    from twinax.planning.flops import model_flops
 
     size = scale.trained[model]
     chosen = [(name, scale.sentences[i]) for name, i in programs if not scale.programs or name in scale.programs]
@@ -114,7 +114,7 @@ def train(scale: Scale, model: int, programs: Sequence[tuple[str, int]] = MAIN) 
 
 def utilization(flops_per_second: float, dtype: str, kind: str) -> str:
     """Percent of the peak of a device in a dtype, or "unknown peak". `kind`: as JAX and CUDA name it."""
-    from twinax.train.planning.chips import chip_of
+    from twinax.planning.chips import chip_of
 
     chip = chip_of(kind)
     return "unknown peak" if chip is None else f"{flops_per_second / chip.peak(dtype):.1%}"

@@ -10,7 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from ...configs.errors import ConversionError
+from ...backend.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...formulas.decoding import without_cache
 from ...formulas.relative_positions import relative_position_buckets

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from ...configs.errors import ConversionError
+from ...backend.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
+from ..io.untrusted import check_declared_size
 from ..port import flax_specs
 from ..rules import Rule, target_specs, translate
-from ..untrusted import check_declared_size
 from .canonical import canonical
 from .fairseq_settings import ACTIVATIONS, ARCHITECTURES, DEFAULTS, EQUAL, REFUSED, SETTINGS
+from .families.m2m100 import position_table
 from .foreign import check_layers, check_restored, errors_by_setting, not_written, rules_by_module
 from .hugging_face import EMBEDDING_NORMS, FINAL_NORMS, LAYERS, POSITIONS
-from .m2m100 import position_table
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, Any]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 
-from ...configs.errors import ConfigError, ConversionError
+from ...backend.errors import ConfigError, ConversionError
 from ...configs.schema import TransformerConfig
 from ..port import LEAVES
 from ..rules import Rule

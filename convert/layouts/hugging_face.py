@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from ...configs.errors import ConversionError
+from ...backend.errors import ConversionError
 from ...configs.schema import DType, TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
-from ..arrays import cast
-from ..lazy_arrays import LazyArrays, lazy, same_bits, specs_of
+from ..arrays.frameworks import cast
+from ..arrays.lazy import LazyArrays, lazy, same_bits, specs_of
+from ..io.untrusted import check_declared_size
 from ..port import flax_specs
 from ..rules import Rule, Transform, target_specs, translate_lazily
-from ..untrusted import check_declared_size
 from .canonical import canonical, up_to_rounding
 from .foreign import check_layers, check_restored, errors_by_setting, rules_by_module
 from .hugging_face_settings import BART_LIKE, CONSTANTS, DERIVED, IGNORED, SEPARATE_EMBEDDINGS, Tables

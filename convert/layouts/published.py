@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...configs.errors import ConversionError
+from ...backend.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...formulas.position_tables import POSITION_TABLES
 from ..port import flax_specs

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...configs.errors import ConversionError
+from ...backend.errors import ConversionError
 from ...configs.schema import TransformerConfig
-from ..arrays import from_torch, to_torch_tensor
-from ..lazy_arrays import Spec
+from ..arrays.frameworks import from_torch, to_torch_tensor
+from ..arrays.lazy import Spec
 from ..port import flax_specs
 from ..rules import IDENTITY, PACK_QKV, TRANSPOSE, Rule, Transform, target_specs, translate
 from .canonical import up_to_rounding

@@ -1,7 +1,8 @@
-"""All mutations by area, and `plant`, which runs them in parallel, one per core."""
+"""All mutations by area, one TOML file each, and `plant`, which runs them in parallel, one per core."""
 
 import os
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,40 +10,15 @@ from queue import Queue
 
 from rich.console import Console
 
-from parity_tests.mutations.checkpoints import CHECKPOINTS
-from parity_tests.mutations.command_line import COMMAND_LINE
-from parity_tests.mutations.comparison import COMPARISON
-from parity_tests.mutations.comparison_page import COMPARISON_PAGE
-from parity_tests.mutations.conversion import CONVERSION
-from parity_tests.mutations.data import DATA
-from parity_tests.mutations.decoding import DECODING
-from parity_tests.mutations.model import MODEL
-from parity_tests.mutations.other_tools import OTHER_TOOLS
-from parity_tests.mutations.planning import PLANNING
 from parity_tests.mutations.planting import Mutation, MutationError, Verdict, check, copy_package, run
-from parity_tests.mutations.precision import PRECISION
-from parity_tests.mutations.processes import PROCESSES
-from parity_tests.mutations.proof import PROOF
-from parity_tests.mutations.recovery import RECOVERY
-from parity_tests.mutations.training import TRAINING
 
-AREAS = {
-    "model": MODEL,
-    "precision": PRECISION,
-    "decoding": DECODING,
-    "conversion": CONVERSION,
-    "other tools": OTHER_TOOLS,
-    "training": TRAINING,
-    "data": DATA,
-    "proof": PROOF,
-    "comparison": COMPARISON,
-    "checkpoints on disk": CHECKPOINTS,
-    "command line": COMMAND_LINE,
-    "recovery": RECOVERY,
-    "several processes": PROCESSES,
-    "planning": PLANNING,
-    "page of a comparison": COMPARISON_PAGE,
-}
+
+def _read(path: Path) -> tuple[str, tuple[Mutation, ...]]:
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    return content["area"], tuple(Mutation(**row | {"checks": tuple(row["checks"])}) for row in content["mutations"])
+
+
+AREAS = dict(_read(path) for path in sorted(Path(__file__).parent.glob("*.toml")))
 MUTATIONS: tuple[Mutation, ...] = tuple(mutation for area in AREAS.values() for mutation in area)
 
 

@@ -48,12 +48,12 @@ class Mutation:
         text = path.read_text(encoding="utf-8")
         start, end = _region(text, names, self.place)
         if (count := text[start:end].count(self.old)) != 1:
-            raise MutationError(f"{self.name}: {self.old!r} stands {count} times in {self.place}, not once")
+            raise MutationError(f"{self.name}: {self.old!r} occurs {count} times in {self.place}, not once")
         mutated_source = text[:start] + text[start:end].replace(self.old, self.new) + text[end:]
         try:
             ast.parse(mutated_source if path.suffix == ".py" else "")  # of another file, nothing is known
         except SyntaxError as error:
-            raise MutationError(f"{self.name}: makes no Python of {self.place}: {error}") from None
+            raise MutationError(f"{self.name}: {self.place} is no longer valid Python: {error}") from None
         return path, mutated_source
 
 
@@ -71,9 +71,12 @@ class Verdict:
 
 
 def copy_package(folder: Path) -> Path:
-    """Copies the installed layout of the package into the folder and returns its `twinax` directory."""
+    """Copies the installed layout of the package into the folder and returns its `twinax` directory.
+
+    The library of the tests is copied beside it, as `parity_tests.support`.
+    """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    for name, source in settings["package-dir"].items():
+    for name, source in {**settings["package-dir"], "parity_tests.support": "parity_tests/support"}.items():
         target = folder.joinpath(*name.split("."))
         shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     return folder / "twinax"
@@ -128,11 +131,10 @@ def _module(package: Path, place: str) -> tuple[Path, list[str]]:
     if (file := package / place).is_file():
         return file, []
     parts = place.split(".")
+    root = package.parent if parts[0] == "parity_tests" else package
     for length in range(len(parts), 0, -1):
-        for path in (
-            package.joinpath(*parts[:length]).with_suffix(".py"),
-            package.joinpath(*parts[:length], "__init__.py"),
-        ):
+        module = root.joinpath(*parts[:length])
+        for path in (module.with_suffix(".py"), module / "__init__.py"):
             if path.is_file():
                 return path, parts[length:]
     raise MutationError(f"{place}: there is no such module")

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ...configs.errors import ConversionError
+from ...backend.errors import ConversionError
 from ...configs.schema import TransformerConfig
 from ...convert.layouts.published import IDS, Named, PublishedLayout, attention, count, embedding, linear, norm, table
 from ...convert.rules import TRANSPOSE, Rule

@@ -22,16 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ...configs.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
+from ...backend.errors import CheckpointError, ConfigError, DamagedCheckpointError, DataError
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig
 from ...convert.checkpoint import Checkpoint
+from ...convert.io.untrusted import check_declared_size
 from ...convert.port import flax_specs
-from ...convert.untrusted import check_declared_size
 from ...flax_transformer.module import on_host
 from ..data.prepare import Tokenizers
-from ..partitioning import on_one_device
-from ..step import TrainState, abstract_state
+from ..step.partitioning import on_one_device
+from ..step.step import TrainState, abstract_state
 from ..tracking.metrics import best_update, read_validations
 from .state_checksums import (
     check_permissions,

@@ -9,20 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ...configs.errors import CheckpointError, ConfigError, ConversionError
+from ...backend.errors import CheckpointError, ConfigError, ConversionError
 from ...configs.schema import TransformerConfig
-from ...convert.arrays import to_jax_arrays
-from ...convert.atomic_io import new_directory, write_files
+from ...convert.arrays.frameworks import to_jax_arrays
 from ...convert.checkpoint import FOLDERS, TOKENIZER_FILES, Checkpoint, Training
-from ...convert.files import read_json
-from ...convert.formats import Format
-from ...convert.optimizer import find_adam, put_adam
+from ...convert.formats.registry import Format
+from ...convert.formats.weight_files import read_json
+from ...convert.io.atomic_io import new_directory, write_files
+from ...convert.io.safetensors_files import read_safetensors, write_safetensors
+from ...convert.optimizers.adam import find_adam, put_adam
 from ...convert.port import flax_specs
 from ...convert.rules import translate
-from ...convert.safetensors_files import read_safetensors, write_safetensors
 from ...flax_transformer.unused_parameters import without_gradient
-from ..optimizers import make_optimizer
-from ..step import TrainState
+from ..step.optimizers import make_optimizer
+from ..step.step import TrainState
 from .checkpoints import (
     AVERAGED,
     CONFIG,

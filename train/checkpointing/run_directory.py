@@ -16,16 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from ...configs.errors import CheckpointError, DataError, RunError
+from ...backend.errors import CheckpointError, DataError, RunError
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig, differences
 from ...configs.training import ENDING
-from ...convert.atomic_io import is_temporary, replace_file
+from ...convert.io.atomic_io import is_temporary, replace_file
 from ..data.buckets import Bucket
 from ..data.prepare import PreparedRun, Tokenizers, prepare
-from ..partitioning import Placement
+from ..loop.warm_start import InitialWeights
 from ..processes.team import Team
-from ..warm_start import InitialWeights
+from ..step.partitioning import Placement
 from .checkpoints import CONFIG, DATA, LOCK, SOURCE, read_run
 
 _SHARED = "lock of the run directory (must be on shared storage)"

@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from ...configs.errors import CheckpointError, ConversionError, DamagedCheckpointError
+from ...backend.errors import CheckpointError, ConversionError, DamagedCheckpointError
 from ...configs.verification import is_verifying
-from ...convert.checksums import checksum_of, checksums_of_files, verify_checksums, verify_files
-from ...convert.files import read_json
+from ...convert.formats.weight_files import read_json
+from ...convert.io.checksums import checksum_of, checksums_of_files, verify_checksums, verify_files
 from ...flax_transformer.module import on_host
 
 CHECKSUMS = "checksums.json"

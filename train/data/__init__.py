@@ -1,5 +1,5 @@
 """From text to batches: corpora, tokenizers, batch shapes and batch order."""
 
-from ...configs.submodules import lazy_attributes
+from ...backend.submodules import lazy_attributes
 
 __getattr__ = lazy_attributes(__name__)

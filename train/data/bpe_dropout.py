@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...configs.errors import DataError
+from ...backend.errors import DataError
+from ..text.tokenization import FastTokenizer
+from ..text.tokenizer import Tokenizer
 from .buckets import Bucket
 from .dataset import EncodedPairs, concatenate
-from .tokenization import FastTokenizer
-from .tokenizer import Tokenizer
 
 _CHUNK = 10_000  # sentences segmented together
 _NEVER = np.iinfo(np.int64).max  # rank of an impossible merge

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...configs.errors import DataError
+from ...backend.errors import DataError
 from ...formulas.padding import Ids, pad
+from ..text.tokenizer import Tokenizer
 from .buckets import Bucket, Plan, count_batches, introduce_gradually, plan_epoch
-from .tokenizer import Tokenizer
 
 _CHUNK = 10_000  # pairs encoded per call
 _AHEAD = 8  # batches to prefetch

@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...backend.errors import DataError
 from ...configs.data import TokenizerConfig
-from ...configs.errors import DataError
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
-from ...convert.atomic_io import write_files
 from ...convert.checkpoint import CONFIG, Checkpoint
+from ...convert.io.atomic_io import write_files
+from ..text.corpus import read_pairs
+from ..text.pretrained import load_tokenizer, tokenizer_of_directory
+from ..text.tokenization import train_tokenizers
+from ..text.tokenizer import Tokenizer
+from ..text.unknown_tokens import unknown_warning
 from .bpe_dropout import BpeDropout
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
-from .corpus import read_pairs
 from .dataset import Batches, Counts, EncodedPairs, Sides, encode_pairs
-from .pretrained import load_tokenizer, tokenizer_of_directory
-from .tokenization import train_tokenizers
-from .tokenizer import Tokenizer
-from .unknown_tokens import unknown_warning
 
 Pairs = list[tuple[str, str]]
 Say = Callable[[str], None]

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from ...configs.data import TokenizerConfig
 from ...convert.checkpoint import Checkpoint
+from ..text.tokenizer import Tokenizer
 from .prepare import Tokenizers, lacks_language
-from .tokenizer import Tokenizer
 
 
 class Vocabularies(NamedTuple):

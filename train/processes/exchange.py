@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..partitioning import Placement
+from ..step.partitioning import Placement
 from .team import Team
 
 

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
-from ...configs.errors import RunError
-from ..xla_flags import expected_backend
+from ...backend.errors import RunError
+from ...backend.xla_flags import expected_backend
 from .hub import HEARTBEAT, SILENCE, Message, encode
 
 _PACKAGES = ("twinax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")  # must be of one version

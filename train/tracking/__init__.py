@@ -1,5 +1,5 @@
 """Metrics of a run as JSON lines, TensorBoard, SwanLab and a plot; progress on a terminal."""
 
-from ...configs.submodules import lazy_attributes
+from ...backend.submodules import lazy_attributes
 
 __getattr__ = lazy_attributes(__name__)

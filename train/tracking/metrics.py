@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...configs.errors import DataError
+from ...backend.errors import DataError
 from ...configs.json_text import parse_json
-from ...convert.atomic_io import replace_file
+from ...convert.io.atomic_io import replace_file
 from .tracker import Tracker
 
 FILE = "metrics.jsonl"

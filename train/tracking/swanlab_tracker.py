@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...configs.errors import DataError
-from ...convert.atomic_io import replace_file
+from ...backend.errors import DataError
+from ...convert.io.atomic_io import replace_file
 
 _ID = "swanlab_id"  # file of a run directory: a resumed run continues its experiment
 

@@ -1,0 +1,255 @@
+"""The comparison of two models: outputs, gradients and rounding, with what the inputs did not reach."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ..backend.self_test import check_compiler
+from .capture.inputs import positional
+from .capture.jax_models import as_function
+from .capture.jax_trace import dotted
+from .capture.trace import CaptureError, Trace, named
+from .coverage import not_exercised
+from .matching.matching import with_common_outputs
+from .repair.defect import Defect
+from .repair.diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
+from .rounding import Rounding, compare_rounding
+from .training.dropout import capture_in_training
+from .training.gradients import diagnose_gradients
+from .training.updates import UpdateDifference, compare_updates
+from .weight_map.probing import completed
+
+Convert = Callable[[dict[str, np.ndarray]], Any]  # the reference's parameters by name -> the candidate's
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found, and what it rests on."""
+
+    forward: Diagnosis
+    backward: Diagnosis | None = None  # None: not compared
+    update: tuple[UpdateDifference, ...] | None = None  # None: not compared
+    rounding: tuple[Rounding, ...] = ()
+    not_exercised: tuple[str, ...] = ()
+    traces: tuple[Trace, ...] = field(default=(), repr=False)  # of the reference and of the candidate
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """That of the first part that differs: outputs, gradients, optimizers, rounding."""
+        if not self.forward.ok:
+            return self.forward.verdict
+        if self.backward is not None and not self.backward.ok:
+            return f"gradients {self.backward.verdict}"
+        if self.update:
+            return "optimizers different"
+        if any(not entry.failure and not entry.ok for entry in self.rounding):
+            return "different in rounding"
+        return self.forward.verdict
+
+    @property
+    def ok(self) -> bool:
+        """Whether both are the same function on these inputs, in all that was compared."""
+        return self.verdict.startswith("equal")
+
+    def __str__(self) -> str:
+        """The findings, one per line."""
+        lines = [f"outputs: {self.forward}"]
+        lines += [f"gradients: {self.backward}"] if self.backward is not None else []
+        lines += [f"optimizer: {difference}" for difference in self.update or ()]
+        lines += [str(entry) for entry in self.rounding]
+        lines += [f"not tested: {sentence}" for sentence in self.not_exercised]
+        return "\n".join(lines)
+
+
+@np.errstate(all="ignore")  # infinities and NaN are values here
+def compare(
+    reference: Any,
+    candidate: Any,
+    inputs: Sequence[Any],
+    candidate_inputs: Sequence[Any] | None = None,
+    *,
+    convert: Convert | None = None,
+    gradients: bool = False,
+    optimizers: tuple[Any, Any] | None = None,
+    dropout: bool = False,
+    rounding: bool = True,
+) -> Comparison:
+    """Compare two models as `diagnose` does, then their gradients if asked for, and their rounding.
+
+    `dropout`: the models are in training mode, and the candidate gets the reference's dropout masks; rounding is then
+    not measured.
+
+    `convert`: returns the candidate's parameters, named as in its trace, from the reference's, which are arrays by
+    name; without it, the candidate's own are used. `optimizers`: for each model an optax transformation, or a function
+    of (name, parameter) pairs that returns a torch optimizer. All but the outputs is compared if the outputs are equal.
+
+    Raises:
+        CaptureError: a model cannot be traced, or the converter fails.
+        TypeError: an optimizer is neither.
+    """
+    check_compiler()
+    others = inputs if candidate_inputs is None else candidate_inputs
+    both_inputs = positional(reference, inputs), positional(candidate, others)
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+    gaps: list[str] = []
+    if convert is not None:
+        converted = _converted(convert, arrays_of(reference))
+        omitted = [name for name in arrays_of(candidate) if name not in converted]
+        gaps = [f"{name}: not returned by the converter; it keeps its own values" for name in omitted]
+        candidate = with_arrays(candidate, converted)
+    traces, masks = _traces((reference, candidate), both_inputs, dropout)
+    traces, further = with_common_outputs(traces)
+    gaps += further
+    weights = trace_weights(*traces)
+    if convert is not None:
+        weights = completed(weights, convert, arrays_of(reference), arrays_of(candidate))
+    seconds["tracing"] = time.perf_counter() - start
+    start = time.perf_counter()
+    forward = diagnose_traces(*traces, weights)
+    if masks:
+        others = [defect for defect in forward.defects if defect.repair is not None]  # the rest may follow from masks
+        verified = forward.ok and all(mask.repair is not None for mask in masks)  # with the reference's masks
+        forward = replace(forward, verdict="different", defects=(*masks, *others), verified=verified)
+    seconds["outputs"] = time.perf_counter() - start
+    requested = {"gradients": gradients, "optimizers": optimizers is not None}
+    gaps += [f"{part}, because the outputs differ" for part in requested if requested[part] and not forward.ok]
+    backward: Diagnosis | None = None
+    update: tuple[UpdateDifference, ...] | None = None
+    errors: list[Rounding] = []
+    if forward.ok:
+        start = time.perf_counter()
+        if gradients:
+            backward = _gradients((reference, candidate), both_inputs, traces, forward, dropout)
+            seconds["gradients"] = time.perf_counter() - start
+        if optimizers is not None:
+            update, failure = _updates(optimizers, traces[0])
+            gaps += failure
+        start = time.perf_counter()
+        if rounding and not dropout:
+            errors = compare_rounding((reference, candidate), both_inputs, traces, weights)
+            seconds["rounding"] = time.perf_counter() - start
+    gaps += not_exercised(*traces, weights)
+    return Comparison(forward, backward, update, tuple(errors), tuple(gaps), traces, seconds)
+
+
+def _updates(optimizers: tuple[Any, Any], trace: Trace) -> tuple[tuple[UpdateDifference, ...] | None, list[str]]:
+    """The differences of two optimizers; None, and a sentence, if one cannot be run."""
+    try:
+        return tuple(compare_updates(optimizers[0], optimizers[1], *_trained(trace))), []
+    except Exception as error:  # whatever an optimizer raises, such as one that needs a closure
+        if isinstance(error, TypeError) and "is not an optimizer" in str(error):
+            raise
+        return None, [f"optimizers, which cannot be run: {type(error).__name__}: {error}".splitlines()[0]]
+
+
+def _gradients(models: Any, inputs: Any, traces: tuple[Trace, Trace], forward: Diagnosis, dropout: bool) -> Diagnosis:
+    """The diagnosis of the gradients; undecided if there are none, as of `lax.while_loop`."""
+    try:
+        return diagnose_gradients(models, inputs, traces, forward, dropout)
+    except CaptureError as error:
+        return Diagnosis("undecided", reason=str(error))
+
+
+def _traces(models: Any, inputs: Any, dropout: bool) -> tuple[tuple[Trace, Trace], tuple[Defect, ...]]:
+    """The traces, and the differences of their dropout."""
+    if dropout:
+        reference, candidate, masks = capture_in_training(models, inputs)
+        return (reference, candidate), masks
+    reference, candidate = (capture(model, given) for model, given in zip(models, inputs, strict=True))
+    return (reference, candidate), ()
+
+
+def _trained(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(parameters, random gradients of theirs): an optimizer does not care where gradients come from."""
+    random = np.random.default_rng(0)
+    numbers = {n: i for n, i in trace.parameters.items() if trace.values[i].dtype.kind == "f"}
+    parameters = {name: trace.values[number] for name, number in numbers.items()}
+    return parameters, {name: random.standard_normal(value.shape) for name, value in parameters.items()}
+
+
+def assert_same_function(
+    reference: Any,
+    candidate: Any,
+    inputs: Sequence[Any],
+    candidate_inputs: Sequence[Any] | None = None,
+    *,
+    convert: Convert | None = None,
+    gradients: bool = False,
+) -> None:
+    """For tests of a port: compares two models as `compare` does.
+
+    Raises:
+        AssertionError: they are not equal on these inputs, or an output has another shape; the message has the lines
+            and the repairs.
+        CaptureError: a model cannot be traced, or the converter fails.
+    """
+    comparison = compare(reference, candidate, inputs, candidate_inputs, convert=convert, gradients=gradients)
+    if not comparison.ok or comparison.forward.rearranged:
+        raise AssertionError(str(comparison))
+
+
+def arrays_of(model: Any) -> dict[str, np.ndarray]:
+    """The parameters and buffers of any model that `diagnose` takes, by the names that they have in its trace."""
+    if isinstance(model, torch.nn.Module):
+        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        return {name: _of_tensor(tensor) for name, tensor in tensors}
+    if isinstance(model, tuple) and any(isinstance(leaf, torch.Tensor) for _, leaf in named(model[1])):
+        return {name: _of_tensor(leaf) for name, leaf in named(model[1])}
+    leaves = jax.tree_util.tree_leaves_with_path(as_function(model)[1])
+    return {dotted(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _of_tensor(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _converted(convert: Convert, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    name = getattr(convert, "__name__", "the converter")
+    try:
+        result = convert(arrays)
+    except Exception as error:  # whatever the converter's code raises
+        raise CaptureError(f"{name}: {type(error).__name__}: {error}".splitlines()[0]) from error
+    leaves = jax.tree_util.tree_leaves_with_path(result)
+    if not leaves:
+        raise CaptureError(f"{name}: returns no arrays")
+    return {dotted(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def with_arrays(model: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """A copy of a model with these parameters; those that are not named keep their values.
+
+    Raises:
+        CaptureError: a name or a shape is not one of the model's.
+    """
+    own = arrays_of(model)
+    for name, array in arrays.items():
+        if name not in own:
+            raise CaptureError(f"{name}: the candidate has no such parameter; it has {', '.join(list(own)[:4])}, …")
+        if own[name].shape != array.shape:
+            raise CaptureError(
+                f"{name}: the converter returns shape {array.shape}, the candidate has {own[name].shape}"
+            )
+    if isinstance(model, torch.nn.Module):
+        loaded = copy.deepcopy(model)
+        tensors = dict(loaded.named_parameters(remove_duplicate=False)) | dict(loaded.named_buffers())
+        with torch.no_grad():
+            for name, array in arrays.items():
+                tensors[name].copy_(torch.from_numpy(np.array(array)))
+        return loaded
+    is_torch = isinstance(model, tuple) and any(isinstance(leaf, torch.Tensor) for _, leaf in named(model[1]))
+    function, parameters = model if is_torch else as_function(model)
+
+    def leaf(path: Any, old: Any) -> Any:
+        new = arrays.get(dotted(path), old)
+        return torch.as_tensor(new) if is_torch else new
+
+    return function, jax.tree_util.tree_map_with_path(leaf, parameters)

@@ -1,0 +1,266 @@
+"""Finds where two models diverge: every independent difference, in order of execution, with the lines of both sides.
+
+Both are traced in float64 on the same inputs. Where their values diverge, the candidate continues with the reference's
+value, so that later differences are independent of earlier ones. Changes to the candidate are tried until one repairs
+it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ..capture.inputs import positional
+from ..capture.trace import Trace, named
+from ..matching.alignment import Pairing
+from ..matching.matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order, with_common_outputs
+from ..matching.samples import Samples
+from ..matching.weights import WeightMap, match_weights
+from .defect import Defect
+from .divergence import State, in_order, next_step, output_step, outputs_agree
+from .float32_constants import explain
+from .repairs import FLOAT32, Repair, edited
+
+MAX_DEFECTS = 24
+_NOWHERE = "the outputs differ, but no diverging operation was found"
+_SMALL = 1e-4  # errors below which differences may have added up unnoticed
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict, and what it rests on."""
+
+    verdict: Literal["equal", "equal but for float32 constants", "different", "undecided"]
+    defects: tuple[Defect, ...] = ()
+    roundings: tuple[Defect, ...] = ()  # constants that one side has in float32
+    weights: WeightMap | None = None
+    reason: str = ""  # of "undecided", and of "different" without a place
+    unused_parameters: tuple[str, ...] = ()  # of the candidate, in these inputs
+    branches: tuple[str, ...] = ()  # that these inputs did not take
+    rearranged: tuple[str, ...] = ()  # outputs with the reference's numbers in another shape, such as channels last
+    matched: tuple[int, int] = (0, 0)  # values of the reference that the candidate has, and all that identify something
+    verified: bool = False  # whether all outputs agree after all repairs, computed from the inputs on
+    pairing: Pairing | None = field(default=None, repr=False)  # None if undecided
+
+    @property
+    def ok(self) -> bool:
+        """Whether both are the same function on these inputs, but for constants in float32."""
+        return self.verdict.startswith("equal")
+
+    def __str__(self) -> str:
+        """The verdict, the defects in order of execution, and what these inputs did not reach."""
+        lines = [self.verdict + (f": {self.reason}" if self.reason else "")]
+        lines += [f"{i}. {defect}" for i, defect in enumerate(self.defects, 1)]
+        lines += [f"float32: {defect}" for defect in self.roundings]
+        lines += [f"no output depends on {', '.join(self.unused_parameters)}"] if self.unused_parameters else []
+        lines += [f"not reached: {branch}" for branch in self.branches]
+        lines += [f"output {sentence}" for sentence in self.rearranged]
+        return "\n".join(lines)
+
+
+def diagnose(
+    reference: Any, candidate: Any, inputs: Sequence[Any], candidate_inputs: Sequence[Any] | None = None
+) -> Diagnosis:
+    """Compare two models with the same weights: torch modules, NNX, Linen or Equinox modules, or functions.
+
+    A function is given as a pair (function of (parameters, *inputs), parameters), in PyTorch if its parameters are
+    tensors. `candidate_inputs`: the same inputs where the candidate wants them otherwise, such as channels last.
+
+    Raises:
+        CaptureError: a model cannot be traced.
+    """
+    others = inputs if candidate_inputs is None else candidate_inputs
+    traces, _ = with_common_outputs((capture(reference, inputs), capture(candidate, others)))
+    return diagnose_traces(*traces)
+
+
+def capture(model: Any, inputs: Any, cotangents: Mapping[str, np.ndarray] | None = None, random: bool = False) -> Trace:
+    """The trace of any model that `diagnose` takes; with cotangents of its outputs, that of the backward pass too.
+
+    `random`: whether the outputs may depend on random numbers, as in training mode.
+
+    Raises:
+        CaptureError: it cannot be traced.
+    """
+    inputs = positional(model, inputs)
+    trace = _capture(model, inputs, cotangents, random)
+    trace.names = inputs.names
+    return trace
+
+
+def _capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None, random: bool) -> Trace:
+    import torch
+    from torch.utils._pytree import tree_map
+
+    leaves = [leaf for _, leaf in named(model[1])] if isinstance(model, tuple) and len(model) == 2 else [model]
+    if any(isinstance(leaf, torch.nn.Module | torch.Tensor) for leaf in leaves):
+        from ..capture.torch_trace import capture_torch
+
+        return capture_torch(model, inputs, cotangents, random)
+    from ..capture.jax_models import as_function, with_buffers_fixed
+    from ..capture.jax_trace import capture_jax
+
+    arrays = tree_map(lambda a: a.detach().numpy() if isinstance(a, torch.Tensor) else a, tuple(inputs))
+    function, parameters = as_function(model)
+    function = function if cotangents is None else with_buffers_fixed(model, function)
+    return capture_jax(function, parameters, arrays, cotangents, random)
+
+
+@np.errstate(all="ignore")  # some masks are filled with the largest number that a dtype has
+def diagnose_traces(
+    reference: Trace, candidate: Trace, weights: WeightMap | None = None, least: float = 0.0, bound: float = EXACT
+) -> Diagnosis:
+    """The diagnosis from traces of both; outputs are compared relative to their largest number, or to `least`.
+
+    `bound`: ROUNDED if differences of that size are explained already.
+    """
+    weights = weights or trace_weights(reference, candidate)
+    about = Diagnosis(
+        "undecided",
+        weights=weights,
+        unused_parameters=tuple(candidate.unused_parameters()),
+        branches=tuple(candidate.branches),
+    )
+    reason = _incomparable(reference, candidate, weights)
+    if reason:
+        return replace(about, reason=reason)
+    pairs = ((reference.outputs[a], candidate.outputs[b]) for a, b in output_pairs(reference, candidate))
+    equal = all(same_order(reference.values[a], candidate.values[b], bound, least) for a, b in pairs)
+    walks = _Walks((Side(reference), Side(candidate)), Samples((reference, candidate), weights), least)
+    walk = walks.walked((bound,) if equal or bound == ROUNDED else (ROUNDED, bound))
+    if walk.state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in walk.defects):
+        # small differences that add up may look like others: whichever bound explains more is taken
+        walk = min(walk, walks.walked((bound,)), key=_Walk.unexplained)
+    ends, unrepaired = set(candidate.outputs.values()), any(defect.repair is None for defect in walk.defects)
+    if unrepaired and any(change.repair is None and change.other in ends for change in walk.state.taken):
+        # values in between may have been taken for others: perhaps one change up to the outputs explains all
+        walk = min(walks.walked((bound,), whole=True), walk, key=_Walk.unexplained)
+    state, ordered = walk.state, walk.defects
+    about = replace(
+        about,
+        defects=tuple(d for d in ordered if not d.rounding),
+        roundings=tuple(d for d in ordered if d.rounding),
+        rearranged=tuple(state.rearranged_outputs),
+        matched=state.matched,
+        verified=walk.verified,
+        pairing=Pairing(
+            state.matches.of_candidate, (frozenset(state.reference.contents), frozenset(state.candidate.contents))
+        ),
+    )
+    if state.open_outputs and state.bound == EXACT and about.roundings and not about.defects:
+        return replace(about, verdict="equal but for float32 constants")  # the outputs agree in the other bound
+    if state.open_outputs and len(ordered) == MAX_DEFECTS:
+        return replace(about, verdict="different", reason=f"stopped after {MAX_DEFECTS} differences")
+    if state.open_outputs and not about.roundings:
+        return replace(about, verdict="different", reason=state.exchanged_outputs() or _NOWHERE)
+    if about.defects:
+        return replace(about, verdict="different")
+    return replace(about, verdict="equal but for float32 constants" if about.roundings else "equal")
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The state in which no difference is left, or none that can be placed, and those that were taken out."""
+
+    state: State
+    defects: Sequence[Defect]  # in order of execution
+    verified: bool
+
+    def unexplained(self) -> tuple[int, ...]:
+        """What speaks against it, the most important first."""
+        unrepaired = sum(defect.repair is None for defect in self.defects)
+        repairs = len({str(defect.repair) for defect in self.defects})
+        return self.state.open_outputs, unrepaired, not self.verified, repairs, len(self.defects)
+
+
+class _Walks:
+    """From the inputs to the outputs of two traces, in several ways."""
+
+    def __init__(self, sides: tuple[Side, Side], samples: Samples, least: float):
+        self.sides, self.samples, self.least = sides, samples, least
+        self.alike: bool | None = None  # whether other inputs lead to equal values too; None: not tried yet
+
+    def walked(self, bounds: Sequence[float], whole: bool = False) -> _Walk:
+        """Take out one difference after the other; each bound is walked after all outputs agree in the one before.
+
+        `whole`: only differences that reach up to an output.
+        """
+        differences: list[tuple[int, Defect]] = []
+        first = Matches(*self.sides, bounds[0])
+        state = State(*self.sides, first, self.least)
+        if state.open_outputs and self.alike is None:
+            self.alike = self.samples.are_alike(state.matches)
+        samples = self.samples if self.alike else None
+        state.samples = samples
+        for bound in bounds:
+            if bound != state.bound:
+                sides = state.reference, state.candidate
+                others = {"entering": state.entering, "samples": samples, "taken": state.taken}
+                state = State(*sides, Matches(*sides, bound), self.least, limit=ROUNDED, **others)
+            first = state.matches
+            while state.open_outputs and len(differences) < MAX_DEFECTS:
+                step = output_step(state) if whole else next_step(state)
+                if step is None:
+                    break
+                number, defect, state = step
+                differences.append((number, defect))
+            if state.open_outputs:
+                break
+        small = [defect.repair is None and defect.error <= FLOAT32 for _, defect in differences]
+        constants: list[Repair] = []
+        if any(small):
+            reference, candidate = self.samples.after((), 0)
+            repairs = [c.repair for c in state.taken if c.repair is not None and not c.repair.rounding]
+            repaired = edited((reference, candidate), in_order(state, [e for repair in repairs for e in repair.edits]))
+            constants = explain((reference, repaired), first, [(r, c) for r, c, _ in state.pairs])
+        if constants:
+            differences = [each for each, is_small in zip(differences, small, strict=True) if not is_small]
+            if not any(defect.rounding for _, defect in differences):
+                differences += [_rounded(repair) for repair in constants]
+        defects = [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
+        repaired = defects and all(defect.repair is not None for defect in defects) and not state.open_outputs
+        verified = bool(repaired) and outputs_agree(state, self.samples, 2 if self.alike else 1)
+        return _Walk(state, defects, verified)
+
+
+def _rounded(repair: Repair) -> tuple[int, Defect]:
+    """(where it stands in the order, the constant as a difference)."""
+    operations = () if repair.operation is None else (repair.operation,)
+    return 0, Defect(operations, operations, FLOAT32, repair)
+
+
+def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:
+    """Which parameters of two traces have the same values."""
+    return match_weights(*({n: t.values[i] for n, i in t.parameters.items()} for t in (reference, candidate)))
+
+
+def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str:
+    """Why these traces cannot be compared; empty if they can."""
+    for name in reference.given.keys() & candidate.given.keys():
+        if not _same_numbers(name, reference, candidate):
+            return f"input {name} differs between the candidate and the reference"
+    sizes = [sorted(t.values[i].size for i in t.outputs.values()) for t in (reference, candidate)]
+    if sizes[0] != sizes[1]:
+        return f"the outputs have {sizes[0]} and {sizes[1]} elements"
+    ends = [trace.values[n] for trace in (reference, candidate) for n in trace.outputs.values()]
+    if not any(sizes[0]):
+        return "the outputs are empty; pass inputs that are not empty"
+    if not any(value.dtype.kind != "f" or np.isfinite(value).any() for value in ends):
+        return "no element of the outputs is finite"
+    if all(value.size < 2 or (value == value.flat[0]).all() for value in ends) and max(sizes[0]) > 1:
+        return "all elements of the outputs are equal; pass inputs for which they differ"
+    if all(value.size == 1 and value.dtype.kind in "fc" and not value.any() for value in ends):
+        return "the outputs are 0; pass inputs for which they are not"
+    if 2 * len(weights.unmatched) > len(candidate.parameters):
+        count, names = len(weights.unmatched), ", ".join(weights.unmatched[:3])
+        return (
+            f"{count} of {len(candidate.parameters)} parameters have values that the reference does not have: {names}"
+        )
+    return ""
+
+
+def _same_numbers(name: str, reference: Trace, candidate: Trace) -> bool:
+    """Whether an input has the same numbers on both sides, in any order."""
+    one, other = (np.sort(t.values[t.given[name]], axis=None) for t in (reference, candidate))
+    return one.size == other.size and bool(np.allclose(one, other, equal_nan=True))

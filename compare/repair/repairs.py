@@ -1,0 +1,695 @@
+"""Finds the change to a candidate that makes it equal to its reference: each attempt is computed on the trace."""
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations, islice
+
+import numpy as np
+from scipy import special
+
+from ..capture.trace import Operation
+from ..matching.arrangements import real_numbers
+from ..matching.matching import EXACT, Side, Values, alignments, orders_of_axes, producers, same_order
+from ..matching.regions import SELECTIONS, Region, Scalar, constants, extended, scalars
+from .alternatives import COMPARING, UNARY, Alternative, alternatives, arrangements, insertions, kind
+from .packed_sequences import within_lengths
+
+Array = np.ndarray
+BUDGET = 2e8  # elements that all attempts for one region compute together
+WEAK = 3  # from this rank on, another place may have a simpler repair
+_FACTOR = 4  # rank of a factor that is in neither code
+_BLOCKS = 4  # most blocks of a packed parameter
+_PASSING = ("copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
+_POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
+_LAST = 10  # rank after all others
+_STEEP = 1e100  # slopes from which on nothing is solved
+_STEPS = 12  # steps of the search for a number in the code
+_LITERALS = 4  # most numbers of a line that are solved for together
+_FEW = 64  # numbers, from which on one other input excludes a coincidence
+_OTHERS = 4  # other inputs where there are fewer
+_NEAR = 3  # most operations between a parameter and the value that it projects to
+FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
+_MASKED = -1e4  # a score from which on an element is masked
+_FAILURES = (
+    ValueError,
+    IndexError,
+    TypeError,
+    RuntimeError,
+    AssertionError,
+    ZeroDivisionError,
+)  # an attempt does not fit
+
+
+Sides = tuple[Values, Values]  # values of the reference and of the candidate
+Edit = Callable[[Sides], Mapping[int, Array]]  # the candidate's values that a repair changes, from those before
+Edits = tuple[tuple[int, Edit], ...]  # (the last value that it changes, edit) in the order of execution
+Further = Callable[[int], list[tuple[Sides, Array]]]  # so many other inputs: values of both sides, and the target
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A change that makes the candidate's value equal to the reference's where it was tried."""
+
+    number: int  # the value that changes
+    text: str
+    operation: Operation | None = None  # whose output changes, or which uses the parameter or constant that does
+    parameter: str = ""
+    rounding: bool = False  # it undoes the rounding of a constant to float32, and nothing else
+    literal: bool = False  # it changes a number in the code
+    edits: Edits = field(default=(), compare=False, repr=False)  # the change as a function, for other inputs
+
+    def __str__(self) -> str:
+        """What to change."""
+        return f"{self.parameter} {self.text}" if self.parameter else self.text
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    rank: int  # of several that succeed, the lowest is taken
+    repair: Repair
+    value: Array
+    others: Mapping[int, Array] = field(default_factory=dict)  # values that change with it
+
+    @property
+    def changes(self) -> dict[int, Array]:
+        """All values that change."""
+        return {self.repair.number: self.value, **self.others}
+
+    def fits(self, side: Side) -> bool:
+        """Whether the new value has the old one's shape, and is another."""
+        old = side.value(self.repair.number)
+        return self.value.shape == old.shape and not np.array_equal(self.value, old)
+
+
+class RepairSearch:
+    """Attempts to repair the candidate's region; `target` is the reference's value in the shape of its end."""
+
+    def __init__(
+        self,
+        sides: tuple[Side, Side],
+        regions: tuple[Region, Region],
+        target: Array,
+        bound: float,
+        budget: float = BUDGET,
+        further: Further = lambda count: [],
+    ):
+        self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
+        self.further = further
+        self.side = sides[1]
+        self.region = extended(self.side, regions[1])
+        inside = set(map(id, regions[1].operations))
+        others = [operation for operation in self.region.operations if id(operation) not in inside]
+        self.tried = (*regions[1].operations, *others)
+        self.budget = budget
+        self.below = 2 * _LAST  # the rank of the best attempt so far
+        self.names = {number: name for name, number in self.side.trace.parameters.items()}
+        self.is_discrete = target.dtype.kind in "biu"  # then numbers cannot be solved for, and many changes fit
+
+    def best(self) -> tuple[int, Repair, dict[int, Array]] | None:
+        """(rank, repair, new values) of the plainest change that makes the end equal; None if no attempt does."""
+        best: _Attempt | None = None
+        sources = (
+            self._explanations,
+            self._same_code,
+            self._lengths,
+            self._operations,
+            self.parameters,
+            self.exchanged,
+            self._exchanged_entries,
+            self._scalars,
+            self._literals_of_lines,
+            self._pools,
+            self._masks,
+            self._insertions,
+        )
+        for least, attempts in zip((2, 1, 2, 0, 1, 1, 2, 1, 2, 2, 2, 3), sources, strict=True):
+            if self.below <= least or (self.is_discrete and attempts == self._insertions):
+                continue
+            for attempt in attempts():
+                judged = self._judged(attempt) if attempt.rank < self.below else None
+                if judged is not None and judged.rank < self.below:
+                    best, self.below = judged, judged.rank
+                if self.budget < 0:
+                    break
+        return None if best is None else (best.rank, best.repair, best.changes)
+
+    def _end(self, changes: Mapping[int, Array]) -> Array | None:
+        """The region's end after changes; None if it cannot be computed, or no longer has its shape."""
+        before = self.side.work[0]
+        try:
+            with np.errstate(all="ignore"):
+                values = self.side.replay(changes, self.region.operations)
+        except _FAILURES:
+            return None
+        finally:
+            self.budget -= self.side.work[0] - before
+        end = values.get(self.region.end, self.side.value(self.region.end))
+        return end if end.shape == self.target.shape else None
+
+    def _judged(self, attempt: _Attempt) -> _Attempt | None:
+        """An attempt that succeeds; one that leaves a rounded constant's difference comes after all others."""
+        if attempt.value.shape != self.side.value(attempt.repair.number).shape:
+            return None
+        if attempt.repair.operation is not None:  # which was computed for the attempt
+            self.budget -= sum(self.side.value(number).size for number in attempt.repair.operation.inputs)
+        end = self._end(attempt.changes)
+        if end is None or not same_order(self.target, end, self.bound) or not self._holds(attempt.repair.edits):
+            return None
+        return attempt if same_order(self.target, end, EXACT) else replace(attempt, rank=attempt.rank + _LAST)
+
+    def _holds(self, edits: Edits) -> bool:
+        """Whether edits make the end equal for other inputs too: few numbers are equal by coincidence."""
+        ends = list(self._ends_after(edits)) if edits else []
+        if ends and self.target.size < _FEW and all(same_order(self.target, target, EXACT) for _, target in ends):
+            return False  # such as a count, which other inputs of this kind do not change
+        return all(end is not None and same_order(target, end, self.bound) for end, target in ends)
+
+    def _ends_after(self, edits: Edits) -> Iterator[tuple[Array | None, Array]]:
+        """(end after edits, target) for other inputs; None if it cannot be computed, or has another shape."""
+        for sides, target in self.further(_OTHERS if self.target.size < _FEW else 1):
+            values = self._edited(sides, edits)
+            end = None if values is None else values.value(self.region.end)
+            yield (end if end is not None and end.shape == target.shape else None), target
+
+    def _edited(self, sides: Sides, edits: Edits) -> Values | None:
+        """The region's values after edits; None if they cannot be computed."""
+        before = sides[1].work[0]
+        try:
+            with np.errstate(all="ignore"):
+                return edited(sides, edits, self.region.operations)
+        except _FAILURES:
+            return None
+        finally:
+            self.budget -= sides[1].work[0] - before
+
+    def _operations(self) -> Iterator[_Attempt]:
+        """Each operation, computed otherwise."""
+        for operation in self.tried:
+            if operation.compute is not None and len(operation.outputs) == 1:
+                inputs = [self.side.value(number) for number in operation.inputs]
+                (number,) = operation.outputs
+                for alternative in alternatives(operation, inputs, self.side.value(number), self.below):
+                    name = kind(operation)
+                    if self.is_discrete and alternative.text.startswith(f"{name} → ") and name not in COMPARING:
+                        continue
+                    edits = ((number, partial(_alternative, operation, alternative.text)),)
+                    repair = Repair(number, alternative.text, operation, edits=edits)
+                    yield _Attempt(alternative.rank, repair, alternative.value)
+
+    def parameters(self) -> Iterator[_Attempt]:
+        """One of the reference's parameters instead of the candidate's, or the candidate's in another order."""
+        sources = dict(self._sources())
+        for number in constants(self.side, self.region):
+            value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
+            for source, origin in sources.items():
+                array = self.sides[0].value(origin)
+                for place, other in enumerate(_arranged_as(array, value)):
+                    text = f"should have the values of {source}"
+                    if self._same_numbers(array, value):
+                        transposed = value.ndim == 2 and np.array_equal(other, value.T)
+                        order = "transposed" if transposed else "in another order"
+                        text = f"has the values of {source}, {order}"
+                    edit = partial(_from_reference, origin, number, place, 0.0, False)
+                    yield _Attempt(1, Repair(number, text, user, name, edits=((number, edit),)), other)
+                    for shift in (-1, 1) if np.array_equal(other, value) else ():
+                        text = f"is {source}, and not {source} {'+' if shift > 0 else '-'} 1"
+                        edit = partial(_from_reference, origin, number, place, shift, False)
+                        yield _Attempt(1, Repair(number, text, user, name, edits=((number, edit),)), other + shift)
+            for other, text in arrangements(value):
+                edits = ((number, partial(_arrangement, number, text)),)
+                yield _Attempt(1, Repair(number, text, user, name or "a constant", edits=edits), other)
+
+    def _sources(self) -> Iterator[tuple[str, int]]:
+        """The reference's parameters that enter its region, as they are or after steps with one input, as a slice."""
+        names = {number: name for name, number in self.sides[0].trace.parameters.items()}
+        made = producers(self.sides[0].trace)
+        for number in self.regions[0].leaves:
+            while number in made and len(made[number].inputs) == 1 and number not in names:
+                (number,) = made[number].inputs
+            if number in names:
+                yield names[number], number
+
+    def parameters_further(self, matched: Container[int], used: Container[int]) -> Iterator[_Attempt]:
+        """Parameters that the reference does not have as such, as one of its or a block; sums with one that is unused.
+
+        `matched`: values of the candidate that the reference has; `used`: values of the reference that it has.
+        """
+        parameters = self.sides[0].trace.parameters
+        sources = {name: self.sides[0].value(n) for name, n in parameters.items()}
+        unused = {name: array for name, array in sources.items() if parameters[name] not in used}
+        users = self._users()
+        for number, name in self.names.items():
+            value = self.side.value(number)
+            if number not in users:
+                continue
+            for source, array in (unused if number in matched else sources).items():
+                added = number in matched
+                fits = not added or array.size == value.size
+                for place, other in enumerate(_arranged_as(array, value) if fits else ()):
+                    text = f"lacks + {source}" if added else f"should have the values of {source}"
+                    edits = ((number, partial(_from_reference, parameters[source], number, place, 0.0, added)),)
+                    repair = Repair(number, text, users[number], name, edits=edits)
+                    yield _Attempt(1, repair, value + other if added else other)
+
+    def exchanged(self) -> Iterator[_Attempt]:
+        """Two of the candidate's parameters of one shape, each in the other's place."""
+        own = [n for n in constants(self.side, self.region) if n in self.names]
+        for one, other in combinations(own, 2):
+            if self.side.value(one).shape == self.side.value(other).shape:
+                yield self._exchange(1, (one, other), (self.names[one], self.names[other]), self._user(one))
+
+    def _exchanged_entries(self) -> Iterator[_Attempt]:
+        """Two values that enter the region, each in the other's place, as if their parameters were exchanged."""
+        made = producers(self.side.trace)
+        entries = [n for n in self.region.leaves if n in made and self.side.value(n).dtype.kind == "f"]
+        for one, other in combinations(entries, 2):
+            names = self._parameter_of(one, made), self._parameter_of(other, made)
+            if self.side.value(one).shape == self.side.value(other).shape and all(names):
+                yield self._exchange(2, (one, other), names, made[one])
+
+    def _exchange(
+        self, rank: int, numbers: tuple[int, int], names: tuple[str, str], operation: Operation | None
+    ) -> _Attempt:
+        one, other = numbers
+        edits = ((max(numbers), partial(_exchange, one, other)),)
+        repair = Repair(one, f"and {names[1]} are swapped", operation, names[0], edits=edits)
+        return _Attempt(rank, repair, self.side.value(other), {other: self.side.value(one)})
+
+    def _parameter_of(self, number: int, made: Mapping[int, Operation]) -> str:
+        """The nearest parameter from which a value is computed, such as a projection's; empty if none is near."""
+        numbers = [number]
+        for _ in range(_NEAR):
+            numbers = [n for before in numbers if before in made for n in made[before].inputs]
+            for name in (self.names[n] for n in numbers if n in self.names):
+                return name
+        return ""
+
+    def exchanged_further(self) -> Iterator[_Attempt]:
+        """One of the region's parameters and another of the candidate's, each in the other's place."""
+        own = [n for n in constants(self.side, self.region) if n in self.names]
+        for one, other in ((one, other) for one in own for other in self.names if other not in own):
+            if self.side.value(one).shape == self.side.value(other).shape:
+                yield self._exchange(1, (one, other), (self.names[one], self.names[other]), self._user(one))
+
+    def transposed(self) -> Iterator[_Attempt]:
+        """All square matrices transposed: a converter that compares shapes leaves out these alone."""
+        users = self._users()
+        values = {n: self.side.value(n) for n in users if n in self.names}
+        squares = {n: v.T for n, v in values.items() if v.ndim == 2 and v.shape[0] == v.shape[1] > 1}
+        if len(squares) > 1:
+            first = next(n for operation in self.side.trace.operations for n in operation.inputs if n in squares)
+            text = f"and {len(squares) - 1} other square matrices are not transposed"
+            edits = ((first, partial(_transpose, list(squares))),)
+            repair = Repair(first, text, users[first], self.names[first], edits=edits)
+            yield _Attempt(1, repair, squares[first], {n: v for n, v in squares.items() if n != first})
+
+    def _users(self) -> dict[int, Operation]:
+        """The first operation that uses each value."""
+        return {n: operation for operation in reversed(self.side.trace.operations) for n in operation.inputs}
+
+    def _user(self, number: int) -> Operation | None:
+        return next((operation for operation in self.region.operations if number in operation.inputs), None)
+
+    def _same_numbers(self, one: Array, other: Array) -> bool:
+        return same_order(np.sort(one, axis=None), np.sort(other, axis=None), self.bound)
+
+    def _scalars(self) -> Iterator[_Attempt]:
+        """Numbers in the code: first those that the reference has, then the one that solves the equation."""
+        known = {scalar.value for scalar in scalars(self.sides[0], self.regions[0])}
+        computed = {}
+        for number in (n for operation in self.regions[0].operations for n in (*operation.inputs, *operation.outputs)):
+            value = self.sides[0].value(number)
+            if value.size == 1 and value.dtype.kind in "fiu" and np.isfinite(value).all():
+                computed.setdefault(float(value.reshape(())), number)
+        for scalar in scalars(self.side, self.region):
+            for value, number in computed.items():
+                if value not in known and not _rounds_to(value, scalar.value):
+                    text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}, which the reference computes"
+                    edits = ((scalar.number, partial(_computed, scalar, number)),)
+                    repair = Repair(scalar.number, text, scalar.operation, literal=True, edits=edits)
+                    yield _Attempt(1, repair, scalar.change(self.side, value))
+            solutions = [(1, value) for value in known if not _rounds_to(value, scalar.value)]
+            solved = self._solve(scalar) if self.budget > 0 and not self.is_discrete else None
+            solutions += [] if solved is None else [(2 if _rounds_to(solved, scalar.value) else 4, solved)]
+            for rank, value in solutions:
+                text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}"
+                rounding = _rounds_to(value, scalar.value)
+                edits = ((scalar.number, partial(_literal, scalar, value)),)
+                repair = Repair(scalar.number, text, scalar.operation, "", rounding, not rounding, edits)
+                yield _Attempt(rank, repair, scalar.change(self.side, value))
+        yield from self._factors()
+        for number in constants(self.side, self.region):
+            table = self.side.value(number)
+            for other in self._unrounded(table):
+                repair = Repair(number, "is rounded to float32", self._user(number), self._name(number), True)
+                yield _Attempt(1, repair, other)
+
+    def _same_code(self) -> Iterator[_Attempt]:
+        """All operations of one line of code, such as those of a loop's steps, computed otherwise."""
+        groups: dict[object, list[Operation]] = {}
+        for operation in self.region.operations:
+            if operation.compute is not None and len(operation.outputs) == 1:
+                groups.setdefault((operation.name, operation.lines), []).append(operation)
+        sides = self.sides[0].plain(), self.side.plain()
+        for first, *others in groups.values():
+            inputs, old = [self.side.value(n) for n in first.inputs], self.side.value(first.outputs[0])
+            for alternative in alternatives(first, inputs, old, 1) if others else ():
+                edits = tuple((o.outputs[0], partial(_alternative, o, alternative.text)) for o in (first, *others))
+                values = self._edited(sides, edits)
+                if values is not None and self.budget > 0:
+                    changes = {number: values.value(number) for number, _ in edits}
+                    repair = Repair(first.outputs[0], alternative.text, first, edits=edits)
+                    yield _Attempt(alternative.rank + 1, repair, changes.pop(first.outputs[0]), changes)
+
+    def _literals_of_lines(self) -> Iterator[_Attempt]:
+        """All numbers of one line of code, for which the end equals the target for other inputs too."""
+        lines: dict[str, list[Scalar]] = {}
+        for scalar in scalars(self.side, self.region):
+            lines.setdefault(scalar.operation.line, []).append(scalar)
+        for line, numbers in lines.items():
+            solvable = line and 1 < len(numbers) <= _LITERALS and not self.is_discrete and self.budget > 0
+            solved = self._solve_all(numbers) if solvable else None
+            short = [_as_in_code(n, s.value) for n, s in zip(solved or (), numbers, strict=bool(solved))]
+            for solution in (short, solved) if solved else ():
+                changed = [(s, n) for s, n in zip(numbers, solution, strict=True) if not _rounds_to(n, s.value)]
+                values = self._edited((self.sides[0].plain(), self.side.plain()), _literals(changed))
+                if values is not None and changed:
+                    first = changed[0][0]
+                    text = ", ".join(f"{kind(s.operation)}: {s.value:.9g} → {n:.9g}" for s, n in changed)
+                    repair = Repair(first.number, text, first.operation, literal=True, edits=_literals(changed))
+                    changes = {scalar.number: values.value(scalar.number) for scalar, _ in changed}
+                    yield _Attempt(2, repair, changes.pop(first.number), changes)
+
+    def _lengths(self) -> Iterator[_Attempt]:
+        """Reversals within the lengths of the rows."""
+        for text, operation, edits in within_lengths(self.side, self.region):
+            values = self._edited((self.sides[0].plain(), self.side.plain()), edits)
+            if values is not None:
+                changes = {number: values.value(number) for number, _ in edits}
+                first = edits[0][0]
+                yield _Attempt(2, Repair(first, text, operation, edits=edits), changes.pop(first), changes)
+
+    def _masks(self) -> Iterator[_Attempt]:
+        """The reference's mask, as booleans or where it adds or fills in a huge negative number."""
+        sources = dict.fromkeys(n for o in self.regions[0].operations for n in (*o.inputs, *o.outputs))
+        for operation in self.tried:
+            mask = next((n for n in operation.inputs if self.side.value(n).dtype == bool), None)
+            if operation.name not in SELECTIONS or mask is None or operation.compute is None:
+                continue
+            shape = np.broadcast_shapes(*(self.side.value(n).shape for n in operation.inputs))
+            own = np.broadcast_to(self.side.value(mask), shape)
+            for source in sources:
+                for inverted in (False, True) if _fits_mask(self.sides[0].value(source), own.size) else ():
+                    edit = partial(_masked, operation, mask, source, inverted)
+                    (number,) = operation.outputs
+                    value, other = edit(self.sides)[number], _mask_of(self.sides[0].value(source), own, inverted)
+                    wrong = int((own & ~other).sum()), int((~own & other).sum())
+                    text = (
+                        f"{kind(operation)}: the mask differs: {wrong[0]} of {own.size} elements are True instead of "
+                    )
+                    text += f"False, {wrong[1]} False instead of True"
+                    repair = Repair(number, text, operation, edits=((number, edit),))
+                    yield _Attempt(2, repair, value)
+
+    def _pools(self) -> Iterator[_Attempt]:
+        """An average over each window with its padding, or without."""
+        sums = {o.outputs[0]: o for o in self.region.operations if o.name == "reduce_window_sum"}
+        for operation in self.region.operations:
+            pool = sums.get(operation.inputs[0]) if kind(operation) == "div" and operation.inputs else None
+            if pool is not None and pool.compute is not None:
+                for padded in (True, False):
+                    edit = partial(_averaged, operation.outputs[0], pool, padded)
+                    text = f"div: padding {'counts' if padded else 'does not count'}"
+                    repair = Repair(operation.outputs[0], text, operation, edits=((operation.outputs[0], edit),))
+                    yield _Attempt(2, repair, edit(self.sides)[operation.outputs[0]])
+
+    def _solve_all(self, numbers: Sequence[Scalar]) -> list[float] | None:
+        """The numbers for which the ends are nearest to the targets (Gauss-Newton)."""
+        solution = np.array([scalar.value for scalar in numbers])
+        for _ in range(_STEPS):
+            residual = self._residual(numbers, solution)
+            if residual is None:
+                return None
+            columns = []
+            for i, number in enumerate(solution):
+                step = np.zeros(len(solution))
+                step[i] = 1e-4 * abs(number) or 1e-6
+                moved = self._residual(numbers, solution + step)
+                if moved is None:
+                    return None
+                columns.append((moved - residual) / step[i])
+            slopes = np.stack(columns, 1)
+            if not (np.isfinite(slopes).all() and np.abs(slopes).max(initial=0) < _STEEP):
+                return None
+            correction = np.linalg.lstsq(slopes, -residual, rcond=None)[0]
+            if not np.isfinite(correction).all() or np.abs(solution + correction).max() > 1e12:
+                return None
+            solution = solution + correction
+            if (np.abs(correction) <= 1e-12 * np.abs(solution)).all():
+                break
+        return solution.tolist()
+
+    def _residual(self, numbers: Sequence[Scalar], values: Array) -> Array | None:
+        """ends - targets for all inputs, with these numbers in the code; None if that cannot be computed."""
+        edits = _literals(list(zip(numbers, values.tolist(), strict=True)))
+        own = self._edited((self.sides[0].plain(), self.side.plain()), edits)
+        ends = [(None if own is None else own.value(self.region.end), self.target), *self._ends_after(edits)]
+        same = ((end, target) for end, target in ends if end is not None and end.shape == target.shape)
+        parts = [np.ravel(real_numbers(end - target)) for end, target in same]
+        complete = len(parts) == len(ends) and all(np.isfinite(part).all() for part in parts)
+        return np.concatenate(parts) if complete else None
+
+    def _factors(self) -> Iterator[_Attempt]:
+        """A factor that is missing after an operation, whatever number it is."""
+        for operation in self.region.operations if self.below > _FACTOR and not self.is_discrete else ():
+            for number in operation.outputs:
+                value = self.side.value(number)
+                if value.dtype.kind in "fc" and np.isfinite(value).all() and self.budget > 0:
+                    scalar = Scalar(operation, 1.0, number, partial(_scaled, number))
+                    factor = self._solve(scalar)
+                    if factor and not _rounds_to(factor, 1.0):
+                        text = f"missing: * {factor:.9g}" if abs(factor) >= 1 else f"missing: / {1 / factor:.9g}"
+                        edits = ((number, partial(_literal, scalar, factor)),)
+                        yield _Attempt(_FACTOR, Repair(number, text, operation, edits=edits), value * factor)
+
+    def _name(self, number: int) -> str:
+        return self.names.get(number, "a constant")
+
+    def _unrounded(self, table: Array) -> Iterator[Array]:
+        """Values of the reference that are this table once they are rounded to float32."""
+        if table.dtype.kind == "f" and table.size > 1:
+            for number in {n for o in self.regions[0].operations for n in (*o.inputs, *o.outputs)}:
+                value = self.sides[0].value(number)
+                if value.size == table.size and value.dtype.kind == "f":
+                    yield from (a for a in alignments(value, table) if same_order(a, table, FLOAT32))
+
+    def _solve(self, scalar: Scalar) -> float | None:
+        """The number for which the end is nearest to the target (Gauss-Newton)."""
+        number = scalar.value
+        for _ in range(_STEPS):
+            step = 1e-4 * abs(number) or 1e-6
+            one, other = (self._end({scalar.number: scalar.change(self.side, n)}) for n in (number, number + step))
+            if one is None or other is None:
+                return None
+            with np.errstate(invalid="ignore"):  # infinities
+                slope, error = (real_numbers(a) for a in ((other - one) / step, self.target - one))
+            finite = np.isfinite(slope) & np.isfinite(error)
+            square = float(np.square(slope[finite]).sum())
+            correction = float((slope[finite] * error[finite]).sum()) / square if square else np.nan
+            if not np.isfinite(correction) or abs(number + correction) > 1e12:
+                return None
+            number += correction
+            if abs(correction) <= 1e-14 * abs(number):
+                break
+        return _as_in_code(number, scalar.value)
+
+    def _insertions(self) -> Iterator[_Attempt]:
+        """A step that the candidate leaves out: with one of the reference's values, or with a number."""
+        names = {number: name for name, number in self.sides[0].trace.parameters.items()}
+        operands: list[tuple[int | Array, str]] = []  # a value of the reference, or a number
+        operands += [(n, names.get(n, "a value of the reference")) for n in self.regions[0].leaves]
+        operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in scalars(self.sides[0], self.regions[0])]
+        entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
+        sizes = sorted({size for value in entering for size in value.shape if size > 1})
+        operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
+        for number, operation in (*self._places(), *self._entering()):
+            for place, alternative in enumerate(_inserted(self.sides, number, operands)):
+                edits = ((number, partial(_insertion, number, operands, place)),)
+                repair = Repair(number, alternative.text, operation, edits=edits)
+                yield _Attempt(alternative.rank, repair, alternative.value)
+        end = self.side.value(self.region.end)
+        last = self.region.operations[-1] if self.region.operations else None
+        with np.errstate(all="ignore"):
+            ratio = float(np.square(real_numbers(self.target)).sum() / real_numbers(self.target * end).sum())
+        if last is not None:
+            scalar = Scalar(last, 1.0, self.region.end, partial(_scaled, self.region.end))
+            edits = ((self.region.end, partial(_literal, scalar, ratio)),)
+            yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last, edits=edits), end * ratio)
+
+    def _places(self) -> Iterator[tuple[int, Operation]]:
+        """The region's values with their operations; one that is only passed on counts where it is passed on."""
+        users: dict[int, list[Operation]] = {}
+        for operation in self.region.operations:
+            for number in operation.inputs:
+                users.setdefault(number, []).append(operation)
+        for operation in self.tried:
+            for number in operation.outputs:
+                if not (users.get(number) and all(user.name in _PASSING for user in users[number])):
+                    yield number, operation
+
+    def _entering(self) -> Iterator[tuple[int, Operation]]:
+        """Computed values that nothing outside of the region uses, with the operations that computed them."""
+        inside = set(map(id, self.region.operations))
+        shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs}
+        made = producers(self.side.trace)
+        for number in self.region.leaves:
+            if number in made and number not in shared:
+                yield number, made[number]
+
+    def _explanations(self) -> Iterator[_Attempt]:
+        """The end as one known function of a value that enters the region, or that is computed on the way."""
+        last = self.region.operations[-1] if self.region.operations else None
+        inner = [n for operation in self.region.operations for n in operation.outputs if n != self.region.end]
+        for number in (*self.region.leaves, *inner):
+            value = self.side.value(number)
+            if value.shape == self.target.shape and value.dtype.kind == "f":
+                functions = {
+                    **UNARY,
+                    **{f"softmax over axis {i}": partial(special.softmax, axis=i) for i in range(value.ndim)},
+                }
+                for text, function in functions.items():
+                    edits = ((self.region.end, partial(_function, number, self.region.end, function)),)
+                    with np.errstate(all="ignore"):
+                        result = function(value)
+                    yield _Attempt(2, Repair(self.region.end, f"should be {text}", last, edits=edits), result)
+
+
+def _arranged_as(source: Array, value: Array) -> Iterator[Array]:
+    """A parameter, or one of its equal blocks, in the shape of another, in each order of its axes."""
+    count, rest = divmod(source.size, max(value.size, 1))
+    if rest or not 0 < count <= _BLOCKS:
+        return
+    axes = [axis for axis, size in enumerate(source.shape) if size % count == 0] if count > 1 else [0]
+    for axis in axes:
+        for block in np.split(source, count, axis) if count > 1 else [source]:
+            closest = alignments(block, value)
+            yield from closest
+            if any(np.array_equal(array, value) for array in closest):  # it may have been reshaped, not transposed
+                yield from orders_of_axes(block, value.shape)
+            if block.ndim == 2:
+                yield block.T.reshape(value.shape)
+
+
+def _as_in_code(number: float, old: float) -> float:
+    """The short decimal, or fraction of 1, that a number is nearly equal to; else the number."""
+    if abs(number) <= 1e-6 * abs(old):
+        return 0.0
+    for short in (float(f"{number:.6g}"), 1 / float(f"{1 / number:.6g}") if number else 0.0):
+        if abs(short - number) <= 1e-6 * abs(number) and short != old:
+            return short
+    return number
+
+
+def edited(sides: Sides, edits: Edits, operations: Sequence[Operation] | None = None) -> Values:
+    """The candidate's values after edits, and all that follows from them, or what these operations compute."""
+    reference, candidate = sides
+    for _, edit in edits:
+        changes = edit((reference, candidate))
+        candidate = candidate.changed(candidate.replay(changes, operations), changes)
+    return candidate
+
+
+def _literals(numbers: Sequence[tuple[Scalar, float]]) -> Edits:
+    return tuple((scalar.number, partial(_literal, scalar, value)) for scalar, value in numbers)
+
+
+def _rounds_to(one: float, other: float) -> bool:
+    return one == other or abs(one - other) <= FLOAT32 * abs(other)
+
+
+def _alternative(operation: Operation, text: str, sides: Sides) -> dict[int, Array]:
+    """The operation's output as this alternative computes it."""
+    (number,) = operation.outputs
+    inputs = [sides[1].value(n) for n in operation.inputs]
+    old = sides[1].value(number)
+    return {number: next((a.value for a in alternatives(operation, inputs, old, _LAST) if a.text == text), old)}
+
+
+def _from_reference(origin: int, number: int, place: int, shift: float, added: bool, sides: Sides) -> dict[int, Array]:
+    value = sides[1].value(number)
+    arranged = next(islice(_arranged_as(sides[0].value(origin), value), place, None), value)
+    return {number: value + arranged if added else arranged + shift}
+
+
+def _arrangement(number: int, text: str, sides: Sides) -> dict[int, Array]:
+    value = sides[1].value(number)
+    return {number: next((other for other, name in arrangements(value) if name == text), value)}
+
+
+def _exchange(one: int, other: int, sides: Sides) -> dict[int, Array]:
+    return {one: sides[1].value(other), other: sides[1].value(one)}
+
+
+def _transpose(numbers: Sequence[int], sides: Sides) -> dict[int, Array]:
+    return {number: sides[1].value(number).T for number in numbers}
+
+
+def _literal(scalar: Scalar, value: float, sides: Sides) -> dict[int, Array]:
+    return {scalar.number: scalar.change(sides[1], value)}
+
+
+def _computed(scalar: Scalar, number: int, sides: Sides) -> dict[int, Array]:
+    return {scalar.number: scalar.change(sides[1], float(sides[0].value(number).reshape(())))}
+
+
+def _scaled(number: int, values: Values, factor: float) -> Array:
+    return values.value(number) * factor
+
+
+def _function(number: int, end: int, function: Callable[[Array], Array], sides: Sides) -> dict[int, Array]:
+    return {end: function(sides[1].value(number))}
+
+
+def _fits_mask(value: Array, size: int) -> bool:
+    """Whether a value of the reference can be a mask of this size: booleans, or a few huge negative numbers."""
+    if value.size != size or value.dtype == bool:
+        return value.size == size > 1
+    masked = value <= _MASKED if value.dtype.kind == "f" else np.zeros(1, bool)
+    return bool(masked.any() and not masked.all())
+
+
+def _mask_of(value: Array, like: Array, inverted: bool) -> Array:
+    """The mask in the shape of another: True where the reference has True, or a number that is not huge."""
+    mask = value if value.dtype == bool else ~(value <= _MASKED)
+    return mask.reshape(like.shape) ^ inverted
+
+
+def _masked(operation: Operation, mask: int, source: int, inverted: bool, sides: Sides) -> dict[int, Array]:
+    """A selection with the reference's mask."""
+    inputs, (number,) = [sides[1].value(n) for n in operation.inputs], operation.outputs
+    shape = np.broadcast_shapes(*(array.shape for array in inputs))
+    own = np.broadcast_to(sides[1].value(mask), shape)
+    other = _mask_of(sides[0].value(source), own, inverted)
+    assert operation.compute is not None
+    arrays = [other if n == mask else array for n, array in zip(operation.inputs, inputs, strict=True)]
+    return {number: np.asarray(operation.compute(arrays, operation.settings)[0])}
+
+
+def _averaged(number: int, pool: Operation, padded: bool, sides: Sides) -> dict[int, Array]:
+    """The sums of a pooling divided by the size of its window, or by the part of it that is no padding."""
+    assert pool.compute is not None
+    ones = np.ones_like(sides[1].value(pool.inputs[0]))
+    counts = np.prod(pool.settings["window_dimensions"]) if padded else pool.compute([ones], pool.settings)[0]
+    return {number: np.asarray(sides[1].value(pool.outputs[0]) / counts)}
+
+
+def _inserted(sides: Sides, number: int, operands: Sequence[tuple[int | Array, str]]) -> Iterator[Alternative]:
+    """The steps that may be missing after a value."""
+    arrays = ((sides[0].value(o) if isinstance(o, int) else o, text) for o, text in operands)
+    return insertions(sides[1].value(number), arrays)
+
+
+def _insertion(number: int, operands: Sequence[tuple[int | Array, str]], place: int, sides: Sides) -> dict[int, Array]:
+    inserted = next(islice(_inserted(sides, number, operands), place, None), None)
+    return {number: sides[1].value(number) if inserted is None else inserted.value}

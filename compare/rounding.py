@@ -1,0 +1,233 @@
+"""Whether two models that are equal in float64 differ by rounding only in float32 and bfloat16."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from .capture.jax_models import as_function
+from .capture.jax_trace import dotted
+from .capture.trace import Trace, named
+from .matching.matching import output_layout, output_pairs
+from .matching.perturbation import REDRAWN, perturbed, varied_values
+from .matching.weights import WeightMap
+
+Array = np.ndarray
+# Correct models may split operations differently: one float32 product of width 64 alone has a ratio of 2.0, because
+# XLA and PyTorch add in another order, and a bias that PyTorch adds before it rounds to bfloat16 has up to 1.9.
+RATIO_BOUND = 3.0
+_INPUTS = 24
+_NUMBERS = 4096  # elements that the outputs of all inputs should have
+_MOST = 64  # inputs
+_WIDE = 1e3  # an error this many times smaller means a wider dtype
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Errors of both models in one dtype against float64: root mean squares over all outputs, relative to theirs."""
+
+    dtype: str
+    reference: float
+    candidate: float
+    inputs: int
+    failure: str = ""  # why it was not measured
+    casts: tuple[str, ...] = ()  # the candidate's casts to a narrower dtype that explain it, the worst first
+
+    @property
+    def ratio(self) -> float:
+        """candidate / reference."""
+        return self.candidate / self.reference if self.reference else float("inf") if self.candidate else 1.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the candidate's errors are at most RATIO_BOUND times the reference's."""
+        return not self.failure and self.ratio <= RATIO_BOUND
+
+    def __str__(self) -> str:
+        if self.failure:
+            return f"{self.dtype}: not measured: {self.failure}"
+        text = "rounding only" if self.ok else "more than rounding"
+        places = f"; because of {', '.join(self.casts)}" if self.casts else ""
+        errors = f"{self.dtype}: errors {self.reference:.1e} and {self.candidate:.1e}, ratio {self.ratio:.2f}"
+        return f"{errors}: {text}{places}"
+
+
+def compare_rounding(
+    models: tuple[Any, Any],
+    inputs: tuple[Sequence[Any], Sequence[Any]],
+    traces: tuple[Trace, Trace],
+    weights: WeightMap,
+) -> list[Rounding]:
+    """The errors of two models with equal outputs in float64, over at least 24 inputs.
+
+    Each run multiplies the inputs and weights by random factors near 1; equal numbers get equal factors.
+    """
+    ends = [(name, t.values[i]) for t in traces for name, i in (t.parameters | t.outputs).items()]
+    complex_names = [name for name, value in ends if value.dtype.kind == "c"]
+    if complex_names:
+        failure = f"{complex_names[0]}: complex numbers are compared in float64 only"
+        return [Rounding(dtype, 0.0, 0.0, 0, failure) for dtype in DTYPES]
+    size = sum(traces[0].values[n].size for n in traces[0].outputs.values())
+    count = min(max(_INPUTS, -(-_NUMBERS // max(size, 1))), _MOST)
+    varied = varied_values(traces, weights)
+    return [_measure(dtype, models, inputs, traces, varied, count) for dtype in DTYPES]
+
+
+def _measure(
+    dtype: str, models: Any, inputs: Any, traces: tuple[Trace, Trace], varied: tuple[set[int], set[int]], count: int
+) -> Rounding:
+    squares, scale = np.zeros(2), 0.0
+    try:
+        narrow = _narrow(traces[0], dtype, computed=True), _narrow(traces[1], dtype, computed=False)
+        runs = [_runner(*each) for each in zip(models, inputs, narrow, (dtype, dtype), strict=True)]
+        for seed in range(count):
+            changes = [_perturbed(*each, seed, dtype) for each in zip(narrow, varied, strict=True)]
+            exact = narrow[0].replay(changes[0])
+            outputs = [run(change) for run, change in zip(runs, changes, strict=True)]
+            for name, other in output_pairs(*traces):
+                number = traces[0].outputs[name]
+                oracle = exact.get(number, narrow[0].values[number])
+                if oracle.dtype.kind != "f":
+                    continue
+                target = traces[1].values[traces[1].outputs[other]]
+                layout = output_layout(traces[0].values[number], target)
+                second = layout.apply(oracle) if layout is not None else oracle.reshape(target.shape)
+                squares += [_squared_error(outputs[0][name], oracle), _squared_error(outputs[1][other], second)]
+                scale += float(np.square(oracle[np.isfinite(oracle)]).sum())
+    except Exception as error:  # whatever the model's code raises in this dtype
+        return Rounding(dtype, 0.0, 0.0, count, f"{type(error).__name__}: {error}".splitlines()[0])
+    errors = np.sqrt(squares / (scale or 1.0))
+    if not np.isfinite(errors[0]):
+        failure = "the reference's outputs are not finite where those in float64 are"
+        return Rounding(dtype, 0.0, 0.0, count, failure)
+    failure = "the candidate computes in a wider dtype" if errors[1] * _WIDE < errors[0] else ""
+    result = Rounding(dtype, float(errors[0]), float(errors[1]), count, failure)
+    return result if result.ok or dtype != DTYPES[0] else replace(result, casts=_casts(traces[1], result.reference))
+
+
+def _squared_error(output: Array, oracle: Array) -> float:
+    """The sum over finite elements; infinite if the others, such as the -inf of a masked logit, are not the same."""
+    finite = np.isfinite(oracle)
+    same = np.array_equal(output[~finite], oracle[~finite], equal_nan=True)
+    return float(np.square(output[finite] - oracle[finite]).sum()) if same else float("inf")
+
+
+def _casts(trace: Trace, error: float) -> tuple[str, ...]:
+    """Casts of JAX to a narrower dtype than float32, each of which alone makes a larger error than rounding does."""
+    places: dict[str, float] = {}
+    for operation in trace.operations:
+        dtype = operation.settings.get("new_dtype")
+        if operation.name != "convert_element_type" or dtype is None or jnp.dtype(dtype).itemsize > 2:
+            continue
+        value = trace.values[operation.outputs[0]]
+        if value.dtype.kind != "f" or not jnp.issubdtype(dtype, jnp.floating):
+            continue
+        changes = trace.replay({operation.outputs[0]: np.asarray(jnp.asarray(value, dtype), np.float64)})
+        pairs = [(trace.values[n], changes.get(n, trace.values[n])) for n in trace.outputs.values()]
+        floating = [(one, other) for one, other in pairs if one.dtype.kind == "f"]
+        difference = sum(_squared_error(other, one) for one, other in floating)
+        size = sum(float(np.square(one[np.isfinite(one)]).sum()) for one, _ in floating)
+        effect = float(np.sqrt(difference / (size or 1.0)))
+        if effect > RATIO_BOUND * error:
+            text = f"{operation.line or operation.module} ({jnp.dtype(dtype).name})"
+            places[text] = max(places.get(text, 0.0), effect)
+    return tuple(sorted(places, key=lambda text: -places[text]))
+
+
+def _narrow(trace: Trace, dtype: str, computed: bool) -> Trace:
+    """A trace whose parameters and inputs the dtype can hold; what follows is computed anew if asked for."""
+    ends = {*trace.parameters.values(), *trace.inputs.values()}
+    changes = {n: _rounded(trace.values[n], dtype) for n in ends if trace.values[n].dtype.kind == "f"}
+    changes = {n: value for n, value in changes.items() if not np.array_equal(value, trace.values[n], equal_nan=True)}
+    narrow = copy.copy(trace)
+    narrow.values = list(trace.values)
+    for number, value in (trace.replay(changes) if computed else changes).items():
+        narrow.values[number] = value
+    return narrow
+
+
+def _rounded(value: Array, dtype: str) -> Array:
+    return torch.from_numpy(np.array(value)).to(getattr(torch, dtype)).double().numpy()
+
+
+def _perturbed(trace: Trace, varied: set[int], seed: int, dtype: str) -> dict[int, Array]:
+    """New numbers for these values, which the dtype can hold."""
+    return {n: _rounded(value, dtype) for n, value in perturbed(trace, varied, seed, REDRAWN).items()}
+
+
+Run = Callable[[Mapping[int, Array]], Mapping[str, Array]]  # changes of a trace's values -> outputs by name
+
+
+def _runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
+    leaves = [leaf for _, leaf in named(model[1])] if isinstance(model, tuple) else [model]
+    if any(isinstance(leaf, torch.nn.Module | torch.Tensor) for leaf in leaves):
+        return _torch_runner(model, inputs, trace, getattr(torch, dtype))
+    return _jax_runner(model, inputs, trace, dtype)
+
+
+def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: torch.dtype) -> Run:
+    function, parameters = model if isinstance(model, tuple) else (None, None)
+    module: Any = copy.deepcopy(model).to("cpu", dtype) if isinstance(model, torch.nn.Module) else None
+    arrays = _Arrays(trace, lambda value: _tensor(value, dtype))
+
+    def run(changes: Mapping[int, Array]) -> Mapping[str, Array]:
+        arguments = arrays.tree(tuple(inputs), trace.inputs, changes)
+        with torch.no_grad():
+            if function is None:
+                values = {name: arrays.array(number, changes) for name, number in trace.parameters.items()}
+                result = torch.func.functional_call(module, values, arguments, tie_weights=False)
+            else:
+                result = function(arrays.tree(parameters, trace.parameters, changes), *arguments)
+        return {name: leaf.double().numpy() for name, leaf in named(result) if isinstance(leaf, torch.Tensor)}
+
+    return run
+
+
+def _jax_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
+    function, parameters = as_function(model)
+    compiled = jax.jit(lambda p, i: function(p, *i))
+    arrays = _Arrays(trace, lambda value: jnp.asarray(value, dtype if value.dtype.kind == "f" else None))
+
+    def run(changes: Mapping[int, Array]) -> Mapping[str, Array]:
+        with jax.enable_x64(False), jax.default_matmul_precision("highest"):
+            given = arrays.tree(parameters, trace.parameters, changes)
+            result = compiled(given, arrays.tree(tuple(inputs), trace.inputs, changes))
+        return {name: np.asarray(leaf, np.float64) for name, leaf in named(result)}
+
+    return run
+
+
+class _Arrays:
+    """A trace's values as arrays of a framework; those that do not change are converted once."""
+
+    def __init__(self, trace: Trace, convert: Callable[[Array], Any]):
+        self.trace, self.convert = trace, convert
+        self.converted: dict[int, Any] = {}
+
+    def array(self, number: int, changes: Mapping[int, Array]) -> Any:
+        """The value with this number, as changed."""
+        if number in changes:
+            return self.convert(changes[number])
+        if number not in self.converted:
+            self.converted[number] = self.convert(self.trace.values[number])
+        return self.converted[number]
+
+    def tree(self, tree: Any, numbers: Mapping[str, int], changes: Mapping[int, Array]) -> Any:
+        """A tree of parameters or inputs with these values."""
+
+        def leaf(path: Any, old: Any) -> Any:
+            number = numbers.get(dotted(path))
+            return old if number is None else self.array(number, changes)
+
+        return jax.tree_util.tree_map_with_path(leaf, tree)
+
+
+def _tensor(value: Array, dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(value))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -1,0 +1,5 @@
+"""Which parameter of a candidate comes from which of its reference, inferred or probed."""
+
+from ...backend.submodules import lazy_attributes
+
+__getattr__ = lazy_attributes(__name__)

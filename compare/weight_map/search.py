@@ -1,0 +1,348 @@
+"""Searches for the sources of a candidate's parameters: guesses a few at a time, computes, and compares activations.
+
+Both traces have random parameters. Blocks of the candidate's parameters are decided in the order in which the outputs
+of operations come to depend on few undecided ones. Options that local values do not separate, such as those of query,
+key and value, are kept until later values do.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import combinations, islice, product
+from math import prod
+
+import numpy as np
+
+from ..capture.trace import Operation
+from ..matching.arrangements import Layout
+from ..matching.matching import alignments, signature
+from .guesses import Guess, guesses
+from .search_state import Block, Choice, State, elements
+
+Array = np.ndarray
+BOUND = 1e-5  # relative; above the rounding of constants to float32, far below the distance of other random numbers
+_CLOSE = 0.1  # relative error below which values differ only by another epsilon or activation function
+_MOST_BLOCKS = 16  # undecided blocks behind a value that is examined
+_MOST_SINGLE = 4  # such blocks without options yet
+_MOST_EVALUATIONS = 6_000  # per step
+_MOST_TRIES = 600  # per value and pool of sources
+_MOST_CLOSE = 60  # tries in which closeness is computed
+_WINDOW = 30  # values examined in a step
+_LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
+
+
+class Search(State):
+    """The steps of the search."""
+
+    def run(self) -> None:
+        """Decide as many blocks as values decide; the cheapest step that makes progress comes first."""
+        steps = (
+            partial(self.compare, True, 0),
+            self.relay,
+            self.split,
+            partial(self.compare, True, 1),
+            partial(self.compare, False, 0),
+            partial(self.compare, True, 2),
+            partial(self.compare, False, 1),
+        )
+        while self.open and any(step() for step in steps):
+            pass
+
+    def pending(self) -> Iterator[int]:
+        """Values of the candidate that depend on inputs and on a few undecided blocks, in order of execution."""
+        for operation in self.candidate.operations:
+            for number in operation.outputs:
+                mask = self.of_candidate.masks[number]
+                few = mask and mask.bit_count() <= _MOST_BLOCKS and number in self.live[1]
+                useful = few and self.values[number].dtype.kind == "f" and not self._is_view(operation)
+                if useful and not self._lacks_bias(number):
+                    yield number
+
+    def _lacks_bias(self, number: int) -> bool:
+        """Whether a value is a product to which a bias is then added: without it, it would suit fewer sources."""
+        masks = self.of_candidate.masks
+        added = [operation for operation in self.users.get(number, []) if "add" in operation.name]
+        counts = [masks[operation.outputs[0]].bit_count() for operation in added]
+        return len(added) == len(self.users.get(number, [])) > 0 and set(counts) == {masks[number].bit_count() + 1}
+
+    def compare(self, exact: bool, tier: int) -> bool:
+        """Find choices of this tier with which a value is equal to one of the reference's, or else close to it."""
+        self.evaluations = 0
+        return any(self._attempt(number, exact, tier) for number in islice(self.pending(), _WINDOW))
+
+    def _is_view(self, operation: Operation) -> bool:
+        """Whether an operation only arranges a value that was looked at before it."""
+        if id(operation) not in self.views:
+            one, other = self.values[operation.inputs[0]], self.values[operation.outputs[0]]
+            same = len(operation.inputs) == 1 and one.size == other.size and operation.inputs[0] in self.live[1]
+            ordered = [np.sort(array, axis=None) for array in (one, other)] if same else []
+            self.views[id(operation)] = same and bool(np.array_equal(*ordered, equal_nan=True))
+        return self.views[id(operation)]
+
+    def _attempt(self, number: int, exact: bool, tier: int) -> bool:
+        """Trie the choices for the blocks behind a value; whether fewer options are left."""
+        keys = self._matter(number)
+        groups = [group for group in self.groups if not keys.isdisjoint(group[0])]
+        single = tuple(key for key in sorted(keys) if not any(key in group[0] for group in groups))
+        if not keys or len(single) > _MOST_SINGLE or (tier and not single) or self.evaluations > _MOST_EVALUATIONS:
+            return False
+        pools = self._pools(self.values[number].size, len(single)) if single else [()]
+        state = number, exact, tier, frozenset(keys), tuple(map(len, groups)), tuple(pools)
+        if state in self.failed:
+            return False
+        sources = tuple(dict.fromkeys(source for pool in pools for source in pool))
+        verified: list[Choice] = []
+        for i, pool in enumerate(pools):
+            if verified and len(pool) > max(len(single), len(pools[i - 1])):
+                break
+            choices = islice(self._choices(single, groups, pool, tier), _MOST_TRIES if exact else _MOST_CLOSE)
+            accepts = self._equal if exact else self._close
+            accepted = [choice for choice in choices if accepts(number, choice)]
+            summed = (other for choice in accepted for other in self._summed(choice, single, sources))
+            verified += accepted + [choice for choice in summed if accepts(number, choice)]
+        if verified and self._narrow(groups, verified, bool(single)):
+            return True
+        self.failed.add(state)
+        return False
+
+    def _matter(self, number: int) -> set[str]:
+        """The undecided blocks that change a value; those multiplied by zero do not."""
+        state = number, self.of_candidate.masks[number]
+        if state not in self.mattering:
+            self.mattering[state] = self._changing(number)
+        return self.mattering[state]
+
+    def _changing(self, number: int) -> set[str]:
+        keys = self.of_candidate.keys(self.of_candidate.masks[number])
+        base = self.evaluate(number, {})
+        matter = set()
+        for key in keys:
+            other = self.evaluate(number, {key: self.random.uniform(0.5, 1.5, self.open[key].shape)})
+            if base is None or other is None or not np.array_equal(base, other, equal_nan=True):
+                matter.add(key)
+        if len(matter) < len(keys) and base is not None:
+            self.of_candidate.known[number] = sum(self.of_candidate.bits[key] for key in matter)
+            self.of_candidate.masks[number] = self.of_candidate.known[number]
+            if not matter:
+                self.values[number] = base
+        return matter
+
+    def _pools(self, size: int, count: int) -> list[tuple[str, ...]]:
+        """Sets of undecided sources that one of the reference's values of this size depends on, the smallest first."""
+        masks = self.of_reference.masks
+        masks_of_size = {masks[n] for n in self.reference.by_size.get(size, (0, []))[1] if n in self.live[0]}
+        few = sorted((m for m in masks_of_size if m and m.bit_count() <= count + 2), key=lambda m: (m.bit_count(), m))
+        shared = tuple(sorted(self.shared)) if count < 3 else ()
+        pools = [self.of_reference.keys(mask) for mask in few]
+        return pools + ([shared] if shared else [])
+
+    def _choices(
+        self, single: Sequence[str], groups: Sequence[list[Choice]], pool: Sequence[str], tier: int
+    ) -> Iterator[Choice]:
+        """Joint choices of this tier that use no element of a source twice."""
+        shapes = {key: self.arrays[key].shape for key in pool}
+        options = [self._guesses(key, shapes, tier) for key in single]
+        for tiers in product(range(tier + 1), repeat=len(single)):
+            if sum(tiers) != tier:
+                continue
+            plain = [[g for g in own if g.tier == t] for own, t in zip(options, tiers, strict=True)]
+            for guess in islice(filter(_of_one_part, product(*plain)), _MOST_TRIES):
+                if not self._zeros_are_biases(single, guess):
+                    continue
+                for joint in product(*groups):
+                    choice = dict(zip(single, guess, strict=True))
+                    for part in joint:
+                        choice.update(part)
+                    if self._distinct(choice.values()):
+                        yield choice
+
+    def _zeros_are_biases(self, single: Sequence[str], guess: Sequence[Guess]) -> bool:
+        """Whether blocks that are guessed to be 0 are smaller than one that is not."""
+        sizes = [(bool(g.source), prod(self.open[key].shape)) for key, g in zip(single, guess, strict=True)]
+        largest = max((size for sourced, size in sizes if sourced), default=0)
+        return all(sourced or size < largest for sourced, size in sizes)
+
+    def _summed(self, choice: Choice, single: Sequence[str], pool: Sequence[str]) -> Iterator[Choice]:
+        """The choice with a second bias added: two biases of the reference may follow each other."""
+        used = {source for guess in choice.values() for source in guess.sources}
+        for key in single:
+            guess = choice[key]
+            for other in pool if guess.source else ():
+                if len(self.arrays[other].shape) == 1 and self.arrays[other].shape == self.arrays[guess.source].shape:
+                    summed = replace(guess, added_to=other)
+                    if other not in used and not guess.added_to and self.is_free(summed):
+                        yield {**choice, key: summed}
+
+    def _guesses(self, key: str, shapes: Mapping[str, tuple[int, ...]], tier: int) -> list[Guess]:
+        return [g for g in guesses(self.open[key].shape, shapes) if g.tier <= tier and self.is_free(g)]
+
+    def _distinct(self, chosen: Iterable[Guess]) -> bool:
+        """Whether no element of a source is used twice."""
+        used: dict[str, list[Layout]] = {}
+        for guess in chosen:
+            for key in guess.sources:
+                used.setdefault(key, []).append(guess.layout)
+        several = (own for key, own in used.items() if key not in self.shared)
+        return not any(_overlap(one, other) for own in several for one, other in combinations(own, 2))
+
+    def _with(self, number: int, choice: Choice) -> Array | None:
+        arrays = {key: guess.value(self.arrays, self.open[key].shape) for key, guess in choice.items()}
+        return self.evaluate(number, arrays)
+
+    def _equal(self, number: int, choice: Choice) -> bool:
+        value = self._with(number, choice)
+        return value is not None and self._partner(value) is not None
+
+    def _partner(self, value: Array) -> int | None:
+        """The first of the reference's values that is equal and depends on inputs."""
+        one = signature(value)
+        if one is None:
+            return None
+        return next((n for n in self.reference.partners(one, value, BOUND) if n in self.live[0]), None)
+
+    def _close(self, number: int, choice: Choice) -> bool:
+        value = self._with(number, choice)
+        used = {key for guess in choice.values() for key in guess.sources}
+        mask = sum(bit for key, bit in self.of_reference.bits.items() if key in used)
+        nearest = self._nearest(value, mask) if value is not None else None
+        return nearest is not None
+
+    def _nearest(self, value: Array, mask: int) -> Array | None:
+        """The closest of the reference's values that depend on these sources alone, in the shape of `value`."""
+        best, closest = _CLOSE, None
+        one = signature(value)
+        if one is None:
+            return None
+        for number in self.reference.by_size.get(value.size, (0, []))[1]:
+            near = self.of_reference.masks[number] == mask and number in self.live[0]
+            if near and _error(one.ordered, self.reference.by_number[number].ordered) < _CLOSE:
+                for target in alignments(self.reference.value(number), value):
+                    error = _error(value, target)
+                    if error < best:
+                        best, closest = error, target
+        return closest
+
+    def _narrow(self, groups: Sequence[list[Choice]], verified: list[Choice], new: bool) -> bool:
+        """Keep the verified choices; whether that decides anything."""
+        verified = list({frozenset(choice.items()): choice for choice in verified}.values())
+        count = int(np.prod([len(group) for group in groups]))
+        if not new and len(verified) >= count:
+            return False
+        self.groups = [group for group in self.groups if not any(group is other for other in groups)]
+        if len(verified) == 1:
+            self.decide(verified[0])
+        else:
+            self.groups.append(verified)
+        return True
+
+    def decide(self, choice: Choice) -> None:
+        """Set blocks, and everything that is then known."""
+        pending = [choice]
+        while pending:
+            for key, guess in pending.pop().items():
+                self.set_block(key, guess)
+            left = [[o for o in group if all(map(self.is_free, o.values()))] for group in self.groups]
+            pending += [options[0] for options in left if len(options) == 1]
+            self.groups = [options for options in left if len(options) > 1]
+        self.settle()
+
+    def relay(self) -> bool:
+        """Replace a known value that the reference does not have, but nearly, by the reference's."""
+        masks = self.of_candidate.masks
+        for operation in self.candidate.operations:
+            if any(masks[n] for n in operation.outputs):
+                for number in operation.inputs:
+                    if not masks[number] and number in self.live[1] and self._relay(number):
+                        return True
+        return False
+
+    def _relay(self, number: int) -> bool:
+        value = self.values[number]
+        if number in self.pinned or value.dtype.kind != "f" or number not in self.producers:
+            return False
+        if signature(value) is None or self._partner(value) is not None:
+            return False
+        target = self._nearest(value, 0)
+        if target is None:
+            return False
+        self.pinned.add(number)
+        self.replace_value(number, target)
+        return True
+
+    def split(self) -> bool:
+        """Split a block of which a value depends on a part alone."""
+        for number in islice(self.pending(), _WINDOW):
+            if not any(word in step.name for step in self.path(number) for word in _LOOKUPS):
+                for key in sorted(self._matter(number)):
+                    if not any(key in group[0] for group in self.groups) and self._split(number, key):
+                        return True
+        return False
+
+    def _split(self, number: int, key: str) -> bool:
+        block = self.open[key]
+        for axis, size in enumerate(block.shape):
+            low, high = self._range(number, key, axis)
+            if (low, high) != (0, size):
+                del self.open[key]
+                start = block.region[axis].start
+                for a, b in ((0, low), (low, high), (high, size)):
+                    if a < b:
+                        region = (*block.region[:axis], slice(start + a, start + b), *block.region[axis + 1 :])
+                        part = Block(block.name, block.row, region, block.numbers)
+                        self.open[part.key] = part
+                self.of_candidate.known.clear()
+                self.of_candidate.update(self.open)
+                return True
+        return False
+
+    def _range(self, number: int, key: str, axis: int) -> tuple[int, int]:
+        """The first and last index along an axis that change a value; found by halving."""
+        block = self.open[key]
+        size = block.shape[axis]
+        base = self.evaluate(number, {})
+        current = self.values[block.numbers[0]][block.region]
+        other = self.random.uniform(0.5, 1.5, block.shape)
+
+        def matters(start: int, stop: int) -> bool:
+            inside = (np.arange(size) >= start) & (np.arange(size) < stop)
+            where = inside.reshape([-1 if i == axis else 1 for i in range(len(block.shape))])
+            value = self.evaluate(number, {key: np.where(where, other, current)})
+            return base is None or value is None or not np.array_equal(base, value, equal_nan=True)
+
+        low, high = 0, size
+        step = _first(size, lambda n: matters(0, n + 1))
+        low = step
+        high = _first(size, lambda n: not matters(n, size)) if low < size else size
+        return (low, high) if low < high else (0, size)
+
+
+def _of_one_part(chosen: Sequence[Guess]) -> bool:
+    """Whether kernel and bias are the same part of packed parameters, such as the same gate."""
+    return len({guess.part for guess in chosen if guess.part}) < 2
+
+
+def _error(value: Array, target: Array) -> float:
+    """Root mean square of the difference, relative to the target's."""
+    if value.shape != target.shape:  # some are infinite
+        return float("inf")
+    return float(np.sqrt(np.square(target - value).mean() / np.square(target).mean()))
+
+
+def _first(size: int, holds: Callable[[int], bool]) -> int:
+    """The first n below size for which a condition holds from then on; size if none."""
+    low, high = 0, size
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@lru_cache(maxsize=2**14)  # the same pairs return in many choices
+def _overlap(one: Layout, other: Layout) -> bool:
+    """Whether two arrangements of a source have an element in common."""
+    used = np.zeros(one.source_size, bool)
+    used[elements(one)] = True
+    return bool(used[elements(other)].any())

@@ -1,0 +1,5 @@
+"""`transformers`' encoder-decoder families, one per file."""
+
+from ....backend.submodules import lazy_attributes
+
+__getattr__ = lazy_attributes(__name__)

@@ -1,0 +1,411 @@
+"""A trained model with its tokenizers: translates and scores text in either framework."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cached_property
+from math import isnan, prod
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from ..backend.errors import CheckpointError, ConfigError, DataError, NotFiniteError
+from ..configs.data import TokenizerConfig
+from ..configs.decoding import DecodingConfig
+from ..configs.schema import TransformerConfig
+from ..configs.summary import describe_model, html_table, text_table
+from ..convert.arrays.lazy import specs_of
+from ..convert.checkpoint import CONFIG, Checkpoint
+from ..convert.formats.generation import Generation, generation_of
+from ..convert.formats.hugging_face import LAYOUTS, family
+from ..convert.formats.registry import load as load_checkpoint
+from ..convert.port import flax_specs
+from ..flax_transformer.decode import generate
+from ..flax_transformer.model import Transformer
+from ..flax_transformer.module import named_arrays
+from ..flax_transformer.scoring import attention_maps, score
+from ..formulas.decoding import NAN_LOGITS
+from ..formulas.padding import pad, round_up
+from ..train.data.prepare import Tokenizers, lacks_language, with_target_language
+from ..train.text.tokenizer import Tokenizer
+from ..train.text.tokenizer_files import needed_files
+
+if TYPE_CHECKING:
+    from .. import torch_reference
+
+Framework = Literal["flax", "torch"]
+Quantization = Literal["int8"]
+_LISTED = 8  # languages that a summary names
+_BLOCK = 32  # sentences per decoding batch
+_MULTIPLE = 8  # source lengths are padded to multiples of it, because each length is compiled
+
+
+class Hypothesis(NamedTuple):
+    """A translation of a sentence."""
+
+    text: str
+    score: float  # sum of log-probabilities in nats, divided by the length penalty
+    tokens: tuple[int, ...]  # ids without EOS
+
+
+class Attention(NamedTuple):
+    """Cross-attention weights of a translation: last decoder layer, mean of its heads."""
+
+    weights: np.ndarray  # (T, S)
+    targets: list[str]  # tokens, EOS last
+    sources: list[str]
+
+
+class Translator:
+    """A checkpoint whose model translates and scores text.
+
+    Raises:
+        CheckpointError: on a call with text: the checkpoint has no tokenizer that can be read.
+        ConfigError: on a call that decodes or scores: the model has no start token for the decoder.
+        NotFiniteError: on such a call: the model's logits are NaN.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        name: str = "the checkpoint",
+        base: "Translator | None" = None,
+        tokenizers: Tokenizers | None = None,
+        quantize: Quantization | None = None,
+    ):
+        self.checkpoint, self.config, self.name = checkpoint, checkpoint.config, name
+        self.quantize: Quantization | None = quantize if base is None else base.quantize
+        # The base shares its arrays, and its tokenizers if none are set.
+        self._base, self._tokenizers = base, tokenizers
+
+    def __repr__(self) -> str:
+        return text_table(self.name, self._summary())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.name, self._summary())
+
+    def _summary(self) -> dict[str, str]:
+        specs, trained = specs_of(self.checkpoint.arrays), flax_specs(self.config, trained_only=True)
+        rows = {"family": self.checkpoint.layout or self.checkpoint.system or "none of transformers"}
+        rows |= describe_model(self.config, sum(prod(specs[name].shape) for name in trained))
+        rows |= {} if self.quantize is None else {"products": self.quantize}
+        try:
+            languages = self.tokenizers.src.languages
+        except (CheckpointError, DataError):
+            return rows | {"tokenizer": "none that can be read"}
+        rows["tokenizer"] = "joint" if self.tokenizers.src is self.tokenizers.tgt else "one per side"
+        if languages is not None:
+            codes = ", ".join([*languages.tokens][:_LISTED]) + ", …" * (len(languages.tokens) > _LISTED)
+            pair = f"{languages.source or 'not set'} to {languages.target or 'not set'}"
+            rows["languages"] = f"{pair}; has {len(languages.tokens)}: {codes}"
+        return rows
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The tokenizers of source and target.
+
+        Raises:
+            CheckpointError: the checkpoint has no tokenizer, or none that twinax can read.
+            DataError: a file is damaged, or has tokens beyond the model's vocabulary.
+        """
+        if self._base is not None:
+            return self._base.tokenizers if self._tokenizers is None else self._tokenizers
+        tokenizers = Tokenizers.of_checkpoint(self.checkpoint, TokenizerConfig(), self.name)
+        if tokenizers is None:
+            names = ", ".join(sorted({Path(name).name for name in self.checkpoint.files}))
+            needed = f"it needs {needed_files(self.checkpoint.documents.get(CONFIG, {}))}"
+            reason = f"{needed}; {names} cannot be used" if names else needed
+            raise CheckpointError(
+                f"{self.name}: has no readable tokenizer ({reason}); `twinax convert` with --tokenizer adds one"
+            )
+        for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
+            self._check_vocabulary(side, tokenizer)
+        return tokenizers
+
+    def _check_vocabulary(self, side: str, tokenizer: Tokenizer) -> None:
+        """Raises: DataError if text could be encoded to ids beyond the model's vocabulary."""
+        size = getattr(self.config, f"{side}_vocab_size")
+        if excess_tokens := tokenizer.tokens_beyond(size):
+            number, token = excess_tokens[0]
+            raise DataError(
+                f"{self.name}: the {side} tokenizer has {len(excess_tokens):,} tokens beyond the model's {size:,} (the "
+                f"first: {token!r}, id {number}): it belongs to another model; `twinax convert` with --tokenizer "
+                "replaces it"
+            )
+
+    @cached_property
+    def flax(self) -> Transformer:
+        """The model in Flax."""
+        if self._base is not None:
+            return Transformer.from_arrays(self.config, named_arrays(self._base.flax))
+        model = self.checkpoint.to_flax()
+        return model if self.quantize is None else model.quantized()
+
+    @cached_property
+    def torch(self) -> "torch_reference.Transformer":
+        """The model in PyTorch, in evaluation mode. Raises: ConfigError if the model is quantized."""
+        if self.quantize is not None:
+            raise ConfigError(f"framework='torch': has no {self.quantize}; use framework='flax', or omit quantize")
+        if self._base is not None:
+            return type(self._base.torch).from_state_dict(self.config, self._base.torch.state_dict()).eval()
+        return self.checkpoint.to_torch().eval()
+
+    def with_forced_bos(self, token: str | int) -> "Translator":
+        """The same model with another `forced_bos_id`, by token or id: the first token of every translation.
+
+        In M2M100, NLLB and mBART-50 it selects the target language. Tokenizers and arrays are shared.
+
+        Raises:
+            CheckpointError, DataError: as `tokenizers`; or the token does not exist.
+        """
+        number = self.tokenizers.tgt.id_of(token) if isinstance(token, str) else token
+        if number is None:
+            suggestions = get_close_matches(str(token), self.tokenizers.tgt.vocabulary(), 1)
+            hint = f"; did you mean {suggestions[0]!r}?" if suggestions else ""
+            raise DataError(f"forced_bos={token!r}: the target tokenizer has no such token{hint}")
+        if not 0 <= number < self.config.tgt_vocab_size:
+            raise DataError(f"forced_bos={token!r}: must be 0 to {self.config.tgt_vocab_size - 1}")
+        return self.with_config(self.config.replace(forced_bos_id=number))
+
+    def with_config(self, config: TransformerConfig, tokenizers: Tokenizers | None = None) -> "Translator":
+        """The same arrays with another config; None: and the same tokenizers."""
+        return Translator(replace(self.checkpoint, config=config), self.name, self, tokenizers)
+
+    def with_languages(self, source: str | None = None, target: str | None = None) -> "Translator":
+        """The same model for other languages, by code: de_DE (mBART), de (M2M100), deu_Latn (NLLB), deu (Marian).
+
+        They select the special tokens of a source, and the first token of a translation. None changes nothing. Arrays
+        are shared.
+
+        Raises:
+            CheckpointError, DataError: as `tokenizers`; or the tokenizer has no such language.
+        """
+        tokenizers = self.tokenizers.with_languages(source, target)
+        config = self.config if target is None else with_target_language(self.config, tokenizers)
+        return self.with_config(config, tokenizers)
+
+    @property
+    def lacks_language(self) -> bool:
+        """Whether the model needs a target language token and the checkpoint sets none."""
+        config, layout = self.config, self.checkpoint.layout
+        return lacks_language(config, self.tokenizers, layout in LAYOUTS and family(layout).multilingual)
+
+    @property
+    def generation(self) -> Generation | None:
+        """The decoding settings of a Hugging Face directory. Raises: ConversionError if one cannot be applied."""
+        return generation_of(self.checkpoint.documents, self.config, self.name)
+
+    def decoding(self, **fields: Any) -> DecodingConfig:
+        """The decoding settings of a Hugging Face directory, else the defaults, with fields changed.
+
+        Raises:
+            ConversionError: as `generation`.
+            ConfigError: a field has an invalid value.
+        """
+        generation_fields = {} if self.generation is None else self.generation.fields
+        return DecodingConfig(**{**generation_fields, **fields})
+
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        framework: Framework = "flax",
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        forced_bos: str | int | None = None,
+        **decoding: Any,
+    ) -> list[str]:
+        """The best translation of each text of an iterable; empty for an empty text.
+
+        `src_lang`, `tgt_lang`: as `with_languages`; `forced_bos`: as `with_forced_bos`; `decoding`: as `decoding`.
+        """
+        if src_lang is not None or tgt_lang is not None:
+            translator = self.with_languages(src_lang, tgt_lang)
+            return translator.translate(texts, framework=framework, forced_bos=forced_bos, **decoding)
+        if forced_bos is not None:
+            return self.with_forced_bos(forced_bos).translate(texts, framework=framework, **decoding)
+        results = self.hypotheses(texts, self.decoding(**decoding), framework)
+        return [hypotheses[0].text if hypotheses else "" for hypotheses in results]
+
+    def hypotheses(
+        self,
+        texts: Iterable[str],
+        decoding: DecodingConfig,
+        framework: Framework = "flax",
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> list[list[Hypothesis]]:
+        """The `n_best` translations of each text, best first; an empty list for an empty text.
+
+        Texts are truncated to the model's `max_length` tokens; `too_long` lists them.
+        """
+        texts = _sentences("texts", texts)
+        ids = self.source_ids(texts)
+        results = [[] for _ in texts]
+        order = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i]))
+        count = 0
+        progress(count)
+        for rows, src in self._blocks(ids, order):
+            try:
+                decoded = self._generate(framework)(self._pad_length(src), decoding)
+            except NotFiniteError as error:
+                text = texts[_fill_block(rows, len(src))[error.row]]
+                raise NotFiniteError(f"{self.name}, {text[:80]!r}: {NAN_LOGITS}") from None
+            for i, tokens, scores in zip(rows, decoded.sentences(), decoded.scores, strict=False):
+                decoded_texts = self.tokenizers.tgt.decode(tokens)
+                results[i] = [
+                    Hypothesis(text, float(s), tuple(t))
+                    for text, s, t in zip(decoded_texts, scores, tokens, strict=False)
+                ]
+            count += len(rows)
+            progress(count)
+        return results
+
+    def too_long(self, texts: Iterable[str]) -> list[int]:
+        """Indices of the texts with more tokens than the model's `max_length`."""
+        ids = self.tokenizers.src.encode_sources(_sentences("texts", texts))
+        return [i for i, sentence in enumerate(ids) if len(sentence) > self.config.max_length]
+
+    def score(
+        self, sources: Iterable[str], targets: Iterable[str], framework: Framework = "flax", place: str = "pair"
+    ) -> list[float]:
+        """log p(target | source) in nats of each pair; a forced first token does not count, as in beam search.
+
+        `place`: what the pairs are, for messages; a number follows.
+
+        Raises:
+            DataError: a source is empty, or a side is longer than the model's `max_length`.
+        """
+        sources, targets = _sentences("sources", sources), _sentences("targets", targets)
+        if len(sources) != len(targets):
+            raise DataError(f"{len(sources)} sources and {len(targets)} targets: each source needs one target")
+        src, tgt = self.source_ids(sources), self.target_ids(targets)
+        long_pairs = {*self.too_long(sources), *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
+        for i, ids in enumerate(src):
+            if not ids:
+                raise DataError(f"{place} {i + 1}: the source {sources[i]!r} has no token; remove the pair")
+            if i in long_pairs:
+                raise DataError(f"{place} {i + 1}: a side has more than {self.config.max_length} tokens")
+        scores = [0.0] * len(src)
+        order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
+        for rows, padded_sources in self._blocks(src, order):
+            padded_targets = pad([tgt[i] for i in _fill_block(rows, len(padded_sources))], self.config.pad_id)
+            tokens = self._score(framework)(padded_sources, padded_targets).tokens
+            for i, value in zip(rows, tokens[:, len(self._forced_ids) :].sum(1), strict=False):
+                scores[i] = float(value)
+                if isnan(scores[i]):
+                    raise NotFiniteError(f"{place} {i + 1}: {NAN_LOGITS}")
+        return scores
+
+    def attention(self, source: str, target: str | Hypothesis) -> Attention:
+        """The attention weights of a translation `target` of `source`, by the tokens of a hypothesis if it is one."""
+        src = self.source_ids([source])[0]
+        if not isinstance(target, Hypothesis):
+            tgt = self.target_ids([target])[0]
+        else:  # its text may be encoded to other tokens
+            tgt = [*target.tokens, self.config.eos_id][: self.config.max_length]
+        maps = attention_maps(self.flax, np.array([src]), np.array([tgt]))
+        return Attention(maps.cross[0, -1].mean(0), self.tokenizers.tgt.show(tgt), self.tokenizers.src.show(src))
+
+    def source_ids(self, texts: Iterable[str]) -> list[list[int]]:
+        """Ids of each text, truncated to the model's `max_length`; an empty list for an empty text.
+
+        Raises:
+            CheckpointError, DataError: as `tokenizers`; or a text has a token beyond the model's vocabulary.
+        """
+        texts, tokenizer = _sentences("texts", texts), self.tokenizers.src
+        sentences = tokenizer.encode_sources(texts, self.config.max_length)
+        self._check_ids("src", tokenizer, texts, sentences)
+        # some tokenizers encode spaces
+        return [
+            ids if len(ids) > tokenizer.added and text.strip() else []
+            for text, ids in zip(texts, sentences, strict=True)
+        ]
+
+    def target_ids(self, texts: Iterable[str]) -> list[list[int]]:
+        """Ids of each text, a forced first token first and EOS last.
+
+        Raises:
+            CheckpointError, DataError: as `source_ids`.
+        """
+        texts = _sentences("texts", texts)
+        sentences = self.tokenizers.tgt.encode(texts)
+        self._check_ids("tgt", self.tokenizers.tgt, texts, sentences)
+        return [[*self._forced_ids, *ids, self.config.eos_id] for ids in sentences]
+
+    @property
+    def _forced_ids(self) -> list[int]:
+        return [] if self.config.forced_bos_id is None else [self.config.forced_bos_id]
+
+    def _check_ids(self, side: str, tokenizer: Tokenizer, texts: Iterable[str], ids: Sequence[Sequence[int]]) -> None:
+        size = getattr(self.config, f"{side}_vocab_size")
+        for text, sentence in zip(texts, ids, strict=True):
+            if (excess_id := next((i for i in sentence if i >= size), None)) is not None:
+                token = tokenizer.token_of(excess_id)
+                raise DataError(
+                    f"{self.name}: has no token {token!r} (id {excess_id}, {size:,} tokens), as in {text[:100]!r}"
+                )
+
+    def _blocks(self, ids: Sequence[list[int]], order: Sequence[int]) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+        """(indices of sentences, their ids) in blocks of one size; the last block is filled with copies."""
+        size = min(_BLOCK, 1 << max(len(order) - 1, 0).bit_length())
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            yield rows, pad([ids[i] for i in _fill_block(rows, size)], self.config.pad_id)
+
+    def _pad_length(self, src: np.ndarray) -> np.ndarray:
+        return pad(src, self.config.pad_id, round_up(src.shape[1], _MULTIPLE, self.config.max_length))
+
+    def _generate(self, framework: Framework) -> Callable[..., Any]:
+        if framework == "flax":
+            return lambda src, decoding: generate(self.flax, src, decoding)
+        from .. import torch_reference
+
+        return lambda src, decoding: torch_reference.generate(self.torch, _tensor(src), decoding)
+
+    def _score(self, framework: Framework) -> Callable[..., Any]:
+        if framework == "flax":
+            return lambda src, tgt: score(self.flax, src, tgt)
+        from .. import torch_reference
+
+        return lambda src, tgt: torch_reference.score(self.torch, _tensor(src), _tensor(tgt))
+
+
+def load(
+    path: str | PathLike[str], *, adapter: str | PathLike[str] | None = None, quantize: Quantization | None = None
+) -> Translator:
+    """Load a trained model: a run, a checkpoint of one, a Hugging Face directory, a .pt or .safetensors file.
+
+    `adapter`: the directory of a LoRA adapter, which is merged into the weights of a Hugging Face directory.
+    `quantize`: "int8" computes products with weights in 8-bit integers, in Flax only.
+
+    Raises:
+        CheckpointError, ConversionError, DataError: there is no checkpoint, or it cannot be read.
+        ConfigError: `quantize` has another value.
+    """
+    if quantize not in (None, *get_args(Quantization)):
+        raise ConfigError(f"quantize={quantize!r}: must be None or 'int8'")
+    return Translator(load_checkpoint(path, adapter=adapter, weights_only=True), str(path), quantize=quantize)
+
+
+def _sentences(name: str, texts: Iterable[str]) -> list[str]:
+    """The sentences of any iterable. Raises: TypeError if it is one sentence, or holds something else."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        hint = f"; for one sentence, pass [{name[:-1]}]" if isinstance(texts, str) else ""
+        raise TypeError(f"{name} is a {type(texts).__name__}: must be a list of sentences{hint}")
+    sentences = list(texts)
+    for i, sentence in enumerate(sentences):
+        if not isinstance(sentence, str):
+            raise TypeError(f"{name}[{i}] is a {type(sentence).__name__}: must be a sentence, a str")
+    return sentences
+
+
+def _fill_block(rows: Sequence[int], size: int) -> list[int]:
+    return [*rows, *[rows[-1]] * (size - len(rows))]
+
+
+def _tensor(ids: np.ndarray) -> Any:
+    import torch
+
+    return torch.tensor(ids)

@@ -1,0 +1,236 @@
+"""`twinax compare` on files of a user: verdicts, exit status, JSON, and one line for whatever cannot be used."""
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twinax.cli.proofs import compare_command
+from twinax.cli.proofs.compare_command import run
+from twinax.cli.usage import UsageError, one_line_errors
+from twinax.compare.capture.trace import Trace
+from twinax.compare.comparison import Comparison
+from twinax.compare.repair.diagnosis import Diagnosis
+from twinax.compare.rounding import Rounding
+from twinax.compare.training.updates import UpdateDifference
+
+REFERENCE = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6))
+    return model.eval()
+
+def dropout():
+    return nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+
+def broken():
+    return size("hidden_size")
+
+def inputs():
+    return (torch.ones(2, 6),)
+
+def nothing():
+    return None
+
+def leaves():
+    raise SystemExit(3)
+
+def size(name):
+    raise KeyError(name)
+"""
+PORT = """
+import jax
+from helper import names
+
+def port(p, x):
+    return jax.nn.gelu(x @ p["in"] + p["in_bias"], approximate=APPROXIMATE) @ p["out"] + p["out_bias"]
+
+def convert(state):
+    return {n: a.T for n, a in zip(names, state.values())}
+
+def make(state):
+    return port, convert(state)
+
+def untrained():
+    import numpy as np
+    return port, {n: np.zeros(s, "f") for n, s in zip(names, [(6, 9), (9,), (9, 6), (6,)])}
+
+def counting():
+    import numpy as np
+    return (lambda p, x: port(p, x) * (p["steps"] > 0)), untrained()[1] | {"steps": np.ones((), int)}
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ref.py").write_text(REFERENCE)
+    (tmp_path / "helper.py").write_text('names = ("in", "in_bias", "out", "out_bias")')
+    (tmp_path / "port.py").write_text(PORT.replace("APPROXIMATE", "False"))
+    (tmp_path / "wrong.py").write_text(PORT.replace("APPROXIMATE", "True"))
+    np.savez(tmp_path / "batch.npz", np.random.default_rng(0).standard_normal((4, 6)))
+    yield tmp_path
+    sys.modules.pop("helper", None)
+
+
+def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz", **changes):
+    flags = {
+        "candidate_inputs": None,
+        "convert": None,
+        "rules": None,
+        "write_rules": None,
+        "gradients": False,
+        "optimizer": (),
+        "dropout": False,
+    }
+    flags |= {"rounding": False, "json_file": None, "report": None}
+    with one_line_errors():
+        return run(reference, candidate, inputs=inputs, **(flags | changes))
+
+
+def test_equal_models(files, capsys):
+    before = list(sys.path)
+    assert compare(gradients=True, rounding=True, json_file="o.json") == 0
+    document = json.loads((files / "o.json").read_text())
+    assert (document["verdict"], document["equal"], document["gradients"]["verdict"]) == ("equal", True, "equal")
+    assert [entry["dtype"] for entry in document["rounding"] if entry["ok"]] == ["float32", "bfloat16"]
+    assert document["weights"]["matches"]["in"] == ["state['0.weight'].T"]
+    assert sys.path == before
+    out = capsys.readouterr().out
+    assert out.startswith("equal: port.py:make against ref.py:make")
+    assert "4 of 4" in out
+
+
+def test_different_models(files, capsys):
+    assert compare(candidate="wrong.py:make", json_file="o.json", report="o.html") == 1
+    (defect,) = json.loads((files / "o.json").read_text())["outputs"]["defects"]
+    (line,) = defect["lines"]
+    assert line.endswith("/wrong.py:6")
+    assert (defect["repair"]["text"], defect["reference"]["lines"]) == ("should be erf gelu", ["1"])
+    assert "should be erf gelu" in capsys.readouterr().out
+    text = (files / "o.html").read_text()
+    assert "<code>wrong.py:make</code> against <code>ref.py:make</code>" in text
+    assert "should be erf gelu" in text
+    assert "return jax.nn.gelu(x @ p[&#34;in&#34;]" in text  # the file's own line
+
+
+def test_a_converter_and_no_converter(files, capsys):
+    assert compare(candidate="port.py:untrained", convert="port.py:convert") == 0
+    capsys.readouterr()
+    assert compare(candidate="port.py:untrained", write_rules="rules.toml") == 0
+    assert "weights: 4 of 4 parameters inferred, without their names" in capsys.readouterr().out
+    assert compare(candidate="port.py:counting") == 0
+    assert "weights: 4 of 4 parameters inferred" in capsys.readouterr().out  # a counter is no parameter
+    assert compare(candidate="port.py:untrained", rules="rules.toml") == 0
+    assert compare(candidate="port.py:untrained", convert="rules.py:to_candidate") == 0
+    assert compare(inputs="ref.py:inputs") == 0
+    np.save("batch.npy", np.load("batch.npz")["arr_0"])
+    assert compare(inputs="batch.npy") == 0
+
+
+EQUAL = Comparison(Diagnosis("equal"), traces=(Trace("PyTorch"), Trace("JAX")))
+
+
+@pytest.mark.parametrize(
+    ("status", "changes"),
+    [
+        (0, {}),
+        (0, {"forward": Diagnosis("equal but for float32 constants")}),
+        (0, {"rounding": (Rounding("float32", 0.0, 0.0, 24, "out of memory"),)}),
+        (1, {"forward": Diagnosis("different")}),
+        (2, {"forward": Diagnosis("undecided", reason="the outputs are empty")}),
+        (1, {"backward": Diagnosis("different")}),
+        (2, {"backward": Diagnosis("undecided")}),
+        (1, {"update": (UpdateDifference("learning rate", 1.0, 2.0),)}),
+        (1, {"rounding": (Rounding("float32", 1e-8, 1e-6, 24),)}),
+    ],
+)
+def test_exit_status(status, changes, files, monkeypatch, capsys):
+    comparison = replace(EQUAL, **changes)
+    monkeypatch.setattr(compare_command, "compare", lambda *arguments, **options: comparison)
+    assert compare(report="o.html", json_file="o.json") == status
+    assert comparison.ok == (status == 0)
+    assert capsys.readouterr().out.startswith(f"{comparison.verdict}: ")
+    assert json.loads((files / "o.json").read_text())["equal"] == (status == 0)
+    assert f">{'✓✗?'[status]}</span> {comparison.verdict}" in (files / "o.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": "ref.py"}, "ref.py: must name a function in a Python file, as in port.py:make"),
+        ({"reference": "none.py:make"}, "none.py: there is no such file"),
+        (
+            {"candidate": "port.py:mak"},
+            "port.py:mak: port.py has no function mak; it has port, convert, make, untrained, counting",
+        ),
+        ({"reference": "ref.py:broken"}, "ref.py:broken: failed: KeyError: 'hidden_size' (line 26)"),
+        ({"reference": "ref.py:dropout"}, "1: is in training mode; call eval() on the module"),
+        ({"inputs": "none.npz"}, "none.npz: there is no such file"),
+        ({"inputs": "helper.py"}, "helper.py: is not an .npz or .npy file of arrays"),
+        ({"inputs": "empty.npz"}, "empty.npz: has no arrays"),
+        ({"inputs": "wide.npz"}, "Sequential: the forward pass in float64 failed: RuntimeError: "),
+        ({"candidate": "syntax.py:make"}, "syntax.py: cannot be imported: SyntaxError: "),
+        ({"candidate": "port.py:untrained", "convert": "ref.py:broken"}, "broken: TypeError: "),
+        ({"rules": "helper.py"}, "helper.py: cannot be read as TOML: "),
+        ({"rules": "none.toml"}, "none.toml: "),
+        ({"rules": "x", "convert": "y"}, "--rules x: cannot be combined with --convert"),
+        ({"write_rules": "."}, "--write-rules .: must end in .toml"),
+        ({"write_rules": "rules.json"}, "--write-rules rules.json: must end in .toml"),
+        ({"write_rules": "port.toml"}, "--write-rules port.py: exists; pass another name"),
+        ({"json_file": "none/o.json"}, "none/o.json: there is no directory none"),
+        ({"report": "none/o.html"}, "none/o.html: there is no directory none"),
+        ({"report": "o.json"}, "--report o.json: must end in .html"),
+        ({"report": "o.html", "json_file": "o.html"}, "o.html: is another output of this command"),
+        ({"reference": "ref.py:nothing"}, "ref.py:nothing: returned None; return a model"),
+        ({"reference": "ref.py:leaves"}, "ref.py:leaves: failed: SystemExit: 3"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(changes, message, files):
+    np.savez(files / "empty.npz")
+    np.savez(files / "wide.npz", np.ones((2, 7)))
+    (files / "syntax.py").write_text("def make(:\n")
+    with pytest.raises(UsageError) as error:
+        compare(**{"json_file": "o.json", "report": "o.html"} | changes)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert not (files / "o.json").exists()
+    assert not (files / "o.html").exists()
+
+
+def test_the_worked_example_prints_what_the_page_shows(command, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    folder = tmp_path / "example"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    for code in re.findall(r"```python\n(# \w+\.py\n.*?)```", page, flags=re.DOTALL):
+        Path(code.splitlines()[0].removeprefix("# ")).write_text(code)
+    (line, output) = re.search(
+        r"```bash\n(twinax compare .*?)\n```\n\nprints\n\n```\n(.*?)```", page, re.DOTALL
+    ).groups()
+    status, out, _ = command(*shlex.split(line)[1:])
+    assert status == 1
+    assert [text.rstrip() for text in out.splitlines()] == output.splitlines()
+    assert (folder / "report.html").exists()
+
+
+def test_dropout_of_models_in_training_mode(files, capsys):
+    (files / "train.py").write_text("import torch\n\ndef make():\n    return torch.nn.Dropout(0.25).train()\n")
+    text = "import jax, jax.numpy as jnp\n\ndef make():\n    return (lambda p, x: drop(x, p)), {}\n\ndef drop(x, p):\n"
+    text += (
+        "    keep = jax.random.bernoulli(jax.random.key(1), 0.75, x.shape)\n    return jnp.where(keep, x / 0.8, 0)\n"
+    )
+    (files / "port.py").write_text(text)
+    assert compare(reference="train.py:make", candidate="port.py:make", dropout=True) == 1
+    assert "div: 0.8 → 0.75" in capsys.readouterr().out
+    (files / "right.py").write_text(text.replace("0.8", "0.75"))
+    assert compare(reference="train.py:make", candidate="right.py:make", dropout=True) == 0

@@ -1,0 +1,221 @@
+"""Beam search in several engines: equal ones agree, changed ones are reported, and ties count as rounding."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twinax import TransformerConfig, convert
+from twinax.backend.errors import ConfigError
+from twinax.configs.decoding import DecodingConfig
+from twinax.convert import Checkpoint
+from twinax.parity.functions import random_arrays
+from twinax.parity.search import backends
+from twinax.parity.search.backends import compare_engines, load_searches
+from twinax.parity.search.ctranslate2 import COMMON_RULES, translate_options
+
+STORED = Path(__file__).parents[1] / "checkpoints" / "v1"
+CONFIG = TransformerConfig(
+    src_vocab_size=31,
+    tgt_vocab_size=29,
+    d_model=16,
+    num_heads=2,
+    d_ff=24,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    max_length=9,
+)
+SOURCES = {line: [3 + (7 * line + i * i) % 28 for i in range(1 + line % 6)] + [2] for line in range(1, 25)}
+
+
+def checkpoint(config=CONFIG, end=2.0):
+    """A random model, whose EOS is likely: sentences have many lengths."""
+    arrays = random_arrays(config, 3)
+    arrays["output.proj.kernel"] = arrays["output.proj.kernel"] * np.float32(3)
+    arrays["output.bias"][config.eos_id] += np.float32(end)
+    return Checkpoint(config, arrays)
+
+
+def compare(tmp_path, model, *names, sources=SOURCES, beam_size=4):
+    searches, missing = load_searches(model, names, tmp_path)
+    assert missing == {}
+    return compare_engines(model, searches, sources, beam_size)
+
+
+@pytest.mark.parametrize("config", [CONFIG, CONFIG.replace(forced_bos_id=7, decoder_start_id=2)])
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_ctranslate2_and_pytorch_return_the_same_lists(beam_size, config, tmp_path):
+    agreements = compare(tmp_path, checkpoint(config), "torch", "ctranslate2", beam_size=beam_size)
+    for agreement in agreements:
+        assert (agreement.equal, agreement.certificates, agreement.ok) == (24, [], True)
+        assert 0 < agreement.score_error < 1e-4
+
+
+def test_truncated_hypotheses_are_equal_too(tmp_path):
+    """EOS is unlikely, and the maximum is shorter than the model's."""
+    model = checkpoint(end=-5)
+    searches, _ = load_searches(model, ["ctranslate2"], tmp_path)
+    (agreement,) = compare_engines(model, searches, SOURCES, 3, max_length=5)
+    assert (agreement.equal, agreement.ok) == (24, True)
+
+
+WRONG_OPTIONS = {
+    "length excludes EOS": {"return_end_token": False},
+    "smaller beam": {"beam_size": 4, "patience": 0.5, "num_hypotheses": 2},
+    "patience": {"patience": 3},
+    "padding is allowed": {"suppress_sequences": None},
+    "length penalty": {"length_penalty": 0.2},
+    "shorter": {"max_decoding_length": 5},
+    "EOS forbidden at first": {"min_decoding_length": 2},
+}
+
+
+SAME_LISTS = ("padding is allowed", "EOS forbidden at first")  # here, only their scores differ
+
+
+@pytest.mark.parametrize("name", WRONG_OPTIONS)
+def test_each_option_that_is_wrong_is_a_difference(name, tmp_path, monkeypatch):
+    """With the reason: the reference's margin is far above what rounding does."""
+
+    def wrong(model, decoding, tokens):
+        return translate_options(model, decoding, tokens) | WRONG_OPTIONS[name]
+
+    monkeypatch.setattr(backends, "translate_options", wrong)
+    (agreement,) = compare(tmp_path, checkpoint(), "ctranslate2")
+    assert not agreement.ok
+    assert bool(agreement.different) == (name not in SAME_LISTS)
+    for certificate in agreement.different:
+        assert certificate.margin > certificate.bound > 0
+        assert "DIFFERENT" in str(certificate)
+
+
+def test_ties_are_rounding(tmp_path):
+    """Two tokens that are one: either order of equal hypotheses is right."""
+    model = checkpoint()
+    for name in ("output.proj.kernel", "output.bias"):
+        model.arrays[name][..., 9] = model.arrays[name][..., 8]
+    model.arrays["output.bias"][8:10] += np.float32(2)
+    model.arrays["tgt_embedding.embedding"][9] = model.arrays["tgt_embedding.embedding"][8]
+    searches, _ = load_searches(model, ["torch"], tmp_path)
+    swap = np.array([*range(8), 9, 8, *range(10, 29)])
+
+    def swapped(src, decoding):
+        decoded = searches["torch"](src, decoding)
+        return decoded._replace(tokens=swap[decoded.tokens])
+
+    (agreement,) = compare_engines(model, {"swapped": swapped}, SOURCES, 4)
+    assert agreement.certificates
+    assert not agreement.different
+    first = agreement.certificates[0]
+    assert first.sums[0] == pytest.approx(first.sums[1], abs=1e-9)
+    assert "within rounding" in str(first)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "renormalize=False: must be True"),
+        ({"length_penalty": "gnmt"}, "length_penalty='gnmt': must be 'power'"),
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3: must be 0"),
+        ({"beam_size": 2}, "early_stopping=False: must be True"),
+        ({"ended": "stay"}, "ended='stay': must be 'leave'"),
+    ],
+)
+def test_another_search_is_refused(fields, message):
+    with pytest.raises(ConfigError) as error_info:
+        translate_options(CONFIG, DecodingConfig(**fields), [])
+    assert message in str(error_info.value)
+
+
+def test_options_follow_the_search():
+    names = [f"<{i}>" for i in range(29)]
+    decoding = DecodingConfig(
+        beam_size=3, n_best=2, min_length=2, length_exponent=0.5, forbidden_ids=(5,), **COMMON_RULES
+    )
+    assert translate_options(CONFIG, decoding, names) == {
+        "beam_size": 3,
+        "num_hypotheses": 2,
+        "length_penalty": 0.5,
+        "max_input_length": 0,
+        "max_decoding_length": 9,
+        "min_decoding_length": 1,
+        "return_end_token": True,
+        "return_scores": True,
+        "suppress_sequences": [["<5>"], ["<0>"]],
+    }
+
+
+@pytest.fixture
+def text_model(tmp_path, monkeypatch):
+    """A model with a tokenizer of letters, and texts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    config = CONFIG.replace(src_vocab_size=101, tgt_vocab_size=103)
+    convert.save(replace(checkpoint(config), files=convert.load(STORED).files), "model.pt")
+    Path("src").write_text("a b\nb a\n\na a b b\n")
+    Path("empty").write_text("\n\n")
+
+
+def test_the_command_compares_and_names_what_is_missing(command, text_model, monkeypatch):
+    flags = ("parity", "model.pt", "--engines", "torch,transformers,ctranslate2", "--src", "src", "--json", "e.json")
+    code, out, _ = command(*flags)
+    assert (code, out.splitlines()[-1]) == (0, "equal, without transformers")
+    assert "transformers: has no family with this model, of marian, bart" in out
+    report = json.loads(Path("e.json").read_text())
+    rows = [(row["beam_size"], row["engine"], row["equal"]) for row in report["engines"]]
+    assert rows == [(beam, engine, 3) for beam in (1, 5) for engine in ("torch", "ctranslate2")]
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    code, out, _ = command("parity", "model.pt", "--engines", "torch,ctranslate2", "--src", "src")
+    assert (code, "ctranslate2: is not installed; pip install ctranslate2" in out) == (0, True)
+
+
+def test_rounded_weights_are_said_to_be(command, text_model):
+    convert.save(convert.load("model.pt"), "int8", layout="ctranslate2", quantization="int8")
+    code, out, _ = command("parity", "int8", "--engines", "torch", "--src", "src")
+    assert (code, out.splitlines()[-1]) == (0, "equal")
+    assert "int8 is a CTranslate2 directory, int8: all engines computed in float32 with the rounded weights" in out
+
+
+def test_the_flag_bounds_the_length(command, text_model, monkeypatch):
+    lengths, right = [], backends.translate_options
+    monkeypatch.setattr(backends, "translate_options", lambda *a: lengths.append(a[1].max_length) or right(*a))
+    flags = ("parity", "model.pt", "--engines", "ctranslate2", "--src", "src", "--max-length", "2")
+    assert (command(*flags)[0], {*lengths}) == (0, {2})
+
+
+def test_the_command_fails_if_an_engine_differs(command, text_model, monkeypatch):
+    right = backends.translate_options
+    monkeypatch.setattr(
+        backends, "translate_options", lambda *arguments: right(*arguments) | {"max_decoding_length": 1}
+    )
+    code, out, _ = command("parity", "model.pt", "--engines", "ctranslate2", "--src", "src")
+    assert (code, out.splitlines()[-1]) == (1, "DIFFERENT")
+    assert "beam 5, ctranslate2, line 1: DIFFERENT: hypothesis 2, diverges at token 2" in out
+
+
+INVALID = {
+    "no such engine": (("model.pt", "--engines", "torch,marian", "--src", "src"), "'marian' is not an engine; choose"),
+    "no text": (("model.pt", "--engines", "torch"), "--engines torch: needs --src"),
+    "a preset": (("tiny", "--engines", "torch", "--src", "src"), "compares one checkpoint"),
+    "two": (("model.pt", "--engines", "torch", "--src", "src", "--translations"), "compares one checkpoint"),
+    "nothing to compare": (
+        ("model.pt", "--engines", "transformers", "--src", "src"),
+        "--engines transformers: nothing to compare: transformers has no family with this model, of marian, bart",
+    ),
+    "no adapter": (
+        ("model.pt", "--engines", "torch", "--src", "src", "--adapter", "src"),
+        "the adapter src is merged into the Hugging Face directory of",
+    ),
+    "no length": (("model.pt", "--engines", "torch", "--src", "src", "--max-length", "0"), "max_length=0: must be"),
+    "empty": (("model.pt", "--engines", "torch", "--src", "empty"), "empty: has no sentence"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_input_gets_one_line(name, command, text_model):
+    arguments, message = INVALID[name]
+    code, _, err = command("parity", *arguments)
+    assert (code, message in err, len(err.splitlines())) == (2, True, 1)

@@ -1,0 +1,340 @@
+"""Text in, text out, in both frameworks, and the commands for it; the stored model uppercases letters."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
+
+import twinax
+from twinax.backend.errors import CheckpointError, ConfigError, DataError
+from twinax.configs.decoding import DecodingConfig
+from twinax.configs.training import TrainingConfig
+from twinax.flax_transformer import named_arrays
+from twinax.flax_transformer.decode import generate
+from twinax.inference.scores import corpus_scores
+from twinax.inference.translator import Hypothesis, Translator
+
+MODEL = Path(__file__).parents[1] / "checkpoints" / "v1"
+TEXTS = ["a b c", "", "h e d f", "  ", "g g a b c d e f g h", "f b", "d a"]
+LARGE = ["A B C", "", "H E D F", "", "G G A B C D D", "F B", "D A"]  # the fifth is truncated to seven tokens and EOS
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return twinax.load(MODEL)
+
+
+def test_texts_keep_their_places(translator):
+    assert translator.translate(TEXTS) == LARGE
+    assert translator.translate(TEXTS, beam_size=2, framework="torch") == LARGE
+    assert translator.translate([]) == []
+    assert translator.too_long(TEXTS) == [4]
+
+
+CALLS = {
+    "translate": lambda model, texts: model.translate(texts),
+    "translate for a first token": lambda model, texts: model.translate(texts, forced_bos="A"),
+    "hypotheses": lambda model, texts: model.hypotheses(texts, DecodingConfig()),
+    "too_long": lambda model, texts: model.too_long(texts),
+    "source_ids": lambda model, texts: model.source_ids(texts),
+    "target_ids": lambda model, texts: model.target_ids(texts),
+    "score, sources": lambda model, texts: model.score(texts, ["A", "A"]),
+    "score, targets": lambda model, texts: model.score(["a", "a"], texts),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_sentences_are_any_iterable_but_one_sentence(call, translator):
+    sentences = ["b", "c a"]
+    expected = CALLS[call](translator, sentences)
+    for texts in (iter(sentences), tuple(sentences), dict.fromkeys(sentences), np.array(sentences)):
+        assert CALLS[call](translator, texts) == expected
+    for texts, message in (
+        ("b c", r"s is a str: must be a list of sentences; for one sentence, pass \["),
+        (b"b", r"s is a bytes: must be a list of sentences$"),
+        (None, r"s is a NoneType: must be a list"),
+        (("b", None), r"s\[1\] is a NoneType: must be a sentence, a str"),
+        ((["b"],), r"s\[0\] is a list: must be a sentence, a str"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            CALLS[call](translator, texts)
+
+
+def test_each_source_needs_a_target(translator):
+    with pytest.raises(DataError, match="2 sources and 1 targets: each source needs one target"):
+        translator.score(["a", "b"], ["A"])
+    with pytest.raises(TypeError, match="is a list: must be a sentence"):
+        translator.attention(["a"], "A")
+
+
+def test_models_say_what_they_are(translator):
+    """Numbers of parameters against the frameworks' own counts."""
+    parameters = sum(p.numel() for p in translator.torch.parameters())
+    trained = sum(array.size for array in named_arrays(translator.flax, nnx.Param).values())
+    assert parameters == trained == 1716
+    for model in (translator, translator.flax, translator.flax.quantized(), translator.torch):
+        for text in (repr(model), str(model), model._repr_html_()):
+            assert "1,716 in float32" in text
+            assert "1 encoder, 1 decoder" in text
+    assert repr(translator).startswith(f"{MODEL}\n")
+    assert "joint" in repr(translator)
+    assert "none that can be read" in repr(Translator(replace(translator.checkpoint, files={})))
+    assert len(repr(translator.flax).splitlines()) < 12
+
+
+@given(
+    st.builds(
+        TrainingConfig, eps=st.floats(1e-9, 1), seed=st.integers(0, 9), optimizer=st.sampled_from(["adam", "adamw"])
+    )
+)
+def test_configs_print_what_differs_from_the_defaults(config):
+    assert eval(repr(config)) == config
+    assert ("seed=" in repr(config)) == (config.seed != 0)
+    assert '<td style="text-align:left">seed</td>' in config._repr_html_()
+
+
+def test_hypotheses_are_those_of_the_search(translator):
+    decoding = DecodingConfig(beam_size=3, n_best=2)
+    flax_output = translator.hypotheses(TEXTS, decoding)
+    torch_output = translator.hypotheses(TEXTS, decoding, "torch")
+    assert [[h.tokens for h in hypotheses] for hypotheses in flax_output] == [
+        [h.tokens for h in hs] for hs in torch_output
+    ]
+    assert [len(hypotheses) for hypotheses in flax_output] == [2, 0, 2, 0, 2, 2, 2]
+    expected = generate(translator.flax, np.array([translator.tokenizers.src.encode_sources(["d a"])[0]]), decoding)
+    assert [list(h.tokens) for h in flax_output[6]] == expected.sentences()[0]
+    np.testing.assert_allclose([h.score for h in flax_output[6]], expected.scores[0], rtol=1e-5)
+
+
+def test_few_lengths_are_compiled(translator, monkeypatch):
+    """Block lengths are multiples of eight, or the model's max_length."""
+    lengths, search = set(), generate
+
+    def counting(model, src, decoding):
+        lengths.add(src.shape[1])
+        return search(model, src, decoding)
+
+    monkeypatch.setattr("twinax.inference.translator.generate", counting)
+    monkeypatch.setattr("twinax.inference.translator._BLOCK", 1)
+    translator.translate(["a", "a b", "a b c", "a b c d e"], beam_size=1)
+    assert lengths == {8}
+    monkeypatch.setattr("twinax.inference.translator._MULTIPLE", 3)
+    translator.translate(["a", "a b c", "g g a b c d e f g h"], beam_size=1)
+    assert lengths == {8, 3, 6}
+
+
+def test_scores_are_of_the_pair_that_was_given(translator):
+    sources, targets = ["a b", "c", "h e d f"], ["A B", "D", "H E D F"]
+    flax, torch = (translator.score(sources, targets, framework) for framework in ("flax", "torch"))
+    np.testing.assert_allclose(flax, torch, rtol=1e-5)
+    assert flax[1] < min(flax[0], flax[2])
+    (hypothesis,) = translator.hypotheses(["h e d f"], DecodingConfig(length_exponent=0.0))[0]
+    assert flax[2] == pytest.approx(hypothesis.score, rel=1e-5)
+    with pytest.raises(DataError, match="pair 2: the source '' has no token"):
+        translator.score(["a", ""], ["A", "A"])
+    with pytest.raises(DataError, match="pair 1: a side has more than 8 tokens"):
+        translator.score(["a"], ["A B C D E F G H"])
+
+
+def test_attention_of_a_translation(translator):
+    looked = translator.attention("a b c", "A B C")
+    assert (looked.targets, looked.sources) == (["A", "B", "C", "</s>"], ["a", "b", "c", "</s>"])
+    np.testing.assert_allclose(looked.weights.sum(1), 1, rtol=1e-5)
+    assert looked.weights[:3].argmax(1).tolist() == [0, 1, 2]
+
+
+def test_attention_of_a_hypothesis_has_its_tokens(translator):
+    """Their text would be encoded to other ones."""
+    letters = translator.target_ids(["A B"])[0][:-1]
+    unk = translator.tokenizers.tgt.id_of("<unk>")
+    looked = translator.attention("a b", Hypothesis("A B", 0.0, (*letters, unk)))
+    assert looked.targets == ["A", "B", "<unk>", "</s>"]
+    longest = translator.attention("a b", Hypothesis("", 0.0, (unk,) * translator.config.max_length))
+    assert longest.targets == ["<unk>"] * translator.config.max_length
+
+
+def test_a_directory_without_a_tokenizer_translates_no_text(tmp_path):
+    from parity_tests.support.conversion import random_model
+
+    random_model("BART").save_pretrained(tmp_path / "bart")
+    bare_translator = twinax.load(tmp_path / "bart")
+    assert bare_translator.config.d_model > 0
+    with pytest.raises(CheckpointError, match=r"it needs tokenizer\.json, or vocab\.json and merges\.txt"):
+        bare_translator.translate(["a"])
+
+
+def test_scores_are_sacrebleu_s():
+    predictions, references = ["The small House stands", "a dog"], ["The small house stands here", "a dog"]
+    scores = {score.name: score for score in corpus_scores(predictions, [references], "intl")}
+    assert scores["BLEU"].value == corpus_bleu(predictions, [references], tokenize="intl").score
+    lowercase_bleu = corpus_bleu(predictions, [references], tokenize="intl", lowercase=True).score
+    assert scores["BLEU, lower case"].value == lowercase_bleu
+    assert scores["chrF"].value == corpus_chrf(predictions, [references]).score
+    assert scores["TER"].value == corpus_ter(predictions, [references]).score
+    assert scores["exact match"].value == 50
+    assert "case:mixed" in scores["BLEU"].signature
+    assert "tok:intl" in scores["BLEU, lower case"].signature
+    with pytest.raises(DataError, match="tokenize='nope': must be one of none, zh"):
+        corpus_scores(predictions, [references], "nope")
+    with pytest.raises(DataError, match="1 translations and 2 references"):
+        corpus_scores(predictions[:1], [references])
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("src").write_text("".join(text + "\n" for text in TEXTS))
+    Path("tgt").write_text("".join(text + "\n" for text in LARGE))
+    return tmp_path
+
+
+def test_translate_a_file(command, files):
+    code, out, err = command("translate", MODEL, "src", "--attention", "a.png")
+    assert (code, out) == (0, "".join(text + "\n" for text in LARGE))
+    assert err == "twinax: line 5: has more than 8 tokens and was truncated\n"
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Terminal(io.StringIO):
+    """A stream that reports itself as a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_a_bar_on_the_terminal_takes_nothing_from_the_output(command, monkeypatch, files):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    code, out, _ = command("translate", MODEL, "src")
+    assert (code, out) == (0, "".join(text + "\n" for text in LARGE))
+
+
+def test_long_files_come_window_by_window_and_the_log_says_how_far(command, monkeypatch, files):
+    monkeypatch.setattr("twinax.cli.text.text_commands._WINDOW", 2)
+    monkeypatch.setattr("twinax.train.tracking.progress._QUIET", -1.0)
+    Path("src").write_text("\n\n" + Path("src").read_text())
+    code, out, err = command("translate", MODEL, "src", "--attention", "a.png")
+    assert (code, out) == (0, "\n\n" + "".join(text + "\n" for text in LARGE))
+    assert [line for line in err.splitlines() if line.startswith("lines")][-1] == "lines: 9 of 9"
+    assert "twinax: line 7: has more than 8 tokens" in err
+    assert Path("a.png").is_file()
+    Path("src").write_text("\n\n \n")
+    assert command("translate", MODEL, "src", "--attention", "b.png")[0] == 2
+
+
+def test_the_longest_translation(command, files):
+    code, out, _ = command("translate", MODEL, "src", "--max-length", "3")
+    assert (code, out.splitlines()[2]) == (0, "H E")
+    code, _, err = command("translate", MODEL, "src", "--max-length", "9")
+    assert (code, "max_length=9" in err) == (2, True)
+
+
+def test_translate_standard_input_with_scores(command, monkeypatch, files):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a b\n\nf b")))
+    code, out, _ = command("translate", MODEL, "--n-best", "2", "--scores", "--beam-size", "2")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert code == 0
+    assert [row[0] for row in rows] == ["1", "1", "2", "3", "3"]
+    assert [rows[i][2] for i in (0, 2, 3)] == ["A B", "", "F B"]
+    assert float(rows[0][1]) > float(rows[1][1])
+
+
+def test_translate_what_is_typed(command, monkeypatch, files):
+    input_lines = iter(["a b", "", "f b"])
+
+    def read_line(prompt):
+        line = next(input_lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", read_line)
+    code, out, _ = command("translate", MODEL)
+    assert (code, out) == (0, "A B\n\nF B\n")
+
+
+def test_evaluate(command, files):
+    arguments = ("--src", "src", "--tgt", "tgt", "--json", "e.json", "--output", "out")
+    code, out, err = command("evaluate", MODEL, *arguments)
+    assert code == 0
+    assert Path("out").read_text() == Path("tgt").read_text()
+    report = json.loads(Path("e.json").read_text())
+    assert (report["pairs"], report["cut"]) == (len(TEXTS), 1)
+    assert {s["name"]: round(s["value"]) for s in report["scores"]}["BLEU"] == 100
+    assert "100.00" in out
+    assert "case:lc" in out.replace("\n", "")
+    assert err == "twinax: truncated 1 source with more tokens than the model's maximum\n"
+
+
+def test_evaluate_a_dataset(command, files):
+    Path("tasks.txt").write_text("IN: a b c OUT: A B C\nIN: h e d f OUT: H E D\nIN: f b OUT: F B\nIN: d a OUT: D A\n")
+    code, _, _ = command("evaluate", MODEL, "--dataset", "tasks.txt", "--beam-size", "1", "--json", "e.json")
+    assert code == 0
+    report = json.loads(Path("e.json").read_text())
+    assert report["dataset"] == "tasks.txt"
+    assert "src" not in report
+    assert report["scores"][-1] == {"name": "exact match", "value": 75.0, "signature": "n:4|case:mixed|space:no"}
+
+
+def test_score(command, files):
+    Path("a").write_text("a b\nc\n")
+    Path("b").write_text("A B\nD\n")
+    code, out, _ = command("score", MODEL, "--src", "a", "--tgt", "b")
+    assert code == 0
+    assert [float(line) for line in out.splitlines()] == pytest.approx(
+        twinax.load(MODEL).score(["a b", "c"], ["A B", "D"]), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("translate", "nowhere"), "nowhere: there is no such file or directory"),
+        (("translate", "."), "is neither a run, nor a checkpoint, nor a Hugging Face directory"),
+        (("translate", MODEL, "nowhere"), "nowhere: there is no such file"),
+        (("translate", MODEL, "utf16"), "utf16: is UTF-16; save it as UTF-8"),
+        (("translate", MODEL, "src", "--n-best", "0"), "n_best=0: must be"),
+        (("translate", MODEL, "src", "--n-best", "9"), "n_best=9: must not be above beam_size=5"),
+        (("translate", MODEL, "src", "--attention", "x.jpeg"), "--attention x.jpeg: must end in .png, .pdf or .svg"),
+        (("translate", MODEL, "src", "--attention", "no/x.png"), "no/x.png: there is no directory no"),
+        (("evaluate", MODEL, "--src", "src", "--tgt", "short"), "src has 7 lines and short has 1"),
+        (("evaluate", MODEL, "--src", "src", "--tgt", "tgt", "--tokenize", "x"), "tokenize='x': must be one of"),
+        (("evaluate", MODEL), "dataset=None: give either src and tgt, or dataset"),
+        (("evaluate", MODEL, "--src", "src"), "src='src': needs tgt too"),
+        (("evaluate", MODEL, "--dataset", "no.txt"), "no.txt: there is no such file"),
+        (("evaluate", MODEL, "--dataset", "a.tsv", "--split", "test"), "a.tsv': a single file has no split (test)"),
+        (("evaluate", MODEL, "--src", "src", "--tgt", "tgt", "--output", "no/x"), "no/x: there is no directory no"),
+        (("score", MODEL, "--src", "src", "--tgt", "tgt"), "src and tgt, line 2: the source '' has no token"),
+        (("translate", MODEL, "folder"), "folder: is a directory; pass a text file"),
+        (("translate", "google-t5/t5-small"), "hf download google-t5/t5-small --local-dir t5-small"),
+    ],
+)
+def test_what_is_wrong_is_one_line(command, files, arguments, message):
+    Path("utf16").write_bytes("a\n".encode("utf-16"))
+    Path("short").write_text("A\n")
+    Path("folder").mkdir()
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("twinax: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_products_of_8_bit_integers(translator):
+    quantized = twinax.load(MODEL, quantize="int8")
+    assert quantized.translate(TEXTS) == LARGE
+    scores, exact = (model.score(["a b c"], ["A B C"]) for model in (quantized, translator))
+    assert scores != exact
+    np.testing.assert_allclose(scores, exact, atol=0.1)
+    with pytest.raises(ConfigError, match="framework='torch': has no int8; use framework='flax', or omit quantize"):
+        quantized.with_config(quantized.config).translate(["a"], framework="torch")
+    with pytest.raises(ConfigError, match="quantize='int4': must be None or 'int8'"):
+        twinax.load(MODEL, quantize="int4")

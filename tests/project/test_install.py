@@ -1,0 +1,126 @@
+"""The package as others install it: a wheel has every sub-package, under the one name `twinax`."""
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+HOUSE = (
+    *("audit", "configs", "convert", "flax_transformer", "formulas", "parity", "presets", "published"),
+    *("torch_reference", "train"),
+)
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def subpackages():
+    """Every source folder that has an __init__.py, by its installed name."""
+    for folder in HOUSE:
+        for init in sorted((ROOT / folder).rglob("__init__.py")):
+            yield "twinax." + ".".join(init.parent.relative_to(ROOT).parts)
+
+
+def test_every_folder_is_listed():
+    assert sorted(SETTINGS["tool"]["setuptools"]["packages"]) == sorted(["twinax", *subpackages()])
+    for folder in HOUSE:
+        python = {path.parent for path in (ROOT / folder).rglob("*.py")}
+        assert all((path / "__init__.py").exists() for path in python), "a folder without __init__.py is left out"
+
+
+@pytest.fixture(scope="module")
+def wheel_folder(tmp_path_factory):
+    """A folder that holds only the unpacked wheel, built from a copy so that no build folder remains."""
+    folder = tmp_path_factory.mktemp("wheel")
+    ignore = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder / "source", ignore=ignore)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    subprocess.run([*command, str(folder / "source")], check=True, capture_output=True)
+    (wheel,) = folder.glob("twinax-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def run(code, folder, cwd):
+    """Run code with the dependencies and the unpacked wheel, but no other twinax."""
+    prelude = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f)]; "
+    prelude += f"sys.path.insert(0, {str(folder)!r}); "
+    return subprocess.run([sys.executable, "-c", prelude + code], cwd=cwd, check=True, capture_output=True, text=True)
+
+
+def test_wheel_imports_from_an_empty_folder(wheel_folder, tmp_path):
+    names = ["twinax", *subpackages(), "twinax.cli.commands"]
+    code = f"import importlib; [print(importlib.import_module(n).__file__) for n in {names}]"
+    files = run(code, wheel_folder, tmp_path).stdout.split()
+    assert len(files) == len(names)
+    assert all(file.startswith(str(wheel_folder)) for file in files)
+
+
+def test_wheel_has_every_source_file(wheel_folder):
+    for folder in HOUSE:
+        for path in (path for suffix in ("py", "html", "css") for path in (ROOT / folder).rglob(f"*.{suffix}")):
+            assert (wheel_folder / "twinax" / path.relative_to(ROOT)).exists(), path
+    assert sorted(p.name for p in wheel_folder.iterdir() if "dist-info" not in p.name) == ["twinax"]
+
+
+def test_a_user_s_own_train_and_configs_do_no_harm(wheel_folder, tmp_path):
+    (tmp_path / "train.py").write_text("raise SystemExit('the wrong train')")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "__init__.py").write_text("raise SystemExit('the wrong configs')")
+    code = "from twinax import TransformerConfig; import twinax.train; print(TransformerConfig.preset('tiny').d_model)"
+    assert run(code, wheel_folder, tmp_path).stdout == "32\n"
+
+
+def test_training_side_never_imports_torch():
+    code = "import sys; sys.modules['torch'] = None; import twinax.train, twinax.flax_transformer, twinax.convert"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names():
+    twinax = importlib.import_module("twinax")
+    for name in dir(twinax):
+        assert getattr(twinax, name) is not None
+    attribute = "nothing"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(twinax, attribute)
+
+
+@pytest.mark.parametrize("name", ["compare", "Criterion", "audit", "assert_healthy"])
+def test_names_of_the_former_package_warn_and_work(name):
+    former = importlib.import_module("twinax.parity_tests")
+    new_name = {"compare": "parity.compare_arrays", "Criterion": "parity.Criterion"}.get(name, f"audit.{name}")
+    module, _, attribute = new_name.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"{name} is now twinax.{new_name}") as records:
+        value = getattr(former, name)
+    assert len(records) == 1
+    assert value is getattr(importlib.import_module(f"twinax.{module}"), attribute)
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-newest.txt"])
+def test_constraints_pin_every_dependency_within_its_range(file):
+    lines = [line.partition("==") for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
+    pinned = {canonicalize_name(name): version for name, _, version in lines}
+    assert len(pinned) == len(lines)
+    project = SETTINGS["project"]
+    for text in [*project["dependencies"], *project["optional-dependencies"]["test"]]:
+        requirement = Requirement(text)
+        assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, text
+
+
+@pytest.mark.parametrize("name", ["cuda", "tpu"])
+def test_accelerators_are_extras_that_jax_has(name):
+    """pip only warns about an unknown extra, and leaves the CPU build of jax."""
+    (requirement,) = SETTINGS["project"]["optional-dependencies"][name]
+    extra = re.fullmatch(r"jax\[(\w+)\]>=[\d.]+", requirement)[1]
+    assert extra in metadata("jax").get_all("Provides-Extra")
+    for page in ("README.md", "README.zh-CN.md", "docs/runs.md"):
+        assert f".[{name}]" in (ROOT / page).read_text()

@@ -1,5 +1,0 @@
-"""Cost of a training run on devices that this machine lacks: memory, FLOPs, communication, and a bound on its time."""
-
-from ...configs.submodules import lazy_attributes
-
-__getattr__ = lazy_attributes(__name__)

@@ -1,0 +1,32 @@
+"""Reads SentencePiece models as protocol buffers."""
+
+from typing import Any
+
+from tokenizers import normalizers
+
+from ...backend.errors import DataError
+
+CONTROL, USER_DEFINED = 3, 4  # kinds of pieces
+
+
+def read_sentencepiece(content: bytes, place: str) -> Any:
+    """The model's `ModelProto`. Raises: DataError, which names the place, if it is no SentencePiece model."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    proto: Any = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        proto.ParseFromString(content)
+    except DecodeError:
+        proto.Clear()
+    if not proto.pieces:
+        hint = "" if content else ": it is empty; download or copy it again"
+        raise DataError(f"{place}: is not a SentencePiece model{hint}")
+    if damaged := [i for i, piece in enumerate(proto.pieces) if not isinstance(piece.piece, str)]:
+        raise DataError(f"{place}: is damaged: piece {damaged[0]} is not UTF-8")
+    if charsmap := proto.normalizer_spec.precompiled_charsmap:
+        try:
+            normalizers.Precompiled(charsmap)
+        except Exception:  # the library raises a bare Exception
+            raise DataError(f"{place}: is damaged: its table of normalization cannot be read") from None
+    return proto

@@ -1,0 +1,74 @@
+"""`twinax audit`: finds mistakes in a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ...audit import AuditError, audit_config
+from ...configs import TransformerConfig
+from ...configs.training import TrainingConfig
+from ...convert import load
+from ...convert.formats.weight_files import read_json
+from ...presets.models import PRESETS
+from ...published.registry import SYSTEMS
+from ...train.tracking.progress import progress_bar
+from ..usage import UsageError, check_outputs, report_assumed, write_json
+
+REPAIRED = "repaired"
+
+
+@dataclass(frozen=True)
+class _Model:
+    config: TransformerConfig
+    training: TrainingConfig | None = None
+    arrays: Any = None  # None: random weights
+
+
+def examine(model: str, seed: int, json_file: str | None) -> bool:
+    """Print the audit; return whether the model has no mistake."""
+    check_outputs([json_file], [model])
+    subject = _load(model)
+    with progress_bar() as progress:
+        try:
+            audit = audit_config(
+                subject.config,
+                name=model,
+                arrays=subject.arrays,
+                training=subject.training,
+                seed=seed,
+                progress=progress,
+            )
+        except AuditError as error:
+            raise UsageError(f"{model}: {error}") from None
+    console = Console()
+    for table in audit.tables():
+        console.print(table)
+    for answer in audit.findings:
+        console.print(f"{answer.question} No. {answer.breaks}", markup=False, highlight=False, style="red")
+    if audit.dtype_line:
+        console.print(audit.dtype_line, markup=False, highlight=False, style="dim")
+    if subject.arrays is None:
+        console.print("weights: random, because a config has none", style="dim")
+    if json_file is not None:
+        write_json(json_file, audit.document())
+    return audit.ok
+
+
+def _load(model: str) -> _Model:
+    """Load a preset, a published system, a config from a JSON file, or a checkpoint."""
+    name, _, variant = model.partition(":")
+    if model in PRESETS:
+        return _Model(TransformerConfig.preset(model))
+    if name in SYSTEMS and variant in ("", REPAIRED):
+        as_published = not variant
+        config = TransformerConfig.published(name, as_published=as_published)
+        return _Model(config, TrainingConfig.published(name, as_published=as_published))
+    if Path(model).is_file() and Path(model).suffix == ".json":
+        values = read_json(Path(model))
+        return _Model(TransformerConfig.from_dict(values.get("model", values)))  # a run's config contains the model's
+    checkpoint = load(model)
+    report_assumed(model, checkpoint)
+    training = checkpoint.training.run.training if checkpoint.training is not None else None
+    return _Model(checkpoint.config, training, checkpoint.arrays)

@@ -1,4 +1,4 @@
-"""Lazy registries of presets, published systems, checkpoint formats and vocabularies.
+"""Lazy registries of presets and published systems, and modules of `train` that `convert` uses.
 
 The modules that define them import the configs, so the configs cannot import them. `twinax` registers their locations
 here, and the first look-up imports them.
@@ -6,6 +6,7 @@ here, and the first look-up imports them.
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from ..backend.errors import ConfigError
@@ -49,5 +50,9 @@ class Registry(Mapping[str, Any]):
 PRESETS = Registry("preset")  # models
 PUBLISHED = Registry("system")  # recipes of published systems
 PUBLISHED_LAYOUTS = Registry("system")  # layouts of their state dicts
-CHECKPOINT_FORMATS = Registry("format")  # checkpoints of `train`, in addition to the formats of `convert`
-VOCABULARIES = Registry("function")  # of a checkpoint, which return its tokens
+LATER_MODULES: dict[str, str] = {}  # by name, those that import the modules which need them
+
+
+def later_module(name: str) -> ModuleType:
+    """A module of `LATER_MODULES`, imported on first use."""
+    return import_module(LATER_MODULES[name])

@@ -25,8 +25,8 @@ avoid_wrong_sums()  # before JAX starts a backend
 registry.PRESETS.register("twinax.presets.models:PRESETS")
 registry.PUBLISHED.register("twinax.published.registry:RECIPES")
 registry.PUBLISHED_LAYOUTS.register("twinax.published.registry:LAYOUTS")
-registry.CHECKPOINT_FORMATS.register("twinax.train.checkpointing.orbax_format:FORMATS")
-registry.VOCABULARIES.register("twinax.train.data.vocabularies:VOCABULARIES")
+registry.LATER_MODULES["runs"] = "twinax.train.checkpointing.orbax_format"
+registry.LATER_MODULES["vocabularies"] = "twinax.train.data.vocabularies"
 
 
 def __getattr__(name: str) -> Any:

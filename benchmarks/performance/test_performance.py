@@ -7,14 +7,7 @@ import pytest
 
 from benchmarks.alternating import Program, alternate, spread, started
 from benchmarks.performance import performance, training_speed
-from benchmarks.performance.training_speed import (
-    COMPARED,
-    Size,
-    linen_step,
-    torch_step,
-    twinax_step,
-    update,
-)
+from benchmarks.performance.training_speed import COMPARED, Size, linen_step, torch_step, twinax_step, update
 
 SIZE = Size("small", 16, 2, 2, 24, 3, 0.0)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...backend.errors import ConversionError
-from ...configs import registry
 from ...configs.json_text import parse_json
+from ...configs.registry import later_module
 from ...configs.schema import TransformerConfig
 from ..checkpoint import CONFIG, FOLDERS, TOKENIZER_FILES, Checkpoint
 from ..identify.unreadable import printable
@@ -22,8 +22,8 @@ from ..io.atomic_io import new_directory, write_files
 from ..io.checksums import checksum_of_json, checksums_of_files, verify_files, verify_json
 from ..io.untrusted import check_declared_size
 from ..layouts import ctranslate2
+from ..weight_files.reading import read_json
 from .ctranslate2_binary import read_model, write_model
-from .weight_files import read_json
 
 LAYOUT = "ctranslate2"
 MODEL, TWINAX = "model.bin", "twinax.json"  # TWINAX: config, layout and documents, which CTranslate2 does not read
@@ -96,7 +96,7 @@ def write(checkpoint: Checkpoint, path: Path, layout: str, quantization: str | N
             directory, or writing fails.
     """
     ctranslate2.check(checkpoint.config)
-    vocabularies = registry.VOCABULARIES["of_checkpoint"](checkpoint)
+    vocabularies = later_module("vocabularies").of_checkpoint(checkpoint)
     if vocabularies is None:
         raise ConversionError(
             "layout ctranslate2 needs a tokenizer, because CTranslate2 translates tokens instead of ids; pass "

@@ -12,8 +12,8 @@ from ..checkpoint import ARGS, CONFIG, Checkpoint
 from ..io.atomic_io import check_new, new_directory, new_file
 from ..io.headers import pickle_of
 from ..layouts import fairseq
+from ..weight_files.reading import read_torch, to_arrays
 from .fairseq_dictionary import dictionary_files, tokenizer_files
-from .weight_files import read_torch, to_arrays
 
 LAYOUT = "fairseq"
 SUFFIXES = (".pt", ".pth")

@@ -20,10 +20,10 @@ from ..layouts.foreign import not_written
 from ..layouts.hugging_face import Family
 from ..layouts.hugging_face_settings import DECODING
 from ..optimizers import trainer
+from ..weight_files.reading import has_flax_weights, read_json, read_weights, read_weights_file
+from ..weight_files.wrappers import unwrap
 from .generation import decoding_document, end_ids
 from .lora import merge_adapter, read_adapter
-from .weight_files import has_flax_weights, read_json, read_weights, read_weights_file
-from .wrappers import unwrap
 
 _ONE_FILE = 1 << 62  # bytes; no model is larger
 # Each is a module of `convert.layouts` that defines FAMILY.

@@ -20,8 +20,8 @@ from ...backend.errors import ConversionError
 from ..arrays.frameworks import from_torch, to_torch_tensor
 from ..identify.unreadable import printable
 from ..layouts.hugging_face import Family
+from ..weight_files.reading import read_json, read_safetensors, read_torch, to_arrays
 from .lora_settings import CONFIG, check_settings, is_target, names_of, value_for
-from .weight_files import read_json, read_safetensors, read_torch, to_arrays
 
 if TYPE_CHECKING:
     from torch import Tensor

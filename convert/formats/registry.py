@@ -11,13 +11,12 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from os import PathLike
 from pathlib import Path
 
 from ...backend.errors import ConversionError
-from ...configs import registry
 from ...configs.printing import escape
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
@@ -27,8 +26,10 @@ from ..identify.foreign_directories import directory_obstacle, unidentified_dire
 from ..identify.foreign_files import file_obstacle, unidentified_file
 from ..identify.unreadable import READABLE, Obstacle, UnreadableError, printable
 from ..io.untrusted import check_entries, reading
-from . import ctranslate2, fairseq, marian
+from ..weight_files.reading import common_protection, protection_of, weight_files
+from . import ctranslate2, fairseq, marian, run
 from .file_layouts import file_layouts, is_file_layout, is_published
+from .format import Format
 from .hugging_face import LAYOUTS, read_directory, write_hugging_face
 from .single_file import (
     SUFFIXES,
@@ -40,23 +41,8 @@ from .single_file import (
     read_training,
     write_file,
 )
-from .weight_files import common_protection, protection_of, weight_files
 
 Config = TransformerConfig | str | None
-
-
-@dataclass(frozen=True)
-class Format:
-    """A storage format of checkpoints."""
-
-    recognizes: Callable[[Path], bool]  # whether a path holds this format
-    describe: Callable[[Path], str]  # a description of the checkpoint at a path
-    protection: Callable[[Path], str | None]  # what its weights are compared with on reading: checksums, CRC-32, None
-    read: Callable[[Path], Checkpoint]
-    read_config: Callable[[Path], TransformerConfig]
-    accepts: Callable[[Path, str], bool]  # whether (a new path, a layout) select this format
-    write: Callable[[Checkpoint, Path, str], None]
-    read_weights: Callable[[Path], Checkpoint] | None = None  # as `read`, without the training state, if that is faster
 
 
 def _file(suffixes: tuple[str, ...], recognizes: Callable[[Path], bool], description: str) -> Format:
@@ -124,7 +110,7 @@ TOOLKITS = {
 
 def formats() -> tuple[Format, ...]:
     """All formats; if several recognize a path, the first one applies."""
-    return (_MARIAN, _FAIRSEQ, _CTRANSLATE2, _SAFETENSORS, _TORCH, *registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
+    return (_MARIAN, _FAIRSEQ, _CTRANSLATE2, _SAFETENSORS, _TORCH, run.FORMAT, _HUGGING_FACE)
 
 
 def layouts() -> tuple[str, ...]:
@@ -322,7 +308,7 @@ def _is_toolkit(path: Path) -> bool:
 
 def _child_obstacle(path: Path) -> Obstacle | None:
     """The obstacle of a directory around a checkpoint, as in the cache of the Hugging Face Hub."""
-    directories = (*registry.CHECKPOINT_FORMATS.values(), _HUGGING_FACE)
+    directories = (run.FORMAT, _HUGGING_FACE)
     candidates = islice((child for depth in _CHILDREN for child in path.glob(depth) if child.is_dir()), _MOST_CHILDREN)
     children = [child for child in candidates if any(form.recognizes(child) for form in directories)]
     if not children:

@@ -29,6 +29,8 @@ from ..io.safetensors_files import read_safetensors, write_safetensors
 from ..io.untrusted import reading
 from ..optimizers.adam import from_torch_optimizer, to_torch_optimizer
 from ..optimizers.user_optimizer import moments_of_entry, optimizer_entry, with_user_optimizer
+from ..weight_files.reading import CHECKSUMS, read_torch, to_arrays
+from ..weight_files.wrappers import state_dict_of, unwrap
 from .file_layouts import (
     from_named,
     is_file_layout,
@@ -38,8 +40,6 @@ from .file_layouts import (
     stated_settings,
     to_named,
 )
-from .weight_files import CHECKSUMS, read_torch, to_arrays
-from .wrappers import state_dict_of, unwrap
 
 TORCH_SUFFIXES = (".pt", ".pth")
 SUFFIXES = (*TORCH_SUFFIXES, ".safetensors")  # case-insensitive

@@ -8,7 +8,7 @@ from typing import Any
 from ...backend.errors import ConversionError
 from ...configs.printing import escape
 from ..checkpoint import CONFIG
-from ..formats.weight_files import FORMS, read_json, weight_files
+from ..weight_files.reading import FORMS, read_json, weight_files
 from .foreign_files import file_obstacle, weights_obstacle
 from .unreadable import COMPARE, NOT_READABLE, READABLE, Obstacle, printable
 

@@ -28,12 +28,12 @@ from ...flax_transformer.unused_parameters import without_gradient
 from ...formulas.schedules import learning_rate
 from ..arrays.lazy import Spec
 from ..checkpoint import CONFIG, MOMENTS, Checkpoint, Training
-from ..formats.weight_files import read_torch
 from ..layouts.canonical import up_to_rounding
 from ..layouts.foreign import not_written
 from ..layouts.hugging_face import Family
 from ..port import flax_specs
 from ..rules import target_specs, translate
+from ..weight_files.reading import read_torch
 from .torch_adam import Moments, check_settings, groups_of, moments_by_name, state_dict_of
 
 OPTIMIZER, SCHEDULER, STATE = FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")

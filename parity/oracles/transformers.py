@@ -17,10 +17,10 @@ from ...configs.verification import verifying
 from ...convert.arrays.frameworks import from_torch
 from ...convert.checkpoint import Checkpoint
 from ...convert.formats.hugging_face import family, read_directory, write_hugging_face
-from ...convert.formats.weight_files import has_flax_weights
 from ...convert.optimizers.trainer import FILES as TRAINER_FILES
 from ...convert.port import flax_specs
 from ...convert.rules import Rule, target_specs, translate
+from ...convert.weight_files.reading import has_flax_weights
 from ..functions import GRADIENTS, Batch, Outputs
 
 Oracle = Callable[[Batch], Outputs]

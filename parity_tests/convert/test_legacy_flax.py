@@ -7,7 +7,7 @@ import pytest
 
 from parity_tests.support.legacy_flax_files import FOLDER, MODELS, Outputs, measure, twin_logits
 from twinax import convert
-from twinax.convert.formats.weight_files import has_flax_weights
+from twinax.convert.weight_files.reading import has_flax_weights
 
 # `transformers` warns about weights that differ from their settings
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from twinax import convert
 from twinax.convert.checkpoint import Checkpoint
 from twinax.convert.formats.hugging_face import family
-from twinax.convert.formats.weight_files import WEIGHTS
+from twinax.convert.weight_files.reading import WEIGHTS
 from twinax.parity.coverage import coverage
 from twinax.parity.functions import Batch, Outputs, random_batch
 from twinax.parity.harness import Criterion, Report

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from twinax import convert
 from twinax.convert.checkpoint import Checkpoint
-from twinax.convert.formats.weight_files import WEIGHTS
+from twinax.convert.weight_files.reading import WEIGHTS
 from twinax.parity.oracles.transformers import load_model, with_float64_norms
 
 FOLDER = Path(__file__).parent / "legacy_flax"

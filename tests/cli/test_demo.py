@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twinax.cli.demo.demo_language import (
-    contracted,
-    definite,
-    held_out_pairs,
-    indefinite,
-    make_corpus,
-    sentences,
-)
+from twinax.cli.demo.demo_language import contracted, definite, held_out_pairs, indefinite, make_corpus, sentences
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "python.md", ROOT / "docs" / "toolkits.md"]

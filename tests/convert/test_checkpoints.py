@@ -21,8 +21,8 @@ from parity_tests.support.conversion import changes, random_model
 from twinax import convert
 from twinax.backend.errors import CheckpointError
 from twinax.convert.checkpoint import Checkpoint
-from twinax.convert.formats import weight_files
 from twinax.convert.formats.hugging_face import family
+from twinax.convert.weight_files import reading
 from twinax.train.checkpointing.checkpoints import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about how it writes
@@ -383,7 +383,7 @@ def test_a_damaged_torch_file_is_one_line_whatever_is_wrong(data, tmp_path_facto
             content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     with contextlib.suppress(convert.ConversionError):  # a number with a flipped bit is still a number
-        weight_files.read_weights(path.parent)
+        reading.read_weights(path.parent)
 
 
 def test_a_table_that_memory_cannot_hold(directories):

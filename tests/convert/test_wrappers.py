@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from parity_tests.support.conversion import VARIANTS, random_model
 from twinax import convert
 from twinax.backend.errors import ConversionError
-from twinax.convert.formats.wrappers import unwrap
+from twinax.convert.weight_files.wrappers import unwrap
 from twinax.parity.oracles.transformers import load_model
 
 NAMES = ("BART", "Marian", "M2M100", "T5", "T5 v1.1, Flan-T5")  # names with a prefix of their own, and without

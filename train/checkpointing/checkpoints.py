@@ -26,6 +26,7 @@ from ...backend.errors import CheckpointError, ConfigError, DamagedCheckpointErr
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig
 from ...convert.checkpoint import Checkpoint
+from ...convert.formats.run import AVERAGED, CHECKPOINTS, CONFIG, is_checkpoint
 from ...convert.io.untrusted import check_declared_size
 from ...convert.port import flax_specs
 from ...flax_transformer.module import on_host
@@ -42,10 +43,7 @@ from .state_checksums import (
     write_checksums,
 )
 
-CONFIG, DATA, LOCK = "config.json", "data.json", "lock"
 SOURCE = "source.json"  # layout and documents of the directory that weights came from
-CHECKPOINTS, AVERAGED = "checkpoints", "averaged"  # in a run directory
-WEIGHTS = "weights"  # replaces `state` in a checkpoint of weights alone, which `convert` writes
 _NOT_DAMAGE = "PERMISSION_DENIED|RESOURCE_EXHAUSTED|Permission denied|Cannot allocate"  # in messages of tensorstore
 _PROCESSES = "processes"  # their number, when a checkpoint was written
 DAMAGED = "damaged"  # in a run directory: checkpoints that could not be read
@@ -292,12 +290,6 @@ def read_model(folder: Path) -> tuple[RunConfig, dict[str, jax.Array]]:
     return run, {name: array for part in arrays.values() for name, array in part.items()}
 
 
-def is_run_or_checkpoint(path: Path) -> bool:
-    """Whether the path is a checkpoint or a run directory, which may have none yet."""
-    has_checkpoints = any((path / name).is_dir() for name in (CHECKPOINTS, AVERAGED))
-    return has_checkpoints or _is_checkpoint(path) or all((path / name).is_file() for name in (CONFIG, DATA, LOCK))
-
-
 def folder_of(path: Path) -> Path:
     """The folder of a checkpoint: the path itself, or in a run the averaged one, else the best, else the last.
 
@@ -306,7 +298,7 @@ def folder_of(path: Path) -> Path:
     Raises:
         CheckpointError: there is no checkpoint; or there are several, and which is the best cannot be read.
     """
-    if _is_checkpoint(path):
+    if is_checkpoint(path):
         return path
     averaged, updates = (_numbers(path / name) for name in (AVERAGED, CHECKPOINTS))
     if averaged and averaged[-1] >= max(updates, default=0):
@@ -338,10 +330,6 @@ def _metric(path: Path, updates: Sequence[int]) -> str:
         except CheckpointError as error:
             errors.append(error)
     raise errors[0]
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return (path / "run").is_dir() and any((path / name).is_dir() for name in ("state", WEIGHTS))
 
 
 def _numbers(folder: Path) -> list[int]:

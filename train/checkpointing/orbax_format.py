@@ -1,4 +1,4 @@
-"""Runs and their checkpoints, which orbax writes, as a format of `convert`."""
+"""Runs and their checkpoints, which orbax writes: the functions of `convert.formats.run`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,28 +13,17 @@ from ...backend.errors import CheckpointError, ConfigError, ConversionError
 from ...configs.schema import TransformerConfig
 from ...convert.arrays.frameworks import to_jax_arrays
 from ...convert.checkpoint import FOLDERS, TOKENIZER_FILES, Checkpoint, Training
-from ...convert.formats.registry import Format
-from ...convert.formats.weight_files import read_json
+from ...convert.formats.run import AVERAGED, CONFIG, WEIGHTS
 from ...convert.io.atomic_io import new_directory, write_files
 from ...convert.io.safetensors_files import read_safetensors, write_safetensors
 from ...convert.optimizers.adam import find_adam, put_adam
 from ...convert.port import flax_specs
 from ...convert.rules import translate
+from ...convert.weight_files.reading import read_json
 from ...flax_transformer.unused_parameters import without_gradient
 from ..step.optimizers import make_optimizer
 from ..step.step import TrainState
-from .checkpoints import (
-    AVERAGED,
-    CONFIG,
-    SOURCE,
-    WEIGHTS,
-    folder_of,
-    is_run_or_checkpoint,
-    read_model,
-    read_run,
-    read_state,
-    source_of,
-)
+from .checkpoints import SOURCE, folder_of, read_model, read_run, read_state, source_of
 from .state_checksums import CHECKSUMS, checksums_of_arrays, read_checksums, verify_arrays, write_checksums
 
 _MODEL = "model.json"  # replaces the run's config in a checkpoint of weights alone
@@ -47,7 +36,7 @@ def read(path: Path) -> Checkpoint:
     return _read(path, _read_training)
 
 
-def _read_model(path: Path) -> Checkpoint:
+def read_without_training(path: Path) -> Checkpoint:
     """As `read`, without the training state."""
     return _read(path, _read_without_training)
 
@@ -61,12 +50,14 @@ def _read(path: Path, read_run_checkpoint: Callable[[Path], Checkpoint]) -> Chec
         raise CheckpointError(f"{folder}: {error}") from None
 
 
-def _read_config(path: Path) -> TransformerConfig:
+def read_config(path: Path) -> TransformerConfig:
+    """The config of the model at a path. Raises: CheckpointError, as `read`."""
     folder = folder_of(path)
     return _model_config(folder) if (folder / WEIGHTS).is_dir() else read_run(folder / "run").model
 
 
-def _describe(path: Path) -> str:
+def describe(path: Path) -> str:
+    """Whether a path is a run or a checkpoint, and which checkpoint counts."""
     folder = folder_of(path)
     kind = "checkpoint of weights" if (folder / WEIGHTS).is_dir() else "checkpoint of a run"
     if folder == path:
@@ -74,11 +65,13 @@ def _describe(path: Path) -> str:
     return f"run, {'averaged checkpoint' if folder.parent.name == AVERAGED else 'checkpoint'} {folder.name}"
 
 
-def _protection(path: Path) -> str | None:
+def protection(path: Path) -> str | None:
+    """What the arrays are compared with on reading; None if nothing."""
     return "checksums" if (folder_of(path) / "run" / CHECKSUMS).is_file() else None
 
 
-def _write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
+def write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
+    """Write a checkpoint atomically: a training state, or weights alone. Raises: ConversionError if that fails."""
     with new_directory(path) as folder, jax.enable_x64(True):  # without it, JAX would convert float64 to float32
         (folder / "run").mkdir()
         write_files(folder / "run", checkpoint.files)
@@ -171,17 +164,3 @@ def _train_state(checkpoint: Checkpoint, training: Training) -> TrainState:
 
 def _to_numpy(arrays: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in arrays.items()}
-
-
-FORMATS = {
-    "run": Format(
-        recognizes=is_run_or_checkpoint,
-        describe=_describe,
-        protection=_protection,
-        read=read,
-        read_config=_read_config,
-        accepts=lambda path, layout: layout == "twinax" and not path.suffix[1:].isalpha(),
-        write=_write,
-        read_weights=_read_model,
-    )
-}

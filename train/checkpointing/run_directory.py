@@ -20,13 +20,14 @@ from ...backend.errors import CheckpointError, DataError, RunError
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig, differences
 from ...configs.training import ENDING
+from ...convert.formats.run import CONFIG, DATA, LOCK
 from ...convert.io.atomic_io import is_temporary, replace_file
 from ..data.buckets import Bucket
 from ..data.prepare import PreparedRun, Tokenizers, prepare
 from ..loop.warm_start import InitialWeights
 from ..processes.team import Team
 from ..step.partitioning import Placement
-from .checkpoints import CONFIG, DATA, LOCK, SOURCE, read_run
+from .checkpoints import SOURCE, read_run
 
 _SHARED = "lock of the run directory (must be on shared storage)"
 _STORAGE_SECONDS = 15  # until shared storage must show a file that another process wrote

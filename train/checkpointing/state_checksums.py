@@ -12,8 +12,8 @@ import jax
 
 from ...backend.errors import CheckpointError, ConversionError, DamagedCheckpointError
 from ...configs.verification import is_verifying
-from ...convert.formats.weight_files import read_json
 from ...convert.io.checksums import checksum_of, checksums_of_files, verify_checksums, verify_files
+from ...convert.weight_files.reading import read_json
 from ...flax_transformer.module import on_host
 
 CHECKSUMS = "checksums.json"

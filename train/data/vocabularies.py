@@ -41,6 +41,3 @@ def _tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], str]:
     for token, number in tokenizer.vocabulary().items():
         by_id.setdefault(number, token)
     return [by_id.get(number, f"<id {number}>") for number in range(size)], by_id[tokenizer.unk_id]
-
-
-VOCABULARIES = {"of_checkpoint": of_checkpoint}

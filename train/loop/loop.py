@@ -27,8 +27,9 @@ from ...backend.xla_flags import set_xla_flags
 from ...configs.run import RunConfig
 from ...configs.sharding import ShardingConfig
 from ...configs.training import check_trainable
+from ...convert.formats.run import AVERAGED, CHECKPOINTS
 from ...flax_transformer.model import Transformer
-from ..checkpointing.checkpoints import AVERAGED, CHECKPOINTS, Checkpoints, average, read_processes, read_run
+from ..checkpointing.checkpoints import Checkpoints, average, read_processes, read_run
 from ..checkpointing.run_directory import locked, prepare_in
 from ..data.buckets import describe_shapes
 from ..data.dataset import PaddedBatch

@@ -15,11 +15,12 @@ from ...configs.schema import TransformerConfig
 from ...convert.formats.file_layouts import describe_assumed
 from ...convert.formats.marian import LAYOUT as MARIAN
 from ...convert.formats.registry import describe_verification, load, load_config
-from ...convert.formats.wrappers import describe_stripped
+from ...convert.formats.run import CONFIG, is_run_or_checkpoint
 from ...convert.load_warnings import describe_not_finite
 from ...convert.port import flax_specs
+from ...convert.weight_files.wrappers import describe_stripped
 from ...flax_transformer.model import Transformer
-from ..checkpointing.checkpoints import CONFIG, folder_of, is_run_or_checkpoint, read_run, source_of
+from ..checkpointing.checkpoints import folder_of, read_run, source_of
 from ..data.prepare import FROM_TOKENIZERS, Tokenizers
 from ..text.tokenizer_files import needed_files
 

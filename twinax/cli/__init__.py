@@ -2,4 +2,4 @@
 
 from ..backend.submodules import lazy_attributes
 
-__getattr__ = lazy_attributes(__name__)
+__getattr__ = lazy_attributes(__name__, {"main": "commands"})

@@ -122,7 +122,7 @@ def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
     for doubt in filter(None, (doubt_of(checkpoint), describe_not_finite(checkpoint.arrays))):
         print(f"twinax: {name}: {doubt}", file=sys.stderr)
     if checkpoint.stripped:
-        from ..convert.formats.wrappers import describe_stripped
+        from ..convert.weight_files.wrappers import describe_stripped
 
         print(f"twinax: {describe_stripped(name, checkpoint)}", file=sys.stderr)
     if checkpoint.assumed:

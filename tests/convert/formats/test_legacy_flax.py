@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from parity_tests.support.legacy_flax_files import FOLDER
 from twinax import convert
-from twinax.convert.formats import weight_files
-from twinax.convert.formats.weight_files import WEIGHTS
+from twinax.convert.weight_files import reading
+from twinax.convert.weight_files.reading import WEIGHTS
 
 FLAX = "flax_model.msgpack"
 SHARDS = "t5_gated_sharded"
@@ -204,4 +204,4 @@ def test_a_damaged_file_is_one_line_whatever_is_wrong(data, tmp_path_factory):
     path = Path(tmp_path_factory.mktemp("flax"), FLAX)
     path.write_bytes(values)
     with contextlib.suppress(convert.ConversionError):  # a number with a flipped bit is still a number
-        weight_files.read_weights(path.parent)
+        reading.read_weights(path.parent)

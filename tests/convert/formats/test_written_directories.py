@@ -3,6 +3,8 @@
 import json
 import logging
 import resource
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -318,3 +320,15 @@ def test_generate_translates_an_own_model_as_twinax_does(tmp_path):
     lengths = expected.lengths[:, 0].tolist()
     assert texts == [row[:n] for row, n in zip(expected.tokens[:, 0].tolist(), lengths, strict=True)]
     assert max(lengths) > 20
+
+
+def test_a_directory_is_loaded_without_training_code(bart):
+    """On a machine that only converts, neither orbax nor PyTorch has to be imported, or to be installed."""
+    code = """
+import sys
+sys.modules |= dict.fromkeys(("orbax", "torch", "twinax.train"))
+from twinax import convert
+print(convert.load(sys.argv[1]).layout)
+"""
+    result = subprocess.run([sys.executable, "-c", code, bart], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("bart\n", "")

@@ -19,10 +19,10 @@ from ...convert.formats.hugging_face import LAYOUTS, describe_fitting, holds_wei
 from ...convert.formats.lora import read_adapter
 from ...convert.formats.registry import describe, describe_verification, is_layout, layouts
 from ...convert.formats.single_file import TORCH_SUFFIXES
-from ...convert.formats.weight_files import read_json
 from ...convert.io.atomic_io import check_new
 from ...convert.optimizers.trainer import has_state
 from ...convert.privacy import without_paths
+from ...convert.weight_files.reading import read_json
 from ..usage import UsageError, report_assumed
 from .convert_report import print_report
 from .convert_tokenizer import describe_changes, tokenizer_files, with_tokenizer

@@ -22,11 +22,11 @@ from ...convert.formats import ctranslate2
 from ...convert.formats.file_layouts import is_published
 from ...convert.formats.hugging_face import fitting_families
 from ...convert.formats.registry import describe, describe_verification, is_single_file
+from ...convert.formats.run import is_run_or_checkpoint
 from ...convert.formats.single_file import Parts, read_parts
 from ...convert.identify.unreadable import UnreadableError, printable
 from ...convert.port import flax_specs
 from ...inference.translator import Translator
-from ...train.checkpointing.checkpoints import is_run_or_checkpoint
 from ..usage import check_outputs, report_assumed, write_json
 
 _SIZES = (

@@ -14,8 +14,9 @@ from ...backend.errors import CheckpointError, DataError
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig
 from ...convert import Checkpoint
+from ...convert.formats.run import is_run_or_checkpoint
 from ...inference.translator import Translator
-from ...train.checkpointing.checkpoints import folder_of, is_run_or_checkpoint, read_run
+from ...train.checkpointing.checkpoints import folder_of, read_run
 from ..usage import UsageError
 
 CARD = "README.md"

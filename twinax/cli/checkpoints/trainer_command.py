@@ -7,9 +7,10 @@ from ... import convert
 from ...backend.errors import ConfigError
 from ...configs.run import RunConfig
 from ...convert import Checkpoint
-from ...convert.formats.weight_files import read_json
+from ...convert.formats.run import CONFIG
 from ...convert.optimizers.trainer import has_state, training_arguments
-from ...train.checkpointing.checkpoints import CONFIG, read_run
+from ...convert.weight_files.reading import read_json
+from ...train.checkpointing.checkpoints import read_run
 from ..usage import UsageError
 
 

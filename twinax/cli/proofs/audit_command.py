@@ -10,7 +10,7 @@ from ...audit import AuditError, audit_config
 from ...configs import TransformerConfig
 from ...configs.training import TrainingConfig
 from ...convert import load
-from ...convert.formats.weight_files import read_json
+from ...convert.weight_files.reading import read_json
 from ...presets.models import PRESETS
 from ...published.registry import SYSTEMS
 from ...train.tracking.progress import progress_bar

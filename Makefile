@@ -152,7 +152,7 @@ plan-sweep: plan-compiler
 plan-compiler: install
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plan]'
 
-# Measure parity, training and decoding on a GPU or TPU. Ten minutes, estimated.
+# Measure parity, training and decoding on a GPU or TPU; refuses a CPU. Twenty minutes, estimated.
 benchmark-gpu: install
 	$(BIN)/python -m benchmarks.gpu docs/performance.md
 

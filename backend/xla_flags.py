@@ -12,7 +12,7 @@ from packaging.version import Version
 
 Backend = Literal["cpu", "gpu", "tpu"]
 
-# The only flags with a reason today; those for speed wait for a measurement (`make benchmark-gpu`).
+# Flags that correctness needs. None for speed has been measured.
 FLAGS: Mapping[Backend, Mapping[str, str]] = {
     "cpu": {},  # bit-exact as it is, apart from `avoid_wrong_sums`
     "gpu": {

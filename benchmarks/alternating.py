@@ -61,15 +61,26 @@ def started(programs: Sequence[Program], label: str, together: bool = False) -> 
 
 
 def alternate(
-    running: Mapping[str, Started], rounds: int, label: str, *arguments: Any, repeats: int = 1
+    running: Mapping[str, Started], rounds: int, label: str, *arguments: Any, repeats: int = 1, together: bool = False
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """(seconds per round, last result) of each program: the fastest of `repeats` counts, after one that compiles."""
+    """(seconds per round, last result) of each program: the fastest of `repeats` counts, after one that compiles.
+
+    `together`: programs that fail in a round are left out. Otherwise raises EOFError or OSError.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in running}
     results: dict[str, Any] = {}
     for number in track(range(rounds + 1), label, transient=True):
-        for name, program in running.items():
-            program.requests.send((repeats if number else 1, arguments))
-            duration, results[name] = program.requests.recv()
+        for name in list(seconds):
+            requests = running[name].requests
+            try:
+                requests.send((repeats if number else 1, arguments))
+                duration, results[name] = requests.recv()
+            except (EOFError, OSError):  # its process has ended
+                if not together:
+                    raise
+                del seconds[name]
+                results.pop(name, None)
+                continue
             if number:
                 seconds[name].append(duration)
     return seconds, results

@@ -1,5 +1,6 @@
 """Prints tables and writes them into pages of docs, between marks with their name."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,14 @@ def write_between(page: Path, name: str, text: str) -> None:
     """Replace the text between a name's marks in a page. Raises: ValueError as `marks` does."""
     begin, end = marks(page, name)
     old_text = page.read_text()
-    page.write_text(f"{old_text.split(begin)[0]}{begin}\n{text}\n{end}{old_text.split(end)[1]}")
+    write_atomically(page, f"{old_text.split(begin)[0]}{begin}\n{text}\n{end}{old_text.split(end)[1]}")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the content of a file: other processes read the old one or the new one."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def marks(page: Path, name: str) -> tuple[str, str]:

@@ -76,9 +76,9 @@ class _Section:
 def page(comparison: Comparison, names: tuple[str, str]) -> str:
     """The page; `names` of the reference and of the candidate."""
     folder = Path(__file__).parent
-    style = (folder / "comparison_page.css").read_text(encoding="utf-8")
+    style = (folder / "page.css").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    template = environment.from_string((folder / "comparison_page.html").read_text(encoding="utf-8"))
+    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     weights = comparison.forward.weights
     differences = list(_differences(comparison))

@@ -61,7 +61,10 @@ def uses_cudnn(q: Float[Array, "B T N H"], k: Float[Array, "B S N H"]) -> bool:
 
 
 def _must_be_deterministic() -> bool:
-    """Whether XLA_FLAGS ask a GPU for deterministic operations. Of equal flags, the last one counts."""
-    flags = (word.partition("=") for word in os.environ.get("XLA_FLAGS", "").split())
+    """Whether XLA_FLAGS ask a GPU for deterministic operations, or name a file. Of equal flags, the last one counts."""
+    words = os.environ.get("XLA_FLAGS", "").split()
+    if words and not words[0].startswith("-"):
+        return True  # the file may ask for them
+    flags = (word.partition("=") for word in words)
     values = {name: value.lower() in ("", "true", "1") for name, _, value in flags}
     return any(values.get(name, False) for name in _DETERMINISM)

@@ -241,6 +241,8 @@ def _at_least_float32(activation: Callable[[Array], Array]) -> Callable[[Array],
 def _relu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """max(x, 0), as `jax.nn.relu`, with a gradient that needs the output only.
 
+    The gradient passes where x is NaN, as in PyTorch; that of `jax.nn.relu` is 0 there.
+
     On a GPU, cuBLAS then applies it to its product. XLA would turn `y > 0` back into `x > 0`, but not `y != 0`.
     """
     return jnp.maximum(x, 0)

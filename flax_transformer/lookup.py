@@ -1,8 +1,10 @@
 """Rows of a table, with a gradient that XLA computes fast on a GPU.
 
 The gradient adds the rows of equal numbers: a scatter. With deterministic operations, XLA sorts every single element of
-it on a GPU, in about 100 kernels. So the rows are sorted there, and each run of equal numbers is added up by a parallel
-scan, in a fixed order. CPUs and TPUs use the scatter of JAX.
+it on a GPU, in about 100 kernels. So the rows are sorted there, and a segmented scan adds up each run of equal numbers,
+in a fixed order. CPUs and TPUs use the scatter of JAX, and so do several GPUs: the sort would gather the rows of the
+whole batch on every device. The two forms add in different orders, so their sums differ by rounding, most in bfloat16
+and float16.
 """
 
 from functools import partial
@@ -18,7 +20,7 @@ from .transposition import linear
 
 @jax.custom_jvp
 def rows(table: Float[Array, "V D"], numbers: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-    """The rows of a table with these numbers, which are not negative; NaN for a number that is too large."""
+    """The rows of a table with these numbers, negative ones from the end as in numpy; NaN for one outside the table."""
     return _rows(numbers, table, count=len(table))
 
 
@@ -27,7 +29,8 @@ def _rows(numbers: Array, table: Array, *, count: int) -> Array:
 
 
 def _gradient(numbers: Array, gradient: Array, *, count: int) -> Array:
-    if any(map(is_symbolic_dim, numbers.shape)):  # a scan needs to know its length
+    # A scan needs to know its length, and a sort would gather a sharded batch.
+    if any(map(is_symbolic_dim, numbers.shape)) or jax.device_count() > 1:
         return _scatter(count, numbers, gradient)
     on_gpu = partial(sum_runs, count=count)
     return jax.lax.platform_dependent(numbers, gradient, cuda=on_gpu, rocm=on_gpu, default=partial(_scatter, count))
@@ -39,15 +42,16 @@ def _scatter(count: int, numbers: Array, gradient: Array) -> Array:
 
 
 def sum_runs(numbers: Int[Array, "B L"], gradient: Float[Array, "B L D"], count: int) -> Float[Array, "V D"]:
-    """The sums of the rows of equal numbers, at these numbers; too large ones are left out."""
-    numbers = numbers.reshape(-1)
+    """The sums of the rows of equal numbers, at these numbers; those outside the table are left out."""
+    numbers = numbers.reshape(-1).astype(jnp.promote_types(numbers.dtype, jnp.int32))  # `unused` has to fit
+    numbers = jnp.where(numbers < 0, numbers + count, numbers)
     order = jnp.argsort(numbers)
     numbers = numbers[order]
     begins = (jnp.arange(len(numbers)) == 0) | (numbers != jnp.roll(numbers, 1))
     sums, _ = jax.lax.associative_scan(_add, (gradient.reshape(-1, gradient.shape[-1])[order], begins[:, None]))
     ends = jnp.roll(begins, -1)
     unused = count + jnp.arange(len(numbers), dtype=numbers.dtype)  # different, as `unique_indices` promises
-    targets = jnp.where(ends & (numbers < count), numbers, unused)
+    targets = jnp.where(ends & (numbers >= 0) & (numbers < count), numbers, unused)
     return jnp.zeros((count, sums.shape[-1]), sums.dtype).at[targets].set(sums, mode="drop", unique_indices=True)
 
 

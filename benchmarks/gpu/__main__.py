@@ -1,8 +1,9 @@
 """Measures a GPU or TPU into the tables of a page: `python -m benchmarks.gpu [--budget SECONDS] PAGE [PART ...]`.
 
 Parts run in the order of their importance, each in processes of its own. The page, and PAGE's .gpu.json beside it, are
-written after every part. Parts that no longer fit into the budget are skipped; the next call begins with them. PART:
-only these, measured anew. `--small` measures tiny models on any device, prints the tables and writes nothing.
+written after every part. Parts that no longer fit into the budget are skipped. The next call measures them, and again
+those that lack rows because a program failed. PART: only these, measured anew. `--small` measures tiny models on any
+device, prints the tables and writes nothing.
 """
 
 import argparse
@@ -25,12 +26,15 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu import correctness, profile, training
 from benchmarks.gpu.scale import LENGTH, SCALES, Scale
-from benchmarks.pages import markdown, marks, write_between
+from benchmarks.pages import markdown, marks, write_atomically, write_between
+from benchmarks.performance import decoding as programs
 from twinax.backend.xla_flags import fast_compilation, set_xla_flags
 
 Rows = list[list[str]]
 POLL = 0.2  # seconds
 TOGETHER = 5  # processes that compute on the CPU at once
+# Of compiled programs: empty for every part, so that each measures the time of compilation.
+CACHES = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 VERSIONS = ("jax", "flax", "torch", "transformers", "numpy")
 NOT_YET = "Not measured: neither a GPU nor a TPU has run this benchmark yet."
 
@@ -44,6 +48,7 @@ class Part(NamedTuple):
     header: tuple[str, ...]
     seconds: float  # that it needs on an H200, without which it is not begun
     together: bool = False  # whether it may run beside others, because it measures no time
+    expected: tuple[tuple[str, ...], ...] = ()  # the first cells of rows that a failing program leaves out
 
 
 def device(_: Scale) -> Rows:
@@ -54,24 +59,32 @@ def device(_: Scale) -> Rows:
     driver = ""
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True).stdout.partition("\n")[0]
+        answer = subprocess.run(query, capture_output=True, text=True)
+        driver = answer.stdout.partition("\n")[0] if answer.returncode == 0 else ""
     return [[first.platform, first.device_kind, driver, " ".join(first.client.platform_version.split())]]
 
 
 def decoding(scale: Scale) -> Rows:
     """One row per beam size and program."""
     from benchmarks.alternating import spread
-    from benchmarks.performance import decoding as programs
 
     rows = []
     names = programs.ON_GPU[: scale.decoders]
     for row in programs.compare(scale.beams, scale.rounds, names, scale.layers, together=True):
         for name, seconds in row.seconds.items():
             milliseconds = f"{1000 * statistics.median(seconds):,.0f}"
-            ratio = spread(seconds, row.seconds[programs.TWINAX])
-            equal = f"{row.equal[name]} of {programs.SENTENCES}"
+            ratio = spread(seconds, row.seconds[programs.TWINAX]) if programs.TWINAX in row.seconds else ""
+            equal = f"{row.equal[name]} of {programs.SENTENCES}" if name in row.equal else ""
             rows.append([str(row.beam_size), name, milliseconds, ratio, equal, row.devices[name]])
     return rows
+
+
+def train(name: str, title: str, model: int, chosen: Sequence[tuple[str, int]], seconds: float) -> Part:
+    """The training of one of the full scale's models in these programs: (name, which of the numbers of sentences)."""
+    full = SCALES["full"]
+    expected = tuple((full.trained[model].label, str(full.sentences[i]), program) for program, i in chosen)
+    measure = partial(training.train, model=model, programs=chosen)
+    return Part(name, measure, title, TRAINING, seconds, expected=expected)
 
 
 DEVICE = Part("device", device, "", (), 0)
@@ -83,7 +96,7 @@ PARTS = (
         correctness.ladder,
         "The ladder of the preset `small`, Flax on this device and PyTorch on the CPU",
         ("rung", "float64 difference", "float32 ratio", "bfloat16 ratio", "holds"),
-        150,
+        190,
         together=True,
     ),
     Part(
@@ -91,7 +104,7 @@ PARTS = (
         correctness.updates,
         f"{correctness.UPDATES} updates with dropout in float64, Flax on this device and PyTorch on the CPU",
         ("training", "loss", "parameters", "relay", "float32 ratio", "resumed bit-exactly", "holds"),
-        150,
+        310,
         together=True,
     ),
     Part(
@@ -99,7 +112,7 @@ PARTS = (
         correctness.comparison,
         "`twinax.parity.compare` of the twins, one setting of the Flax twin wrong",
         ("planted", "verdict", "first finding"),
-        150,
+        310,
         together=True,
     ),
     Part(
@@ -107,7 +120,7 @@ PARTS = (
         correctness.resume,
         "A training in bfloat16, stopped halfway and resumed in another process",
         ("deterministic", "updates", "state without a stop", "resumed", "equal"),
-        150,
+        310,
         together=True,
     ),
     Part(
@@ -115,11 +128,11 @@ PARTS = (
         correctness.attention,
         "Attention in bfloat16, against PyTorch in float64",
         ("error", "exact", "fused", "fused / exact"),
-        150,
+        310,
         together=True,
     ),
-    Part("base", partial(training.train, model=0), f"Training, {LENGTH} tokens per side", TRAINING, 90),
-    Part("big", partial(training.train, model=1), "Training of the larger model", TRAINING, 120),
+    train("base", f"Training, {LENGTH} tokens per side", 0, training.MAIN, 90),
+    train("big", "Training of the larger model", 1, training.MAIN, 120),
     Part(
         "operations",
         profile.operations,
@@ -143,6 +156,7 @@ PARTS = (
         "Decoding of 32 sentences, 40 tokens each",
         ("beam", "program", "milliseconds", "time / that of twinax in float32", "as transformers in float32", "device"),
         100,
+        expected=tuple((str(beam), name) for beam in SCALES["full"].beams for name in programs.ON_GPU),
     ),
     Part(
         "products",
@@ -152,54 +166,74 @@ PARTS = (
         30,
     ),
     *(
-        Part(
+        train(
             f"{name}_further",
-            partial(training.train, model=model, programs=(*programs, *training.SMALLER)),
             f"Training of the {name} model with other dtypes, attention, flags and batches",
-            TRAINING,
+            model,
+            (*chosen, *training.SMALLER),
             240,
         )
-        for model, name, programs in ((0, "base", training.OTHERS), (1, "big", training.FUSED_ONLY))
+        for model, name, chosen in ((0, "base", training.OTHERS), (1, "big", training.FUSED_ONLY))
     ),
 )
 
 
 def main(arguments: argparse.Namespace) -> None:
     """Measure all parts that the budget allows. This process does not use the device."""
-    deadline = time.monotonic() + (arguments.budget or float("inf"))
+    deadline = time.monotonic() + (float("inf") if arguments.budget is None else arguments.budget)
     scale = "small" if arguments.small else "full"
     page: Path | None = None if arguments.small else arguments.page
     path = page and page.with_suffix(".gpu.json")
-    try:
-        devices: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path and path.is_file() else {}
-    except ValueError as error:
-        sys.exit(f"{path}: is not JSON: {error}; repair it, or delete it to measure everything anew")
+    devices = read(path)
     if arguments.small:
         os.environ["XLA_FLAGS"] = f"{fast_compilation()} {os.environ.get('XLA_FLAGS', '')}".strip()
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
-        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // TOGETHER)))
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")  # of each of several processes
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the device's memory
-        ((_, first),) = results([DEVICE], scale, deadline)
-        if "rows" not in first:
-            sys.exit(f"the device: {first['problem']}")
-        ((platform, kind, driver, software),) = first["rows"]
-        if page is not None and platform == "cpu":
-            sys.exit("JAX sees no GPU or TPU here; `python -m benchmarks.gpu --small` tries this program on a CPU")
-        versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
-        facts = f"{kind}{driver and f', driver {driver}'}, {software}; {versions}"
-        print(facts, flush=True)
-        done = devices.setdefault(facts, {})
-        parts = [part for part in PARTS if (part.name in arguments.parts or not arguments.parts)]
-        parts = [part for part in parts if part.name in arguments.parts or "rows" not in done.get(part.name, {})]
-        for part, result in results(parts, scale, deadline):
-            done[part.name] = result
-            print(f"\n{section(part, result)}\n\n{part.name}: {result.get('seconds', 0)} s", flush=True)
-            if page is not None and path is not None:
-                path.write_text(json.dumps(devices, indent=1) + "\n")
-                write_between(page, "gpu", text(devices))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // TOGETHER)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")  # of each of several processes
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the device's memory
+    ((_, first),) = results([DEVICE], scale, deadline)
+    if "rows" not in first:
+        sys.exit(f"the device: {first['problem']}")
+    ((platform, kind, driver, software),) = first["rows"]
+    if page is not None and platform == "cpu":
+        sys.exit("JAX sees no GPU or TPU here; `python -m benchmarks.gpu --small` tries this program on a CPU")
+    versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
+    facts = f"{kind}{driver and f', driver {driver}'}, {software}; {versions}"
+    print(facts, flush=True)
+    done = devices.get(facts, {})
+    parts = [part for part in PARTS if (part.name in arguments.parts or not arguments.parts)]
+    parts = [part for part in parts if part.name in arguments.parts or missing(part, done.get(part.name, {}))]
+    for part, result in results(parts, scale, deadline):
+        print(f"\n{section(part, result)}\n\n{part.name}: {result.get('seconds', 0)} s", flush=True)
+        if page is not None and path is not None:
+            devices = read(path)  # another call may have written meanwhile
+            done = devices.setdefault(facts, {})
+            if is_better(part, result, done.get(part.name, {})):
+                done[part.name] = result
+            write_atomically(path, json.dumps(devices, indent=1) + "\n")
+            write_between(page, "gpu", text(devices))
+
+
+def read(path: Path | None) -> dict[str, dict[str, Any]]:
+    """The results in a file, by device and part; none without a file."""
+    try:
+        return json.loads(path.read_text()) if path is not None and path.is_file() else {}
+    except ValueError as error:
+        sys.exit(f"{path}: is not JSON: {error}; repair it, or delete it to measure everything anew")
+
+
+def missing(part: Part, result: Mapping[str, Any]) -> list[str]:
+    """What a part's result lacks: rows, by their first cells, or its seconds; [] if it is complete."""
+    if "rows" not in result:
+        return ["all rows"]
+    rows = [tuple(row) for row in result["rows"] if training.FAILED not in row]
+    absent = [cells for cells in part.expected if not any(row[: len(cells)] == cells for row in rows)]
+    return [" · ".join(cells) for cells in absent] + ([] if "seconds" in result else ["the part's duration"])
+
+
+def is_better(part: Part, result: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Whether a result replaces an older one: it does not lack more."""
+    return "rows" not in old or ("rows" in result and len(missing(part, result)) <= len(missing(part, old)))
 
 
 def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tuple[Part, dict[str, Any]]]:
@@ -209,12 +243,12 @@ def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tupl
         while waiting:
             wave, waiting = (waiting, []) if together else (waiting[:1], waiting[1:])
             running: dict[Part, Process] = {}
-            for part in wave:
-                if scale == "small" or time.monotonic() + part.seconds <= deadline:
-                    running[part] = Process(part, scale)
-                else:
-                    yield part, {"problem": "skipped: the budget was used up"}
             try:
+                for part in wave:
+                    if scale == "small" or time.monotonic() + part.seconds <= deadline:
+                        running[part] = Process(part, scale)
+                    else:
+                        yield part, {"problem": "skipped: the budget was used up"}
                 while running:
                     part = next((part for part, process in running.items() if process.has_ended()), None)
                     if part is None and time.monotonic() < deadline:
@@ -222,7 +256,7 @@ def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tupl
                         continue
                     part = part or next(iter(running))
                     yield part, running.pop(part).result()
-            finally:  # Ctrl-C does not reach them
+            finally:  # Ctrl-C and SIGTERM do not reach them
                 for process in running.values():
                     process.result()
 
@@ -232,13 +266,15 @@ class Process:
 
     def __init__(self, part: Part, scale: str):
         self._begin = time.monotonic()
-        self._file = Path(tempfile.mkstemp(suffix=".json")[1])
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._file = Path(self._folder.name, "rows.json")
         command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, scale, str(self._file)]
-        self._process = subprocess.Popen(command, start_new_session=True, stdout=sys.stderr)
+        environment = os.environ | {name: str(Path(self._folder.name, name)) for name in CACHES}
+        self._process = subprocess.Popen(command, start_new_session=True, stdout=sys.stderr, env=environment)
 
     def has_ended(self) -> bool:
-        """Whether the process is over."""
-        return self._process.poll() is not None
+        """Whether the rows are written, or the process is over."""
+        return self._file.exists() or self._process.poll() is not None
 
     def result(self) -> dict[str, Any]:
         """Rows and seconds, or the problem; ends the process, and those that it started."""
@@ -246,8 +282,8 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        text = self._file.read_text()
-        self._file.unlink()
+        text = self._file.read_text() if self._file.exists() else ""
+        self._folder.cleanup()
         problem = "stopped: the budget was used up" if status is None else f"failed with exit status {status}"
         outcome = {"rows": json.loads(text)} if text else {"problem": problem}
         return {**outcome, "seconds": round(time.monotonic() - self._begin)}
@@ -264,13 +300,14 @@ def text(devices: Mapping[str, Mapping[str, Any]]) -> str:
     blocks = []
     for facts, done in devices.items():
         measured = [part for part in PARTS if "rows" in done.get(part.name, {})]
-        missing = [
-            f"{part.name} ({done[part.name]['problem']})" if part.name in done else part.name
-            for part in PARTS
-            if part not in measured
-        ]
+        absent = []
+        for part in PARTS:
+            result = done.get(part.name, {})
+            reasons = missing(part, result) if part in measured else [result["problem"]] if result else []
+            if part not in measured or reasons:
+                absent.append(f"{part.name} ({'; '.join(reasons)})" if reasons else part.name)
         blocks += [f"{facts}.", *(section(part, done[part.name]) for part in measured)]
-        blocks += [f"Not measured on this device: {', '.join(missing)}."] if missing else []
+        blocks += ["Not measured on this device:\n\n" + "\n".join(f"- {entry}" for entry in absent)] if absent else []
     return "\n\n".join(blocks) or NOT_YET
 
 
@@ -278,7 +315,7 @@ def run_part(name: str, scale: str, path: str) -> None:
     """Measure a part in this process, and write its rows as JSON."""
     set_xla_flags()
     measured = {part.name: part.measure for part in (DEVICE, *PARTS)}[name](SCALES[scale])
-    Path(path).write_text(json.dumps(measured))
+    write_atomically(Path(path), json.dumps(measured))
 
 
 if __name__ == "__main__":
@@ -297,6 +334,7 @@ if __name__ == "__main__":
         parser.error("give either PAGE or --small")
     if unknown := set(given.parts) - {part.name for part in PARTS}:
         parser.error(f"{min(unknown)}: no part; parts: {', '.join(part.name for part in PARTS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the parts are ended
     try:
         if given.page is not None:
             marks(given.page, "gpu")

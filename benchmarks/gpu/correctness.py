@@ -83,6 +83,8 @@ def comparison(scale: Scale) -> list[list[str]]:
 
 def attention(scale: Scale) -> list[list[str]]:
     """Errors of logits and gradients in bfloat16 with both attentions, against PyTorch in float64."""
+    # Before JAX starts the backend: cuDNN's attention needs it.
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ANY_ORDER}".strip()
     import jax
     import jax.numpy as jnp
 

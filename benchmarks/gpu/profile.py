@@ -2,6 +2,7 @@
 
 import re
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -31,7 +32,9 @@ def operations(scale: Scale) -> list[list[str]]:
             kind = re.sub(r"[._]\d+\b", "", name)
             times[kind] += nanoseconds
             counts[kind] += 1
-    total = sum(times.values())  # 0, and no rows, if the trace names its lines otherwise
+    if not times:
+        sys.exit("the trace has no operations of this device; perhaps it names its lines otherwise")
+    total = sum(times.values())
     rows = []
     for name, spent in times.most_common(OPERATIONS):
         milliseconds = f"{spent / 1e6 / TRACED_STEPS:.2f}"
@@ -57,7 +60,6 @@ def plan(scale: Scale) -> list[list[str]]:
     from twinax.configs.data import CorpusConfig
     from twinax.configs.run import RunConfig
     from twinax.configs.sharding import ShardingConfig
-    from twinax.planning.chips import CHIPS, chip_of
     from twinax.planning.estimate import estimate
     from twinax.planning.roofline import roofline
     from twinax.planning.topology import Topology
@@ -82,19 +84,30 @@ def plan(scale: Scale) -> list[list[str]]:
         times.append((time.perf_counter() - begin) / scale.steps)
     seconds = statistics.median(times)
 
-    chip = chip_of(jax.devices()[0].device_kind) or CHIPS["h200"]
+    chip = chip_to_plan(jax.devices()[0])
     config, _ = twin_config(size, "bfloat16")
     workload = Workload(
         RunConfig(corpus=CorpusConfig(src="-", tgt="-"), model=config), size.sentences, *[size.length] * 2
     )
     cost, memory = estimate(workload, ShardingConfig(data=1))
-    bound = roofline(cost, Topology(chip, "1"), config.compute_dtype)
+    bounds = share = "unknown peak"
+    if chip is not None:
+        bound = roofline(cost, Topology(chip, "1"), config.compute_dtype)
+        bounds = f"{1000 * bound.seconds:.2f} to {1000 * bound.without_overlap:.2f}"
+        share = f"{moved / seconds / chip.hbm_bandwidth:.0%}"
     return [[
-        f"{1000 * bound.seconds:.2f} to {1000 * bound.without_overlap:.2f}",
+        bounds,
         f"{1000 * seconds:.2f}",
         f"{memory.total / 1e9:.1f}",
         f"{used / 1e9:.1f}",
         f"{cost.hbm_bytes / 1e9:.1f}",
         f"{moved / 1e9:.1f}",
-        f"{moved / seconds / chip.hbm_bandwidth:.0%}",
+        share,
     ]]  # fmt: skip
+
+
+def chip_to_plan(device: Any) -> Any:
+    """The chip of a JAX device, None if its peaks are unknown; an H200 for a CPU, on which figures mean nothing."""
+    from twinax.planning.chips import CHIPS, chip_of
+
+    return CHIPS["h200"] if device.platform == "cpu" else chip_of(device.device_kind)

@@ -1,9 +1,15 @@
 """The GPU benchmark at tiny sizes: its FLOPs, its reading of a trace, its budget, and its place in the page."""
 
+import json
+import os
+import pickle
+import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +18,14 @@ import pytest
 from jax.extend.core import ClosedJaxpr
 
 from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import correctness, profile, training
 from benchmarks.gpu.profile import operations
 from benchmarks.gpu.scale import SCALES
 from benchmarks.gpu.training import utilization
+from benchmarks.performance import decoding
 from twinax import TransformerConfig
 from twinax.configs.training import TrainingConfig
+from twinax.flax_transformer import fused_attention
 from twinax.flax_transformer.model import Transformer
 from twinax.parity.functions import random_arrays
 from twinax.planning.flops import model_flops
@@ -72,27 +81,29 @@ def test_the_largest_operations_of_a_training():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """f(arguments) -> (names of the parts that were measured, the page), with a device and parts that take no time."""
+    """f(parts, budget, result by part) -> (names of the measured parts, the page); the parts take no time."""
     page = tmp_path / "page.md"
     page.write_text("<!-- gpu -->\n<!-- end of gpu -->\n")
-    measured = []
+    measured, results = [], {}
 
     class Process:
         def __init__(self, part, scale):
             measured.append(part.name)
             row = ["gpu", "NVIDIA H200", "1.2", "cuda"] if part.name == "device" else [f"figure of {part.name}"]
-            self.rows = [row]
+            self.outcome = results.get(part.name, {"rows": [row, *part.expected], "seconds": 1})
 
         def has_ended(self):
             return True
 
         def result(self):
-            return {"rows": self.rows, "seconds": 1}
+            return self.outcome
 
     monkeypatch.setattr(command, "Process", Process)
 
-    def call(*parts, budget=None):
+    def call(*parts, budget=None, **outcomes):
         measured.clear()
+        results.clear()
+        results.update(outcomes)
         command.main(Namespace(budget=budget, small=False, page=page, parts=list(parts)))
         return measured[1:], page.read_text()
 
@@ -112,6 +123,138 @@ def test_parts_beyond_the_budget_are_left_to_the_next_call(run):
     assert all(f"figure of {name}" in page for name in names)
     assert run() == ([], page)
     assert run("base")[0] == ["base"]
+    with pytest.raises(SystemExit, match=r"^the device: skipped: the budget was used up$"):
+        run(budget=0)
+
+
+LAST = ("base", "256", "twinax, bfloat16")
+FAILED = [*LAST, training.FAILED]
+
+
+@pytest.mark.parametrize("outcome", [{"problem": "failed with exit status 1"}, {"rows": [FAILED]}])
+def test_a_failure_keeps_what_was_measured(run, outcome):
+    _, page = run()
+    assert run("base", base={**outcome, "seconds": 2}) == (["base"], page)
+
+
+def test_a_part_that_lacks_rows_is_measured_again(run):
+    (base,) = (part for part in command.PARTS if part.name == "base")
+    assert base.expected[-1] == LAST
+    *rows, last = ([*cells, "24.62"] for cells in base.expected)
+    for outcome, lack in (
+        ({"rows": [*rows, FAILED], "seconds": 1}, "base · 256 · twinax, bfloat16"),
+        ({"rows": [*rows, last]}, "the part's duration"),
+    ):
+        _, page = run(base=outcome)
+        assert page.count("\n- ") == 1
+        assert f"\n- base ({lack})\n" in page
+    assert run()[0] == ["base"]
+    assert run()[0] == []
+
+
+def test_the_results_of_another_call_stay(run, tmp_path, monkeypatch):
+    path, original = tmp_path / "page.gpu.json", command.results
+
+    def results(*arguments):
+        """Begin to measure, after another call has written."""
+        path.write_text(json.dumps({"another device": {"base": {"rows": [["other figure"]], "seconds": 1}}}))
+        return original(*arguments)
+
+    monkeypatch.setattr(command, "results", results)
+    _, page = run("big")
+    assert "other figure" in page
+    assert "figure of big" in page
+    assert len(list(tmp_path.iterdir())) == 2  # no temporary file is left
+
+
+def test_a_part_ends_when_its_rows_are_written(monkeypatch):
+    """Its process may hang at its end. Its caches are its own, and deleted."""
+    popen = subprocess.Popen
+    monkeypatch.setenv(command.CACHES[0], "/warm")
+    code = f"rows = [[os.environ[name] for name in {command.CACHES}]]; path = sys.argv[1]\n"
+    code += "open(path + '+', 'w').write(json.dumps(rows)); os.rename(path + '+', path); time.sleep(90)"
+    program = [sys.executable, "-c", f"import json, os, sys, time; {code}"]
+    monkeypatch.setattr(subprocess, "Popen", lambda arguments, **options: popen([*program, arguments[-1]], **options))
+    process = command.Process(command.DEVICE, "small")
+    wait_for(process.has_ended)
+    result = process.result()
+    (caches,) = result["rows"]
+    (folder,) = {Path(cache).parent for cache in caches}
+    assert len(set(caches)) == len(command.CACHES)
+    assert not folder.exists()
+    assert result["seconds"] < 60
+
+
+def test_sigterm_ends_the_parts():
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.gpu", "--small"], cwd=ROOT)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_for(lambda: children.read_text().split())
+    (child,) = map(int, children.read_text().split())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert not Path(f"/proc/{child}").exists()
+
+
+def wait_for(condition):
+    """Wait until a condition holds, for at most a minute."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_memory_of_a_pickled_program_is_jax_s(monkeypatch):
+    device = SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": 7}, device_kind="NVIDIA H200")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    kinds = pickle.loads(pickle.dumps(training.KINDS))
+    memories = {name: training.used_memory(kind.make_step) for name, kind in kinds.items()}
+    assert {name for name, memory in memories.items() if memory == (7, "NVIDIA H200")} == {
+        name for name in kinds if name.startswith("twinax")
+    }
+
+
+def test_attention_is_measured_without_deterministic_operations(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    monkeypatch.setattr(fused_attention, "get_backend", lambda: SimpleNamespace(platform_version="cuda"))
+    flags = []
+    monkeypatch.setattr("twinax.parity.functions.random_arrays", lambda *_: flags.append(os.environ["XLA_FLAGS"]))
+    with pytest.raises(AttributeError):  # there are no arrays
+        correctness.attention(SCALES["small"])
+    q = jnp.zeros((1, 6, 2, 8), jnp.bfloat16)
+    assert len(flags) == 1
+    assert fused_attention.uses_cudnn(q, q)
+
+
+def test_the_plan_of_an_unknown_device_has_no_bound():
+    known, unknown = (SimpleNamespace(platform="gpu", device_kind=f"NVIDIA {kind}") for kind in ("L4", "X9"))
+    assert profile.chip_to_plan(known).name == "l4"
+    assert profile.chip_to_plan(unknown) is None
+    assert profile.chip_to_plan(SimpleNamespace(platform="cpu", device_kind="cpu")).name == "h200"
+
+
+def test_decoding_without_one_of_the_two_references(monkeypatch):
+    def compare(*_, **options):
+        assert options == {"together": True}
+        name = decoding.TRANSFORMERS
+        return [
+            decoding.Row(1, {name: [0.1]}, {name: 32}, {name: "gpu"}),
+            decoding.Row(4, {decoding.TWINAX: [0.1]}, {}, {decoding.TWINAX: "gpu"}),
+        ]
+
+    monkeypatch.setattr(decoding, "compare", compare)
+    assert command.decoding(SCALES["small"]) == [
+        ["1", "transformers, float32", "100", "", "32 of 32", "gpu"],
+        ["4", "twinax, float32", "100", "1.00 (1.00 to 1.00)", "", "gpu"],
+    ]
+
+
+def test_the_driver_is_no_error_message(monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for status, driver in ((0, "580.1"), (9, "")):
+        program.write_text(f"#!/bin/sh\necho 580.1\nexit {status}\n")
+        program.chmod(0o755)
+        assert command.device(SCALES["small"])[0][2] == driver
 
 
 def test_a_cpu_does_not_reach_the_page(monkeypatch, tmp_path):

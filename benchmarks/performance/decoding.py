@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
     beam_size: int
     seconds: Mapping[str, Sequence[float]]  # by program, one per round
-    equal: Mapping[str, int]  # sentences whose tokens are those of transformers in float32, by program
+    equal: Mapping[str, int]  # sentences whose tokens are those of transformers in float32, by program; {} without it
     devices: Mapping[str, str]  # by program
 
 
@@ -142,8 +142,9 @@ def compare(
         with started(programs, "decoding", together) as running:
             devices = {name: program.about for name, program in running.items()}
             for beam_size in beam_sizes:
-                seconds, tokens = alternate(running, rounds, f"beam {beam_size}", src, beam_size)
-                equal = {name: _equal(name, each, tokens[TRANSFORMERS]) for name, each in tokens.items()}
+                seconds, tokens = alternate(running, rounds, f"beam {beam_size}", src, beam_size, together=together)
+                expected = tokens.get(TRANSFORMERS)
+                equal = {} if expected is None else {n: _equal(n, each, expected) for n, each in tokens.items()}
                 rows.append(Row(beam_size, seconds, equal, devices))
     return rows
 

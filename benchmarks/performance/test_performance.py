@@ -1,5 +1,6 @@
 """The programs that the benchmark compares do the same work, and its tables hold what was measured."""
 
+import os
 from functools import partial
 
 import numpy as np
@@ -39,6 +40,22 @@ def test_programs_run_in_turn():
     assert results == {"a": 4, "b": 4}
     assert [len(times) for times in seconds.values()] == [2, 2]
     assert spread([2.0, 3.0, 8.0], [1.0, 2.0, 2.0]) == "2.00 (1.50 to 4.00)"
+
+
+def fails(number):
+    """End the process that computes."""
+    os._exit(number)
+
+
+def test_a_program_that_fails_in_a_round_is_left_out():
+    prepare = partial(tuple, ("ready", abs))
+    programs = [Program("a", prepare), Program("b", partial(tuple, ("ready", fails)))]
+    with started(programs, "test", together=True) as running:
+        seconds, results = alternate(running, 2, "test", 3, together=True)
+        assert {name: len(times) for name, times in seconds.items()} == {"a": 2}
+        assert results == {"a": 3}
+        with pytest.raises((EOFError, OSError)):
+            alternate(running, 1, "test", 3)
 
 
 def test_tables_and_chart(tmp_path):

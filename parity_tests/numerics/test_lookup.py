@@ -14,14 +14,19 @@ pytestmark = pytest.mark.newest
 WIDTH = 3
 
 
-@given(seed=st.integers(0, 2**32 - 1), count=st.sampled_from([1, 4, 50]), batch=st.integers(0, 5))
-def test_the_gradient_of_a_table_is_numpy_s_sum(seed: int, count: int, batch: int) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.sampled_from([1, 4, 50, 120]),  # with 120 rows and 20 numbers, targets exceed int8
+    batch=st.integers(0, 5),
+    dtype=st.sampled_from([np.int8, np.int32]),
+)
+def test_the_gradient_of_a_table_is_numpy_s_sum(seed: int, count: int, batch: int, dtype: type) -> None:
     rng = np.random.default_rng(seed)
-    numbers = rng.integers(0, count + 2, (batch, 4)).astype(np.int32)  # some are too large
-    numbers[rng.random(numbers.shape) < 0.2] = np.iinfo(np.int32).max  # of a negative id
+    numbers = rng.integers(-count - 2, count + 2, (batch, 4)).astype(dtype)  # some are outside the table
+    numbers[rng.random(numbers.shape) < 0.2] = np.iinfo(dtype).max
     gradient = rng.standard_normal((*numbers.shape, WIDTH))
     expected = np.zeros((count, WIDTH))
-    fits = numbers < count
+    fits = (-count <= numbers) & (numbers < count)
     np.add.at(expected, numbers[fits], gradient[fits])
     table = jnp.zeros((count, WIDTH), jnp.float64)
     found, pullback = jax.vjp(lambda table: rows(table, jnp.asarray(numbers)), table)
@@ -41,6 +46,15 @@ def test_a_gpu_sorts_and_scatters_each_row_once(platform: str, sorts: int, uniqu
     assert program.count("stablehlo.sort") == sorts
     (scatter,) = [line for line in program.splitlines() if "stablehlo.scatter" in line]
     assert f"unique_indices = {unique}" in scatter
+
+
+def test_several_gpus_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sort along the batch, which is sharded, would gather it on every device."""
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    gradient = jax.jit(jax.grad(lambda table: rows(table, jnp.zeros((2, 4), jnp.int32)).sum()))
+    program = gradient.trace(jnp.zeros((7, WIDTH))).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.scatter" in program
+    assert "stablehlo.sort" not in program
 
 
 def test_a_gradient_is_exported_for_any_batch() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.schema import TransformerConfig
-from twinax.train import loop
+from twinax.train.loop import loop
 
 faults = []
 

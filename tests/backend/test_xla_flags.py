@@ -65,7 +65,7 @@ STARTED = """
 import os
 import jax
 import twinax.train.loop.loop
-from twinax.train import xla_flags
+from twinax.backend import xla_flags
 from twinax.backend.xla_flags import set_xla_flags
 set_xla_flags()
 jax.config.update("jax_platforms", "cpu")
@@ -106,7 +106,7 @@ import jax
 if sys.argv[1:] == ["late"]:
     jax.devices()
 import twinax
-from twinax.train import self_test
+from twinax.backend import self_test
 try:
     print(self_test.check_compiler())
 except ValueError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from twinax.cli.flags.proofs import Compare
 from twinax.cli.proofs import compare_command
 from twinax.cli.proofs.compare_command import run
 from twinax.cli.usage import UsageError, one_line_errors
@@ -81,24 +82,14 @@ def files(tmp_path, monkeypatch):
     sys.modules.pop("helper", None)
 
 
-def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz", **changes):
-    flags = {
-        "candidate_inputs": None,
-        "convert": None,
-        "rules": None,
-        "write_rules": None,
-        "gradients": False,
-        "optimizer": (),
-        "dropout": False,
-    }
-    flags |= {"rounding": False, "json_file": None, "report": None}
+def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz", **flags):
     with one_line_errors():
-        return run(reference, candidate, inputs=inputs, **(flags | changes))
+        return run(Compare(reference=reference, candidate=candidate, inputs=inputs, **{"no_rounding": True} | flags))
 
 
 def test_equal_models(files, capsys):
     before = list(sys.path)
-    assert compare(gradients=True, rounding=True, json_file="o.json") == 0
+    assert compare(gradients=True, no_rounding=False, json_file="o.json") == 0
     document = json.loads((files / "o.json").read_text())
     assert (document["verdict"], document["equal"], document["gradients"]["verdict"]) == ("equal", True, "equal")
     assert [entry["dtype"] for entry in document["rounding"] if entry["ok"]] == ["float32", "bfloat16"]

@@ -74,7 +74,7 @@ def test_an_unforeseen_exception_is_a_defect_of_twinax(command, monkeypatch, tmp
     assert path is not None, err
     assert err.count("\n") == 1
     content = Path(path[1]).read_text()
-    assert "in inspect" in content
+    assert "in execute" in content
     assert content.startswith("twinax inspect ")
 
 

@@ -33,7 +33,8 @@ import json, os, random, shutil, signal, sys, time
 from contextlib import contextmanager
 from pathlib import Path
 import torch
-from twinax import cli, convert_command, convert_report
+from twinax import cli
+from twinax.cli.checkpoints import convert_command, convert_report
 
 target = Path(sys.argv[2])
 command = ["convert", *sys.argv[1:3], *sys.argv[3].split()]

@@ -68,6 +68,13 @@ def test_relu_is_jax_s(dtype):
         np.testing.assert_array_equal(one, other)
 
 
+def test_the_gradient_of_relu_passes_nan_as_in_pytorch():
+    x = torch.tensor([float("nan"), -1.0, 1.0], requires_grad=True)
+    torch.relu(x).sum().backward()
+    gradient = jax.grad(lambda x: layers.ACTIVATIONS["relu"](x).sum())(jnp.asarray(x.detach().numpy()))
+    np.testing.assert_array_equal(gradient, x.grad)
+
+
 class Loss(nn.Module):
     def __init__(self, model, training):
         super().__init__()

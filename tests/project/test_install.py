@@ -14,12 +14,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from twinax.renamed import RENAMED
+
 ROOT = Path(__file__).parents[2]
-HOUSE = (
-    *("audit", "configs", "convert", "flax_transformer", "formulas", "parity", "presets", "published"),
-    *("torch_reference", "train"),
-)
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+HOUSE = [folder for folder in SETTINGS["tool"]["setuptools"]["package-dir"].values() if folder != "twinax"]
 
 
 def subpackages():
@@ -27,10 +26,12 @@ def subpackages():
     for folder in HOUSE:
         for init in sorted((ROOT / folder).rglob("__init__.py")):
             yield "twinax." + ".".join(init.parent.relative_to(ROOT).parts)
+    for init in sorted((ROOT / "twinax").rglob("__init__.py")):
+        yield ".".join(init.parent.relative_to(ROOT).parts)
 
 
 def test_every_folder_is_listed():
-    assert sorted(SETTINGS["tool"]["setuptools"]["packages"]) == sorted(["twinax", *subpackages()])
+    assert sorted(SETTINGS["tool"]["setuptools"]["packages"]) == sorted(subpackages())
     for folder in HOUSE:
         python = {path.parent for path in (ROOT / folder).rglob("*.py")}
         assert all((path / "__init__.py").exists() for path in python), "a folder without __init__.py is left out"
@@ -58,7 +59,7 @@ def run(code, folder, cwd):
 
 
 def test_wheel_imports_from_an_empty_folder(wheel_folder, tmp_path):
-    names = ["twinax", *subpackages(), "twinax.cli.commands"]
+    names = [*subpackages(), "twinax.cli.commands"]
     code = f"import importlib; [print(importlib.import_module(n).__file__) for n in {names}]"
     files = run(code, wheel_folder, tmp_path).stdout.split()
     assert len(files) == len(names)
@@ -94,15 +95,11 @@ def test_public_names():
         getattr(twinax, attribute)
 
 
-@pytest.mark.parametrize("name", ["compare", "Criterion", "audit", "assert_healthy"])
-def test_names_of_the_former_package_warn_and_work(name):
-    former = importlib.import_module("twinax.parity_tests")
-    new_name = {"compare": "parity.compare_arrays", "Criterion": "parity.Criterion"}.get(name, f"audit.{name}")
-    module, _, attribute = new_name.rpartition(".")
-    with pytest.warns(DeprecationWarning, match=f"{name} is now twinax.{new_name}") as records:
-        value = getattr(former, name)
-    assert len(records) == 1
-    assert value is getattr(importlib.import_module(f"twinax.{module}"), attribute)
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_module_that_moved_is_found_under_its_former_name(name):
+    assert importlib.import_module(name) is importlib.import_module(RENAMED[name])
+    package, _, attribute = name.rpartition(".")
+    assert getattr(importlib.import_module(package), attribute) is importlib.import_module(RENAMED[name])
 
 
 @pytest.mark.parametrize("file", ["constraints.txt", "constraints-newest.txt"])

@@ -23,6 +23,7 @@ from ...convert.io.atomic_io import check_new
 from ...convert.optimizers.trainer import has_state
 from ...convert.privacy import without_paths
 from ...convert.weight_files.reading import read_json
+from ..flags.checkpoints import Convert
 from ..usage import UsageError, report_assumed
 from .convert_report import print_report
 from .convert_tokenizer import describe_changes, tokenizer_files, with_tokenizer
@@ -34,41 +35,26 @@ _UNITS = {"": 1, **{f"{prefix}B": 1000**i for i, prefix in enumerate("KMG", 1)}}
 _UNITS |= {f"{prefix}iB": 1024**i for i, prefix in enumerate("KMG", 1)}
 
 
-def convert_checkpoint(
-    src: Path,
-    dst: Path,
-    *,
-    layout: str,
-    weights_only: bool,
-    dtype: str | None,
-    max_shard_size: str | None,
-    quantization: str | None,
-    adapter: str | None,
-    run: str | None,
-    config: str | None,
-    tokenizer: Sequence[str],
-    languages: Sequence[str],
-    scores: Sequence[str],
-    with_paths: bool,
-) -> int:
+def convert_checkpoint(flags: Convert) -> int:
     """Write `dst`, read it back and print a comparison. Exit status: 1 if something differs; nothing is written."""
-    _check_layout(layout, quantization, scores)
+    src, dst, layout = Path(flags.src), Path(flags.dst), flags.layout
+    _check_layout(layout, flags.quantize, flags.scores)
     check_new(dst)
-    _check_torch(dst, layout, dtype)
-    shard_bytes = None if max_shard_size is None else _bytes_of(max_shard_size)
-    score_documents = read_scores(scores)
-    original = _read(src, config, adapter, run, dtype)
-    original = original if with_paths else without_paths(original)
+    _check_torch(dst, layout, flags.dtype)
+    shard_bytes = None if flags.max_shard_size is None else _bytes_of(flags.max_shard_size)
+    score_documents = read_scores(flags.scores)
+    original = _read(src, flags.config, flags.adapter, flags.run, flags.dtype)
+    original = original if flags.with_paths else without_paths(original)
     checkpoint, new_files, pretokenization = original, {}, ""
-    if tokenizer:
-        new_files, pretokenization = tokenizer_files(checkpoint, tokenizer, languages)
+    if flags.tokenizer:
+        new_files, pretokenization = tokenizer_files(checkpoint, flags.tokenizer, flags.languages)
         checkpoint = replace(checkpoint, files=with_tokenizer(original.files, new_files))
-    elif languages:
-        raise UsageError(f"--languages {' '.join(languages)}: needs --tokenizer, the vocabularies of both sides")
-    if weights_only:
+    elif flags.languages:
+        raise UsageError(f"--languages {' '.join(flags.languages)}: needs --tokenizer, the vocabularies of both sides")
+    if flags.weights_only:
         checkpoint = replace(checkpoint, training=None)
-    if dtype is not None:
-        checkpoint = to_dtype(checkpoint, dtype, layout)
+    if flags.dtype is not None:
+        checkpoint = to_dtype(checkpoint, flags.dtype, layout)
 
     def card(result: Checkpoint, checksum: str) -> str:
         return model_card(dst.name, result, checksum, run=run_of(src), scores=score_documents, arguments=sys.argv[1:])
@@ -78,18 +64,18 @@ def convert_checkpoint(
         original,
         dst,
         layout=layout,
-        dtype=dtype,
+        dtype=flags.dtype,
         max_shard_size=shard_bytes,
-        quantization=quantization,
+        quantization=flags.quantize,
         card=card if layout in LAYOUTS else None,
     )
     rows = {
         "read": f"{describe(src)}; {describe_verification(src)}",
-        "adapter, merged": str(read_adapter(Path(adapter))) if adapter else "",
+        "adapter, merged": str(read_adapter(Path(flags.adapter))) if flags.adapter else "",
         **written,
         "families": "" if layout in LAYOUTS else f"the model {describe_fitting(original.config)} of transformers",
         "weights": outcome.weights,
-        "dtype": f"{original.config.param_dtype} → {dtype}: {outcome.movement}" if dtype else "",
+        "dtype": f"{original.config.param_dtype} → {flags.dtype}: {outcome.movement}" if flags.dtype else "",
         "unused, kept": ", ".join(checkpoint.unused),
         "optimizer": outcome.optimizer,
         "assumed": "; ".join(checkpoint.optimizer_notes),

@@ -27,6 +27,7 @@ from ...convert.formats.single_file import Parts, read_parts
 from ...convert.identify.unreadable import UnreadableError, printable
 from ...convert.port import flax_specs
 from ...inference.translator import Translator
+from ..flags.checkpoints import Inspect
 from ..usage import check_outputs, report_assumed, write_json
 
 _SIZES = (
@@ -40,9 +41,10 @@ _SIZES = (
 )
 
 
-def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
+def inspect_checkpoint(flags: Inspect) -> int:
     """Print the contents of a checkpoint, or why twinax cannot read it. Exit status: 2 if it cannot."""
-    check_outputs([json_file], [str(path)])
+    check_outputs([flags.json_file], [flags.path])
+    path = Path(flags.path)
     rows: dict[str, Any] = {}
     status, arrays = 2, {}
     try:
@@ -52,13 +54,13 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
         rows = dict(zip(("type", "obstacle", "what to do"), astuple(error.obstacle), strict=True))
     except (CheckpointError, ConversionError) as error:
         rows = {"type": describe(path), "obstacle": str(error).removeprefix(f"{path}: ")}
-    shown_arrays = arrays if tensors or json_file else {}
+    shown_arrays = arrays if flags.tensors or flags.json_file else {}
     details = {
         n: {"shape": list(a.shape), "dtype": str(a.dtype), "sha256": checksum({n: a})} for n, a in shown_arrays.items()
     }
-    if json_file is not None:
+    if flags.json_file is not None:
         document = {"path": str(path), **rows, "tensors": details}
-        write_json(json_file, document)
+        write_json(flags.json_file, document)
     title = escape(printable(str(path)))
     table = Table("", Column("", overflow="fold"), show_header=False, title=title, title_justify="left")
     for name, value in rows.items():
@@ -72,7 +74,7 @@ def inspect_checkpoint(path: Path, tensors: bool, json_file: str | None) -> int:
             table.add_row("settings", "; ".join(_settings(value)) or "the defaults")
     console = Console()
     console.print(table)
-    if tensors and arrays:
+    if flags.tensors and arrays:
         listing = Table(Column("array", overflow="fold"), "shape", "dtype", "sha256")
         for name, detail in details.items():
             listing.add_row(

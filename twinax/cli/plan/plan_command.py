@@ -1,22 +1,22 @@
 """`twinax plan`: the resources that a run needs and a bound on its speed, for accelerators that this machine lacks."""
 
-import os
 import sys
 from dataclasses import replace
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
+from ...configs.data import CorpusConfig
 from ...configs.json_text import parse_json
-from ..usage import UsageError, check_outputs, check_picture, one_line_errors, write_json
-
-if TYPE_CHECKING:
-    from ...configs.run import RunConfig
-    from ...configs.sharding import ShardingConfig
-    from ...planning.workload import Workload
+from ...configs.run import RunConfig
+from ...configs.sharding import ShardingConfig
+from ...planning.workload import Workload
+from ...presets.models import PRESETS
+from ...presets.runs import RUNS, run_preset
+from ...train.checkpointing.checkpoints import read_run
+from ...train.checkpointing.run_directory import read_data
+from ..flags.plan import Plan
+from ..usage import UsageError, write_json
+from .plan_report import print_plan, print_sweep
 
 # Vaswani et al. 2017, sections 5.1 and 5.2: tokens per side in a batch, and updates of the base model
 _TOKENS, _UPDATES = 25_000, 100_000
@@ -24,68 +24,25 @@ _LENGTH = 64
 _AXES = ("data", "fsdp", "tensor")
 
 
-def plan(
-    model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET|RUN|CONFIG")],
-    *,
-    topology: str,
-    mesh: str | None = None,
-    tokens: int | None = None,
-    length: int | None = None,
-    updates: int | None = None,
-    compute_dtype: str | None = None,
-    sweep: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    plot: str | None = None,
-    json_file: Annotated[str | None, tyro.conf.arg(name="json")] = None,
-) -> int:
-    """Compile a run for TPUs that this machine lacks, and print what it needs and a bound on its speed.
-
-    For a TPU slice, XLA compiles the train step, the validation loss and beam search here, on the CPU; needs
-    twinax[plan]. For GPUs it partitions them for virtual devices: FLOPs and communication are the partitioned
-    program's, the rest is an estimate. Nothing is run: times are lower bounds. Exits with 1 if the run does not fit.
-
-    Example: twinax plan base --topology v5e:4x4
-
-    Args:
-        model: a preset of a model (tiny, small, base, big, t5_small), a predefined run, a run directory, or a config as
-            `twinax train --print-config` prints it.
-        topology: a slice of TPUs (v4:2x2x1, v5e:4x4, v5p:4x4x4, v6e:2x2) or a number of GPUs (a100:8, h100:8, h200:8,
-            l4:1); with --sweep also a chip alone, for all its sizes.
-        mesh: sizes of the axes data, fsdp and tensor, such as data=4,tensor=4; default: the run's, and data=-1 of a
-            preset.
-        tokens: tokens per batch and side, padding included; default: the run's; of a model's preset, 25,000.
-        length: tokens per sentence, both sides; default: those of the run's largest batch shape; else 64.
-        updates: length of the run; default: the run's; else 100,000.
-        compute_dtype: dtype of the model's products, such as bfloat16; default: the config's.
-        sweep: rank all meshes by an estimate, and compile the best two.
-        plot: picture of a sweep to write (.png, .pdf, .svg): time over chips.
-        json_file: JSON file to write the results to.
-    """
-    if plot is not None and not sweep:
-        raise UsageError(f"--plot {plot}: shows a sweep; add --sweep")
-    check_picture("--plot", plot)
-    check_outputs([plot, json_file], [model])
-    os.environ["JAX_PLATFORMS"] = "cpu"  # a plan needs no accelerator, and must not take one from a training
-    with one_line_errors():
-        workload, steps = find_workload(model, tokens, length, updates, compute_dtype)
-        report = import_module("twinax.cli.plan.plan_report")
-        if sweep:
-            if mesh is not None:
-                raise UsageError(f"--mesh {mesh}: a sweep tries all meshes; omit it")
-            fits, document = report.print_sweep(workload, steps, topology, plot)
-        else:
-            sharding = _sharding(mesh, workload.run.sharding)
-            fits, document = report.print_plan(workload, steps, topology, sharding, model)
-        if json_file is not None:
-            write_json(json_file, document)
+def plan(flags: Plan) -> int:
+    """Print what a run needs; return the exit status."""
+    workload, steps = find_workload(flags.model, flags.tokens, flags.length, flags.updates, flags.compute_dtype)
+    if flags.sweep:
+        if flags.mesh is not None:
+            raise UsageError(f"--mesh {flags.mesh}: a sweep tries all meshes; omit it")
+        fits, document = print_sweep(workload, steps, flags.topology, flags.plot)
+    else:
+        sharding = _sharding(flags.mesh, workload.run.sharding)
+        fits, document = print_plan(workload, steps, flags.topology, sharding, flags.model)
+    if flags.json_file is not None:
+        write_json(flags.json_file, document)
     return 0 if fits else 1
 
 
 def find_workload(
     model: str, tokens: int | None, length: int | None, updates: int | None, compute_dtype: str | None
-) -> "tuple[Workload, int]":
+) -> tuple[Workload, int]:
     """(what is planned, number of updates), from the flags. Raises: UsageError if they do not fit the model."""
-    from ...planning.workload import Workload
-    from ...presets.models import PRESETS
 
     for flag, value in (("--tokens", tokens), ("--length", length), ("--updates", updates)):
         if value is not None and value < 1:
@@ -115,12 +72,8 @@ def find_workload(
     return Workload(run, rows, src_length, tgt_length), updates or run.loop.updates or _UPDATES
 
 
-def _run(model: str) -> "tuple[RunConfig, tuple[int, int] | None]":
+def _run(model: str) -> tuple[RunConfig, tuple[int, int] | None]:
     """(the run of a name or path, the lengths of its largest batch shape if it has shapes)."""
-    from ...configs.data import CorpusConfig
-    from ...configs.run import RunConfig
-    from ...presets.models import PRESETS
-    from ...presets.runs import RUNS, run_preset
 
     if model in PRESETS:
         return RunConfig(corpus=CorpusConfig(src="-", tgt="-"), model=PRESETS[model]), None
@@ -128,9 +81,6 @@ def _run(model: str) -> "tuple[RunConfig, tuple[int, int] | None]":
         return _with_vocabulary(run_preset(model)), None
     path = Path(model)
     if (path / "config.json").is_file():
-        from ...train.checkpointing.checkpoints import read_run
-        from ...train.checkpointing.run_directory import read_data
-
         largest = max(read_data(path)[0], key=lambda b: b.sentences * (b.src_length + b.tgt_length))
         return read_run(path), (largest.src_length, largest.tgt_length)
     if path.is_file():
@@ -146,7 +96,7 @@ def _run(model: str) -> "tuple[RunConfig, tuple[int, int] | None]":
     raise UsageError(f"{model}: is neither a preset ({', '.join(PRESETS)}), nor a predefined run, nor a file{hint}")
 
 
-def _with_vocabulary(run: "RunConfig") -> "RunConfig":
+def _with_vocabulary(run: RunConfig) -> RunConfig:
     """A run that has not begun, with the largest vocabulary that its tokenizer can have."""
     size = run.tokenizer.vocab_size
     if size is not None:
@@ -160,9 +110,8 @@ def _with_vocabulary(run: "RunConfig") -> "RunConfig":
     return run
 
 
-def _sharding(mesh: str | None, default: "ShardingConfig") -> "ShardingConfig":
+def _sharding(mesh: str | None, default: ShardingConfig) -> ShardingConfig:
     """The axes of `--mesh`."""
-    from ...configs.sharding import ShardingConfig
 
     if mesh is None:
         return default

@@ -14,6 +14,7 @@ from ...convert.weight_files.reading import read_json
 from ...presets.models import PRESETS
 from ...published.registry import SYSTEMS
 from ...train.tracking.progress import progress_bar
+from ..flags.proofs import Audit
 from ..usage import UsageError, check_outputs, report_assumed, write_json
 
 REPAIRED = "repaired"
@@ -26,22 +27,22 @@ class _Model:
     arrays: Any = None  # None: random weights
 
 
-def examine(model: str, seed: int, json_file: str | None) -> bool:
+def examine(flags: Audit) -> bool:
     """Print the audit; return whether the model has no mistake."""
-    check_outputs([json_file], [model])
-    subject = _load(model)
+    check_outputs([flags.json_file], [flags.model])
+    subject = _load(flags.model)
     with progress_bar() as progress:
         try:
             audit = audit_config(
                 subject.config,
-                name=model,
+                name=flags.model,
                 arrays=subject.arrays,
                 training=subject.training,
-                seed=seed,
+                seed=flags.seed,
                 progress=progress,
             )
         except AuditError as error:
-            raise UsageError(f"{model}: {error}") from None
+            raise UsageError(f"{flags.model}: {error}") from None
     console = Console()
     for table in audit.tables():
         console.print(table)
@@ -51,8 +52,8 @@ def examine(model: str, seed: int, json_file: str | None) -> bool:
         console.print(audit.dtype_line, markup=False, highlight=False, style="dim")
     if subject.arrays is None:
         console.print("weights: random, because a config has none", style="dim")
-    if json_file is not None:
-        write_json(json_file, audit.document())
+    if flags.json_file is not None:
+        write_json(flags.json_file, audit.document())
     return audit.ok
 
 

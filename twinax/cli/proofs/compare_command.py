@@ -20,6 +20,7 @@ from ...compare.page import page
 from ...compare.report import as_document, show
 from ...compare.weight_map.inference import infer_weights
 from ...compare.weight_map.rules import apply_rules, read_rules
+from ..flags.proofs import Compare
 from ..usage import UsageError, check_outputs, write_json, write_text
 
 _RATE = 1e-3  # learning rate where an optimizer is only named
@@ -37,60 +38,46 @@ def _import_path() -> Iterator[None]:
 
 
 @_import_path()
-def run(
-    reference: str,
-    candidate: str,
-    *,
-    inputs: str,
-    candidate_inputs: str | None,
-    convert: str | None,
-    rules: str | None,
-    write_rules: str | None,
-    gradients: bool,
-    optimizer: tuple[str, ...],
-    dropout: bool,
-    rounding: bool,
-    json_file: str | None,
-    report: str | None,
-) -> int:
+def run(flags: Compare) -> int:
     """Compare the models that two factories return; the exit status."""
-    files = [
-        name.rpartition(":")[0] for name in filter(None, (reference, candidate, inputs, candidate_inputs, convert))
-    ]
-    _check_report(report)
-    _check_rules(convert, rules, write_rules)
-    code = str(Path(write_rules).with_suffix(".py")) if write_rules is not None else None
-    check_outputs([json_file, report, write_rules, code], [*files, rules])
-    reference_inputs = _inputs(inputs)
-    candidate_arguments = reference_inputs if candidate_inputs is None else _inputs(candidate_inputs)
-    model = _call(reference, _function(reference), ())
-    factory = _function(candidate)
+    sources = (flags.reference, flags.candidate, flags.inputs, flags.candidate_inputs, flags.convert)
+    files = [name.rpartition(":")[0] for name in filter(None, sources)]
+    _check_report(flags.report)
+    _check_rules(flags.convert, flags.rules, flags.write_rules)
+    code = str(Path(flags.write_rules).with_suffix(".py")) if flags.write_rules is not None else None
+    check_outputs([flags.json_file, flags.report, flags.write_rules, code], [*files, flags.rules])
+    reference_inputs = _inputs(flags.inputs)
+    candidate_arguments = reference_inputs if flags.candidate_inputs is None else _inputs(flags.candidate_inputs)
+    model = _call(flags.reference, _function(flags.reference), ())
+    factory = _function(flags.candidate)
     wants_weights = any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
-    port = _call(candidate, factory, (arrays_of(model),) if wants_weights else ())
-    optimizers = _optimizers(optimizer) if optimizer else None
+    port = _call(flags.candidate, factory, (arrays_of(model),) if wants_weights else ())
+    optimizers = _optimizers(flags.optimizer) if flags.optimizer else None
     try:
-        converter = _function(convert) if convert is not None else _rules_converter(rules, model, port)
+        converter = (
+            _function(flags.convert) if flags.convert is not None else _rules_converter(flags.rules, model, port)
+        )
         if converter is None and _are_different(model, port):
-            converter = _inferred_converter(model, port, reference_inputs, candidate_arguments, write_rules)
+            converter = _inferred_converter(model, port, reference_inputs, candidate_arguments, flags.write_rules)
         if converter is None and wants_weights:
             converter = partial(_built_parameters, factory)
         comparison = compare(
             *(model, port, reference_inputs, candidate_arguments),
             convert=converter,
-            gradients=gradients,
+            gradients=flags.gradients,
             optimizers=optimizers,
-            dropout=dropout,
-            rounding=rounding,
+            dropout=flags.dropout,
+            rounding=not flags.no_rounding,
         )
     except (CaptureError, TypeError) as error:
         if isinstance(error, TypeError) and "is not an optimizer" not in str(error):
             raise
         raise UsageError(str(error)) from None
-    show(comparison, (reference, candidate))
-    if json_file is not None:
-        write_json(json_file, as_document(comparison))
-    if report is not None:
-        write_text(report, page(comparison, (reference, candidate)))
+    show(comparison, (flags.reference, flags.candidate))
+    if flags.json_file is not None:
+        write_json(flags.json_file, as_document(comparison))
+    if flags.report is not None:
+        write_text(flags.report, page(comparison, (flags.reference, flags.candidate)))
     return _EXIT.get(comparison.verdict, 1)
 
 

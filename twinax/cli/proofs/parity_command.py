@@ -26,6 +26,7 @@ from ...parity.sentences import distinct_pairs, draw_from
 from ...presets.models import PRESETS
 from ...train.text.corpus import read_lines
 from ...train.tracking.progress import progress_bar
+from ..flags.proofs import Parity
 from ..text.text_commands import decoding_in, warn_about_text
 from ..usage import UsageError, check_outputs, report_assumed, write_json
 
@@ -33,85 +34,74 @@ _COPIES = 6  # of all activations, which the ladder holds at once: those of both
 _MAX_SENTENCES = 400  # of a file; the ladder needs fewer
 
 
-def prove(
-    model: str,
-    second_model: str | None,
-    *,
-    src: str | None,
-    tgt: str | None,
-    adapter: str | None,
-    translations: bool,
-    languages: Mapping[str, str | None],
-    max_length: int | None,
-    shape: str | None,
-    seed: int,
-    json_file: str | None,
-) -> bool:
+def prove(flags: Parity) -> bool:
     """Run the ladder, compare translations and print both; return whether everything is equal."""
-    check_outputs([json_file], [model, second_model, src, tgt, adapter])
-    if src is None and (tgt is not None or translations):
-        flag = "--translations" if tgt is None else f"--tgt {tgt}"
+    check_outputs([flags.json_file], [flags.model, flags.second, flags.src, flags.tgt, flags.adapter])
+    if flags.src is None and (flags.tgt is not None or flags.translations):
+        flag = "--translations" if flags.tgt is None else f"--tgt {flags.tgt}"
         raise UsageError(f"{flag}: needs --src, the source sentences")
-    length = None if max_length is None else str(max_length)
+    length = None if flags.max_length is None else str(flags.max_length)
+    languages = {f"--{name.replace('_', '-')}": value for name, value in flags.languages.items()}
     for flag, value in {**languages, "--max-length": length}.items():
-        if value is not None and src is None:
+        if value is not None and flags.src is None:
             raise UsageError(f"{flag} {value}: needs --src, the sentences to translate")
-    if shape is not None and src is not None:
-        raise UsageError(f"--shape {shape}: is of random batches; omit --src, or --shape")
-    DecodingConfig(max_length=max_length)  # checks the value
+    if flags.shape is not None and flags.src is not None:
+        raise UsageError(f"--shape {flags.shape}: is of random batches; omit --src, or --shape")
+    DecodingConfig(max_length=flags.max_length)  # checks the value
     values = {
-        "--adapter": adapter,
-        "--src": src,
-        "--tgt": tgt,
+        "--adapter": flags.adapter,
+        "--src": flags.src,
+        "--tgt": flags.tgt,
         **languages,
         "--max-length": length,
-        "--shape": shape,
-        "--seed": str(seed),
+        "--shape": flags.shape,
+        "--seed": str(flags.seed),
     }
-    flags = [word for flag, value in values.items() if value is not None for word in (flag, value)]
-    words = ["twinax", "parity", model, *filter(None, [second_model]), *flags, *["--translations"] * translations]
-    arguments: dict[str, Any] = {"seed": seed}
+    set_flags = [word for flag, value in values.items() if value is not None for word in (flag, value)]
+    models = [flags.model, *filter(None, [flags.second])]
+    words = ["twinax", "parity", *models, *set_flags, *["--translations"] * flags.translations]
+    arguments: dict[str, Any] = {"seed": flags.seed}
     first = second = None
     assumed: list[str] = []  # settings that the files do not state
-    if model in PRESETS:
-        if second_model is not None or src is not None or adapter is not None:
+    if flags.model in PRESETS:
+        if flags.second is not None or flags.src is not None or flags.adapter is not None:
             raise UsageError(
-                f"{model}: is a preset with random weights; --src, --adapter and a second model need a checkpoint"
+                f"{flags.model}: is a preset with random weights; --src, --adapter and a second model need a checkpoint"
             )
-        arguments["config"] = TransformerConfig.preset(model)
+        arguments["config"] = TransformerConfig.preset(flags.model)
     else:
-        first = load(model, adapter=adapter)
-        second = load(second_model) if second_model is not None else None
+        first = load(flags.model, adapter=flags.adapter)
+        second = load(flags.second) if flags.second is not None else None
         for translator in filter(None, (first, second)):
             report_assumed(translator.name, translator.checkpoint)
             assumed += [item for item in translator.checkpoint.assumed if item not in assumed]
         arguments |= {"config": first.config, "arrays": first.checkpoint.arrays}
-        arguments |= {"flax": _second_model(first, second)} if second else _oracle(model, first, adapter)
-        if src is not None:
-            first = decoding_in(first, *languages.values())
-            warn_about_text(first, list(read_lines(src)))
+        arguments |= {"flax": _second_model(first, second)} if second else _oracle(flags.model, first, flags.adapter)
+        if flags.src is not None:
+            first = decoding_in(first, **flags.languages)
+            warn_about_text(first, list(read_lines(flags.src)))
             if second is not None and any(languages.values()):
                 second = _in_same_languages(second, first, languages)
-            longest = _longest(first, max_length)
-            arguments["draw"] = _sentences(first, second, src, tgt, longest, seed)
-    if shape is not None:
-        arguments["shape"] = _parse_shape(shape, arguments["config"])
+            longest = _longest(first, flags.max_length)
+            arguments["draw"] = _sentences(first, second, flags.src, flags.tgt, longest, flags.seed)
+    if flags.shape is not None:
+        arguments["shape"] = _parse_shape(flags.shape, arguments["config"])
     ladder = show_ladder(shlex.join(words), **arguments)
     document = {"command": shlex.join(words), **as_document(ladder)}
     equal = ladder.ok
-    if translations and first is not None and src is not None:
-        transformers_model = (
-            load_model(model, first.checkpoint, adapter) if arguments.get("oracle_name") == "transformers" else None
-        )
-        sources = {line: tokens for line, tokens in enumerate(first.source_ids(list(read_lines(src))), 1) if tokens}
+    if flags.translations and first is not None and flags.src is not None:
+        has_oracle = arguments.get("oracle_name") == "transformers"
+        transformers_model = load_model(flags.model, first.checkpoint, flags.adapter) if has_oracle else None
+        tokens_of = first.source_ids(list(read_lines(flags.src)))
+        sources = {line: tokens for line, tokens in enumerate(tokens_of, 1) if tokens}
         translations_equal, document["translations"] = show_translations(
-            (second or first).flax, first.torch, sources, transformers_model, _longest(first, max_length)
+            (second or first).flax, first.torch, sources, transformers_model, _longest(first, flags.max_length)
         )
         equal &= translations_equal
     print("equal" + (f", assuming {', '.join(assumed)}" if assumed else "") if equal else "DIFFERENT")
-    if json_file is not None:
+    if flags.json_file is not None:
         document |= {"equal": equal, "given": assumed}
-        write_json(json_file, document)
+        write_json(flags.json_file, document)
     return equal
 
 

@@ -1,6 +1,5 @@
 """`twinax parity --engines`: one beam search in Flax, PyTorch, `transformers` and CTranslate2."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,39 +15,31 @@ from ...inference.translator import load
 from ...parity.search.backends import BEAM_SIZES, ENGINES, EngineAgreement, compare_engines, load_searches
 from ...train.text.corpus import read_lines
 from ...train.tracking.progress import progress_bar
+from ..flags.proofs import Parity
 from ..usage import UsageError, check_outputs, report_assumed, write_json
 from .text_commands import decoding_in
 
 
-def compare_searches(
-    model: str,
-    engines: str,
-    src: str | None,
-    *,
-    adapter: str | None,
-    languages: Mapping[str, str | None],
-    max_length: int | None,
-    json_file: str | None,
-) -> bool:
+def compare_searches(flags: Parity) -> bool:
     """Compare the n-best lists of engines and print a table; return whether rounding explains all differences."""
-    check_outputs([json_file], [model, src, adapter])
-    DecodingConfig(max_length=max_length)  # checks the value
-    names = [name.strip() for name in engines.split(",")]
+    check_outputs([flags.json_file], [flags.model, flags.src, flags.adapter])
+    DecodingConfig(max_length=flags.max_length)  # checks the value
+    names = [name.strip() for name in (flags.engines or "").split(",")]
     if unknown := [name for name in names if name not in ENGINES]:
-        raise UsageError(f"--engines {engines}: {unknown[0]!r} is not an engine; choose from {','.join(ENGINES)}")
-    if src is None:
-        raise UsageError(f"--engines {engines}: needs --src, the sentences to translate")
-    translator = decoding_in(load(model, adapter=adapter), *languages.values())
+        raise UsageError(f"--engines {flags.engines}: {unknown[0]!r} is not an engine; choose from {','.join(ENGINES)}")
+    if flags.src is None:
+        raise UsageError(f"--engines {flags.engines}: needs --src, the sentences to translate")
+    translator = decoding_in(load(flags.model, adapter=flags.adapter), **flags.languages)
     report_assumed(translator.name, translator.checkpoint)
-    sources = {line: ids for line, ids in enumerate(translator.source_ids(list(read_lines(src))), 1) if ids}
+    sources = {line: ids for line, ids in enumerate(translator.source_ids(list(read_lines(flags.src))), 1) if ids}
     if not sources:
-        raise DataError(f"{src}: has no sentence")
-    longest = max_length or longest_translation(translator.checkpoint.documents, translator.config)
+        raise DataError(f"{flags.src}: has no sentence")
+    longest = flags.max_length or longest_translation(translator.checkpoint.documents, translator.config)
     with TemporaryDirectory(prefix="twinax-engines-") as folder, progress_bar() as progress:
         searches, missing = load_searches(translator.checkpoint, dict.fromkeys(names), Path(folder))
         if not searches:
             reasons = "; ".join(f"{engine} {reason}" for engine, reason in missing.items())
-            raise UsageError(f"--engines {engines}: nothing to compare: {reasons}")
+            raise UsageError(f"--engines {flags.engines}: nothing to compare: {reasons}")
         agreements: list[EngineAgreement] = []
         for beam_size in BEAM_SIZES:
             agreements += compare_engines(
@@ -60,15 +51,15 @@ def compare_searches(
                 longest,
             )
     _show(agreements, len(sources))
-    if (form := describe(Path(model))).endswith(QUANTIZATIONS):
-        print(f"{model} is a {form}: all engines computed in float32 with the rounded weights")
+    if (form := describe(Path(flags.model))).endswith(QUANTIZATIONS):
+        print(f"{flags.model} is a {form}: all engines computed in float32 with the rounded weights")
     for engine, reason in missing.items():
         print(f"{engine}: {reason}")
     equal = all(agreement.ok for agreement in agreements)
     print(("equal" if equal else "DIFFERENT") + (f", without {', '.join(missing)}" if missing else ""))
-    if json_file is not None:
+    if flags.json_file is not None:
         document = {"engines": [agreement.document() for agreement in agreements], "missing": missing, "equal": equal}
-        write_json(json_file, document)
+        write_json(flags.json_file, document)
     return equal
 
 

@@ -1,0 +1,63 @@
+"""Flags that several commands share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+CheckpointPath = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
+JsonFile = Annotated[str | None, tyro.conf.arg(name="json")]
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Framework = Literal["flax", "torch"]
+Quantization = Literal["int8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Languages:
+    """The languages of a multilingual model.
+
+    Attributes:
+        src_lang: language of the source in a multilingual model: deu_Latn (NLLB), de (M2M100), de_DE (mBART).
+        tgt_lang: language of the translations; Marian's too, such as fra for >>fra<<.
+        forced_bos: first token of every translation, or its id.
+    """
+
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+    forced_bos: str | None = None
+
+    @property
+    def languages(self) -> dict[str, str | None]:
+        """The values by name."""
+        return {name: getattr(self, name) for name in ("src_lang", "tgt_lang", "forced_bos")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """The settings of beam search.
+
+    Attributes:
+        beam_size: beam size; 1 is greedy decoding, the fastest. Default: the Hugging Face directory's (1 if
+            it sets none), else 5.
+        length_exponent: scores are sums of log-probabilities divided by length to this power. Default: the
+            directory's, else 1.
+        max_length: maximum length of a translation in tokens, including EOS; default: the directory's (20 if it sets
+            none), else the model's maximum. A poorly trained model repeats itself up to this length.
+        no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
+        ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
+    """
+
+    beam_size: int | None = None
+    length_exponent: float | None = None
+    max_length: int | None = None
+    no_repeat_ngram_size: int | None = None
+    ignore_generation_config: Switch = False
+
+    @property
+    def decoding(self) -> Mapping[str, Any]:
+        """The values by name; None is the directory's, or the default."""
+        return {name: getattr(self, name) for name in _DECODING}
+
+
+_DECODING = ("beam_size", "length_exponent", "max_length", "no_repeat_ngram_size")

@@ -12,12 +12,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 from hypothesis import settings
 
-# Commands cache compiled programs: with the user's directory, results would depend on what ran before, and processes
-# would write into one. matplotlib keeps its own, because its list of fonts takes seconds to build.
+# What commands cache is the test run's own. Kept for the next run are compiled programs, by JAX's hash of each, and
+# matplotlib's list of fonts, because both take long to build.
 _cache = TemporaryDirectory(prefix="twinax-tests-")
 _user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
 os.environ.setdefault("MPLCONFIGDIR", str(Path(_user_cache, "matplotlib")))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(_user_cache, "twinax-tests")))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ["XDG_CACHE_HOME"] = _cache.name
+
+MOST_BYTES = 2_500_000_000  # of a test process, above which it drops its compiled programs
 
 # `parity_tests` and `benchmarks`, which are not installed; last, so that an installed twinax comes first.
 sys.path.append(str(Path(__file__).parent))
@@ -51,14 +55,16 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_this_file():
-    """Drop the compiled programs of a test file at its end: JAX keeps them, in the whole suite gigabytes."""
+    """Drop compiled programs at the end of a test file if they take much memory: JAX keeps them, in all gigabytes."""
     yield
     import gc
 
     import jax
+    import psutil
 
-    jax.clear_caches()
-    gc.collect()
+    if psutil.Process().memory_info().rss > MOST_BYTES:
+        jax.clear_caches()
+        gc.collect()
 
 
 # These tests call every function of the models; checking shapes in the other tests too would only take time.

@@ -22,7 +22,11 @@ def run(job):
     for descriptor, name in enumerate(job["streams"]):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), descriptor)
     os.chdir(job["cwd"])
-    os.environ.update(job["environment"])
+    for name, value in job["environment"].items():
+        os.environ[name] = value or ""
+        if value is None:
+            del os.environ[name]
+    jax.config.update("jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR"))
     sys.argv, status = ["-c", *job["arguments"]], 0
     try:
         exec(compile(job["code"], "<string>", "exec"), {"__name__": "__main__"})
@@ -54,7 +58,10 @@ class Finished(NamedTuple):
 
 @pytest.fixture(scope="session")
 def forks(tmp_path_factory):
-    """Run Python code in a separate process: (code, *arguments, cwd, environment) -> `Finished`."""
+    """Run Python code in a separate process: (code, *arguments, cwd, environment) -> `Finished`.
+
+    A variable of the environment that is None is removed.
+    """
     folder = tmp_path_factory.mktemp("forks")
     server = subprocess.Popen([sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

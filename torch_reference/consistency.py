@@ -1,4 +1,4 @@
-"""The loss of an update in plain PyTorch; `train.consistency` is the same with both passes in one.
+"""The loss of an update in plain PyTorch; `train.step.consistency` is the same with both passes in one.
 
 Letters: B sentences, S source length, T target length, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Cross entropy with label smoothing in plain PyTorch; `train.losses` is the same with a custom gradient.
+"""Cross entropy with label smoothing in plain PyTorch; `train.step.losses` is the same with a custom gradient.
 
 Letters: B batch, T target length, V vocabulary.
 """

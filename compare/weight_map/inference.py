@@ -17,10 +17,10 @@ from ..matching.arrangements import Layout, find_layout
 from ..matching.matching import ROUNDED, Side, signature
 from ..matching.weights import Match, Part, WeightMap, match_weights
 from ..repair.diagnosis import capture
+from .blocks import Block, elements
 from .guesses import Guess, layouts
 from .rules import apply_rules, converter_code, rules_text
-from .search import Search
-from .search_state import Block, elements
+from .search import ParameterSearch
 
 Array = np.ndarray
 _FEW = 8  # sources that a question names
@@ -79,7 +79,7 @@ def infer_from_traces(reference: Trace, candidate: Trace, given: Mapping[str, Ma
     random = randomized(reference, learned[0], 0), randomized(candidate, learned[1], 1)
     random = random[0], _with_rules(*random, given or {})
     undecided = [name for name in learned[1] if name not in known]
-    search = Search(*random, (learned[0], undecided))
+    search = ParameterSearch(*random, (learned[0], undecided))
     search.take(part for match in (given or {}).values() for part in _with_sums(match))
     search.run()
     return _Assembly(search, arrays, undecided).inference(known)
@@ -170,7 +170,7 @@ def _with_rules(reference: Trace, candidate: Trace, given: Mapping[str, Match]) 
 class _Assembly:
     """Puts blocks together to matches of whole parameters."""
 
-    def __init__(self, search: Search, arrays: Sequence[Mapping[str, Array]], learned: Sequence[str]):
+    def __init__(self, search: ParameterSearch, arrays: Sequence[Mapping[str, Array]], learned: Sequence[str]):
         self.search = search
         self.learned = learned
         self.source_shapes = {name: array.shape for name, array in arrays[0].items()}

@@ -6,6 +6,7 @@ key and value, are kept until later values do.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import combinations, islice, product
@@ -13,13 +14,15 @@ from math import prod
 
 import numpy as np
 
-from ..capture.trace import Operation
+from ..capture.trace import Operation, Trace
 from ..matching.arrangements import Layout
-from ..matching.matching import alignments, signature
+from ..matching.matching import Side, alignments, producers, signature
+from ..matching.weights import Part
+from .blocks import Block, Dependencies, blocks, elements, live_values, used_repeatedly, users
 from .guesses import Guess, guesses
-from .search_state import Block, Choice, State, elements
 
 Array = np.ndarray
+Choice = Mapping[str, Guess]  # block -> how it is built
 BOUND = 1e-5  # relative; above the rounding of constants to float32, far below the distance of other random numbers
 _CLOSE = 0.1  # relative error below which values differ only by another epsilon or activation function
 _MOST_BLOCKS = 16  # undecided blocks behind a value that is examined
@@ -28,11 +31,133 @@ _MOST_EVALUATIONS = 6_000  # per step
 _MOST_TRIES = 600  # per value and pool of sources
 _MOST_CLOSE = 60  # tries in which closeness is computed
 _WINDOW = 30  # values examined in a step
+_FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
 _LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
 
 
-class Search(State):
-    """The steps of the search."""
+class ParameterSearch:
+    """What is decided, which options are left, and the steps that decide more.
+
+    It holds the candidate's values as far as they follow from what is decided.
+    """
+
+    def __init__(self, reference: Trace, candidate: Trace, names: tuple[Iterable[str], Iterable[str]]):
+        self.reference, self.candidate = Side(reference), copy(candidate)
+        self.values = self.candidate.values = list(candidate.values)
+        self.sources = blocks(reference, names[0])
+        self.arrays = {key: reference.values[block.numbers[0]] for key, block in self.sources.items()}
+        self.unused = {key: np.ones(array.size, bool) for key, array in self.arrays.items()}
+        self.open = blocks(candidate, names[1])
+        self.decided: dict[str, tuple[Block, Guess]] = {}
+        self.groups: list[list[Choice]] = []  # joint options of blocks; a block is in one group at most
+        self.of_reference, self.of_candidate = Dependencies(reference), Dependencies(self.candidate)
+        self.live = live_values(reference), live_values(self.candidate)
+        self.producers, self.users = producers(self.candidate), users(self.candidate)
+        self.order = {id(operation): i for i, operation in enumerate(self.candidate.operations)}
+        self.shared = used_repeatedly(reference, self.sources)
+        self.pinned = {number for block in self.open.values() for number in block.numbers}  # never computed
+        self.evaluations = 0  # in this step
+        self.views: dict[int, bool] = {}
+        self.mattering: dict[tuple[int, int], set[str]] = {}
+        self.failed: set[object] = set()
+        self.random = np.random.default_rng(2)
+        self.of_candidate.update(self.open)
+        self.of_reference.update(self.sources)
+
+    def take(self, parts: Iterable[Part]) -> None:
+        """Mark what given matches use of the sources."""
+        for part in parts:
+            used = elements(part.layout)
+            for key, block in self.sources.items():
+                if block.name == part.source:
+                    size = self.arrays[key].size
+                    start = block.start(self.reference.trace.values[self.reference.trace.parameters[block.name]].shape)
+                    own = used[(used >= start) & (used < start + size)] - start
+                    self.unused[key][own] = False
+        self.settle()
+
+    def evaluate(self, number: int, arrays: Mapping[str, Array]) -> Array | None:
+        """A value of the candidate, with these arrays for blocks; None if it cannot be computed."""
+        self.evaluations += 1
+        changes: dict[int, Array] = {}
+        for key in {*self.of_candidate.keys(self.of_candidate.masks[number]), *arrays}:
+            block = self.open[key]
+            for holder in block.numbers:
+                changes.setdefault(holder, self.values[holder].copy())
+                if key in arrays:
+                    changes[holder][block.region] = arrays[key]
+        try:
+            with np.errstate(all="ignore"):
+                for operation in self.path(number):
+                    arguments = [changes.get(n, self.values[n]) for n in operation.inputs]
+                    if operation.compute is not None:
+                        results = operation.compute(arguments, operation.settings)
+                        changes |= {
+                            n: r for n, r in zip(operation.outputs, results, strict=True) if n not in self.pinned
+                        }
+        except _FAILURES:
+            return None
+        return changes.get(number, self.values[number])
+
+    def path(self, number: int) -> list[Operation]:
+        """The operations that compute a value from decided ones, in order."""
+        path: dict[int, Operation] = {}
+        pending = [number]
+        while pending:
+            operation = self.producers.get(pending.pop())
+            if operation is not None and id(operation) not in path:
+                path[id(operation)] = operation
+                pending += [n for n in operation.inputs if self.of_candidate.masks[n]]
+        return sorted(path.values(), key=lambda operation: self.order[id(operation)])
+
+    def is_free(self, guess: Guess) -> bool:
+        """Whether no decided block uses the same elements of the sources."""
+        return all(key in self.shared or self.unused[key][elements(guess.layout)].all() for key in guess.sources)
+
+    def set_block(self, key: str, guess: Guess) -> None:
+        """Set an undecided block, without what follows from it."""
+        block = self.open.pop(key)
+        for holder in block.numbers:
+            self.values[holder] = self.values[holder].copy()
+            self.values[holder][block.region] = guess.value(self.arrays, block.shape)
+        self.decided[key] = block, guess
+        for source in guess.sources:
+            self.unused[source][elements(guess.layout)] = False
+
+    def settle(self) -> None:
+        """Compute the values that no longer depend on undecided blocks."""
+        before = self.of_candidate.masks
+        self.of_candidate.update(self.open)
+        self.of_reference.update({key: block for key, block in self.sources.items() if self.unused[key].any()})
+        masks = self.of_candidate.masks
+        for operation in self.candidate.operations:
+            if any(before[n] and not masks[n] for n in operation.outputs) and operation.compute is not None:
+                self.compute(operation)
+
+    def compute(self, operation: Operation) -> None:
+        """Compute the outputs of an operation anew."""
+        if any(self.of_candidate.masks[n] for n in operation.inputs):  # which do not matter
+            for number in operation.outputs:
+                value = self.evaluate(number, {})
+                self.values[number] = self.values[number] if value is None else value
+            return
+        assert operation.compute is not None
+        with np.errstate(all="ignore"):
+            results = operation.compute([self.values[n] for n in operation.inputs], operation.settings)
+        for number, result in zip(operation.outputs, results, strict=True):
+            if number not in self.pinned:
+                self.values[number] = result
+
+    def replace_value(self, number: int, target: Array) -> None:
+        """Set a known value, and the known ones that follow."""
+        self.values[number] = target
+        self.failed.clear()
+        changed = {number}
+        for operation in self.candidate.operations:
+            known = not any(self.of_candidate.masks[n] for n in (*operation.inputs, *operation.outputs))
+            if known and not changed.isdisjoint(operation.inputs) and operation.compute is not None:
+                self.compute(operation)
+                changed.update(operation.outputs)
 
     def run(self) -> None:
         """Decide as many blocks as values decide; the cheapest step that makes progress comes first."""
@@ -80,7 +205,7 @@ class Search(State):
         return self.views[id(operation)]
 
     def _attempt(self, number: int, exact: bool, tier: int) -> bool:
-        """Trie the choices for the blocks behind a value; whether fewer options are left."""
+        """Try the choices for the blocks behind a value; whether fewer options are left."""
         keys = self._matter(number)
         groups = [group for group in self.groups if not keys.isdisjoint(group[0])]
         single = tuple(key for key in sorted(keys) if not any(key in group[0] for group in groups))

@@ -31,9 +31,11 @@ finally:
 def test_the_second_process_compiles_nothing(tmp_path, forks):
     (tmp_path / "src").write_text("a b\n")
     arguments = ["translate", MODEL, tmp_path / "src", "--beam-size", "1", "--max-length", "3"]
+    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_COMPILATION_CACHE_DIR": None}
+    own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = None
     outputs, counts = [], []
     for _ in range(2):
-        result = forks(COUNTED, *arguments, XDG_CACHE_HOME=str(tmp_path / "cache"))
+        result = forks(COUNTED, *arguments, **own)
         assert result.returncode == 0, result.stderr
         outputs.append(result.stdout)
         counts.append(json.loads(result.stderr.splitlines()[-1]))
@@ -44,7 +46,7 @@ def test_the_second_process_compiles_nothing(tmp_path, forks):
     assert counts[1] == {"cache_hits": counts[0]["cache_misses"], "cache_misses": 0}
     for path in (tmp_path / "cache" / "twinax" / "xla").glob("jit_extend-*-cache"):
         path.write_bytes(path.read_bytes()[:100])
-    result = forks(COUNTED, *arguments, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    result = forks(COUNTED, *arguments, **own)
     assert (result.returncode, result.stdout) == (0, "A B\n")
     assert "Error reading persistent compilation cache entry for 'jit_extend'" in result.stderr
 

@@ -93,7 +93,11 @@ def test_what_computes_says_it_too(command, tmp_path, monkeypatch):
     (tmp_path / "text").write_text("a b\nc\n")
     options = ("--config", "leftover:repaired,num_heads=4", "--tokenizer", tmp_path / "words.txt")
     assert command("convert", path, tmp_path / "ours.pt", *options)[0] == 0
-    for place in ("train.translator.Translator.score", "train.translator.Translator.too_long", "train.loop.prepare_in"):
+    for place in (
+        "inference.translator.Translator.score",
+        "inference.translator.Translator.too_long",
+        "train.loop.loop.prepare_in",
+    ):
         monkeypatch.setattr(f"twinax.{place}", stop)
     monkeypatch.setattr("twinax.cli.proofs.audit_command.audit_config", stop)
     checkpoint, text = tmp_path / "ours.pt", ("--src", tmp_path / "text", "--tgt", tmp_path / "text")

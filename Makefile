@@ -5,8 +5,14 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations strangers strangers-flax comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
+# List the targets.
+help:
+	@awk '/^# / {text = text substr($$0, 2); next} /^[a-z0-9-]+:/ && text {printf "%-24s%s\n", substr($$1, 1, length($$1) - 1), text} \
+		!/^[A-Z0-9_]+ / {text = ""}' Makefile
+
+# Create `.venv` and install what is missing.
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
@@ -14,87 +20,84 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
 	touch $@
 
-# TESTS: only these, as pytest's arguments.
+# Run the test suite: 16 minutes on two cores. TESTS: arguments of pytest.
 test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10 $(TESTS)
 
-# Minutes rather than seconds: larger presets, SIGKILL, plans for TPUs, random audits, some mutations.
+# Run the tests marked `slow`: larger presets, SIGKILL, plans for TPUs, random audits, a sample of the mutations.
 test-slow: plan-compiler
 	$(BIN)/python -m pytest -m slow
 
-# The families of transformers, fairseq and Marian against the twins; writes the tables. About four minutes.
+# Compare the checkpoint families with the twins. Four minutes.
 conversion-matrix: install
-	$(BIN)/python -m benchmarks.conversion.conversion_matrix docs/conversion.md
+	$(BIN)/python -m benchmarks.conversion.conversion_matrix docs/measurements/conversion-matrix.md
 
-# Text of the families against transformers; writes the table. TEXT: Multi30k. About eight minutes.
 TEXT ?= ../shared/data/multi30k
+# Compare tokenizers and translations with transformers. TEXT: Multi30k. Eight minutes.
 text-matrix: install
-	$(BIN)/python -m benchmarks.conversion.text_matrix docs/pretrained.md $(TEXT)
+	$(BIN)/python -m benchmarks.conversion.text_matrix docs/measurements/text-matrix.md $(TEXT)
 
-# One beam search in four engines, and their BLEU and speed, into docs/decoding.md. About half an hour, of which the
-# training of a small model on TEXT takes half, unless RUN exists: make ctranslate2 RUN=runs/multi30k/de_en-0.
 RUN ?= runs/ctranslate2
+# Compare beam search in four backends, its BLEU and speed. TEXT: Multi30k. Half an hour; half of it trains RUN.
 ctranslate2: install
-	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/decoding.md $(TEXT) $(RUN)
+	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/measurements/ctranslate2.md $(TEXT) $(RUN)
 
-# Fine-tuning of a Marian directory of OPUS-MT's size, and back. About five minutes.
+# Fine-tune a Marian directory of OPUS-MT's size and convert it back. Five minutes.
 fine-tuning: install
 	$(BIN)/python -m benchmarks.training.fine_tuning runs/fine-tuning
 
-# Trainings in both frameworks, update by update; writes the table and the picture. About seven minutes.
+# Compare training in both frameworks, update by update. Seven minutes.
 trajectories: install
-	$(BIN)/python -m benchmarks.training.trajectories docs/parity.md
+	$(BIN)/python -m benchmarks.training.trajectories docs/measurements/trajectories.md
 
-# Trainings that move to transformers' Trainer and back; writes the table. About three minutes.
+# Train in twinax, in the Trainer of transformers, and in twinax again. Three minutes.
 trainer: install
-	$(BIN)/python -m benchmarks.training.trainer docs/training.md
+	$(BIN)/python -m benchmarks.training.trainer docs/measurements/trainer.md
 
-# Trainings on every mesh of eight virtual devices, in several processes, resumed elsewhere, and killed; writes the tables.
-# Under 20 minutes.
 FAST_COMPILATION = $(shell $(BIN)/python -c "from twinax.backend import xla_flags; print(xla_flags.fast_compilation())")
+# Train on every mesh of eight virtual devices and in several processes, resume elsewhere, kill. Under 20 minutes.
 scale-test: install
-	XLA_FLAGS="--xla_force_host_platform_device_count=8 $(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.meshes docs/scaling.md
-	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/scaling.md
+	XLA_FLAGS="--xla_force_host_platform_device_count=8 $(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.meshes docs/measurements/scale-test.md
+	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/measurements/scale-test.md
 
-# SIGKILL at 25 random moments in a run of two processes; writes the counts. About seven minutes.
+# The kills of scale-test alone: SIGKILL at 25 random moments in a run of two processes. Seven minutes.
 kill-test-hosts: install
-	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/scaling.md kills
+	XLA_FLAGS="$(FAST_COMPILATION)" $(BIN)/python -m benchmarks.training.processes docs/measurements/scale-test.md kills
 
-# Beam search against transformers, token for token; writes the tables into the page. About a minute.
+# Compare decoding with transformers, token by token. A minute.
 decoding-matrix: install
-	$(BIN)/python -m benchmarks.decoding.decoding_matrix docs/decoding.md
+	$(BIN)/python -m benchmarks.decoding.decoding_matrix docs/measurements/decoding-matrix.md
 
-# The five published systems against the twins, all variants; writes the table into the page. Eight minutes.
+# Compare the five published systems with the twins. Eight minutes.
 published: install
-	$(BIN)/python -m benchmarks.published.published_matrix docs/published_systems.md
+	$(BIN)/python -m benchmarks.published.published_matrix docs/measurements/published.md
 
-# Known mistakes, planted and found, and the encoder-decoders of transformers; writes the tables. Two minutes.
+# Audit models with planted mistakes and the encoder-decoders of transformers. Two minutes.
 audit: install
-	$(BIN)/python -m benchmarks.audit.audit_defects docs/audit.md
-	$(BIN)/python -m benchmarks.audit.audit_transformers docs/audit.md
+	$(BIN)/python -m benchmarks.audit.audit_defects docs/measurements/audit.md
+	$(BIN)/python -m benchmarks.audit.audit_transformers docs/measurements/audit.md
 
-# Mistakes planted in the source, one at a time; writes what caught each into the page. About 35 minutes.
+# Plant mistakes in the source, one at a time, and list the test that catches each. An hour and a half, estimated.
 mutations: install
-	$(BIN)/python -m benchmarks.mutations docs/mutations.md
+	$(BIN)/python -m benchmarks.mutations docs/measurements/mutations.md
 
-# Defects planted in pairs of models, and whether the diagnosis finds them; writes the tables. PAIRS: other projects' models.
 PAIRS ?= ../shared/data/pairs
-strangers: install
-	$(BIN)/python -m benchmarks.external_pairs.measure docs/compare.md $(PAIRS)
+# Plant defects in pairs of models and diagnose them. PAIRS: models of other projects.
+external-pairs: install
+	$(BIN)/python -m benchmarks.external_pairs.measure docs/measurements/external-pairs.md $(PAIRS)
 
-# Every optimizer of torch.optim and optax with one setting changed; writes the table. About two minutes.
+# Compare every optimizer of torch.optim and optax with itself, one setting changed. Two minutes.
 optimizer-settings: install
-	$(BIN)/python -m benchmarks.compare.optimizer_settings docs/compare.md
+	$(BIN)/python -m benchmarks.compare.optimizer_settings docs/measurements/optimizer-settings.md
 
-# Seconds and memory of a comparison of 110 million parameters; writes the table. About five minutes.
+# Measure time and memory of comparing models with 110 million parameters. Five minutes.
 comparison-cost: install
-	$(BIN)/python -m benchmarks.compare.comparison_cost docs/compare.md
+	$(BIN)/python -m benchmarks.compare.comparison_cost docs/measurements/comparison-cost.md
 
-# The Flax classes of the last release of transformers that has them, beside its torch classes; writes the table. It runs
-# in an environment of its own, because the project's transformers has none.
-OLD := .venv-strangers
-strangers-flax: $(OLD)/.installed
-	$(OLD)/bin/python -m benchmarks.external_pairs.flax docs/compare.md
+OLD := .venv-external-pairs
+# Compare the Flax and torch classes of transformers 4.55.4, in an environment of its own.
+external-pairs-flax: $(OLD)/.installed
+	$(OLD)/bin/python -m benchmarks.external_pairs.flax docs/measurements/external-pairs-flax.md
 
 $(OLD)/.installed: constraints.txt
 	test -x $(OLD)/bin/python || $(PYTHON) -m venv $(OLD)
@@ -103,86 +106,85 @@ $(OLD)/.installed: constraints.txt
 	$(OLD)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
-# Time and memory of conversions, form by form and of 6 GB; writes the tables. Needs 20 GB in TMP. About 20 minutes.
 TMP ?= /tmp
+# Measure time and memory of conversions. Needs 20 GB in TMP. 20 minutes.
 benchmark-conversion: install
-	$(BIN)/python -m benchmarks.conversion.conversion_speed docs/conversion.md $(TMP)
+	$(BIN)/python -m benchmarks.conversion.conversion_speed docs/measurements/benchmark-conversion.md $(TMP)
 
-# COUNT damaged versions of every kind of file that twinax reads; writes the counts, kind by kind, and keeps
-# in runs/fuzz what is neither read nor refused. KINDS: only these.
 COUNT ?= 1000
+# Damage every kind of file that twinax reads COUNT times. KINDS: only these. Findings: runs/fuzz.
 fuzz: install
-	$(BIN)/python -m benchmarks.conversion.fuzzing docs/reliability.md $(COUNT) $(KINDS)
+	$(BIN)/python -m benchmarks.conversion.fuzzing docs/measurements/fuzz.md $(COUNT) $(KINDS)
 
-# What comparing checksums adds to the time of reading; writes the table. Needs 5 GB in TMP. About two minutes.
+# Measure the cost of comparing checksums. Needs 5 GB in TMP. Two minutes.
 benchmark-verification: install
-	$(BIN)/python -m benchmarks.conversion.verification docs/reliability.md $(TMP)
+	$(BIN)/python -m benchmarks.conversion.verification docs/measurements/benchmark-verification.md $(TMP)
 
-# From a command to its first updates, validation and translation: make benchmark-startup DATA=FOLDER; writes the table.
-# About five minutes.
+# Measure the seconds to the first updates, validation and translation: DATA=FOLDER. Five minutes.
 benchmark-startup: install
-	$(BIN)/python -m benchmarks.training.startup docs/performance.md "$(DATA)"
+	$(BIN)/python -m benchmarks.training.startup docs/measurements/benchmark-startup.md "$(DATA)"
 
-# What dropout costs in a train step. About a minute.
+# Measure the cost of dropout in a train step. A minute.
 benchmark-dropout: install
 	$(BIN)/python -m benchmarks.training.dropout small
 
-# Train step and beam search against PyTorch, Flax Linen, transformers and CTranslate2; writes the tables, the figures and
-# the chart. PARTS: only these. About an hour, estimated.
+# Compare the speed with PyTorch, Linen, transformers and CTranslate2. PARTS: only these. An hour, estimated.
 benchmark: install
-	$(BIN)/python -m benchmarks.performance.performance docs/performance.md $(PARTS)
+	$(BIN)/python -m benchmarks.performance.performance docs/measurements/benchmark.md $(PARTS)
 
-# Where the time of a train step and of beam search goes, by kind of operation; writes the table. A few minutes.
+# Measure the time per kind of operation of a train step and of beam search. A few minutes.
 benchmark-operations: install
-	$(BIN)/python -m benchmarks.performance.operations docs/performance.md
+	$(BIN)/python -m benchmarks.performance.operations docs/measurements/benchmark-operations.md
 
-# What keeping freed memory gains in a train step on a CPU. About six minutes.
+# Measure what keeping freed memory gains in a train step on a CPU. Six minutes.
 benchmark-memory: install
 	$(BIN)/python -m benchmarks.training.malloc
 
-# What rematerialization and scanned layers cost on a CPU; writes the tables. About four minutes.
+# Measure rematerialization and scanned layers on a CPU. Four minutes.
 benchmark-execution: install
-	$(BIN)/python -m benchmarks.training.execution docs/performance.md
+	$(BIN)/python -m benchmarks.training.execution docs/measurements/benchmark-execution.md
 
-# The base and big model compiled for slices of TPUs, without one; writes the tables and the picture. Under 30 minutes.
+# Compile base and big for slices of TPUs, without one. Under 30 minutes.
 plan-sweep: plan-compiler
-	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.planning.plan_sweep docs/scaling.md docs/plan.png
+	JAX_PLATFORMS=cpu $(BIN)/python -m benchmarks.planning.plan_sweep docs/measurements/plan-sweep.md docs/measurements/plan.png
 
-# libtpu, in the version that JAX needs: 209 MB. Without JAX_PLATFORMS=cpu it looks for a TPU whenever JAX starts.
+# Install libtpu, 209 MB. Without JAX_PLATFORMS=cpu, JAX then looks for a TPU at every start.
 plan-compiler: install
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[plan]'
 
-# Parity, training and decoding on a GPU or TPU; writes the tables. Refuses a CPU. About twenty minutes, estimated.
+# Measure parity, training and decoding on a GPU or TPU; refuses a CPU. Twenty minutes, estimated.
 benchmark-gpu: install
 	$(BIN)/python -m benchmarks.gpu docs/performance.md
 
-# Multi30k both ways, with seeds, fine-tuned, scored and proven, into docs/results.md: make multi30k DATA=FOLDER. Hours.
+# Train both directions, fine-tune, score and prove: DATA=FOLDER SEEDS=3. Hours; resumes.
 multi30k: install
 	$(BIN)/python -m benchmarks.multi30k.results "$(DATA)" $(SEEDS)
 
-# The two best of these models as float16 files in runs/multi30k, and their SHA-256 into docs/results.md. Hours.
+# Write the best model per direction as a float16 file to runs/multi30k: DATA=FOLDER. Hours without the runs.
 models: install
 	$(BIN)/python -m benchmarks.multi30k.models "$(DATA)"
 
-# What the mistakes of the published systems cost, into docs/published_systems.md: make mistakes DATA=FOLDER. An hour.
+# Measure the cost of the mistakes of the published systems: DATA=FOLDER. An hour; resumes.
 mistakes: install
 	$(BIN)/python -m benchmarks.published.mistakes "$(DATA)" $(UPDATES)
 
+# Check style and format with ruff.
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# Check types with pyright.
 types: install
 	$(BIN)/pyright
 
-# A small language learnt, translated and proven. About two minutes.
+# Train on a small artificial language, translate, and prove the result. Two minutes.
 demo: install
 	$(BIN)/twinax demo
 
-# The page of every setting, from the configs themselves.
+# Generate docs/settings.md from the configs; a test compares them.
 settings: install
 	$(BIN)/python -m benchmarks.settings_page docs/settings.md
 
-# Twenty kills of a training at random moments, and fifty of each form of conversion; prints their counts. Ten minutes.
+# Kill a training twenty times, and fifty conversions to each of nine forms. Ten minutes.
 kill-test: install
 	$(BIN)/python -m pytest -m slow tests/train/test_kills.py tests/convert/test_killed_conversions.py

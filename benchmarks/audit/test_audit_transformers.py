@@ -8,7 +8,7 @@ import pytest
 from benchmarks.audit import audit_transformers
 from parity_tests.support import transformers_audit
 
-PAGE = Path(__file__).parents[2] / "docs" / "audit.md"
+PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "audit.md"
 
 
 def test_the_command_fails_where_a_class_cannot_be_audited_or_explanations_are_stale(tmp_path, monkeypatch, capsys):

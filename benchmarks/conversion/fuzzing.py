@@ -1,4 +1,4 @@
-"""Damages every kind of file that twinax reads, many times, and writes what came of it into docs/reliability.md.
+"""Damages every kind of file that twinax reads, many times, and writes what came of it into docs/measurements/fuzz.md.
 
 `python -m benchmarks.conversion.fuzzing PAGE COUNT [KIND ...]`: damages each kind COUNT times, and replaces its row as
 soon as it ends; the rows of other kinds stay. Files that were neither read nor refused are kept in runs/fuzz; then the

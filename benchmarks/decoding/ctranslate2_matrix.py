@@ -40,16 +40,16 @@ LONGEST = 96  # tokens of a translation; a model trained so briefly may repeat i
 LONGEST_COMPARED = 48  # the same in the comparison of engines, whose reference computes each step anew
 RANDOM = 64  # sentences that random models translate
 ROUNDS = 3
-ENGINES_HEADER = (
+BACKENDS_HEADER = (
     "model",
     "beam",
-    "engine",
+    "backend",
     "sentences equal",
     "within rounding",
     "different",
     "largest error of a sum",
 )
-HEADER = ("engine", "beam", "BLEU", "sentences that differ", "time")
+HEADER = ("backend", "beam", "BLEU", "sentences that differ", "time")
 REFERENCE = "`twinax translate`"
 _PROGRESS = {"console": Console(stderr=True), "transient": True}
 Translate = Callable[[], list[list[int]]]
@@ -60,7 +60,7 @@ def main(page: Path, folder: Path, run: Path) -> int:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # the models are small
-    for name in ("engines", "ctranslate2"):
+    for name in ("search-backends", "ctranslate2"):
         marks(page, name)
     _train(folder, run)
     translator, texts = load(str(run)), lines(folder, "test_2016_flickr", "de")
@@ -74,7 +74,7 @@ def main(page: Path, folder: Path, run: Path) -> int:
         for certificate in agreement.certificates:
             print(f"{name}, beam {agreement.beam_size}, {agreement.engine}, {certificate}")
         equal &= agreement.ok
-    write_table(page, "engines", ENGINES_HEADER, rows)
+    write_table(page, "search-backends", BACKENDS_HEADER, rows)
     return 0 if equal else 1
 
 
@@ -103,7 +103,7 @@ def _agreements(translator: Translator, texts: Sequence[str]) -> Iterator[tuple[
             rows = sentences(checkpoint.config.pad_id, RANDOM).tolist()
             ids = [[token for token in row if token != checkpoint.config.pad_id] for row in rows]
             models[f"{name}, random"] = (checkpoint, dict(enumerate(ids, 1)))
-        for number, (name, (checkpoint, sources)) in enumerate(track(models.items(), "engines", **_PROGRESS)):
+        for number, (name, (checkpoint, sources)) in enumerate(track(models.items(), "search-backends", **_PROGRESS)):
             path = folder / f"engines{number}"
             path.mkdir()
             searches, _ = load_searches(checkpoint, ENGINES, path)

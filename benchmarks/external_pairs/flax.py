@@ -1,7 +1,7 @@
 """The Flax classes of `transformers` 4.55.4, the last release that has them, beside its torch classes.
 
 `python -m benchmarks.external_pairs.flax PAGE` writes the table into the page. It runs in an environment of its own
-(`make strangers-flax`). Each model is small and random; the weights are converted by `transformers` itself.
+(`make external-pairs-flax`). Each model is small and random; the weights are converted by `transformers` itself.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def main() -> int:
     if options.words:
         print(*("; ".join(cells) for cells in (header, *rows)), sep="\n")
     else:
-        write_table(options.page, "strangers-flax", header, rows)
+        write_table(options.page, "external-pairs-flax", header, rows)
     return 0
 
 

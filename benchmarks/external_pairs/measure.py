@@ -65,11 +65,11 @@ def tables(samples: Mapping[str, Sequence[Score]]) -> dict[str, tuple[Sequence[s
         part = PARTS[name]
         header = ("defects", *(FIELDS[field] for field in part.fields), *part.criteria)
         rows = table(scores, lambda score: score.operator, part.fields, part.criteria)
-        result[f"strangers-{name}"] = ("mistake", *header), rows
+        result[f"external-pairs-{name}"] = ("mistake", *header), rows
         if name == "forward":
             by_pair = table(scores, lambda score: score.pair, part.fields, part.criteria)
-            result["strangers-pairs"] = ("pair", *header), by_pair
-    result["strangers-misses"] = ("sample", "pair", "mistake", "planted at", "named first"), misses(samples)
+            result["external-pairs-pairs"] = ("pair", *header), by_pair
+    result["external-pairs-misses"] = ("sample", "pair", "mistake", "planted at", "named first"), misses(samples)
     return result
 
 
@@ -92,11 +92,11 @@ def main() -> int:
     }
     is_final = options.seed == SEED and not (options.count or options.words) and len(samples) == len(PARTS)
     results = tables(samples)
-    results["strangers-alarms"] = (("pair", "operations", "places", "outputs", "gradients", "seconds"), alarms)
+    results["external-pairs-alarms"] = (("pair", "operations", "places", "outputs", "gradients", "seconds"), alarms)
     if is_final:
         rows = published(published_defects(options.pairs))
-        results["strangers-inference"] = inference.HEADER, list(inference.measure(checked))
-        results["strangers-published"] = (("model", "line or parameter", "repair"), rows)
+        results["external-pairs-inference"] = inference.HEADER, list(inference.measure(checked))
+        results["external-pairs-published"] = (("model", "line or parameter", "repair"), rows)
     for name, (header, rows) in results.items():
         if is_final:
             write_table(options.page, name, header, rows)
@@ -105,7 +105,7 @@ def main() -> int:
     text = summary(samples, alarms)
     print(text)
     if is_final:
-        write_between(options.page, "strangers-summary", text)
+        write_between(options.page, "external-pairs-summary", text)
     return 0 if all(score.detected for scores in samples.values() for score in scores) else 1
 
 

@@ -1,4 +1,4 @@
-"""Pairs of models that compute the same: strangers' code, PyTorch's layers, our twins, published modules and families.
+"""Pairs of models that compute the same: third-party code, PyTorch's layers, our twins, published modules and families.
 
 Every model is small and has random parameters; the sentences have several lengths.
 """

@@ -1,4 +1,4 @@
-"""The best model of each direction of Multi30k as a float16 file, and its SHA-256 in docs/results.md.
+"""The best model of each direction of Multi30k as a float16 file, and its SHA-256 in docs/measurements/models.md.
 
 `python -m benchmarks.multi30k.models FOLDER`: FOLDER has train and val, .de and .en (.gz too). The best seed has the
 lowest validation perplexity in docs/multi30k/results.json; its training is repeated unless it is in runs/multi30k. The
@@ -25,7 +25,7 @@ from benchmarks.multi30k.runs import (
 )
 from benchmarks.pages import marks, write_table
 
-PAGE, NAME = Path("docs/results.md"), "multi30k-models"
+PAGE, NAME = Path("docs/measurements/models.md"), "multi30k-models"
 HEADER = ("model", "run", "size", "SHA-256", "machine")
 
 

@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/results.md from docs/multi30k: tables, translations and pictures."""
+"""Writes the generated parts of docs/measurements/multi30k.md from docs/multi30k: tables, translations and pictures."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -14,7 +14,7 @@ from benchmarks.pages import write_between, write_table
 from twinax.inference.attention_plot import attention_plot
 from twinax.train.text.corpus import read_lines
 
-PAGE = Path("docs/results.md")
+PAGE = Path("docs/measurements/multi30k.md")
 PARTS = ("multi30k", "multi30k-seeds", "multi30k-signatures", "multi30k-proof", "multi30k-translations")
 CURVES, LADDER, ATTENTION = "multi30k.png", "parity.png", "attention.png"
 METRICS = ("BLEU", "BLEU, lower case", "chrF", "TER")

@@ -1,4 +1,4 @@
-"""All Multi30k results: both directions, exported, fine-tuned, scored and proven, written into docs/results.md.
+"""All Multi30k results: both directions, exported, fine-tuned, scored and proven; writes docs/measurements/multi30k.md.
 
 `python -m benchmarks.multi30k.results FOLDER [SEEDS [ARGUMENT ...]]`: FOLDER has train, val and test_2016_flickr, .de,
 .en and .fr (.gz too); SEEDS is the number of seeds per direction; further arguments go to every `twinax train` of a

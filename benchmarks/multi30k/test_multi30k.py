@@ -86,7 +86,7 @@ def entry(training):
     return {"commands": training.commands, **numbers, **measured, "scores": scores}
 
 
-def test_a_record_of_other_arguments_does_not_count(results):
+def test_a_record_of_other_arguments_does_not_count(recorded):
     """Nor does one whose initial weights were trained with others."""
     *_, training = chain()
     record("third", **entry(training))

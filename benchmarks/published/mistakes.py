@@ -1,4 +1,4 @@
-"""Measures the cost of the published systems' mistakes: small models on Multi30k, for docs/published_systems.md.
+"""Measures the cost of the published systems' mistakes: small models on Multi30k, for docs/measurements/mistakes.md.
 
 `python -m benchmarks.published.mistakes FOLDER [UPDATES]`: FOLDER has train and val, .de and .en (.gz too). One
 training runs per core. Results in runs/mistakes are reused, and interrupted trainings are resumed.
@@ -20,7 +20,7 @@ from twinax.configs.run import LoopConfig, RunConfig
 from twinax.published.registry import RECIPES, SYSTEMS, recipe
 from twinax.train.tracking.metrics import read_metrics, validations
 
-PAGE, OUT, PICTURE = Path("docs/published_systems.md"), Path("runs/mistakes"), "mistakes.png"
+PAGE, OUT, PICTURE = Path("docs/measurements/mistakes.md"), Path("runs/mistakes"), "mistakes.png"
 TOKENS, UPDATES, POINTS, WARM_UP, PEAK = 1024, 2000, 10, 400, 1e-3
 SIZES = {"d_model": 64, "d_ff": 128, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 LONGEST = 64  # tokens of a translation

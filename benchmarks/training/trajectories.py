@@ -40,7 +40,7 @@ def draw(outcomes: list[Outcome], picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
-HEADER = ("case", "loss", "relay", "parameters", "after resume", "float32", "verdict")
+HEADER = ("case", "loss", "switch", "parameters", "after resume", "float32", "verdict")
 
 
 def as_cells(outcome: Outcome) -> tuple[str, ...]:

@@ -1,12 +1,14 @@
 """The code blocks in README and docs run unchanged."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 READMES = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+MAKEFILE = (ROOT / "Makefile").read_text()
 PAGES = [READMES[0], ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -59,3 +61,17 @@ def test_links_lead_somewhere(page):
         if heading and not target.startswith("https://"):
             headings = re.findall(r"^#+ (.*)", linked_page.read_text(), flags=re.MULTILINE)
             assert heading in [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings], heading
+
+
+def test_make_help_lists_every_target():
+    (targets,) = re.findall(r"^\.PHONY: (.*)", MAKEFILE, flags=re.MULTILINE)
+    output = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = [line.split(maxsplit=1) for line in output.splitlines()]
+    assert sorted(target for target, _ in listed) == sorted(targets.split())
+
+
+def test_every_measurement_has_a_page_that_another_links():
+    pages = {page.name for page in (ROOT / "docs" / "measurements").glob("*.md")}
+    assert pages >= {*re.findall(r"docs/measurements/([\w-]+\.md)", MAKEFILE)}
+    links = re.findall(r"measurements/([\w-]+\.md)", "".join(page.read_text() for page in PAGES))
+    assert pages == {*links}

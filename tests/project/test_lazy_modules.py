@@ -7,7 +7,7 @@ from pathlib import Path
 import twinax
 
 ROOT = Path(__file__).parents[2]
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "mutations.md"]  # of the past
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 FOLDERS = "audit|configs|convert|flax_transformer|formulas|parity|presets|published|torch_reference|train"
 FILES = re.compile(r"..|json|jsonl|npz|png|svg")  # endings of files
 

@@ -1,7 +1,6 @@
 """The command `twinax`. Each subcommand imports what it needs when it runs."""
 
 import logging
-import re
 import signal
 import sys
 import warnings
@@ -87,8 +86,6 @@ def _run(name: str, words: Sequence[str], *, verify: bool) -> int:
 
 def _with_own_flags() -> dict[str, Any]:
     """The commands for shell completion, with the flags of those that parse their own."""
-    for command in COMMANDS.values():  # bash would take the second line of a description for a flag
-        command.__doc__ = re.sub(r"\n {12}", " ", command.__doc__ or "")
     command_class = import_module("twinax.cli.flags.run_arguments").completion_class
     return COMMANDS | {name: command_class(name) for name in _OWN_FLAGS}
 

@@ -1,16 +1,15 @@
 """The flags of `twinax convert` and `twinax inspect`."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
 from ..process.importing import import_uncollected
 from ..usage import check_exists, one_line_errors
-from .shared import CheckpointPath, JsonFile, Switch
+from .shared import CheckpointPath, JsonFile, Switch, flags
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Convert:
     """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimizer.
 
@@ -69,7 +68,7 @@ class Convert:
             return import_uncollected("twinax.cli.checkpoints.convert_command").convert_checkpoint(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Inspect:
     """Print the contents of a checkpoint: format, layout, config, counts, dtypes, ties, training, checksum.
 

@@ -1,13 +1,13 @@
 """The flags of `twinax demo`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..process.importing import import_uncollected
 from ..usage import UsageError, enable_compilation_cache, one_line_errors
+from .shared import flags
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Demo:
     """Learn a little Italian in two minutes, translate unseen sentences, and prove both twins equal.
 

@@ -1,17 +1,16 @@
 """The flags of `twinax plan`."""
 
 import os
-from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
 from ..process.importing import import_uncollected
 from ..usage import UsageError, check_outputs, check_picture, one_line_errors
-from .shared import JsonFile, Switch
+from .shared import JsonFile, Switch, flags
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Plan:
     """Compile a run for TPUs that this machine lacks, and print what it needs and a bound on its speed.
 

@@ -1,7 +1,6 @@
 """The flags of `twinax parity`, `twinax audit` and `twinax compare`."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from os.path import exists
 from typing import Annotated
@@ -10,10 +9,10 @@ import tyro
 
 from ..process.importing import import_uncollected
 from ..usage import UsageError, check_exists, download_hint, enable_compilation_cache, one_line_errors
-from .shared import JsonFile, Languages, Switch
+from .shared import JsonFile, Languages, Switch, flags
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Parity(Languages):
     """Prove that the Flax and the PyTorch twin of a model compute the same function, or that two checkpoints do.
 
@@ -76,7 +75,7 @@ class Parity(Languages):
             return int(not import_uncollected("twinax.cli.text.engines_command").compare_searches(self))
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Audit:
     """Find mistakes in a Transformer: information leaks, unused inputs, parameters that do not learn.
 
@@ -114,7 +113,7 @@ class Audit:
             return int(not import_uncollected("twinax.cli.proofs.audit_command").examine(self))
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Compare:
     """Find where two models of your own diverge: a PyTorch module and its JAX port, or any two.
 

@@ -1,8 +1,9 @@
 """Flags that several commands share."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 import tyro
 
@@ -11,9 +12,20 @@ JsonFile = Annotated[str | None, tyro.conf.arg(name="json")]
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 Framework = Literal["flax", "torch"]
 Quantization = Literal["int8"]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def flags(kind: type[T]) -> type[T]:
+    """Make a class of flags a frozen dataclass, with each description on one line.
+
+    For shell completion, bash would take a second line for a flag.
+    """
+    kind.__doc__ = re.sub(r"\n {12}", " ", kind.__doc__ or "")
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
+@flags
 class Languages:
     """The languages of a multilingual model.
 
@@ -33,7 +45,7 @@ class Languages:
         return {name: getattr(self, name) for name in ("src_lang", "tgt_lang", "forced_bos")}
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Decoding:
     """The settings of beam search.
 

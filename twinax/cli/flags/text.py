@@ -1,16 +1,15 @@
 """The flags of `twinax translate`, `twinax score` and `twinax evaluate`."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
 from ..process.importing import import_uncollected
 from ..usage import UsageError, check_exists, check_outputs, check_picture, one_line_errors
-from .shared import CheckpointPath, Decoding, Framework, JsonFile, Languages, Quantization, Switch
+from .shared import CheckpointPath, Decoding, Framework, JsonFile, Languages, Quantization, Switch, flags
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Translate(Languages, Decoding):
     """Translate a file or standard input line by line; an empty line gives an empty line.
 
@@ -51,7 +50,7 @@ class Translate(Languages, Decoding):
             return import_uncollected("twinax.cli.text.text_commands").translate(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Score:
     """Print the log-probability of each translation in nats, one per line.
 
@@ -83,7 +82,7 @@ class Score:
             return import_uncollected("twinax.cli.text.text_commands").score(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@flags
 class Evaluate(Languages, Decoding):
     """Translate a file and score it against its reference: cased and lowercased BLEU, chrF, TER and exact match.
 

@@ -38,7 +38,7 @@ from ..processes.exchange import Exchange, Told, checksum
 from ..processes.team import Team
 from ..step.partitioning import Placement, describe_devices, like
 from ..step.programs import Programs
-from ..step.step import Batch, Metrics, TrainState, explain, init_state
+from ..step.step import Batch, Metrics, TrainState, abstract_state, explain, init_state
 from ..step.step_programs import StepPrograms
 from ..tracking.metrics import MetricsLog
 from ..tracking.plot import PlotTracker
@@ -157,13 +157,14 @@ class _Loop:
         self.update = 0
         saved_updates = self.checkpoints.updates
         team.agree("checkpoint", saved_updates[-1:])
-        if not saved_updates:
-            self._compile_in_advance()  # while the weights are drawn
-        self.state = self._first_state(initial_weights)
         if saved_updates:
-            self.update, self.state = self.checkpoints.restore_newest(self.state, say)
+            shapes = placement.abstract(abstract_state(self.run.model, self.run.training))
+            self.update, self.state = self.checkpoints.restore_newest(shapes, say)
             self._resume_position()
             self._compile_in_advance()
+        else:
+            self._compile_in_advance()  # while the weights are drawn
+            self.state = self._first_state(initial_weights)
         self.log = MetricsLog(directory, self.update, say, writes=team.is_first)
         if team.is_first:
             self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory))

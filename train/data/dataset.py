@@ -124,6 +124,15 @@ class PaddedBatch(NamedTuple):
     labels: np.ndarray  # (B, T)
 
 
+class PlannedBatch(NamedTuple):
+    """A batch of a run, and its place in the plan."""
+
+    epoch: int
+    number: int  # in the epoch
+    bucket: int  # index of its shape
+    arrays: PaddedBatch
+
+
 def pad_rows(
     encoded: EncodedPairs,
     pairs: Sequence[int] | np.ndarray,
@@ -207,12 +216,13 @@ class Batches:
     def __len__(self) -> int:
         return self.total
 
-    def __getitem__(self, index: Any) -> PaddedBatch:
-        epoch, batch = self.position(int(index))
+    def __getitem__(self, index: Any) -> PlannedBatch:
+        epoch, number = self.position(int(index))
         encoded, plan = self._epoch(epoch)
-        number = plan.buckets[batch]
-        rows = None if self._rows is None else self._rows[number]
-        return pad_rows(encoded, plan.batches[batch], self.buckets[number], self.pad_id, rows)
+        bucket = plan.buckets[number]
+        rows = None if self._rows is None else self._rows[bucket]
+        arrays = pad_rows(encoded, plan.batches[number], self.buckets[bucket], self.pad_id, rows)
+        return PlannedBatch(epoch, number, bucket, arrays)
 
     def position(self, index: int) -> tuple[int, int]:
         """(epoch, number in the epoch) of a batch."""
@@ -250,7 +260,7 @@ class Batches:
             self._epochs = epochs
         return epochs[number]
 
-    def read(self, start: int, workers: int = 0) -> Generator[PaddedBatch, None, None]:
+    def read(self, start: int, workers: int = 0) -> Generator[PlannedBatch, None, None]:
         """The batches from number `start` on, prefetched by a thread or by worker processes."""
         import grain
         from absl import flags
@@ -270,7 +280,7 @@ class Batches:
             with _ctrl_c_blocked() if workers else nullcontext():
                 batch: Any = next(iterator, None)  # starts the workers
             while batch is not None:
-                yield PaddedBatch(*batch)
+                yield batch
                 batch = next(iterator, None)
         finally:
             iterator.close()

@@ -9,6 +9,10 @@ class ConversionError(ValueError):
     """Arrays or settings do not fit the model; the message lists them all."""
 
 
+class MissingPackageError(ImportError):
+    """An optional package is not installed; the message states what needs it, and how to install it."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be used; the message states which one, and why."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flax import nnx
 
+from ..backend.torch_package import require_torch
 from ..configs.schema import TransformerConfig
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import Buffer, join_path, named_arrays
@@ -66,6 +67,7 @@ def to_state_dict(
     Raises:
         ConversionError: lists all arrays that are missing, unknown, of a wrong shape or of a wrong dtype.
     """
+    require_torch("a state dict")
     port = port_of(config, trained_only)
     arrays = {name: np.asarray(a) for name, a in arrays_by_name(params).items()}
     targets = translate(port.rules, arrays, port.specs)

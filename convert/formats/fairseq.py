@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backend.errors import ConversionError
+from ...backend.torch_package import require_torch
 from ..arrays.frameworks import to_torch_tensor
 from ..checkpoint import ARGS, CONFIG, Checkpoint
 from ..io.atomic_io import check_new, new_directory, new_file
@@ -80,6 +81,7 @@ def write(checkpoint: Checkpoint, path: Path, layout: str) -> None:
     Raises:
         ConversionError: fairseq has no such model, a file exists, or writing fails, which can leave new dictionaries.
     """
+    require_torch(f"{path}: writing it")
     settings = dict(checkpoint.documents.get(ARGS, {})) if checkpoint.layout == LAYOUT else {}
     new_settings = fairseq.settings_of(checkpoint.config)
     sizes = (checkpoint.config.src_vocab_size, checkpoint.config.tgt_vocab_size)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...backend.errors import ConfigError, ConversionError
+from ...backend.torch_package import require_torch
 from ...configs.registry import PUBLISHED_LAYOUTS
 from ...configs.schema import TransformerConfig
 from ..checkpoint import Checkpoint
@@ -27,6 +28,7 @@ TORCH_NN = "transformer."  # the usual attribute name of a `torch.nn.Transformer
 
 def _torch_nn_rules(config: TransformerConfig, trained_only: bool) -> list[Rule]:
     """Rules to the names of `torch.nn.Transformer` for encoder and decoder, and of `torch_reference` for the rest."""
+    require_torch("layout torch_nn")
     from ..layouts.torch_nn import fields_of, transformer_rules
 
     stacks = transformer_rules(fields_of(config), TORCH_NN)

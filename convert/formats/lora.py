@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...backend.errors import ConversionError
+from ...backend.torch_package import require_torch
 from ..arrays.frameworks import from_torch, to_torch_tensor
 from ..identify.unreadable import printable
 from ..layouts.hugging_face import Family
@@ -115,13 +116,13 @@ def merge_adapter(
     The low-rank update is computed in float32, or in the weight's dtype if that is wider, as in `peft`.
 
     Raises:
-        ConversionError: PyTorch is not installed, the adapter belongs to another base model, or it has a low-rank
+        MissingPackageError: PyTorch is not installed.
+        ConversionError: the adapter belongs to another base model, or it has a low-rank
             change of one tied tensor, which merging would apply to the others too.
     """
-    try:
-        import torch
-    except ImportError:
-        raise ConversionError(f"{adapter.directory}: merging it needs PyTorch, which is not installed") from None
+    require_torch(f"{adapter.directory}: merging it")
+    import torch
+
     try:
         with torch.no_grad():
             return _merge(adapter, target, settings, arrays)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...backend.errors import ConversionError
+from ...backend.torch_package import require_torch
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
@@ -196,6 +197,7 @@ def _describe(checkpoint: Checkpoint, layout: str) -> dict[str, Any]:
 
 
 def _write_torch(checkpoint: Checkpoint, path: Path, model: Mapping[str, np.ndarray], metadata: dict[str, Any]) -> None:
+    require_torch(f"{path}: writing it")
     import torch
 
     tensors = {"model": model, "unused": checkpoint.unused}

@@ -14,13 +14,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...backend.errors import ConfigError, ConversionError
+from ...backend.errors import ConfigError, ConversionError, MissingPackageError
+from ...backend.torch_package import require_torch
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ...configs.training import TrainingConfig
@@ -169,14 +169,13 @@ def obstacle(checkpoint: Checkpoint, target: Family) -> str | None:
     """Why a family's directory of this checkpoint does not store its training; None if it does."""
     if checkpoint.training is None:
         return None
-    if find_spec("torch") is None:
-        return "writing it needs PyTorch, which is not installed"
     if checkpoint.config.output_bias == "learned":
         return f"output_bias='learned': {target.architecture} does not train its output bias"
     try:
+        require_torch("writing it")
         training_arguments(checkpoint.training.run)
         _Parameters(target, checkpoint).check_decay(checkpoint.training.run)
-    except ConversionError as error:
+    except (ConversionError, MissingPackageError) as error:
         return str(error)
     return None
 

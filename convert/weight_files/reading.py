@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...backend.errors import ConversionError
+from ...backend.torch_package import require_torch
 from ...configs.json_text import parse_json
 from ..arrays.frameworks import view_of_torch
 from ..io.checksums import verify_zip
@@ -133,7 +134,8 @@ def read_torch(path: Path, advice: str = "save only the state dict") -> Any:
     The entries of a zip archive are compared with their CRC-32; only the pickle if the file has `CHECKSUMS`.
 
     Raises:
-        ConversionError: PyTorch is not installed, the file is damaged, reading it requires executing code, or its
+        MissingPackageError: PyTorch is not installed.
+        ConversionError: the file is damaged, reading it requires executing code, or its
             tensors are far larger than the file.
     """
     content = _load_torch(path, advice)
@@ -159,12 +161,11 @@ def common_protection(paths: Sequence[Path]) -> str | None:
 
 
 def _load_torch(path: Path, advice: str) -> Any:
+    require_torch(f"{path}: reading it")
     import pickle
 
-    try:
-        import torch
-    except ImportError:
-        raise ConversionError(f"{path}: reading it needs PyTorch, which is not installed") from None
+    import torch
+
     try:
         # torch warns about TorchScript before raising. fairseq and jadore801120 store settings as a Namespace.
         # An open file, because for a path torch depends on its suffix.

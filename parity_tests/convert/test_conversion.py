@@ -100,7 +100,9 @@ def test_a_mistake_in_a_family_is_seen(mistake, tmp_path, monkeypatch):
         }
     elif part == "fixed":
         changes, replacement = replacement, lambda settings: layout_family.fixed(settings) | changes
-    monkeypatch.setattr(f"twinax.convert.layouts.{layout}.FAMILY", replace(layout_family, **{part: replacement}))
+    monkeypatch.setattr(
+        f"twinax.convert.layouts.families.{layout}.FAMILY", replace(layout_family, **{part: replacement})
+    )
     checkpoint = convert.load(tmp_path)
     config = checkpoint.config.replace(param_dtype="float64", compute_dtype="float64")
     batch = random_batch(config, np.random.default_rng(1), 5, 7, 6)

@@ -301,36 +301,3 @@ def test_a_locked_folder_is_not_waited_for(bart, tmp_path):
     release.cancel()
     os.close(descriptor)
     assert sorted(os.listdir(tmp_path)) == [".new.twinax-left", "new"]
-
-
-WITHOUT_TORCH = """
-import sys
-for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
-    del sys.modules[name]
-
-class NoTorch:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, NoTorch())
-from twinax import cli
-flags = ["--layout", "bart"]
-for arguments in (["x.safetensors"], ["x", *flags], ["x.pt"], ["y", *flags, "--dtype", "bfloat16"]):
-    sys.argv = ["twinax", "convert", SOURCE, *arguments]
-    try:
-        cli.main()
-    except SystemExit as end:
-        print("status", end.code)
-"""
-
-
-def test_only_what_needs_torch_needs_it(bart, tmp_path, forks):
-    result = forks(WITHOUT_TORCH.replace("SOURCE", repr(str(bart))), cwd=tmp_path)
-    statuses = [line for line in result.stdout.splitlines() if "status" in line]
-    assert statuses == [f"status {code}" for code in (0, 0, 2, 2)], result.stderr
-    assert result.stderr.splitlines() == [
-        "twinax: x.pt: writing it needs PyTorch, which is not installed: pip install torch",
-        "twinax: --dtype bfloat16: the comparison of logits needs PyTorch, which is not installed: pip install torch",
-    ]
-    assert sorted(os.listdir(tmp_path)) == ["x", "x.safetensors"]

@@ -113,6 +113,12 @@ def test_constraints_pin_every_dependency_within_its_range(file):
         assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, text
 
 
+def test_only_extras_install_torch():
+    extras = SETTINGS["project"]["optional-dependencies"]
+    assert not [text for text in SETTINGS["project"]["dependencies"] if "torch" in text]
+    assert {*extras["torch"]} <= {*extras["test"]}
+
+
 @pytest.mark.parametrize("name", ["cuda", "tpu"])
 def test_accelerators_are_extras_that_jax_has(name):
     """pip only warns about an unknown extra, and leaves the CPU build of jax."""

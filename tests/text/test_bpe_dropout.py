@@ -215,9 +215,11 @@ def test_batches_of_a_resumed_run_are_the_same(run):
     resumed.resume(index, 2, 1)
     assert resumed.position(index) == (2, 1)
     for later in range(index, int(starts[-1])):
-        for array, expected in zip(resumed[later], batches[later], strict=True):
+        for array, expected in zip(resumed[later].arrays, batches[later].arrays, strict=True):
             np.testing.assert_array_equal(array, expected)
-    tokens = [sum(int((batches[i].labels != 0).sum()) for i in range(starts[e], starts[e + 1])) for e in range(2)]
+    tokens = [
+        sum(int((batches[i].arrays.labels != 0).sum()) for i in range(starts[e], starts[e + 1])) for e in range(2)
+    ]
     plain = sum(len(ids) - 1 for ids in prepared.train.targets(range(len(prepared.train))))
     assert plain < min(tokens)
     assert tokens[0] != tokens[1]
@@ -232,7 +234,7 @@ def test_training_resumes_with_the_next_batch(run, tmp_path):
     records = {record["update"]: record for record in read_metrics(tmp_path) if "checksum" in record}
     assert records.keys() == {*range(1, 25)}
     for update, record in records.items():
-        assert record["tokens"] == (batches[update - 1].labels != 0).sum()
+        assert record["tokens"] == (batches[update - 1].arrays.labels != 0).sum()
         assert (record["epoch"], record["batch"]) == batches.position(update - 1)
     assert records[24]["epoch"] >= 2
     assert records[15]["batch"] > 0

@@ -353,7 +353,7 @@ def test_a_loss_that_is_not_finite_ends_with_its_batch(finished, tmp_path):
     (path,) = (tmp_path / "r").glob("batch-*.npz")
     last_update = max(r["update"] for r in read_metrics(tmp_path / "r"))
     assert path.name == f"batch-{last_update + 1}.npz"
-    batch = prepare_again(tmp_path / "r", diverging_run, print).batches()[last_update]
+    batch = prepare_again(tmp_path / "r", diverging_run, print).batches()[last_update].arrays
     assert len(batch.labels) % 4
     assert_equal(dict(np.load(path)), batch._asdict())
 

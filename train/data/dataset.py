@@ -12,7 +12,7 @@ from hashlib import sha256
 from itertools import islice
 from multiprocessing import parent_process, resource_tracker
 from threading import Thread
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from ...backend.errors import DataError
 from ...formulas.padding import Ids, pad
 from ..text.tokenizer import Tokenizer
 from .buckets import Bucket, Plan, count_batches, introduce_gradually, plan_epoch
+
+if TYPE_CHECKING:
+    from .bpe_dropout import BpeDropout
 
 _CHUNK = 10_000  # pairs encoded per call
 _AHEAD = 8  # batches to prefetch
@@ -124,6 +127,15 @@ class PaddedBatch(NamedTuple):
     labels: np.ndarray  # (B, T)
 
 
+class PlannedBatch(NamedTuple):
+    """A batch of a run, and its place in the plan."""
+
+    epoch: int
+    number: int  # in the epoch
+    bucket: int  # index of its shape
+    arrays: PaddedBatch
+
+
 def pad_rows(
     encoded: EncodedPairs,
     pairs: Sequence[int] | np.ndarray,
@@ -168,18 +180,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-class Resegmentation(Protocol):
-    """Gives every epoch its own segmentation of the same sentences."""
-
-    def epoch(self, number: int, buckets: Sequence[Bucket]) -> EncodedPairs:
-        """The pairs of an epoch, each of which one of the buckets holds."""
-        ...
-
-
 class Batches:
     """All batches of a run in order; they depend on corpus, shapes and seed alone.
 
-    `rows` are the numbers of the rows to read from the batches of each bucket; None: all. With a `resegmentation`, the
+    `rows` are the numbers of the rows to read from the batches of each bucket; None: all. With `bpe_dropout`, the
     lengths of an epoch's pairs, and so the number of its batches, are its own. `is_gradual`: in the first epoch, shapes
     begin one after the other.
 
@@ -194,29 +198,30 @@ class Batches:
         seed: int,
         total: int,
         rows: Sequence[np.ndarray] | None = None,
-        resegmentation: Resegmentation | None = None,
+        bpe_dropout: "BpeDropout | None" = None,
         is_gradual: bool = False,
     ):
         self.encoded, self.buckets, self.pad_id = encoded, list(buckets), pad_id
         self.seed, self.total = seed, total
-        self._rows, self._resegmentation, self._is_gradual = rows, resegmentation, is_gradual
+        self._rows, self._bpe_dropout, self._is_gradual = rows, bpe_dropout, is_gradual
         self._epochs: dict[int, tuple[EncodedPairs, Plan]] = {}  # the last two: one is trained on, the other prefetched
         self._starts = {0: 0}  # the first batch of epochs
-        self.per_epoch = count_batches(encoded.lengths, self.buckets)  # without a resegmentation
+        self.per_epoch = count_batches(encoded.lengths, self.buckets)  # without BPE dropout
 
     def __len__(self) -> int:
         return self.total
 
-    def __getitem__(self, index: Any) -> PaddedBatch:
-        epoch, batch = self.position(int(index))
+    def __getitem__(self, index: Any) -> PlannedBatch:
+        epoch, number = self.position(int(index))
         encoded, plan = self._epoch(epoch)
-        number = plan.buckets[batch]
-        rows = None if self._rows is None else self._rows[number]
-        return pad_rows(encoded, plan.batches[batch], self.buckets[number], self.pad_id, rows)
+        bucket = plan.buckets[number]
+        rows = None if self._rows is None else self._rows[bucket]
+        arrays = pad_rows(encoded, plan.batches[number], self.buckets[bucket], self.pad_id, rows)
+        return PlannedBatch(epoch, number, bucket, arrays)
 
     def position(self, index: int) -> tuple[int, int]:
         """(epoch, number in the epoch) of a batch."""
-        if self._resegmentation is None:
+        if self._bpe_dropout is None:
             return divmod(index, self.per_epoch)
         starts = self._starts  # read once, as other threads replace it
         epoch = max(epoch for epoch, start in starts.items() if start <= index)
@@ -241,8 +246,8 @@ class Batches:
         epochs = self._epochs  # read once: other threads may replace it
         if number not in epochs:
             encoded = self.encoded
-            if self._resegmentation is not None:
-                encoded = self._resegmentation.epoch(number, self.buckets)
+            if self._bpe_dropout is not None:
+                encoded = self._bpe_dropout.epoch(number, self.buckets)
             plan = plan_epoch(encoded.lengths, self.buckets, self.seed, number)
             if number == 0 and self._is_gradual:
                 plan = introduce_gradually(plan)
@@ -250,7 +255,7 @@ class Batches:
             self._epochs = epochs
         return epochs[number]
 
-    def read(self, start: int, workers: int = 0) -> Generator[PaddedBatch, None, None]:
+    def read(self, start: int, workers: int = 0) -> Generator[PlannedBatch, None, None]:
         """The batches from number `start` on, prefetched by a thread or by worker processes."""
         import grain
         from absl import flags
@@ -270,7 +275,7 @@ class Batches:
             with _ctrl_c_blocked() if workers else nullcontext():
                 batch: Any = next(iterator, None)  # starts the workers
             while batch is not None:
-                yield PaddedBatch(*batch)
+                yield batch
                 batch = next(iterator, None)
         finally:
             iterator.close()

@@ -32,13 +32,13 @@ from ...flax_transformer.model import Transformer
 from ..checkpointing.checkpoints import Checkpoints, average, read_processes, read_run
 from ..checkpointing.run_directory import locked, prepare_in
 from ..data.buckets import describe_shapes
-from ..data.dataset import PaddedBatch
+from ..data.dataset import PlannedBatch
 from ..data.prepare import PreparedRun
 from ..processes.exchange import Exchange, Told, checksum
 from ..processes.team import Team
 from ..step.partitioning import Placement, describe_devices, like
 from ..step.programs import Programs
-from ..step.step import Batch, Metrics, TrainState, explain, init_state
+from ..step.step import Batch, Metrics, TrainState, abstract_state, explain, init_state
 from ..step.step_programs import StepPrograms
 from ..tracking.metrics import MetricsLog
 from ..tracking.plot import PlotTracker
@@ -121,6 +121,7 @@ class _Pending:
     """An update whose metrics have not been read: reading them waits for the step."""
 
     update: int
+    batch: PlannedBatch
     metrics: Metrics
     told: Told
 
@@ -157,13 +158,14 @@ class _Loop:
         self.update = 0
         saved_updates = self.checkpoints.updates
         team.agree("checkpoint", saved_updates[-1:])
-        if not saved_updates:
-            self._compile_in_advance()  # while the weights are drawn
-        self.state = self._first_state(initial_weights)
         if saved_updates:
-            self.update, self.state = self.checkpoints.restore_newest(self.state, say)
+            shapes = placement.abstract(abstract_state(self.run.model, self.run.training))
+            self.update, self.state = self.checkpoints.restore_newest(shapes, say)
             self._resume_position()
             self._compile_in_advance()
+        else:
+            self._compile_in_advance()  # while the weights are drawn
+            self.state = self._first_state(initial_weights)
         self.log = MetricsLog(directory, self.update, say, writes=team.is_first)
         if team.is_first:
             self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory))
@@ -256,7 +258,7 @@ class _Loop:
                 metrics = self._step(batch)
                 if pending is not None:
                     self._record(pending)
-                pending = _Pending(self.update, metrics, self._tell(batch))
+                pending = _Pending(self.update, batch, metrics, self._tell(batch))
                 save_due = self.milestones.checkpoint_due(self.update)
                 if save_due or not self._continues():
                     self._record(pending)
@@ -269,14 +271,13 @@ class _Loop:
         finally:
             stream.close()
 
-    def _step(self, padded: PaddedBatch) -> Metrics:
-        bucket = self._bucket_of(self.update + 1)
-        batch = Batch(*self.placement.put_rows(padded, self.rows[bucket]))
-        if not self.step.is_ready(bucket):
-            self._wait_for_programs(bucket)
+    def _step(self, planned: PlannedBatch) -> Metrics:
+        batch = Batch(*self.placement.put_rows(planned.arrays, self.rows[planned.bucket]))
+        if not self.step.is_ready(planned.bucket):
+            self._wait_for_programs(planned.bucket)
         self.team.begin(f"update {self.update + 1}")
         with self.stop.during("this update"):
-            self.state, metrics = self.step(bucket, self.state, batch)
+            self.state, metrics = self.step(planned.bucket, self.state, batch)
         self.update += 1
         return metrics
 
@@ -295,15 +296,10 @@ class _Loop:
         self.team.agree("the programs are compiled")
         self.progress.compiled(self.prepared.buckets[bucket], seconds, len(self.prepared.buckets))
 
-    def _bucket_of(self, update: int) -> int:
-        """The index of the batch shape of an update."""
-        epoch, number = self.batches.position(update - 1)
-        return self.batches.plan(epoch).buckets[number]
-
-    def _tell(self, padded: PaddedBatch) -> Told:
-        rows = self.rows[self._bucket_of(self.update)]
+    def _tell(self, batch: PlannedBatch) -> Told:
+        rows = self.rows[batch.bucket]
         own = rows.own
-        part = checksum(rows.here[own], padded.src_tokens[own], padded.labels[own])
+        part = checksum(rows.here[own], batch.arrays.src_tokens[own], batch.arrays.labels[own])
         return self.exchange(Told(self.stop.caught or 0, part))
 
     def _record(self, pending: _Pending) -> None:
@@ -311,15 +307,15 @@ class _Loop:
         if (reason := explain(self.state, metrics)) is not None:
             path = self.directory / f"batch-{pending.update}.npz"
             if self.team.is_first:
-                np.savez(path, **self.prepared.batches()[pending.update - 1]._asdict())
+                np.savez(path, **self.prepared.batches()[pending.update - 1].arrays._asdict())
             way_back = describe_way_back(self.directory, self.run, self.log.records, self.checkpoints.updates)
             raise RunError(
                 f"update {pending.update}: {reason.partition(': ')[2]}; its batch is in {path}. Resuming repeats this "
                 f"update. {way_back}"
             )
-        epoch, number = self.batches.position(pending.update - 1)
+        batch = pending.batch
         loss, rate, tokens = float(metrics.loss), float(metrics.learning_rate), int(metrics.tokens)
-        record = {"update": pending.update, "epoch": epoch, "batch": number, "loss": loss, "tokens": tokens}
+        record = {"update": pending.update, "epoch": batch.epoch, "batch": batch.number, "loss": loss, "tokens": tokens}
         record["checksum"] = int(pending.told.checksum)
         if self.team.count > 1:
             self.stopped_by = int(pending.told.signal) or None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from ..backend.errors import MissingPackageError
 from .process.importing import import_uncollected
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def one_line_errors(place: str = "a file") -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{error.filename or place}: {error.strerror or error}") from None
+    except MissingPackageError as error:
+        raise UsageError(str(error)) from None
     except UnicodeEncodeError as error:
         raise UsageError(
             f"the output is {error.encoding}, which has no {error.object[error.start]!a}; set PYTHONIOENCODING=utf-8"

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from ....backend.errors import ConversionError
+from ....backend.torch_package import require_torch
 from ....configs.schema import TransformerConfig
 from ..hugging_face import FINAL_NORMS, LAYERS, Family
 
@@ -18,12 +18,11 @@ def position_table(config: TransformerConfig) -> np.ndarray:
     It differs from the exact values by up to 7e-5 at 1,024 positions. No file holds it, so PyTorch has to compute it.
 
     Raises:
-        ConversionError: PyTorch is not installed.
+        MissingPackageError: PyTorch is not installed.
     """
-    try:
-        import torch
-    except ImportError:
-        raise ConversionError("m2m_100 computes its position table with PyTorch, which is not installed") from None
+    require_torch("the position table of m2m_100")
+    import torch
+
     half = config.d_model // 2
     frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
     angles = torch.arange(config.table_length).float()[:, None] * frequencies

@@ -157,7 +157,7 @@ def test_a_branch_that_is_not_taken_is_named():
     trace, _ = assert_traced(lambda x: lax.cond(x.sum() > 1e9, jnp.sin, jnp.cos, x), rows(0, 2, 2))
     (branch,) = trace.branches
     assert branch.endswith(": branch 1 of 2")
-    assert branch.startswith(f"parity_tests/{LINE}:")
+    assert branch.startswith(f"capture/{LINE}:")
 
 
 def test_of_the_forms_for_platforms_the_default_is_taken():
@@ -209,8 +209,8 @@ def test_parameters_lines_and_what_no_output_needs():
     assert list(trace.outputs) == ["0", "1"]
     first = layer.__code__.co_firstlineno
     lines = {operation.name: operation.line for operation in trace.operations}
-    assert lines["dot_general"] == f"parity_tests/{LINE}:{first + 1}"
-    assert lines["tanh"] == f"parity_tests/{LINE}:{first + 2}"
+    assert lines["dot_general"] == f"capture/{LINE}:{first + 1}"
+    assert lines["tanh"] == f"capture/{LINE}:{first + 2}"
 
 
 def test_replay_continues_with_changed_values():

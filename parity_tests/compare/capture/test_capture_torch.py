@@ -108,7 +108,7 @@ def test_paths_lines_and_what_no_output_needs():
     assert trace.parameters["alias.0.weight"] == trace.parameters["blocks.0.0.weight"]
     gelus = [operation for operation in trace.operations if operation.name == "aten.gelu"]
     first = Tagger.forward.__code__.co_firstlineno
-    assert [g.line for g in gelus] == [f"parity_tests/{LINE}:{first + 7}"] * 2
+    assert [g.line for g in gelus] == [f"capture/{LINE}:{first + 7}"] * 2
     assert [g.module.rpartition(".")[0] for g in gelus] == ["blocks.0", "blocks.1"]
 
 
@@ -192,10 +192,10 @@ class Uncopied(nn.Module):
 REFUSED = [
     (nn.Dropout(0.1), r"^Dropout: is in training mode; call eval\(\) on the module, or compare the dropout too$"),
     (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), r"^1: is in training mode"),
-    (Noise(), rf"^parity_tests/{LINE}:\d+: aten.randn_like draws random numbers; call eval\(\)"),
+    (Noise(), rf"^capture/{LINE}:\d+: aten.randn_like draws random numbers; call eval\(\)"),
     (
         Inference(),
-        rf"^parity_tests/{LINE}:\d+: torch.inference_mode hides in-place writes; use torch.no_grad$",
+        rf"^capture/{LINE}:\d+: torch.inference_mode hides in-place writes; use torch.no_grad$",
     ),
     (Uncopied(), r"^Uncopied: cannot be copied: no copies$"),
     (nn.Linear(3, 3), r"^Linear: the forward pass in float64 failed: RuntimeError: mat1 and mat2 shapes"),

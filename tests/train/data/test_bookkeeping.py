@@ -53,7 +53,7 @@ def run(tmp_path_factory):
 def pairs_of(batches, epoch):
     """Source rows of each batch of an epoch, without padding."""
     start = epoch * batches.per_epoch
-    epoch_batches = (batches[i] for i in range(start, start + batches.per_epoch))
+    epoch_batches = (batches[i].arrays for i in range(start, start + batches.per_epoch))
     return [[row[row != 0].tolist() for row in batch.src_tokens if (row != 0).any()] for batch in epoch_batches]
 
 

@@ -101,20 +101,24 @@ def test_batches_do_not_depend_on_who_makes_them():
     batches = Batches(dataset, buckets, 0, 7, total)
     expected = list(batches.read(0))
     assert len(expected) == total
+    assert [(batch.epoch, batch.number) for batch in expected] == [divmod(i, batches.per_epoch) for i in range(total)]
+    assert all(batches.plan(batch.epoch).buckets[batch.number] == batch.bucket for batch in expected)
     assert all(len(batches.plan(epoch).batches) == batches.per_epoch for epoch in range(3))
     for epoch in (0, 1):  # every pair once
         part = expected[epoch * batches.per_epoch : (epoch + 1) * batches.per_epoch]
-        rows = sorted(tuple(row[row != 0]) for batch in part for row in batch.src_tokens if row.any())
+        rows = sorted(tuple(row[row != 0]) for batch in part for row in batch.arrays.src_tokens if row.any())
         assert rows == sorted(tuple(ids) for ids in dataset.sources(range(len(dataset))))
     start = batches.per_epoch - 2
     for workers in (0, 1, 4):
         for a, b in zip(expected[start:], batches.read(start, workers), strict=True):
-            assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+            assert a[:3] == b[:3]
+            assert all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))
             for worker in active_children():  # Ctrl-C reaches them too, the first time while some are starting
                 os.kill(worker.pid, signal.SIGINT)
     other_seed = Batches(dataset, buckets, 0, 8, total)
     assert any(
-        not np.array_equal(a.src_tokens, b.src_tokens) for a, b in zip(expected, other_seed.read(0), strict=True)
+        not np.array_equal(a.arrays.src_tokens, b.arrays.src_tokens)
+        for a, b in zip(expected, other_seed.read(0), strict=True)
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ... import convert
 from ...backend.errors import ConfigError
+from ...backend.torch_package import require_torch
 from ...configs import TransformerConfig
 from ...convert import Checkpoint
 from ...convert.arrays.dtypes import to_dtype
@@ -111,15 +112,17 @@ def _check_torch(dst: Path, layout: str, dtype: str | None) -> None:
     """Import PyTorch if the conversion needs it, so that its seconds are not the conversion's.
 
     Raises:
-        UsageError: it is not installed.
+        MissingPackageError: it is not installed.
     """
-    if dst.suffix.lower() not in TORCH_SUFFIXES and layout != fairseq.LAYOUT and dtype is None:
+    if dtype is not None:
+        require_torch(f"--dtype {dtype}: the comparison of logits")
+    elif layout == "torch_nn":
+        require_torch(f"--layout {layout}")
+    elif dst.suffix.lower() in TORCH_SUFFIXES or layout == fairseq.LAYOUT:
+        require_torch(f"{dst}: writing it")
+    else:
         return
-    try:
-        import_module("torch")
-    except ImportError:
-        reason = f"{dst}: writing it" if dtype is None else f"--dtype {dtype}: the comparison of logits"
-        raise UsageError(f"{reason} needs PyTorch, which is not installed: pip install torch") from None
+    import_module("torch")
 
 
 def _read(src: Path, config: str | None, adapter: str | None, run: str | None, dtype: str | None) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ...backend.torch_package import require_torch
 from ..process.importing import import_uncollected
 from ..usage import UsageError, enable_compilation_cache, one_line_errors
 from .shared import flags
@@ -30,6 +31,7 @@ class Demo:
         if self.updates < 2 or self.test < 1:
             raise UsageError(f"--updates {self.updates} --test {self.test}: must be at least 2 and 1")
         with one_line_errors():
+            require_torch("twinax demo")
             enable_compilation_cache()
             demo = import_uncollected("twinax.cli.demo.demo").demo
             results = demo(Path(self.out), self.updates, self.test)

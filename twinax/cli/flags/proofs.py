@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from ...backend.torch_package import require_torch
 from ..process.importing import import_uncollected
 from ..usage import UsageError, check_exists, download_hint, enable_compilation_cache, one_line_errors
 from .shared import JsonFile, Languages, Switch, flags
@@ -64,6 +65,7 @@ class Parity(Languages):
             raise UsageError(f"{self.model}: is neither a preset ({', '.join(PRESETS)}) nor a checkpoint{hint}")
         check_exists(*filter(None, (self.second, self.src, self.tgt, self.adapter)))
         with one_line_errors():
+            require_torch("twinax parity")
             enable_compilation_cache()
             if self.engines is None:
                 return int(not import_uncollected("twinax.cli.proofs.parity_command").prove(self))
@@ -109,6 +111,7 @@ class Audit:
                 f"checkpoint{_hint(self.model, names)}"
             )
         with one_line_errors():
+            require_torch("twinax audit")
             enable_compilation_cache()
             return int(not import_uncollected("twinax.cli.proofs.audit_command").examine(self))
 
@@ -159,6 +162,7 @@ class Compare:
     def execute(self) -> int:
         """The exit status: 0 if both are equal, 1 if they differ, else 2. Raises: UsageError."""
         with one_line_errors():
+            require_torch("twinax compare")
             return import_uncollected("twinax.cli.proofs.compare_command").run(self)
 
 

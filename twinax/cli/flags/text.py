@@ -4,6 +4,7 @@ from typing import Annotated
 
 import tyro
 
+from ...backend.torch_package import require_torch
 from ..process.importing import import_uncollected
 from ..usage import UsageError, check_exists, check_outputs, check_picture, one_line_errors
 from .shared import CheckpointPath, Decoding, Framework, JsonFile, Languages, Quantization, Switch, flags
@@ -47,6 +48,7 @@ class Translate(Languages, Decoding):
         check_picture("--attention", self.attention)
         check_outputs([self.attention], [self.source])
         with one_line_errors():
+            _check_framework(self.framework)
             return import_uncollected("twinax.cli.text.text_commands").translate(self)
 
 
@@ -79,6 +81,7 @@ class Score:
         """The exit status. Raises: UsageError."""
         check_exists(self.checkpoint, self.src, self.tgt, *filter(None, [self.adapter]))
         with one_line_errors():
+            _check_framework(self.framework)
             return import_uncollected("twinax.cli.text.text_commands").score(self)
 
 
@@ -137,7 +140,14 @@ class Evaluate(Languages, Decoding):
         _check_quantization(self.quantize, self.framework)
         check_exists(*self.systems, *filter(None, (self.src, self.tgt, self.adapter)), *self.references)
         with one_line_errors():
+            _check_framework(self.framework)
             return import_uncollected("twinax.cli.text.evaluate_command").evaluate(self)
+
+
+def _check_framework(framework: Framework) -> None:
+    """Raises: MissingPackageError if the framework is not installed."""
+    if framework == "torch":
+        require_torch("--framework torch")
 
 
 def _check_quantization(quantize: Quantization | None, framework: Framework) -> None:

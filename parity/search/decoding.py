@@ -1,6 +1,6 @@
 """Beam search compared token by token: Flax, PyTorch, and `transformers`' `generate`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ from ...convert.formats.hugging_face import family
 from ...formulas.decoding import LENGTH_PENALTIES, Decoded, collect
 from ...torch_reference import beam
 
-# Largest effect of rounding on a sentence's sum of log-probabilities, in nats. transformers casts the logits to float32
-# for every dtype of the model.
+# Effect of rounding on a sentence's sum of log-probabilities, in nats, of models with logits of usual size.
+# transformers casts the logits to float32 for every dtype of the model.
 ROUNDING = {"float32": 1e-5, "float64": 1e-12}
 LONGEST = 24
 
@@ -189,16 +189,27 @@ def measure(
     src = sentences(config.pad_id, number)
     decoding = as_generate(config, beam_size=beam_size, n_best=beam_size, max_length=LONGEST, **rules)
     reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
+    rounding = max(ROUNDING["float32"], _effect_of_rounding(reference, config, arrays, src, decoding))
     candidate = flax_transformer.generate(model, src, decoding)
     oracle = transformers_generate(transformers_model.to(getattr(torch, dtype)), config, src, decoding)
     return Row(
         name,
         dtype,
         beam_size,
-        compare_decoded(candidate, reference, decoding, ROUNDING[dtype]),
-        compare_decoded(oracle, reference, decoding, ROUNDING["float32"]),
+        compare_decoded(candidate, reference, decoding, ROUNDING[dtype] if dtype == "float64" else rounding),
+        compare_decoded(oracle, reference, decoding, rounding),
         reference.lengths[:, 0],
     )
+
+
+def _effect_of_rounding(
+    reference: Decoded, config: TransformerConfig, arrays: Mapping[str, Any], src: np.ndarray, decoding: DecodingConfig
+) -> float:
+    """Largest difference of PyTorch's own sums of log-probabilities from those in float64, in nats."""
+    wide = config.replace(param_dtype="float64", compute_dtype="float64")
+    model = flax_transformer.Transformer.from_arrays(wide, {n: a.astype("float64") for n, a in arrays.items()})
+    exact = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
+    return compare_decoded(exact, reference, decoding, 0.0).score_error
 
 
 # name -> context in which the PyTorch search has the mistake

@@ -20,7 +20,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
 	touch $@
 
-# Run the test suite: 16 minutes on two cores. TESTS: arguments of pytest.
+# Run the test suite: 15 to 25 minutes on two cores. TESTS: arguments of pytest.
 test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 10 $(TESTS)
 

@@ -194,7 +194,7 @@ def test_a_setting_that_cannot_be_applied_is_named(setting, folders, tmp_path, c
         f"twinax: {folder}: generation_config.json sets {setting}, which beam search cannot apply; change the file, or "
         "pass --ignore-generation-config\n"
     )
-    assert command(*arguments, "--ignore-generation-config", "--beam-size", "1")[0] == 0
+    assert command(*arguments, "--ignore-generation-config", "--beam-size", "1", "--max-length", "2")[0] == 0
 
 
 def test_a_language_is_a_code(folders, tmp_path, command):

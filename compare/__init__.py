@@ -1,4 +1,4 @@
-"""Finds where two models diverge, with the lines of both sides, whoever wrote them.
+"""Finds where any two models diverge, with the lines of both sides.
 
 `compare` and `diagnose` compare two models; `assert_same_function` is the test. `infer_weights` finds which parameter
 comes from which, and `probe_converter` what a converter does.

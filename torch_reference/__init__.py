@@ -1,16 +1,27 @@
 """The Transformer in plain PyTorch. `flax_transformer` has the same files, classes and attribute names."""
 
+from typing import TYPE_CHECKING
+
 from ..backend.submodules import lazy_attributes
 from ..backend.torch_package import require_torch
 
-require_torch("twinax.torch_reference")
-
-from .decode import generate  # noqa: E402
-from .dropout import DropoutKey  # noqa: E402
-from .model import Transformer  # noqa: E402
-from .module import activations  # noqa: E402
-from .scoring import attention_maps, score  # noqa: E402
+if TYPE_CHECKING:
+    from .decode import generate
+    from .dropout import DropoutKey
+    from .model import Transformer
+    from .module import activations
+    from .scoring import attention_maps, score
 
 __all__ = ["DropoutKey", "Transformer", "activations", "attention_maps", "generate", "score"]
 
-__getattr__ = lazy_attributes(__name__)
+require_torch("twinax.torch_reference")
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        "DropoutKey": "dropout",
+        "Transformer": "model",
+        "activations": "module",
+        "generate": "decode",
+        **dict.fromkeys(("attention_maps", "score"), "scoring"),
+    },
+)

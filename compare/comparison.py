@@ -15,7 +15,7 @@ from .capture.inputs import positional
 from .capture.jax_models import as_function
 from .capture.jax_trace import dotted
 from .capture.trace import CaptureError, Trace, named
-from .coverage import not_exercised
+from .coverage import coverage_gaps
 from .matching.matching import with_common_outputs
 from .repair.defect import Defect
 from .repair.diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
@@ -36,7 +36,7 @@ class Comparison:
     backward: Diagnosis | None = None  # None: not compared
     update: tuple[UpdateDifference, ...] | None = None  # None: not compared
     rounding: tuple[Rounding, ...] = ()
-    not_exercised: tuple[str, ...] = ()
+    coverage_gaps: tuple[str, ...] = ()
     traces: tuple[Trace, ...] = field(default=(), repr=False)  # of the reference and of the candidate
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Comparison:
         lines += [f"gradients: {self.backward}"] if self.backward is not None else []
         lines += [f"optimizer: {difference}" for difference in self.update or ()]
         lines += [str(entry) for entry in self.rounding]
-        lines += [f"not tested: {sentence}" for sentence in self.not_exercised]
+        lines += [f"not tested: {sentence}" for sentence in self.coverage_gaps]
         return "\n".join(lines)
 
 
@@ -136,7 +136,7 @@ def compare(
         if rounding and not dropout:
             errors = compare_rounding((reference, candidate), both_inputs, traces, weights)
             seconds["rounding"] = time.perf_counter() - start
-    gaps += not_exercised(*traces, weights)
+    gaps += coverage_gaps(*traces, weights)
     return Comparison(forward, backward, update, tuple(errors), tuple(gaps), traces, seconds)
 
 

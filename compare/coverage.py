@@ -11,7 +11,7 @@ from .matching.weights import WeightMap
 _MOST = 6  # lines that are named
 
 
-def not_exercised(reference: Trace, candidate: Trace, weights: WeightMap) -> list[str]:
+def coverage_gaps(reference: Trace, candidate: Trace, weights: WeightMap) -> list[str]:
     """One sentence per part of the models that these inputs do not test."""
     sentences = [*_lengths(reference)]
     inputs = {name: reference.values[number] for name, number in reference.given.items()}

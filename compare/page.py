@@ -97,7 +97,7 @@ def page(comparison: Comparison, names: tuple[str, str]) -> str:
         weights=list(_weights(comparison)),
         unused=weights.unused if weights is not None else (),
         tied=weights.ties if weights is not None else {},
-        not_tested=comparison.not_exercised,
+        not_tested=comparison.coverage_gaps,
         seconds=comparison.seconds,
         numbers=_numbers,
         shapes=_shapes,

@@ -45,7 +45,7 @@ def as_document(comparison: Comparison) -> dict[str, Any]:
         ],
         "weights": _weights(forward.weights, comparison.traces) if forward.weights is not None else None,
         "rearranged_outputs": list(forward.rearranged),
-        "not_tested": list(comparison.not_exercised),
+        "not_tested": list(comparison.coverage_gaps),
         "cost": {
             "seconds": {name: round(value, 2) for name, value in comparison.seconds.items()},
             "operations": [len(trace.operations) for trace in comparison.traces],
@@ -156,7 +156,7 @@ def show(comparison: Comparison, names: tuple[str, str], console: Console | None
         console.print(f"parameters: {len(weights.matches)} of {total} identified", markup=False)
     for sentence in comparison.forward.rearranged:
         console.print(f"output {sentence}", markup=False)
-    for sentence in comparison.not_exercised:
+    for sentence in comparison.coverage_gaps:
         console.print(f"not tested: {sentence}", markup=False, style="dim")
 
 

@@ -10,7 +10,7 @@ from .checkpoint import CONFIG, MARIAN_OPTIONS, Checkpoint
 _PRE_NORM_VERSION = (1, 10)  # the first release of marian-dev whose pre-norm normalizes keys and values
 
 
-def doubt_of(checkpoint: Checkpoint) -> str | None:
+def load_warning(checkpoint: Checkpoint) -> str | None:
     """One line on what the checkpoint's own program may compute differently; None if there is no doubt.
 
     Source: marian-dev issue 699; `transformers` 4 `modeling_umt5.py`.

@@ -156,15 +156,12 @@ def filled_softmax(
     return softmax(jnp.where(mask, scores, value))
 
 
-MASKED_SOFTMAXES: dict[str, Callable[..., Array]] = {"exact": exact_softmax}
-
-
 def masked_softmax(
     scores: Float[Array, "B N T S"], mask: Bool[Array, "B 1 T S"], mask_value: float | str
 ) -> Float[Array, "B N T S"]:
     """The softmax selected by a config's `mask_value`; a number is the score of masked keys."""
     if isinstance(mask_value, str):
-        return MASKED_SOFTMAXES[mask_value](scores, mask)
+        return exact_softmax(scores, mask)
     return filled_softmax(scores, mask, mask_value)
 
 

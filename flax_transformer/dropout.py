@@ -100,7 +100,7 @@ class Cutoff(Site):
 def threefry_mask(
     key: DropoutKey, site: int | UInt[Array, ""], rate: float, shape: tuple[int, ...]
 ) -> Bool[Array, "B ..."]:
-    """As `keep_mask`, by JAX's generator: independent of devices and micro-batches, but not of padding.
+    """As `dropout_mask`, by JAX's generator: independent of devices and micro-batches, but not of padding.
 
     Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3".
     """
@@ -111,7 +111,7 @@ def threefry_mask(
     return bits >= _threshold(rate)
 
 
-def keep_mask(
+def dropout_mask(
     key: DropoutKey, site: int | UInt[Array, ""], rate: float, shape: tuple[int, ...]
 ) -> Bool[Array, "B ..."]:
     """The keep mask of this shape, batch first: True for elements that are kept."""
@@ -150,4 +150,4 @@ def _mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:
     return x ^ (x >> 16)
 
 
-GENERATORS: dict[str, Callable[..., Array]] = {"counter": keep_mask, "threefry": threefry_mask}
+GENERATORS: dict[str, Callable[..., Array]] = {"counter": dropout_mask, "threefry": threefry_mask}

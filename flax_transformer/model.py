@@ -321,9 +321,9 @@ class Transformer(nnx.Module):
                 cannot be checked inside `jax.jit`, where an id outside the vocabulary makes its sentence NaN.
         """
         memory = self.encode(src_tokens, src_mask, dropout_key)
-        return self.decode(tgt_tokens, memory, self.source_keep(src_tokens, src_mask), tgt_mask, dropout_key)
+        return self.decode(tgt_tokens, memory, self.source_mask(src_tokens, src_mask), tgt_mask, dropout_key)
 
-    def source_keep(self, src_tokens: Int[Array, "B S"], src_mask: Bool[Array, "B S"] | None) -> Bool[Array, "B S"]:
+    def source_mask(self, src_tokens: Int[Array, "B S"], src_mask: Bool[Array, "B S"] | None) -> Bool[Array, "B S"]:
         """The mask of source tokens that may be attended to: `src_mask`, by default all but padding."""
         return src_tokens != self.config.pad_id if src_mask is None else src_mask
 
@@ -335,7 +335,7 @@ class Transformer(nnx.Module):
     ) -> Float[Array, "B S D"]:
         """The encoder's output. Raises: ValueError, as the whole model."""
         check_inputs("src", src_tokens, src_mask, self.config.src_vocab_size, self.config.max_length, dropout_key)
-        mask = ENCODER_MASKS[self.config.encoder_mask](self.source_keep(src_tokens, src_mask), src_tokens.shape[1])
+        mask = ENCODER_MASKS[self.config.encoder_mask](self.source_mask(src_tokens, src_mask), src_tokens.shape[1])
         record(self, "encoder_mask", mask)
         x = self.src_cutoff(self.src_embedding(src_tokens), src_tokens, dropout_key)
         x = self.src_input(x, count_positions(self.config, src_tokens), dropout_key)

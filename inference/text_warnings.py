@@ -1,30 +1,33 @@
 """Signs that a text is not what a model expects: unknown tokens, no language, no task prefix."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from ..convert.checkpoint import CONFIG
 from ..train.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from ..train.text.unknown_tokens import unknown_warning
-from .translator import Translator
+from .translator import Sources, Translator
 
 _EXAMPLES = 3
 
 
-def text_warnings(translator: Translator, texts: Sequence[str]) -> Iterator[str]:
+def text_warnings(translator: Translator, sources: Sources) -> Iterator[str]:
     """One line per sign that these sources would be translated badly, although each can be translated."""
-    lines = {number: text for number, text in enumerate(texts, 1) if text.strip()}
+    lines = {number: text for number, text in enumerate(sources.texts, 1) if text.strip()}
     tokenizer = translator.tokenizers.src
     prefix_of = tokenizer.language_prefix if isinstance(tokenizer, SentencePieceTokenizer) else lambda text: ""
-    ids = [i for row in tokenizer.encode([t.removeprefix(prefix_of(t)) for t in lines.values()]) for i in row]
-    if warning := unknown_warning(tokenizer, ids.count(tokenizer.unk_id), len(ids)):
+    prefixes = [*filter(None, map(prefix_of, lines.values()))]  # not text: `_language_warnings` has those unknown
+    unknown = [*chain(*sources.ids)].count(tokenizer.unk_id) - sum(tokenizer.id_of(p) is None for p in prefixes)
+    tokens = sum(len(ids) - tokenizer.added for ids in sources.ids if ids) - len(prefixes)
+    if warning := unknown_warning(tokenizer, unknown, tokens):
         yield warning
     if isinstance(tokenizer, SentencePieceTokenizer):
         yield from _language_warnings(tokenizer, lines)
-    prefixes = _task_prefixes(translator)
-    if lines and prefixes and not any(text.startswith(prefix) for text in lines.values() for prefix in prefixes):
+    tasks = _task_prefixes(translator)
+    if lines and tasks and not any(text.startswith(prefix) for text in lines.values() for prefix in tasks):
         yield (
-            f"{CONFIG} sets task prefixes ({_examples([*map(repr, prefixes)])}), but no source starts with one; "
+            f"{CONFIG} sets task prefixes ({_examples([*map(repr, tasks)])}), but no source starts with one; "
             "prepend the prefix of the task to each source"
         )
 

@@ -42,6 +42,21 @@ _BLOCK = 32  # sentences per decoding batch
 _MULTIPLE = 8  # source lengths are padded to multiples of it, because each length is compiled
 
 
+class Sources(NamedTuple):
+    """Sentences as a model reads them, so that each is tokenized once."""
+
+    texts: list[str]
+    ids: list[list[int]]  # truncated to the model's `max_length`; empty for an empty text
+    too_long: list[int]  # indices of the texts that were truncated
+
+    def window(self, start: int, size: int) -> "Sources":
+        """`size` sentences from `start` on."""
+        rows = slice(start, start + size)
+        return Sources(
+            self.texts[rows], self.ids[rows], [i - start for i in self.too_long if start <= i < start + size]
+        )
+
+
 class Hypothesis(NamedTuple):
     """A translation of a sentence."""
 
@@ -231,7 +246,7 @@ class Translator:
 
     def hypotheses(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str] | Sources,
         decoding: DecodingConfig,
         framework: Framework = "flax",
         progress: Callable[[int], None] = lambda count: None,
@@ -240,8 +255,7 @@ class Translator:
 
         Texts are truncated to the model's `max_length` tokens; `too_long` lists them.
         """
-        texts = _sentences("texts", texts)
-        ids = self.source_ids(texts)
+        texts, ids, _ = self.sources(texts)
         results = [[] for _ in texts]
         order = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i]))
         count = 0
@@ -264,11 +278,14 @@ class Translator:
 
     def too_long(self, texts: Iterable[str]) -> list[int]:
         """Indices of the texts with more tokens than the model's `max_length`."""
-        ids = self.tokenizers.src.encode_sources(_sentences("texts", texts))
-        return [i for i, sentence in enumerate(ids) if len(sentence) > self.config.max_length]
+        return self.sources(texts).too_long
 
     def score(
-        self, sources: Iterable[str], targets: Iterable[str], framework: Framework = "flax", place: str = "pair"
+        self,
+        sources: Iterable[str] | Sources,
+        targets: Iterable[str],
+        framework: Framework = "flax",
+        place: str = "pair",
     ) -> list[float]:
         """log p(target | source) in nats of each pair; a forced first token does not count, as in beam search.
 
@@ -277,14 +294,16 @@ class Translator:
         Raises:
             DataError: a source is empty, or a side is longer than the model's `max_length`.
         """
-        sources, targets = _sentences("sources", sources), _sentences("targets", targets)
-        if len(sources) != len(targets):
-            raise DataError(f"{len(sources)} sources and {len(targets)} targets: each source needs one target")
-        src, tgt = self.source_ids(sources), self.target_ids(targets)
-        long_pairs = {*self.too_long(sources), *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
+        sources = sources if isinstance(sources, Sources) else _sentences("sources", sources)
+        targets = _sentences("targets", targets)
+        texts, src, too_long = self.sources(sources)
+        if len(texts) != len(targets):
+            raise DataError(f"{len(texts)} sources and {len(targets)} targets: each source needs one target")
+        tgt = self.target_ids(targets)
+        long_pairs = {*too_long, *(i for i, ids in enumerate(tgt) if len(ids) > self.config.max_length)}
         for i, ids in enumerate(src):
             if not ids:
-                raise DataError(f"{place} {i + 1}: the source {sources[i]!r} has no token; remove the pair")
+                raise DataError(f"{place} {i + 1}: the source {texts[i]!r} has no token; remove the pair")
             if i in long_pairs:
                 raise DataError(f"{place} {i + 1}: a side has more than {self.config.max_length} tokens")
         scores = [0.0] * len(src)
@@ -314,14 +333,23 @@ class Translator:
         Raises:
             CheckpointError, DataError: as `tokenizers`; or a text has a token beyond the model's vocabulary.
         """
+        return self.sources(texts).ids
+
+    def sources(self, texts: Iterable[str] | Sources) -> Sources:
+        """The texts with their ids, for several calls. Raises: CheckpointError, DataError: as `source_ids`."""
+        if isinstance(texts, Sources):
+            return texts
         texts, tokenizer = _sentences("texts", texts), self.tokenizers.src
-        sentences = tokenizer.encode_sources(texts, self.config.max_length)
-        self._check_ids("src", tokenizer, texts, sentences)
-        # some tokenizers encode spaces
-        return [
-            ids if len(ids) > tokenizer.added and text.strip() else []
-            for text, ids in zip(texts, sentences, strict=True)
-        ]
+        ids = tokenizer.encode_sources(texts)
+        too_long = [i for i, sentence in enumerate(ids) if len(sentence) > self.config.max_length]
+        truncated = tokenizer.encode_sources([texts[i] for i in too_long], self.config.max_length)
+        for i, sentence in zip(too_long, truncated, strict=True):
+            ids[i] = sentence
+        self._check_ids("src", tokenizer, texts, ids)
+        for i, text in enumerate(texts):
+            if len(ids[i]) <= tokenizer.added or not text.strip():  # some tokenizers encode spaces
+                ids[i] = []
+        return Sources(texts, ids, too_long)
 
     def target_ids(self, texts: Iterable[str]) -> list[list[int]]:
         """Ids of each text, a forced first token first and EOS last.

@@ -99,15 +99,12 @@ def filled_softmax(
     return torch.softmax(torch.where(mask, scores, value), dim=-1)
 
 
-MASKED_SOFTMAXES: dict[str, Callable[..., Tensor]] = {"exact": exact_softmax}
-
-
 def masked_softmax(
     scores: Float[Tensor, "B N T S"], mask: Bool[Tensor, "B 1 T S"], mask_value: float | str
 ) -> Float[Tensor, "B N T S"]:
     """The softmax selected by a config's `mask_value`; a number is the score of masked keys."""
     if isinstance(mask_value, str):
-        return MASKED_SOFTMAXES[mask_value](scores, mask)
+        return exact_softmax(scores, mask)
     return filled_softmax(scores, mask, mask_value)
 
 

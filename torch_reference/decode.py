@@ -35,7 +35,7 @@ def generate(
     config = config or DecodingConfig()
     steps, settings, beam_size = plan(model.config, config), model.config, config.beam_size
     check_inputs("src", src_tokens, src_mask, settings.src_vocab_size, settings.max_length, None)
-    keep = model.source_keep(src_tokens, src_mask)
+    keep = model.source_mask(src_tokens, src_mask)
     check_sources(keep.numpy(force=True))
     memory = model.encode(src_tokens, src_mask).repeat_interleave(beam_size, dim=0)
     keep = keep.repeat_interleave(beam_size, dim=0)

@@ -101,7 +101,7 @@ class Cutoff(Site):
         return torch.where(keep[..., None], x, 0)
 
 
-def keep_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
+def dropout_mask(key: DropoutKey, site: int, rate: float, shape: tuple[int, ...]) -> Bool[Tensor, "B ..."]:
     """The keep mask of this shape, batch first: True for elements that are kept."""
     rows, device = key.rows.to(torch.int64), key.rows.device
     low, high = torch.tensor(0x243F6A88, device=device), torch.tensor(0x85A308D3, device=device)  # digits of pi
@@ -129,4 +129,4 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-GENERATORS: dict[str, Callable[..., Tensor]] = {"counter": keep_mask}
+GENERATORS: dict[str, Callable[..., Tensor]] = {"counter": dropout_mask}

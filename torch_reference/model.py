@@ -278,9 +278,9 @@ class Transformer(nn.Module):
                     stacklevel=4,  # the line that calls the model, above two frames of nn.Module
                 )
         memory = self.encode(src_tokens, src_mask, dropout_key)
-        return self.decode(tgt_tokens, memory, self.source_keep(src_tokens, src_mask), tgt_mask, dropout_key)
+        return self.decode(tgt_tokens, memory, self.source_mask(src_tokens, src_mask), tgt_mask, dropout_key)
 
-    def source_keep(self, src_tokens: Int[Tensor, "B S"], src_mask: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"]:
+    def source_mask(self, src_tokens: Int[Tensor, "B S"], src_mask: Bool[Tensor, "B S"] | None) -> Bool[Tensor, "B S"]:
         """The mask of source tokens that may be attended to: `src_mask`, by default all but padding."""
         return src_tokens != self.config.pad_id if src_mask is None else src_mask
 
@@ -292,7 +292,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output. Raises: ValueError, as the whole model."""
         check_inputs("src", src_tokens, src_mask, self.config.src_vocab_size, self.config.max_length, dropout_key)
-        mask = ENCODER_MASKS[self.config.encoder_mask](self.source_keep(src_tokens, src_mask), src_tokens.shape[1])
+        mask = ENCODER_MASKS[self.config.encoder_mask](self.source_mask(src_tokens, src_mask), src_tokens.shape[1])
         record(self, "encoder_mask", mask)
         x = self.src_cutoff(self.src_embedding(src_tokens), src_tokens, dropout_key)
         x = self.src_input(x, count_positions(self.config, src_tokens), dropout_key)

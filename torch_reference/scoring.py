@@ -51,5 +51,5 @@ def _inputs(model: Transformer, src_tokens: Tensor, tgt_tokens: Tensor, src_mask
     config = model.config
     check_inputs("src", src_tokens, src_mask, config.src_vocab_size, config.max_length, None)
     check_inputs("tgt", tgt_tokens, None, config.tgt_vocab_size, config.max_length, None)
-    check_sources(model.source_keep(src_tokens, src_mask).numpy(force=True))
+    check_sources(model.source_mask(src_tokens, src_mask).numpy(force=True))
     return torch.from_numpy(decoder_inputs(tgt_tokens.long().numpy(force=True), config)).to(tgt_tokens.device)

@@ -1,4 +1,4 @@
-"""Two tables on engines: one beam search in four of them, and BLEU and speed beside `twinax translate`.
+"""Two tables on backends: one beam search in four of them, and BLEU and speed beside `twinax translate`.
 
 `python -m benchmarks.decoding.ctranslate2_matrix PAGE FOLDER RUN` prints them and writes them into the page. FOLDER has
 Multi30k in German and English, as text or .gz; RUN is a German-English run on it. If RUN does not exist, a small model
@@ -31,13 +31,13 @@ from twinax.configs.decoding import DecodingConfig
 from twinax.formulas.padding import pad
 from twinax.inference.scores import corpus_scores
 from twinax.inference.translator import Translator, load
-from twinax.parity.search.backends import BEAM_SIZES, ENGINES, EngineAgreement, compare_engines, load_searches
+from twinax.parity.search.backends import BACKENDS, BEAM_SIZES, BackendAgreement, compare_backends, load_searches
 from twinax.parity.search.ctranslate2 import COMMON_RULES, translate_options
 from twinax.parity.search.decoding import FAMILIES, random_family, sentences
 
 TRAINING = "--loop.epochs None --loop.updates 1600 --training.warmup-updates 400 --batches.shapes 4"
 LONGEST = 96  # tokens of a translation; a model trained so briefly may repeat itself up to the maximum
-LONGEST_COMPARED = 48  # the same in the comparison of engines, whose reference computes each step anew
+LONGEST_COMPARED = 48  # the same in the comparison of backends, whose reference computes each step anew
 RANDOM = 64  # sentences that random models translate
 ROUNDS = 3
 BACKENDS_HEADER = (
@@ -70,9 +70,9 @@ def main(page: Path, folder: Path, run: Path) -> int:
         rounding = len(agreement.certificates) - len(agreement.different)
         counts = (f"{agreement.equal:,} of {count:,}", f"{rounding}", f"{len(agreement.different)}")
         error = "no scores" if agreement.score_error is None else f"{agreement.score_error:.1e}"
-        rows.append((name, str(agreement.beam_size), agreement.engine, *counts, error))
+        rows.append((name, str(agreement.beam_size), agreement.backend, *counts, error))
         for certificate in agreement.certificates:
-            print(f"{name}, beam {agreement.beam_size}, {agreement.engine}, {certificate}")
+            print(f"{name}, beam {agreement.beam_size}, {agreement.backend}, {certificate}")
         equal &= agreement.ok
     write_table(page, "search-backends", BACKENDS_HEADER, rows)
     return 0 if equal else 1
@@ -93,8 +93,8 @@ def _path(folder: Path, name: str) -> str:
     return str(folder / name if (folder / name).is_file() else folder / f"{name}.gz")
 
 
-def _agreements(translator: Translator, texts: Sequence[str]) -> Iterator[tuple[str, EngineAgreement, int]]:
-    """(model, agreement of an engine, number of sentences), for the run and for random models of the families."""
+def _agreements(translator: Translator, texts: Sequence[str]) -> Iterator[tuple[str, BackendAgreement, int]]:
+    """(model, agreement of a backend, number of sentences), for the run and for random models of the families."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         models = {"Multi30k": (translator.checkpoint, dict(enumerate(translator.source_ids(texts), 1)))}
@@ -104,23 +104,23 @@ def _agreements(translator: Translator, texts: Sequence[str]) -> Iterator[tuple[
             ids = [[token for token in row if token != checkpoint.config.pad_id] for row in rows]
             models[f"{name}, random"] = (checkpoint, dict(enumerate(ids, 1)))
         for number, (name, (checkpoint, sources)) in enumerate(track(models.items(), "search-backends", **_PROGRESS)):
-            path = folder / f"engines{number}"
+            path = folder / f"backends{number}"
             path.mkdir()
-            searches, _ = load_searches(checkpoint, ENGINES, path)
+            searches, _ = load_searches(checkpoint, BACKENDS, path)
             longest = min(LONGEST_COMPARED, checkpoint.config.max_length)
             for beam_size in BEAM_SIZES:
-                for agreement in compare_engines(checkpoint, searches, sources, beam_size, max_length=longest):
+                for agreement in compare_backends(checkpoint, searches, sources, beam_size, max_length=longest):
                     yield name, agreement, len(sources)
 
 
 def _translations(translator: Translator, texts: Sequence[str], references: Sequence[str]) -> list[tuple[str, ...]]:
-    """The rows on translations; the time of an engine is a multiple of that of `twinax translate`."""
+    """The rows on translations; the time of a backend is a multiple of that of `twinax translate`."""
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for beam_size in BEAM_SIZES:
-            engines = _engines(translator, texts, Path(temporary, str(beam_size)), beam_size)
-            results = {name: translate() for name, translate in engines.items()}
-            seconds = _seconds(engines)
+            backends = _backends(translator, texts, Path(temporary, str(beam_size)), beam_size)
+            results = {name: translate() for name, translate in backends.items()}
+            seconds = _seconds(backends)
             for name, ids in results.items():
                 hypotheses = translator.tokenizers.tgt.decode(ids)
                 bleu = corpus_scores(hypotheses, [references])[1].value
@@ -130,19 +130,19 @@ def _translations(translator: Translator, texts: Sequence[str], references: Sequ
     return rows
 
 
-def _seconds(engines: Mapping[str, Translate]) -> dict[str, list[float]]:
-    """The seconds of each engine in interleaved rounds."""
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
+def _seconds(backends: Mapping[str, Translate]) -> dict[str, list[float]]:
+    """The seconds of each backend in interleaved rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in backends}
     for _ in track(range(ROUNDS), "rounds", **_PROGRESS):
-        for name, translate in engines.items():
+        for name, translate in backends.items():
             start = time.perf_counter()
             translate()
             seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
-def _engines(translator: Translator, texts: Sequence[str], folder: Path, beam_size: int) -> dict[str, Translate]:
-    """Engine -> function that returns the ids of the best translations, without EOS."""
+def _backends(translator: Translator, texts: Sequence[str], folder: Path, beam_size: int) -> dict[str, Translate]:
+    """Backend -> function that returns the ids of the best translations, without EOS."""
     quantized = Translator(translator.checkpoint, quantize="int8")
     config, decoding = translator.config, DecodingConfig(beam_size=beam_size, max_length=LONGEST)
     common = DecodingConfig(beam_size=beam_size, max_length=LONGEST, **COMMON_RULES)

@@ -103,7 +103,7 @@ PARTS = (
         "updates",
         correctness.updates,
         f"{correctness.UPDATES} updates with dropout in float64, Flax on this device and PyTorch on the CPU",
-        ("training", "loss", "parameters", "relay", "float32 ratio", "resumed bit-exactly", "holds"),
+        ("training", "loss", "parameters", "handover", "float32 ratio", "resumed bit-exactly", "holds"),
         310,
         together=True,
     ),

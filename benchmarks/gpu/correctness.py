@@ -52,7 +52,7 @@ def updates(scale: Scale) -> list[list[str]]:
     with jax.default_matmul_precision("highest"):
         for case in cases[:: -(-len(cases) // scale.cases)]:
             outcome = measure(case, UPDATES)
-            errors = f"{outcome.loss:.1e}", f"{outcome.parameters:.1e}", f"{outcome.relay:.1e}"
+            errors = f"{outcome.loss:.1e}", f"{outcome.parameters:.1e}", f"{outcome.handover:.1e}"
             resumed = "yes" if outcome.resumed else "NO"
             rows.append([case.name, *errors, f"{outcome.ratio:.2f}", resumed, "yes" if outcome.ok else "NO"])
     return rows

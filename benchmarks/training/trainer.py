@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.pages import marks, write_table
-from parity_tests.support.trainer import Relay, measure
+from parity_tests.support.trainer import Handover, measure
 
 # variant of a family -> settings of the training, in addition to those of `measure`
 CASES: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ def main(page: Path) -> int:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(1)  # the models are tiny; waiting threads take time from JAX
     marks(page, "trainer")
-    rows: list[Relay] = []
+    rows: list[Handover] = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         for name, settings in track(CASES.items(), "trainings", console=Console(stderr=True), transient=True):
             rows.append(measure(name, Path(folder) / name, **settings))
@@ -47,7 +47,7 @@ def main(page: Path) -> int:
     return 0 if all(row.ok for row in rows) else 1
 
 
-def _cells(row: Relay) -> tuple[str, ...]:
+def _cells(row: Handover) -> tuple[str, ...]:
     differences = (f"{value:.1e}" for value in (row.loss, row.parameters, row.moments))
     return (row.name, row.schedule, f"{row.weight_decay:g}", *differences)
 

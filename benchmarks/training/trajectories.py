@@ -45,7 +45,7 @@ HEADER = ("case", "loss", "switch", "parameters", "after resume", "float32", "ve
 
 def as_cells(outcome: Outcome) -> tuple[str, ...]:
     """A row of the table."""
-    numbers = (f"{value:.1e}" for value in (outcome.loss, outcome.relay, outcome.parameters))
+    numbers = (f"{value:.1e}" for value in (outcome.loss, outcome.handover, outcome.parameters))
     ratios = f"{outcome.ratio:.2f}, {outcome.moment_ratio:.2f}"
     return (
         outcome.name,

@@ -163,7 +163,7 @@ class ParameterSearch:
         """Decide as many blocks as values decide; the cheapest step that makes progress comes first."""
         steps = (
             partial(self.compare, True, 0),
-            self.relay,
+            self.snap,
             self.split,
             partial(self.compare, True, 1),
             partial(self.compare, False, 0),
@@ -371,17 +371,17 @@ class ParameterSearch:
             self.groups = [options for options in left if len(options) > 1]
         self.settle()
 
-    def relay(self) -> bool:
+    def snap(self) -> bool:
         """Replace a known value that the reference does not have, but nearly, by the reference's."""
         masks = self.of_candidate.masks
         for operation in self.candidate.operations:
             if any(masks[n] for n in operation.outputs):
                 for number in operation.inputs:
-                    if not masks[number] and number in self.live[1] and self._relay(number):
+                    if not masks[number] and number in self.live[1] and self._snap(number):
                         return True
         return False
 
-    def _relay(self, number: int) -> bool:
+    def _snap(self, number: int) -> bool:
         value = self.values[number]
         if number in self.pinned or value.dtype.kind != "f" or number not in self.producers:
             return False

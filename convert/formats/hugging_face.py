@@ -11,8 +11,8 @@ from ...configs.decoding import BEAM_SIZE
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ..checkpoint import CONFIG, FOLDERS, GENERATION, TOKENIZER_FILES, Checkpoint
-from ..identify.families import settings_obstacle
-from ..identify.foreign_directories import hugging_face_obstacle, project_obstacle
+from ..identify.families import unsupported_settings
+from ..identify.foreign_directories import unsupported_hugging_face, unsupported_project
 from ..identify.unreadable import UnreadableError
 from ..io.atomic_io import write_directory
 from ..layouts.canonical import up_to_rounding
@@ -151,11 +151,11 @@ def _layout_of(settings: Mapping[str, Any], path: Path, has_weights: bool = True
     `has_weights`: whether the weights are in the directory.
     """
     by_type = {family(layout).model_type: layout for layout in LAYOUTS}
-    obstacle = project_obstacle(path) if settings.get("model_type") is None else None
-    obstacle = obstacle or settings_obstacle(settings, tuple(by_type))
-    obstacle = obstacle or (hugging_face_obstacle(path) if has_weights else None)
-    if obstacle is not None:
-        raise UnreadableError(path, obstacle)
+    unsupported = unsupported_project(path) if settings.get("model_type") is None else None
+    unsupported = unsupported or unsupported_settings(settings, tuple(by_type))
+    unsupported = unsupported or (unsupported_hugging_face(path) if has_weights else None)
+    if unsupported is not None:
+        raise UnreadableError(path, unsupported)
     return by_type[settings["model_type"]]
 
 

@@ -22,9 +22,9 @@ from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ...configs.verification import is_verifying, verifying
 from ..checkpoint import CONFIG, Checkpoint
-from ..identify.foreign_directories import directory_obstacle, unidentified_directory
-from ..identify.foreign_files import file_obstacle, unidentified_file
-from ..identify.unreadable import READABLE, Obstacle, UnreadableError, printable
+from ..identify.foreign_directories import unidentified_directory, unsupported_directory
+from ..identify.foreign_files import unidentified_file, unsupported_file
+from ..identify.unreadable import READABLE, UnreadableError, Unsupported, printable
 from ..io.untrusted import check_entries, reading
 from ..weight_files.reading import common_protection, protection_of, weight_files
 from . import ctranslate2, fairseq, marian, run
@@ -288,16 +288,18 @@ def _format_of(path: Path) -> Format:
     """The format of a path. Raises: ConversionError if `load` cannot read the path."""
     if path.is_dir():
         check_entries(path)
-    if path.is_file() and not _is_toolkit(path) and (obstacle := file_obstacle(path)):
-        raise UnreadableError(path, obstacle)
+    if path.is_file() and not _is_toolkit(path) and (unsupported := unsupported_file(path)):
+        raise UnreadableError(path, unsupported)
     selected = next((form for form in formats() if form.recognizes(path)), None)
     if selected is not None:
         return selected
     if path.is_dir():
-        raise UnreadableError(path, directory_obstacle(path) or _child_obstacle(path) or unidentified_directory(path))
+        raise UnreadableError(
+            path, unsupported_directory(path) or _unsupported_child(path) or unidentified_directory(path)
+        )
     if not path.exists():
         raise ConversionError(f"{path}: there is no such file or directory")
-    special = Obstacle("a device, a pipe or a socket", "it is not a file", READABLE)
+    special = Unsupported("a device, a pipe or a socket", "it is not a file", READABLE)
     raise UnreadableError(path, unidentified_file(path) if path.is_file() else special)
 
 
@@ -306,7 +308,7 @@ def _is_toolkit(path: Path) -> bool:
     return fairseq.recognizes(path) or marian.recognizes(path)
 
 
-def _child_obstacle(path: Path) -> Obstacle | None:
+def _unsupported_child(path: Path) -> Unsupported | None:
     """The obstacle of a directory around a checkpoint, as in the cache of the Hugging Face Hub."""
     directories = (run.FORMAT, _HUGGING_FACE)
     candidates = islice((child for depth in _CHILDREN for child in path.glob(depth) if child.is_dir()), _MOST_CHILDREN)
@@ -315,4 +317,4 @@ def _child_obstacle(path: Path) -> Obstacle | None:
         return None
     child = max(sorted(children), key=lambda path: path.stat().st_mtime)  # the newest, of several of a training
     kind = "neither a run, nor a checkpoint, nor a Hugging Face directory"
-    return Obstacle(kind, f"the checkpoint is in {printable(child.name)}", f"pass {escape(str(child))}")
+    return Unsupported(kind, f"the checkpoint is in {printable(child.name)}", f"pass {escape(str(child))}")

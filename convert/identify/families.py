@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .unreadable import COMPARE, NOT_READABLE, Obstacle, printable
+from .unreadable import COMPARE, NOT_READABLE, Unsupported, printable
 
 _ADD = "docs/families.md says how to add a family"
 
@@ -40,7 +40,7 @@ dia dia_decoder fastspeech2_conformer musicgen musicgen_melody speecht5
 """
 
 # Model types of `transformers` -> what twinax does not support
-OBSTACLES = {
+UNSUPPORTED = {
     "longt5": _Family(_LOCAL, ("encoder_attention_type", "local_radius")),
     "led": _Family(_LOCAL, ("attention_window",)),
     "bigbird_pegasus": _Family(_LOCAL, ("attention_type", "block_size")),
@@ -65,33 +65,33 @@ OBSTACLES = {
 }
 
 
-def settings_obstacle(settings: Mapping[str, Any], supported: tuple[str, ...]) -> Obstacle | None:
+def unsupported_settings(settings: Mapping[str, Any], supported: tuple[str, ...]) -> Unsupported | None:
     """The obstacle in a config.json, None if it is a family of `supported` model types."""
     model_type = settings.get("model_type")
     if not isinstance(model_type, str) or model_type not in supported:
-        return _family_obstacle(settings, supported)
+        return _unsupported_family(settings, supported)
     quantization = settings.get("quantization_config")
     if quantization:
         return _quantized(model_type, quantization)
     return None
 
 
-def _family_obstacle(settings: Mapping[str, Any], supported: tuple[str, ...]) -> Obstacle:
+def _unsupported_family(settings: Mapping[str, Any], supported: tuple[str, ...]) -> Unsupported:
     model_type = settings.get("model_type")
     name, families = f"model_type={printable(repr(model_type))}", f"supported: {', '.join(supported)}"
-    if isinstance(model_type, str) and model_type in OBSTACLES:
-        family = OBSTACLES[model_type]
+    if isinstance(model_type, str) and model_type in UNSUPPORTED:
+        family = UNSUPPORTED[model_type]
         values = ", ".join(_values(settings, family.settings))
         reason = f"twinax does not support {family.reason}{f' ({values})' if values else ''}"
-        return Obstacle(f"a Hugging Face model of {name}", reason, family.advice)
+        return Unsupported(f"a Hugging Face model of {name}", reason, family.advice)
     if model_type is None:
         kind = "a directory whose config.json is not of a Hugging Face model"
-        return Obstacle(kind, f"config.json has no model_type; {families}", "copy the config.json of the model")
+        return Unsupported(kind, f"config.json has no model_type; {families}", "copy the config.json of the model")
     if settings.get("is_encoder_decoder") is True:
-        return Obstacle(f"a Hugging Face model of {name}", f"not a family that twinax supports; {families}", _ADD)
+        return Unsupported(f"a Hugging Face model of {name}", f"not a family that twinax supports; {families}", _ADD)
     kind, architecture = _architecture(settings)
     reason = f"{name}{f', architectures={architecture!r}' if architecture else ''}, and twinax reads encoder-decoders"
-    return Obstacle(kind, f"{reason} only; {families}", NOT_READABLE)
+    return Unsupported(kind, f"{reason} only; {families}", NOT_READABLE)
 
 
 def _architecture(settings: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -105,11 +105,11 @@ def _architecture(settings: Mapping[str, Any]) -> tuple[str, str | None]:
     return "not an encoder-decoder", name
 
 
-def _quantized(model_type: str, quantization: Any) -> Obstacle:
+def _quantized(model_type: str, quantization: Any) -> Unsupported:
     names = ("quant_method", "load_in_4bit", "load_in_8bit", "bits")
     values = {n: quantization[n] for n in names if quantization.get(n)} if isinstance(quantization, Mapping) else {}
     reason = ", ".join(f"quantization_config.{name}={printable(repr(value))}" for name, value in values.items())
-    return Obstacle(
+    return Unsupported(
         f"a quantized Hugging Face model of model_type={model_type!r}",
         reason or f"quantization_config={printable(quantization)}",
         "pass the original checkpoint, or write one with transformers: "

@@ -17,20 +17,20 @@ _LENGTH = 60  # characters of a value
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class Unsupported:
     """The reason why something cannot be read. Each field is one line."""
 
-    kind: str  # a noun phrase with its article
-    reason: str  # the setting or feature that twinax does not support
-    advice: str
+    what: str  # a noun phrase with its article
+    why: str  # the setting or feature that twinax does not support
+    hint: str
 
 
 class UnreadableError(ConversionError):
     """A file or directory that twinax identifies but cannot read."""
 
-    def __init__(self, path: Path, obstacle: Obstacle):
-        super().__init__(f"{escape(str(path))}: is {obstacle.kind}: {obstacle.reason}; {obstacle.advice}")
-        self.obstacle = obstacle
+    def __init__(self, path: Path, unsupported: Unsupported):
+        super().__init__(f"{escape(str(path))}: is {unsupported.what}: {unsupported.why}; {unsupported.hint}")
+        self.unsupported = unsupported
 
 
 def printable(value: Any) -> str:

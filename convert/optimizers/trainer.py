@@ -165,7 +165,7 @@ def with_training(checkpoint: Checkpoint, path: Path, target: Family, run: RunCo
     return replace(checkpoint, training=training, skipped=())
 
 
-def obstacle(checkpoint: Checkpoint, target: Family) -> str | None:
+def unsupported_training(checkpoint: Checkpoint, target: Family) -> str | None:
     """Why a family's directory of this checkpoint does not store its training; None if it does."""
     if checkpoint.training is None:
         return None
@@ -183,10 +183,10 @@ def obstacle(checkpoint: Checkpoint, target: Family) -> str | None:
 def trainer_files(checkpoint: Checkpoint, target: Family) -> dict[str, bytes]:
     """The files from which `Trainer.train(resume_from_checkpoint=DIR)` resumes a training, by name.
 
-    A training that has an `obstacle` has no files.
+    A training that has an `unsupported_training` has no files.
     """
     training = checkpoint.training
-    if training is None or obstacle(checkpoint, target) is not None:
+    if training is None or unsupported_training(checkpoint, target) is not None:
         return {}
     run, number = training.run, training.update + training.run.training.first_update
     model, arguments = _Parameters(target, checkpoint), training_arguments(run)

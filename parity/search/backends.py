@@ -1,7 +1,7 @@
-"""One beam search in four engines: n-best lists, scores, and a certificate for each sentence that differs.
+"""One beam search in four backends: n-best lists, scores, and a certificate for each sentence that differs.
 
-The reference is the PyTorch twin's search in float64. Every engine computes in float32 and searches by the same rules.
-An engine may differ from the reference only where its rounding errors are as large as the reference's margin: the
+The reference is the PyTorch twin's search in float64. Every backend computes in float32 and searches by the same rules.
+A backend may differ from the reference only where its rounding errors are as large as the reference's margin: the
 smallest error of a sum of log-probabilities that changes a decision of the search.
 """
 
@@ -26,11 +26,11 @@ from ..oracles.transformers import load_model
 from .ctranslate2 import COMMON_RULES, target_prefix, translate_options
 from .decoding import transformers_generate
 
-ENGINES = ("flax", "torch", "transformers", "ctranslate2")
+BACKENDS = ("flax", "torch", "transformers", "ctranslate2")
 BEAM_SIZES = (1, 5)
-_WITHOUT_SCORES = ("transformers", 1)  # (engine, beam size): its greedy search
+_WITHOUT_SCORES = ("transformers", 1)  # (backend, beam size): its greedy search
 _BLOCK = 32  # sentences per batch
-_SCORE_RATIO = 10  # between the largest errors of two engines; up to 6 in correct ones, on small random models
+_SCORE_RATIO = 10  # between the largest errors of two backends; up to 6 in correct ones, on small random models
 _SAFETY = 2  # the measured errors are those of the returned hypotheses; of the others, they may be larger
 
 Search = Callable[[np.ndarray, DecodingConfig], Decoded]
@@ -43,7 +43,7 @@ class Certificate:
     line: int
     rank: int  # of the first hypothesis that differs
     step: int  # first token at which the two hypotheses part, from 1; 0: only their order differs
-    sums: tuple[float, float]  # of the reference's hypothesis and of the engine's, in nats
+    sums: tuple[float, float]  # of the reference's hypothesis and of the backend's, in nats
     margin: float  # of the reference's closest decision, in nats
     bound: float  # float32 error of sums that was measured for this sentence, in nats
 
@@ -64,10 +64,10 @@ class Certificate:
 
 
 @dataclass
-class EngineAgreement:
-    """Agreement of an engine with the reference, over all sentences of a text; all hypotheses count."""
+class BackendAgreement:
+    """Agreement of a backend with the reference, over all sentences of a text; all hypotheses count."""
 
-    engine: str
+    backend: str
     beam_size: int
     equal: int = 0
     # largest difference of the sums of log-probabilities of equal sentences, in nats; None: it returns no scores
@@ -96,15 +96,15 @@ class EngineAgreement:
         return asdict(self) | {"certificates": certificates, "ok": self.ok}
 
 
-def compare_engines(
+def compare_backends(
     checkpoint: Checkpoint,
     searches: Mapping[str, Search],
     sources: Mapping[int, Sequence[int]],
     beam_size: int,
     progress: Callable[[int], None] = lambda count: None,
     max_length: int | None = None,
-) -> list[EngineAgreement]:
-    """Compare the n-best lists of engines with those of the PyTorch twin in float64.
+) -> list[BackendAgreement]:
+    """Compare the n-best lists of backends with those of the PyTorch twin in float64.
 
     `sources`: ids of each line of a text, by line number. `progress` receives the number of lines compared.
     `max_length`: of hypotheses; None: the model's.
@@ -116,8 +116,8 @@ def compare_engines(
         beam_size=beam_size, n_best=beam_size, max_length=max_length or config.max_length, **COMMON_RULES
     )
     agreements = [
-        EngineAgreement(engine, beam_size, score_error=None if (engine, beam_size) == _WITHOUT_SCORES else 0.0)
-        for engine in searches
+        BackendAgreement(backend, beam_size, score_error=None if (backend, beam_size) == _WITHOUT_SCORES else 0.0)
+        for backend in searches
     ]
     order, float32_error = sorted(sources, key=lambda line: len(sources[line])), 0.0
     progress(0)
@@ -146,18 +146,18 @@ def compare_engines(
 
 
 def load_searches(
-    checkpoint: Checkpoint, engines: Sequence[str], folder: Path
+    checkpoint: Checkpoint, backends: Sequence[str], folder: Path
 ) -> tuple[dict[str, Search], dict[str, str]]:
-    """(search by engine, reason by engine that has none); engines read their models from subfolders of `folder`."""
+    """(search by backend, reason by backend that has none); backends read their models from subfolders of `folder`."""
     makers = {"flax": _flax, "torch": _torch, "transformers": _transformers, "ctranslate2": _ctranslate2}
     searches, missing = {}, {}
-    for engine in engines:
+    for backend in backends:
         try:
-            searches[engine] = makers[engine](in_dtype(checkpoint, "float32"), folder)
+            searches[backend] = makers[backend](in_dtype(checkpoint, "float32"), folder)
         except ImportError:
-            missing[engine] = f"is not installed; pip install {engine}"
+            missing[backend] = f"is not installed; pip install {backend}"
         except ConversionError as error:
-            missing[engine] = " ".join(str(error).split())[:300]
+            missing[backend] = " ".join(str(error).split())[:300]
     return searches, missing
 
 

@@ -20,7 +20,7 @@ _ALLOWED: dict[str, tuple[Any, str]] = {
     "ended": ("leave", "finished hypotheses leave the beam of CTranslate2"),
     "force_end": (False, "CTranslate2 truncates hypotheses at the maximum length"),
 }
-# Fields with which all engines search alike
+# Fields with which all backends search alike
 COMMON_RULES: dict[str, Any] = {"renormalize": True, "early_stopping": True, "force_end": False}
 
 

@@ -196,19 +196,19 @@ def test_what_the_inputs_do_not_test_is_said():
     module = Masked().eval()
     full = compare(module, module, (np.array([[1, 2, 3], [4, 5, 6]]),), rounding=False)
     line = Masked.forward.__code__.co_firstlineno + 1
-    assert list(full.not_exercised) == [
+    assert list(full.coverage_gaps) == [
         "input 0: all rows have the same length, so padding was not tested",
         f"compare/test_comparison.py:{line}: the mask is the same everywhere",
         "other: no output depends on it",
         "all values are equal, so their order was not tested: gain",
     ]
     padded = compare(module, module, (np.array([[1, 2, 3], [4, 0, 0]]),), rounding=False)
-    assert padded.not_exercised == full.not_exercised[2:]
+    assert padded.coverage_gaps == full.coverage_gaps[2:]
     left = compare(module, module, (np.array([[1, 2, 3], [0, 0, 4]]),), rounding=False)
-    assert left.not_exercised == full.not_exercised[2:]
+    assert left.coverage_gaps == full.coverage_gaps[2:]
     biased = nn.Linear(6, 3)
     zero = compare(biased, biased, (np.zeros((2, 6)),), rounding=False)
-    assert list(zero.not_exercised) == ["input 0: is 0 everywhere, so products with it were not tested"]
+    assert list(zero.coverage_gaps) == ["input 0: is 0 everywhere, so products with it were not tested"]
 
 
 def test_masks_of_one_line_and_many_constants():
@@ -227,7 +227,7 @@ def test_masks_of_one_line_and_many_constants():
     module = Layers().eval()
     comparison = compare(module, module, (X,), rounding=False)
     names = ", ".join(f"gains.{i}" for i in range(6))
-    assert list(comparison.not_exercised) == [
+    assert list(comparison.coverage_gaps) == [
         f"all values are equal, so their order was not tested: {names} and 2 more"
     ]
 
@@ -324,7 +324,7 @@ def test_what_a_converter_leaves_out_is_listed(reference):
     candidate = port, weights(reference)
     comparison = compare(reference, candidate, (X,), convert=lambda s: {"0.weight": s["0.weight"]}, rounding=False)
     assert comparison.ok
-    assert any(s.startswith("2.bias: not returned by the converter") for s in comparison.not_exercised)
+    assert any(s.startswith("2.bias: not returned by the converter") for s in comparison.coverage_gaps)
     with pytest.raises(CaptureError, match="returns no arrays"):
         compare(reference, candidate, (X,), convert=lambda s: None)
 

@@ -111,16 +111,16 @@ MISTAKES = (
     TwinMistake(
         "softmax in float32",
         "attention weights",
-        table=(
-            attention.MASKED_SOFTMAXES,
-            "exact",
+        patch=(
+            attention,
+            "exact_softmax",
             lambda scores, mask: torch.where(mask, torch.where(mask, scores.float(), -1e30).softmax(-1), 0).double(),
         ),
     ),
     TwinMistake(
         "fully masked rows attend to every key (fill of -1e9)",
         "attention weights",
-        table=(attention.MASKED_SOFTMAXES, "exact", lambda scores, mask: attention.filled_softmax(scores, mask, -1e9)),
+        patch=(attention, "exact_softmax", lambda scores, mask: attention.filled_softmax(scores, mask, -1e9)),
     ),
     TwinMistake(
         "positions off by one",

@@ -24,7 +24,7 @@ from twinax.convert.formats.file_layouts import from_named
 from twinax.convert.port import to_params
 from twinax.parity.oracles.published import SIZE, checkpoint_of, random_model
 from twinax.published.registry import ORACLES, SYSTEMS
-from twinax.torch_reference.dropout import DropoutKey, keep_mask
+from twinax.torch_reference.dropout import DropoutKey, dropout_mask
 from twinax.torch_reference.optimizers import make_optimizer
 from twinax.torch_reference.step import Batch, train_step
 from twinax.train.step.step import Batch as JaxBatch
@@ -51,7 +51,7 @@ class SharedDropout(nn.Module):
         site = self.sites[self.calls % len(self.sites)]
         self.calls += 1
         assert SharedDropout.key is not None
-        return torch.where(keep_mask(SharedDropout.key, site, self.rate, tuple(x.shape)), x / (1 - self.rate), 0)
+        return torch.where(dropout_mask(SharedDropout.key, site, self.rate, tuple(x.shape)), x / (1 - self.rate), 0)
 
 
 def share_dropout(name: str, model: nn.Module) -> None:

@@ -39,7 +39,7 @@ _DROPOUT = (
 
 
 @dataclass(frozen=True)
-class Relay:
+class Handover:
     """The largest differences of a run in three parts (twinax, Trainer, twinax) from a run in twinax alone."""
 
     name: str
@@ -55,8 +55,8 @@ class Relay:
         return self.loss <= LOSS_BOUND and self.parameters <= PARAMETER_BOUND
 
 
-def measure(name: str, folder: Path, updates: int = UPDATES, **settings: Any) -> Relay:
-    """The relay of a variant of a family, with `updates` per part and `settings` of TrainingConfig."""
+def measure(name: str, folder: Path, updates: int = UPDATES, **settings: Any) -> Handover:
+    """The handover of a variant of a family, with `updates` per part and `settings` of TrainingConfig."""
     write_model(name, folder / "first")
     defaults: dict[str, Any] = {"optimizer": "adamw", "schedule": "linear", "learning_rate": 3e-3, "clip_norm": 1.0}
     defaults |= {"first_update": 0, "warmup_updates": max(updates // 5, 1), "total_updates": 3 * updates}
@@ -78,7 +78,7 @@ def measure(name: str, folder: Path, updates: int = UPDATES, **settings: Any) ->
     moments = max(_difference(*(getattr(end.training, key) for end in ends)) for key in ("exp_avg", "exp_avg_sq"))
     loss = float(np.abs(np.array(losses) - np.array(expected[updates:])).max())
     parameters = _difference(*(end.arrays for end in ends))
-    return Relay(name, training.schedule, training.weight_decay, loss, parameters, moments)
+    return Handover(name, training.schedule, training.weight_decay, loss, parameters, moments)
 
 
 def write_model(name: str, directory: Path) -> None:

@@ -187,7 +187,7 @@ class Outcome:
     narrow_losses: np.ndarray  # of full runs in float32; reported only
     parameters: float  # largest difference at the end, relative to the largest parameter
     resumed: bool  # whether a save and load halfway is bit-identical in both frameworks
-    relay: float  # worst loss difference of a relay: a third each in Flax, PyTorch and Flax
+    handover: float  # worst loss difference of a handover: a third each in Flax, PyTorch and Flax
     ratio: float  # Flax error / PyTorch error of the parameters after single float32 updates
     moment_ratio: float  # the same for Adam's first moment
     torch_rounding: float  # factor by which PyTorch's own parameter error is larger, see TWICE_ROUNDED
@@ -202,8 +202,8 @@ class Outcome:
         """Whether every bound holds."""
         lowest = 1 / RATIO_BOUND
         ratios = all(lowest <= ratio <= RATIO_BOUND for ratio in (self.ratio * self.torch_rounding, self.moment_ratio))
-        differences_hold = self.loss <= LOSS_BOUND and self.relay <= LOSS_BOUND and self.parameters <= PARAMETER_BOUND
-        return differences_hold and ratios and self.resumed
+        losses_hold = all(difference <= LOSS_BOUND for difference in (self.loss, self.handover))
+        return losses_hold and self.parameters <= PARAMETER_BOUND and ratios and self.resumed
 
 
 def measure(case: TrajectoryCase, updates: int = UPDATES) -> Outcome:
@@ -228,9 +228,9 @@ def measure(case: TrajectoryCase, updates: int = UPDATES) -> Outcome:
         difference = max(np.abs(ends[0][name] - p).max() for name, p in ends[1].items()) / largest
 
         resumed = all(resumes(*pair, range(half, updates)) for pair in zip((flax, pytorch), files[half], strict=True))
-        relay = _relay(flax, files[third][0], third)
+        handover = _handover(flax, files[third][0], third)
     narrow = _free_run(case.narrow(), updates)
-    relay_difference = float(np.abs(relay - np.array(losses)[third : third + len(relay), 0]).max())
+    handover_difference = float(np.abs(handover - np.array(losses)[third : third + len(handover), 0]).max())
     rounding = TWICE_ROUNDED if case.training.optimizer == "adamw" and case.training.weight_decay else 1.0
     return Outcome(
         case.name,
@@ -238,7 +238,7 @@ def measure(case: TrajectoryCase, updates: int = UPDATES) -> Outcome:
         narrow,
         float(difference),
         resumed,
-        relay_difference,
+        handover_difference,
         *errors.ratios(),
         torch_rounding=rounding,
     )
@@ -254,8 +254,8 @@ def resumes(side: InFlax | InPyTorch, saved: bytes, updates: Iterable[int]) -> b
     return all(np.array_equal(params[name], resumed_params[name]) for name in params)
 
 
-def _relay(flax: InFlax, saved: bytes, updates: int) -> np.ndarray:
-    """Losses of the relay: after `updates` updates in Flax (`saved`), as many in PyTorch, then as many in Flax."""
+def _handover(flax: InFlax, saved: bytes, updates: int) -> np.ndarray:
+    """Losses of the handover: after `updates` updates in Flax (`saved`), as many in PyTorch, then as many in Flax."""
     flax.load(saved)
     pytorch = InPyTorch(flax.case, flax.state)
     losses = [pytorch.update(number) for number in range(updates, 2 * updates)]

@@ -43,7 +43,7 @@ def test_case(name, monkeypatch):
     monkeypatch.setattr(trajectories, "INPUTS", 10)
     outcome = trajectories.measure(small(CASES[name]), updates=30)
     assert outcome.loss <= trajectories.LOSS_BOUND
-    assert outcome.relay <= trajectories.LOSS_BOUND
+    assert outcome.handover <= trajectories.LOSS_BOUND
     assert outcome.parameters <= trajectories.PARAMETER_BOUND
     assert outcome.resumed
     assert outcome.ok

@@ -311,7 +311,7 @@ def test_a_run_directory_names_its_run(command, monkeypatch, corpus):
 
     calls = []
 
-    def train(run, out, team):
+    def train(run, out, group):
         calls.append((run, out))
         return loop.Outcome(3, None, 15)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twinax.cli.process.importing import import_uncollected
+from twinax.cli.process.importing import import_without_gc
 
 COUNTED = """
 import atexit, gc, sys
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 def test_the_collector_is_off_only_during_the_import(folder):
     (folder / "twinax_imported.py").write_text("import gc\nenabled, objects = gc.isenabled(), [[] for _ in range(9)]\n")
     frozen = gc.get_freeze_count()
-    module = import_uncollected("twinax_imported")
+    module = import_without_gc("twinax_imported")
     assert not module.enabled
     assert gc.isenabled()
     assert gc.get_freeze_count() > frozen
@@ -37,14 +37,14 @@ def test_the_collector_is_off_only_during_the_import(folder):
 
 def test_a_module_that_is_imported_already_freezes_nothing():
     frozen = gc.get_freeze_count()
-    assert import_uncollected(Path.__module__) is sys.modules[Path.__module__]
+    assert import_without_gc(Path.__module__) is sys.modules[Path.__module__]
     assert gc.get_freeze_count() == frozen
 
 
 def test_the_collector_is_on_again_after_an_import_that_fails(folder):
     (folder / "twinax_failing.py").write_text("raise OSError('no file')\n")
     with pytest.raises(OSError, match="no file"):
-        import_uncollected("twinax_failing")
+        import_without_gc("twinax_failing")
     assert gc.isenabled()
 
 

@@ -166,7 +166,6 @@ def test_registries_have_the_names_of_the_schema():
         )
         tables = {
             schema.ScoreScaling: attention.SCORE_SCALINGS,
-            Literal["exact"]: attention.MASKED_SOFTMAXES,
             schema.EncoderMask: attention.ENCODER_MASKS,
             schema.DecoderMask: attention.DECODER_MASKS,
             schema.CrossMask: attention.CROSS_MASKS,

@@ -21,7 +21,7 @@ from twinax.configs.run import RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.convert.checkpoint import MOMENTS, Checkpoint, Training, checksum
 from twinax.convert.optimizers.adam import from_torch_optimizer, to_torch_optimizer
-from twinax.convert.optimizers.trainer import FILES, obstacle, parameter_groups, training_arguments
+from twinax.convert.optimizers.trainer import FILES, parameter_groups, training_arguments, unsupported_training
 from twinax.convert.port import flax_specs
 from twinax.flax_transformer.unused_parameters import without_gradient
 from twinax.torch_reference.losses import cross_entropy
@@ -56,9 +56,9 @@ def resumable(directories, tmp_path):
 @pytest.mark.filterwarnings("ignore")  # torch's and transformers' own
 def test_a_training_goes_to_trainer_and_back(tmp_path):
     """`make trainer` has all families, and 50 updates per part."""
-    relay = measure("BART, untied, scaled", tmp_path, 4, weight_decay=0.1)
-    assert relay.ok, relay
-    assert relay.moments < 1e-10
+    handover = measure("BART, untied, scaled", tmp_path, 4, weight_decay=0.1)
+    assert handover.ok, handover
+    assert handover.moments < 1e-10
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ UNWRITABLE = {  # message -> settings
 @pytest.mark.parametrize("message", UNWRITABLE)
 def test_of_a_run_that_trainer_cannot_continue_the_weights_are_written(message, start, tmp_path):
     checkpoint = training_of(start, **UNWRITABLE[message])
-    assert obstacle(checkpoint, convert.family("bart")).startswith(message)
+    assert unsupported_training(checkpoint, convert.family("bart")).startswith(message)
     convert.save(checkpoint, tmp_path / "new", layout="bart")
     assert not {*FILES} & {file.name for file in (tmp_path / "new").iterdir()}
     assert checksum(convert.load(tmp_path / "new").arrays) == checksum(checkpoint.arrays)
@@ -290,7 +290,9 @@ def test_the_command_says_why_the_optimizer_is_omitted(directories, tmp_path, co
 def test_without_torch_the_optimizer_is_omitted(start, tmp_path, monkeypatch):
     checkpoint = training_of(start)
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert "writing it needs PyTorch, which is not installed" in obstacle(checkpoint, convert.family("bart"))
+    assert "writing it needs PyTorch, which is not installed" in unsupported_training(
+        checkpoint, convert.family("bart")
+    )
     convert.save(checkpoint, tmp_path / "new", layout="bart")
     assert not {*FILES} & {file.name for file in (tmp_path / "new").iterdir()}
 

@@ -16,10 +16,12 @@ WORDS = st.integers(0, 2**32 - 1)
 
 
 def masks(seed, update, rows, site, rate, shape):
-    flax_mask = flax_dropout.keep_mask(
+    flax_mask = flax_dropout.dropout_mask(
         flax_dropout.DropoutKey(jnp.uint32(seed), jnp.uint32(update), jnp.asarray(rows)), site, rate, shape
     )
-    torch_mask = torch_dropout.keep_mask(torch_dropout.DropoutKey(seed, update, torch.tensor(rows)), site, rate, shape)
+    torch_mask = torch_dropout.dropout_mask(
+        torch_dropout.DropoutKey(seed, update, torch.tensor(rows)), site, rate, shape
+    )
     return np.asarray(flax_mask), torch_mask.numpy()
 
 

@@ -95,7 +95,7 @@ def test_what_computes_says_it_too(command, tmp_path, monkeypatch):
     assert command("convert", path, tmp_path / "ours.pt", *options)[0] == 0
     for place in (
         "inference.translator.Translator.score",
-        "inference.translator.Translator.too_long",
+        "inference.translator.Translator.hypotheses",
         "train.loop.loop.prepare_in",
     ):
         monkeypatch.setattr(f"twinax.{place}", stop)

@@ -181,7 +181,7 @@ def test_dropout_of_a_tokenizer_s_file_is_off(tokenizers, tmp_path):
     document = json.loads(tokenizers[0].fast.to_str())
     document["model"]["dropout"] = 0.5
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
-    fast = read_fast(tmp_path / "tokenizer.json")
+    fast = read_fast((tmp_path / "tokenizer.json").read_bytes(), "tokenizer.json")
     assert fast.encode(TEXT).ids == tokenizers[0].fast.encode(TEXT).ids
 
 

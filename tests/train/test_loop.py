@@ -31,7 +31,7 @@ from twinax.train.checkpointing.run_directory import locked, prepare_again
 from twinax.train.loop import evaluate, loop
 from twinax.train.loop.loop import train
 from twinax.train.loop.warm_start import settings_of
-from twinax.train.processes.team import Team
+from twinax.train.processes.process_group import ProcessGroup
 from twinax.train.tracking.metrics import read_metrics
 
 MODEL = TransformerConfig.preset(
@@ -244,7 +244,7 @@ def test_the_advice_on_warm_up_can_be_followed(corpus, tmp_path, monkeypatch):
     assert "warm-up is" not in output.getvalue()
 
 
-class Others(Team):
+class Others(ProcessGroup):
     """This process, as the first of two."""
 
     count = 2
@@ -252,7 +252,7 @@ class Others(Team):
     def __init__(self):
         self.agreed = []
 
-    def agree(self, name, value=None):
+    def barrier(self, name, value=None):
         self.agreed.append((name, value))
 
 
@@ -268,20 +268,20 @@ def test_a_process_with_others_agrees_and_stops_with_them(finished, tmp_path, mo
         return original(self, padded)
 
     monkeypatch.setattr(loop._Loop, "_step", step)
-    team, quiet_run = Others(), replace(run, loop=replace(run.loop, translations=0, average=1))
-    outcome = train(quiet_run, tmp_path / "r", QUIET, team=team)
+    group, quiet_run = Others(), replace(run, loop=replace(run.loop, translations=0, average=1))
+    outcome = train(quiet_run, tmp_path / "r", QUIET, group=group)
     assert (outcome.update, outcome.stopped_by) == (6, signal.SIGTERM)
-    names = [name for name, _ in team.agreed]
-    validation = evaluate.Validation(prepare_again(tmp_path / "r", run, print), None, team, None)
+    names = [name for name, _ in group.agreed]
+    validation = evaluate.Validation(prepare_again(tmp_path / "r", run, print), None, group, None)
     # one for the exchange, one per shape of a batch
     assert names.count("the programs are compiled") == 1 + 1 + validation.shapes
-    values = dict(team.agreed)
+    values = dict(group.agreed)
     assert values["run"]["new"] is True
     assert values["checkpoint"] == []
     assert values[next(name for name in names if name.startswith("lock"))] == (tmp_path / "r" / "lock").read_text()
     again, metrics = Others(), (tmp_path / "r" / "metrics.jsonl").read_bytes()
     again.id = 1
-    train(quiet_run, tmp_path / "r", QUIET, team=again)
+    train(quiet_run, tmp_path / "r", QUIET, group=again)
     assert dict(again.agreed)["checkpoint"] == [6]
     assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == metrics  # the first process writes them
     moved = replace(run, corpus=replace(run.corpus, src=str(tmp_path / "src")))

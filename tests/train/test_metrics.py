@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinax.configs.run import LoopConfig
-from twinax.train.loop.run_schedule import Milestones
+from twinax.train.loop.run_schedule import RunSchedule
 from twinax.train.tracking.metrics import FILE, MetricsLog, best_update
 
 JSON = st.recursive(
@@ -59,9 +59,9 @@ def test_the_best_has_the_least_loss_or_the_most_bleu(values):
         validations = {100: {"other": 0.0}} | {update: {metric: values[update]} for update in updates}
         first = next(update for update in updates if values[update] == best)
         assert best_update(validations, metric) == first
-        milestones = Milestones(LoopConfig(updates=200, validate_every=1, metric=metric, patience=3), validations)
-        assert milestones.best() == first
-        assert first in milestones.checkpoints_to_keep(updates)
+        schedule = RunSchedule(LoopConfig(updates=200, validate_every=1, metric=metric, patience=3), validations)
+        assert schedule.best() == first
+        assert first in schedule.checkpoints_to_keep(updates)
         later = sum(update > first for update in validations)
-        assert milestones.continues(100) == (later < 3)
+        assert schedule.continues(100) == (later < 3)
     assert best_update({1: {"loss": 1.0}}, "bleu") is None

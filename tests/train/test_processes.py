@@ -21,32 +21,32 @@ from hypothesis import strategies as st
 from tests.support.cluster import SETTINGS, Cluster, Stage, compare
 from twinax.backend.errors import RunError
 from twinax.train.processes import hub
-from twinax.train.processes.exchange import checksum
-from twinax.train.processes.team import Launch, complete, split_address, take_flags
+from twinax.train.processes.process_group import Launch, complete, split_address, take_flags
+from twinax.train.processes.step_summary import checksum
 from twinax.train.step.partitioning import Placement
 
 # A process without JAX: it meets the others, begins an update, and does what its last argument says. As in a training,
 # SIGTERM does not end it at once, and it may have a child; this one keeps standard error open.
 PROCESS = """
 import os, signal, subprocess, sys, threading, time
-from twinax.train.processes import hub, supervisor, team
+from twinax.train.processes import hub, supervisor, process_group
 
-hub.UNRESPONSIVE, hub.BEHIND, hub.GATHERING, hub.PATIENCE, team.HEARTBEAT = 1.5, 1.5, 3.0, 0.5, 0.3
+hub.UNRESPONSIVE, hub.BEHIND, hub.GATHERING, hub.PATIENCE, process_group.HEARTBEAT = 1.5, 1.5, 3.0, 0.5, 0.3
 hub.SILENCE, hub.HEARTBEAT, supervisor.SILENCE, supervisor.HEARTBEAT = 1.5, 1.0, 2.3, 0.3
 hub._TOGETHER, hub._HIDDEN = 1.0, 0.5
 supervisor.GATHERING, supervisor._NAMELESS, supervisor.PATIENCE = 1.5, 1.5, 0.5
 address, count, number, version, act = sys.argv[1:]
 stopped = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-team._PACKAGES = ("twinax",)
-team.version = lambda name: version
+process_group._PACKAGES = ("twinax",)
+process_group.version = lambda name: version
 worker = supervisor.fork()
 worker.meet(address, int(count), int(number))
-worker.agree("run", {"rate": 2 if act == "differs" else 1})
-worker.begin("update 7")
+worker.barrier("run", {"rate": 2 if act == "differs" else 1})
+worker.report_progress("update 7")
 print("has begun", flush=True)
 if act == "stops":
-    worker.begin("update 8")
+    worker.report_progress("update 8")
 match act:
     case "dies":
         time.sleep(0.3)
@@ -85,7 +85,7 @@ match act:
         stopped.wait()
         worker.finish()
         sys.exit(128 + signal.SIGTERM)
-worker.begin("update 8")
+worker.report_progress("update 8")
 if act == "waits":
     subprocess.Popen(["sleep", "60"])
 time.sleep(60)
@@ -342,14 +342,14 @@ import jax, numpy as np
 from twinax.configs.schema import TransformerConfig
 from twinax.configs.sharding import ShardingConfig
 from twinax.train.step.partitioning import Placement
-from twinax.train.processes.exchange import Exchange, Told
-from twinax.train.processes.team import Team
+from twinax.train.processes.step_summary import Exchange, StepSummary
+from twinax.train.processes.process_group import ProcessGroup
 
-team = Team()
-team.count = 2
-exchange = Exchange(Placement.of(ShardingConfig(), TransformerConfig.preset("tiny")), team)
+group = ProcessGroup()
+group.count = 2
+exchange = Exchange(Placement.of(ShardingConfig(), TransformerConfig.preset("tiny")), group)
 rows = jax.device_put(np.uint32([[0, 2**32 - 1], [15, 3], [15, 0], [0, 0]]), exchange._sharding)
-print([tuple(map(int, told)) for told in (exchange(Told(2, 7)), exchange._combine(rows))])
+print([tuple(map(int, summary)) for summary in (exchange(StepSummary(2, 7)), exchange._combine(rows))])
 """
 
 

@@ -378,10 +378,10 @@ def test_a_loss_that_is_not_finite_names_the_way_back(finished, tmp_path):
 
 def test_the_command_of_the_way_back_trains(finished, tmp_path, command, monkeypatch):
     """It starts from the checkpoint, with the settings of the run and half its rate."""
-    from twinax.train.loop.divergence import describe_way_back
+    from twinax.train.loop.divergence import recovery_hint
 
     directory, run = finished
-    sentence = describe_way_back(directory, run, read_metrics(directory), [6, 8])
+    sentence = recovery_hint(directory, run, read_metrics(directory), [6, 8])
     prefix, words = sentence.split("to start from it: ")
     assert prefix == "The last healthy checkpoint is that of update 8; "
     arguments = words.split()[1:]

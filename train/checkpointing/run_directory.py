@@ -25,7 +25,7 @@ from ...convert.io.atomic_io import is_temporary, replace_file
 from ..data.buckets import Bucket
 from ..data.prepare import PreparedRun, Tokenizers, prepare
 from ..loop.warm_start import InitialWeights
-from ..processes.team import Team
+from ..processes.process_group import ProcessGroup
 from ..step.partitioning import Placement
 from .checkpoints import SOURCE, read_run
 
@@ -81,7 +81,11 @@ def has_begun(directory: Path) -> bool:
 
 
 def prepare_in(
-    directory: Path, run: RunConfig, initial_weights: InitialWeights | None, say: Callable[[str], None], team: Team
+    directory: Path,
+    run: RunConfig,
+    initial_weights: InitialWeights | None,
+    say: Callable[[str], None],
+    group: ProcessGroup,
 ) -> tuple[PreparedRun, Placement]:
     """Prepare a run with the tokenizers and batch shapes of its directory; write them there in a new run.
 
@@ -91,10 +95,10 @@ def prepare_in(
         RunError: the directory belongs to a run with other settings or another corpus, or has other files.
         ConfigError: the mesh does not fit the devices, the model or the batches. Nothing is written then.
     """
-    if not team.is_first:
-        team.agree("the run is prepared")
+    if not group.is_first:
+        group.barrier("the run is prepared")
         _wait_for(directory / CONFIG)
-        team.agree(_SHARED, (directory / LOCK).read_text(encoding="utf-8"))
+        group.barrier(_SHARED, (directory / LOCK).read_text(encoding="utf-8"))
         prepared = prepare_again(directory, run, say)
         return prepared, _placement(prepared)
     is_new = not has_begun(directory)
@@ -114,8 +118,8 @@ def prepare_in(
             replace_file(directory / SOURCE, initial_weights.source)
         replace_file(directory / DATA, _describe(prepared))
     replace_file(directory / CONFIG, prepared.run.to_json())  # last: it marks the directory as complete
-    team.agree("the run is prepared")
-    team.agree(_SHARED, (directory / LOCK).read_text(encoding="utf-8"))
+    group.barrier("the run is prepared")
+    group.barrier(_SHARED, (directory / LOCK).read_text(encoding="utf-8"))
     return prepared, placement
 
 

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +13,8 @@ from ...configs.data import TokenizerConfig
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ...convert.checkpoint import CONFIG, Checkpoint
-from ...convert.io.atomic_io import write_files
 from ..text.corpus import read_pairs
-from ..text.pretrained import load_tokenizer, tokenizer_of_directory
+from ..text.pretrained import load_tokenizer, tokenizer_of_files
 from ..text.tokenization import train_tokenizers
 from ..text.tokenizer import Tokenizer
 from ..text.unknown_tokens import unknown_warning
@@ -88,20 +86,21 @@ class Tokenizers(NamedTuple):
         Raises:
             DataError: one is damaged; the message begins with `name`.
         """
-        with TemporaryDirectory() as folder:
-            write_files(Path(folder), checkpoint.files)
-            names = next((names for names in (_JOINT, _SEPARATE) if (Path(folder) / names[0]).is_dir()), ())
-            paths = [Path(folder) / name for name in names]
+        content: dict[str, dict[str, bytes]] = {}
+        for path, data in checkpoint.files.items():
+            folder, _, file = path.rpartition("/")
+            content.setdefault(folder, {})[file] = data
+        folders = next((folders for folders in (_JOINT, _SEPARATE) if folders[0] in content), ())
+        model = checkpoint.documents.get(CONFIG, {})
+        tokenizers: list[Tokenizer] = []
+        for folder in folders:
             # in a directory of `transformers`, the tokenizer's files are not in a folder of their own
-            prefix = folder if checkpoint.layout is None else f"{folder}/{_JOINT[0]}"
-            try:
-                model = checkpoint.documents.get(CONFIG, {})
-                tokenizers = [tokenizer_of_directory(path, config, model) for path in paths]
-                return (
-                    None if None in tokenizers or not tokenizers else cls.of([t for t in tokenizers if t is not None])
-                )
-            except DataError as error:
-                raise DataError(str(error).replace(prefix, name)) from None
+            place = name if checkpoint.layout is not None else f"{name}/{folder}"
+            tokenizer = tokenizer_of_files(content.get(folder, {}), place, config, model)
+            if tokenizer is None:
+                return None
+            tokenizers.append(tokenizer)
+        return cls.of(tokenizers) if tokenizers else None
 
     @classmethod
     def of(cls, tokenizers: Sequence[Tokenizer]) -> "Tokenizers":

@@ -14,7 +14,7 @@ _WINDOW, _LAST = 100, 10  # updates before a checkpoint, and the last of them, w
 _NEAR = 1.1  # a loss of at most this times the best one is healthy
 
 
-def describe_way_back(
+def recovery_hint(
     directory: Path, run: RunConfig, records: Iterable[Mapping[str, Any]], checkpoints: Iterable[int]
 ) -> str:
     """One sentence on how to continue with half the learning rate.

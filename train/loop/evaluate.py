@@ -17,7 +17,7 @@ from ...formulas.padding import pad
 from ..data.buckets import plan_epoch
 from ..data.dataset import pad_rows
 from ..data.prepare import PreparedRun, buckets_of
-from ..processes.team import Team
+from ..processes.process_group import ProcessGroup
 from ..step.losses import cross_entropy
 from ..step.partitioning import Placement
 from ..step.programs import Programs
@@ -50,8 +50,8 @@ class _Loss(NamedTuple):
 class Validation:
     """Measures parameters on the validation pairs of a run."""
 
-    def __init__(self, prepared: PreparedRun, placement: Placement, team: Team, programs: Programs):
-        self._prepared, self._placement, self._team, self._programs = prepared, placement, team, programs
+    def __init__(self, prepared: PreparedRun, placement: Placement, group: ProcessGroup, programs: Programs):
+        self._prepared, self._placement, self._group, self._programs = prepared, placement, group, programs
         run, valid = prepared.run, prepared.valid
         self._buckets = buckets_of(run, valid.lengths, _SHAPES)
         self._plan = plan_epoch(valid.lengths, self._buckets, 0, 0)
@@ -84,7 +84,7 @@ class Validation:
             if not self._programs.is_ready(_Loss(number)):
                 self._add(number)
                 self._programs.seconds(_Loss(number))  # waits
-                self._team.agree("the programs are compiled")
+                self._group.barrier("the programs are compiled")
             part, count = self._programs[_Loss(number)](arrays, src, tgt, labels)
             total, tokens = total + float(part), tokens + int(count)
         loss = total / tokens

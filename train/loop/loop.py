@@ -34,9 +34,9 @@ from ..checkpointing.run_directory import locked, prepare_in
 from ..data.buckets import describe_shapes
 from ..data.dataset import PlannedBatch
 from ..data.prepare import PreparedRun
-from ..processes.exchange import Exchange, Told, checksum
-from ..processes.team import Team
-from ..step.partitioning import Placement, describe_devices, like
+from ..processes.process_group import ProcessGroup
+from ..processes.step_summary import Exchange, StepSummary, checksum
+from ..step.partitioning import Placement, describe_devices, device_put_like
 from ..step.programs import Programs
 from ..step.step import Batch, Metrics, TrainState, abstract_state, explain, init_state
 from ..step.step_programs import StepPrograms
@@ -46,9 +46,9 @@ from ..tracking.progress import TrainingProgress
 from ..tracking.swanlab_tracker import SwanLabTracker, check_swanlab
 from ..tracking.tensorboard_tracker import TensorBoardTracker
 from ..tracking.tracker import Tracker
-from .divergence import describe_way_back
+from .divergence import recovery_hint
 from .evaluate import Validation
-from .run_schedule import Milestones
+from .run_schedule import RunSchedule
 from .signals import StopSignals
 from .warm_start import InitialWeights, read_initial_weights
 
@@ -66,11 +66,11 @@ def train(
     directory: Path,
     console: Console | None = None,
     trackers: Sequence[Tracker] = (),
-    team: Team | None = None,
+    group: ProcessGroup | None = None,
 ) -> Outcome:
     """Train in a run directory, or resume there. `trackers` get the metrics in addition to the run's own files.
 
-    `team`: the processes of the run, which `twinax train` starts; None: this process alone.
+    `group`: the processes of the run, which `twinax train` starts; None: this process alone.
 
     Raises:
         DataError, ConfigError, CheckpointError: the corpus, a tokenizer, the config or a checkpoint cannot be used.
@@ -78,8 +78,8 @@ def train(
     """
     keep_freed_memory()
     set_xla_flags()
-    team = team or Team()
-    console = console or Console(stderr=True, quiet=not team.is_first)
+    group = group or ProcessGroup()
+    console = console or Console(stderr=True, quiet=not group.is_first)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     check_trainable(run.model)
     run.sharding.sizes(jax.device_count())  # before the corpus is read
@@ -88,16 +88,16 @@ def train(
     if run.loop.swanlab is not None:
         check_swanlab(run.loop.swanlab)
     cache_directory = use_compilation_cache()
-    with locked(directory, say) if team.is_first else nullcontext():
+    with locked(directory, say) if group.is_first else nullcontext():
         # On resume the initial weights are not read: their file may no longer exist.
         is_new = not any((directory / CHECKPOINTS).glob("[0-9]*"))
-        team.agree("run", {"new": is_new, **_comparable(run)})
+        group.barrier("run", {"new": is_new, **_comparable(run)})
         initial_weights = read_initial_weights(run) if is_new else None
         if initial_weights is not None:
             for line in initial_weights.notes:
                 say(line)
-        prepared, placement = prepare_in(directory, run, initial_weights, say, team)
-        say(describe_devices([device.device_kind for device in jax.devices()], placement.config, team.count))
+        prepared, placement = prepare_in(directory, run, initial_weights, say, group)
+        say(describe_devices([device.device_kind for device in jax.devices()], placement.config, group.count))
         say(describe_shapes(prepared.buckets))
         if is_new and (updates := prepared.run.loop.updates or 0) < (warmup := run.training.warmup_updates):
             say(
@@ -106,8 +106,8 @@ def train(
                 f"{max(updates // 10, 1)} --out {directory}-2"
             )
         say(f"compilation cache: {cache_directory or 'none'}")
-        with closing(Programs(in_background=team.count == 1)) as programs:
-            return _Loop(prepared, directory, placement, initial_weights, console, say, trackers, team, programs).go()
+        with closing(Programs(in_background=group.count == 1)) as programs:
+            return _Loop(prepared, directory, placement, initial_weights, console, say, trackers, group, programs).go()
 
 
 def _comparable(run: RunConfig) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class _Pending:
     update: int
     batch: PlannedBatch
     metrics: Metrics
-    told: Told
+    summary: StepSummary
 
 
 class _Loop:
@@ -138,26 +138,26 @@ class _Loop:
         console: Console,
         say: Callable[[str], None],
         trackers: Sequence[Tracker],
-        team: Team,
+        group: ProcessGroup,
         programs: Programs,
     ):
         self.prepared, self.run = prepared, prepared.run
-        self.directory, self.console, self.placement, self.team = directory, console, placement, team
+        self.directory, self.console, self.placement, self.group = directory, console, placement, group
         accumulation = self.run.training.accumulation
         self.rows = [placement.rows(bucket.sentences, accumulation) for bucket in prepared.buckets]
         self.batches = prepared.batches([rows.here for rows in self.rows])
         project = prepared.run.loop.swanlab
-        if project is not None and team.is_first:  # before anything slow, because it may fail
+        if project is not None and group.is_first:  # before anything slow, because it may fail
             trackers = [SwanLabTracker(project, directory, self.run.to_dict()), *trackers]
         self.step = StepPrograms(programs, prepared, placement, self.rows)
-        self.exchange = Exchange(placement, team)
-        self.validation = Validation(prepared, placement, team, programs)
+        self.exchange = Exchange(placement, group)
+        self.validation = Validation(prepared, placement, group, programs)
         self.checkpoints = Checkpoints(
-            directory / CHECKPOINTS, lambda updates: self.milestones.checkpoints_to_keep(updates)
+            directory / CHECKPOINTS, lambda updates: self.schedule.checkpoints_to_keep(updates)
         )
         self.update = 0
         saved_updates = self.checkpoints.updates
-        team.agree("checkpoint", saved_updates[-1:])
+        group.barrier("checkpoint", saved_updates[-1:])
         if saved_updates:
             shapes = placement.abstract(abstract_state(self.run.model, self.run.training))
             self.update, self.state = self.checkpoints.restore_newest(shapes, say)
@@ -166,11 +166,11 @@ class _Loop:
         else:
             self._compile_in_advance()  # while the weights are drawn
             self.state = self._first_state(initial_weights)
-        self.log = MetricsLog(directory, self.update, say, writes=team.is_first)
-        if team.is_first:
+        self.log = MetricsLog(directory, self.update, say, writes=group.is_first)
+        if group.is_first:
             self.log.add(TensorBoardTracker(directory, self.update), PlotTracker(self.log.records, directory))
             self.log.add(*trackers)
-        self.milestones = Milestones(self.run.loop, self.log.validations)
+        self.schedule = RunSchedule(self.run.loop, self.log.validations)
         self.stopped_by: int | None = None  # the signal after which all processes stop
 
     def _first_state(self, initial_weights: InitialWeights | None) -> TrainState:
@@ -207,7 +207,7 @@ class _Loop:
         mesh = read_run(folder).sharding
         if mesh == ShardingConfig():  # a checkpoint of an earlier version does not say
             return ""
-        earlier, now = (mesh, read_processes(folder)), (self.placement.config, self.team.count)
+        earlier, now = (mesh, read_processes(folder)), (self.placement.config, self.group.count)
         if earlier == now:
             return ""
         before, here = (f"{mesh} in {count} process{'es' if count > 1 else ''}" for mesh, count in (earlier, now))
@@ -217,7 +217,7 @@ class _Loop:
         """Train until the end of the run, a signal, or a loss that is not finite."""
         try:
             with (
-                TrainingProgress(self.console, self.update, self.milestones.total) as progress,
+                TrainingProgress(self.console, self.update, self.schedule.total) as progress,
                 StopSignals(progress.say, progress.close) as stop,
             ):
                 self.progress, self.stop = progress, stop
@@ -239,9 +239,9 @@ class _Loop:
             self.log.close()
 
     def _continues(self) -> bool:
-        if self.team.count == 1:
+        if self.group.count == 1:
             self.stopped_by = self.stop.caught
-        return self.stopped_by is None and self.milestones.continues(self.update)
+        return self.stopped_by is None and self.schedule.continues(self.update)
 
     def _describe_compilation(self) -> str:
         """One line on the programs that the first validation needs."""
@@ -258,8 +258,8 @@ class _Loop:
                 metrics = self._step(batch)
                 if pending is not None:
                     self._record(pending)
-                pending = _Pending(self.update, batch, metrics, self._tell(batch))
-                save_due = self.milestones.checkpoint_due(self.update)
+                pending = _Pending(self.update, batch, metrics, self._reduce_step_summary(batch))
+                save_due = self.schedule.checkpoint_due(self.update)
                 if save_due or not self._continues():
                     self._record(pending)
                     pending = None
@@ -275,7 +275,7 @@ class _Loop:
         batch = Batch(*self.placement.put_rows(planned.arrays, self.rows[planned.bucket]))
         if not self.step.is_ready(planned.bucket):
             self._wait_for_programs(planned.bucket)
-        self.team.begin(f"update {self.update + 1}")
+        self.group.report_progress(f"update {self.update + 1}")
         with self.stop.during("this update"):
             self.state, metrics = self.step(planned.bucket, self.state, batch)
         self.update += 1
@@ -293,22 +293,22 @@ class _Loop:
         """Wait until all processes have compiled a batch shape: collectives on a CPU wait for half a minute only."""
         with self.stop.during("this update's compilation"):
             seconds = self.step.compile_seconds(bucket)
-        self.team.agree("the programs are compiled")
+        self.group.barrier("the programs are compiled")
         self.progress.compiled(self.prepared.buckets[bucket], seconds, len(self.prepared.buckets))
 
-    def _tell(self, batch: PlannedBatch) -> Told:
+    def _reduce_step_summary(self, batch: PlannedBatch) -> StepSummary:
         rows = self.rows[batch.bucket]
         own = rows.own
         part = checksum(rows.here[own], batch.arrays.src_tokens[own], batch.arrays.labels[own])
-        return self.exchange(Told(self.stop.caught or 0, part))
+        return self.exchange(StepSummary(self.stop.caught or 0, part))
 
     def _record(self, pending: _Pending) -> None:
         metrics = pending.metrics
         if (reason := explain(self.state, metrics)) is not None:
             path = self.directory / f"batch-{pending.update}.npz"
-            if self.team.is_first:
+            if self.group.is_first:
                 np.savez(path, **self.prepared.batches()[pending.update - 1].arrays._asdict())
-            way_back = describe_way_back(self.directory, self.run, self.log.records, self.checkpoints.updates)
+            way_back = recovery_hint(self.directory, self.run, self.log.records, self.checkpoints.updates)
             raise RunError(
                 f"update {pending.update}: {reason.partition(': ')[2]}; its batch is in {path}. Resuming repeats this "
                 f"update. {way_back}"
@@ -316,26 +316,26 @@ class _Loop:
         batch = pending.batch
         loss, rate, tokens = float(metrics.loss), float(metrics.learning_rate), int(metrics.tokens)
         record = {"update": pending.update, "epoch": batch.epoch, "batch": batch.number, "loss": loss, "tokens": tokens}
-        record["checksum"] = int(pending.told.checksum)
-        if self.team.count > 1:
-            self.stopped_by = int(pending.told.signal) or None
+        record["checksum"] = int(pending.summary.checksum)
+        if self.group.count > 1:
+            self.stopped_by = int(pending.summary.signal) or None
         self.log.write({**record, "gradient_norm": float(metrics.gradient_norm), "learning_rate": rate})
         self.progress.advance(pending.update, loss, rate, tokens)
 
     def _save(self) -> None:
-        self.team.begin(f"the checkpoint of update {self.update}")
+        self.group.report_progress(f"the checkpoint of update {self.update}")
         position = jnp.array(self.batches.position(self.update), jnp.int32)
         self.log.flush()
-        self.state = self.state._replace(position=like(position, self.state.position))
+        self.state = self.state._replace(position=device_put_like(position, self.state.position))
         self.checkpoints.save(self.state, self._run_here, self.prepared.tokenizers)
 
     def _validate_if_due(self) -> None:
-        if self.milestones.validation_due(self.update) and self.update not in self.log.validations:
+        if self.schedule.validation_due(self.update) and self.update not in self.log.validations:
             self._report(self.state, {})
 
     def _repeat_validations(self) -> None:
         """Repeat validations of earlier checkpoints whose records are damaged, because one may be the best."""
-        due = [u for u in self.checkpoints.updates if u < self.update and self.milestones.validation_due(u)]
+        due = [u for u in self.checkpoints.updates if u < self.update and self.schedule.validation_due(u)]
         for update in due:
             if update in self.log.validations:
                 continue
@@ -348,7 +348,7 @@ class _Loop:
         update = self.update if update is None else update
         start = time.monotonic()
         self.progress.pause()
-        self.team.begin(f"the validation of update {update}")
+        self.group.report_progress(f"the validation of update {update}")
         with self.stop.during("this validation"):
             scores = self.validation.measure({**state.buffers, **state.params})
         self.log.write({"update": update, **notes, "validation": scores})
@@ -363,7 +363,7 @@ class _Loop:
     def _finish(self) -> dict[str, Any] | None:
         """Average checkpoints if the run sets `average`, and print where the results are."""
         scores = self._last_validation()
-        self.progress.say(self.milestones.describe_end(self.update))
+        self.progress.say(self.schedule.describe_end(self.update))
         self.checkpoints.wait()
         if self.run.loop.average > 1:
             scores = self._average(self.run.loop.average)
@@ -375,13 +375,13 @@ class _Loop:
         updates = [u for u in sorted(self.log.validations)[-number:] if u in self.checkpoints.updates]
         records = [r for r in self.log.records if r.get("averaged")]
         exists = (self.directory / AVERAGED / str(self.update)).is_dir()
-        self.team.agree("average", exists)
+        self.group.barrier("average", exists)
         if records and records[-1]["averaged"] == updates and exists:
             return dict(records[-1]["validation"])
         # An average of other checkpoints, or one without a record because the process was killed.
-        if self.team.is_first:
+        if self.group.is_first:
             shutil.rmtree(self.directory / AVERAGED, ignore_errors=True)
-        self.team.agree("an earlier average is removed")
+        self.group.barrier("an earlier average is removed")
         params: dict[int, Any] = {}
         for update in updates:
             if update == self.update:  # in memory: the last one must not be set aside
@@ -392,7 +392,7 @@ class _Loop:
             self.progress.say(f"average={number}: only {len(params)} validated checkpoints exist; averaging these")
         if not params:
             return self._last_validation()
-        state = self.state._replace(params=like(average([*params.values()]), self.state.params))
+        state = self.state._replace(params=device_put_like(average([*params.values()]), self.state.params))
         with closing(Checkpoints(self.directory / AVERAGED)) as averaged:
             averaged.save(state, self._run_here, self.prepared.tokenizers)
         return self._report(state, {"averaged": [*params]})

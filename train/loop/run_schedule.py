@@ -9,7 +9,7 @@ from ..tracking.metrics import best_update
 Validations = Mapping[int, Mapping[str, Any]]  # update -> metrics measured after it
 
 
-class Milestones:
+class RunSchedule:
     """The schedule of a run, whose length and validation interval are numbers of updates.
 
     `validations` is read again on every call because it grows during the run.

@@ -83,7 +83,7 @@ def _read_weights(path: Path, run: RunConfig) -> InitialWeights:
     notes += [describe_stripped(str(path), checkpoint)] if checkpoint.stripped else []
     verification = describe_verification(path)
     notes += [f"{path}: {verification}"] if verification.startswith("not ") else []
-    notes += [f"{path}: {doubt}" for doubt in [describe_not_finite(checkpoint.arrays)] if doubt]
+    notes += [f"{path}: {warning}" for warning in [describe_not_finite(checkpoint.arrays)] if warning]
     source = source_of(checkpoint) if checkpoint.documents else None
     return InitialWeights(checkpoint.config, checkpoint.arrays, tokenizers, source, tuple(filter(None, notes)))
 

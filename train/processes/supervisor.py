@@ -17,7 +17,7 @@ from tempfile import mkstemp
 from typing import Any, NamedTuple
 
 from .hub import GATHERING, HEARTBEAT, PATIENCE, SILENCE, Hub, Message, encode
-from .team import Worker, split_address
+from .process_group import Worker, split_address
 
 _NAMELESS = 30.0  # seconds until process 0's host name must resolve
 _PRINTING = 3.0  # seconds in which a process that has failed prints its own error
@@ -64,12 +64,12 @@ class _Supervisor:
             loop.add_signal_handler(number, self._forward, number)
         ended = asyncio.ensure_future(asyncio.to_thread(os.waitpid, self._pid, 0))
         reader, self._worker = await asyncio.open_connection(sock=self._channel)
-        team = asyncio.ensure_future(self._follow(reader))
-        await asyncio.wait({ended, team}, return_when=asyncio.FIRST_COMPLETED)
+        following = asyncio.ensure_future(self._follow(reader))
+        await asyncio.wait({ended, following}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
-            verdict = await self._verdict_on(ended.result()[1], team)
+            verdict = await self._verdict_on(ended.result()[1], following)
         else:
-            verdict = team.result()
+            verdict = following.result()
             await self._end_process(ended)
         status = os.waitstatus_to_exitcode((await ended)[1])
         if verdict is None:
@@ -154,7 +154,7 @@ class _Supervisor:
             self._to_hub.write(encode({}))
             await asyncio.sleep(HEARTBEAT)
 
-    async def _verdict_on(self, status: int, team: "asyncio.Task[_Verdict]") -> _Verdict | None:
+    async def _verdict_on(self, status: int, following: "asyncio.Task[_Verdict]") -> _Verdict | None:
         """Report that the process has ended; wait for what the hub says, and in process 0 for all others."""
         if self._id is None:
             return None
@@ -162,12 +162,12 @@ class _Supervisor:
         if self._reported == "finished":
             if self._hub is not None:
                 done = asyncio.ensure_future(self._hub.finished.wait())
-                await asyncio.wait({team, done}, return_when=asyncio.FIRST_COMPLETED)
-            return team.result() if team.done() else None
+                await asyncio.wait({following, done}, return_when=asyncio.FIRST_COMPLETED)
+            return following.result() if following.done() else None
         if not self._reported:
             may_follow = os.waitstatus_to_exitcode(status) == -signal.SIGABRT  # as XLA ends if its connection is lost
             self._to_hub.write(encode({"failed": self._describe(status), "rank": int(may_follow)}))
-        return await team
+        return await following
 
     async def _end_process(self, ended: asyncio.Future[Any]) -> None:
         if self._reported:

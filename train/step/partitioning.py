@@ -175,7 +175,7 @@ def partition(path: Sequence[Any]) -> PartitionSpec:
     return next(spec for pattern, spec in PARTITIONS if re.fullmatch(pattern, name))
 
 
-def like(tree: Any, template: Any) -> Any:
+def device_put_like(tree: Any, template: Any) -> Any:
     """Move each array of a tree to the sharding of the template's array."""
     return _put(tree, jax.tree.map(lambda array: array.sharding, template))
 

@@ -40,7 +40,10 @@ def load_tokenizer(path: str, config: TokenizerConfig, model: Mapping[str, Any] 
     """
     location = Path(path)
     if location.is_dir():
-        tokenizer = tokenizer_of_directory(location, config, model)
+        content = {name: (location / name).read_bytes() for name in TOKENIZER_FILES if (location / name).is_file()}
+        if model is None and (location / CONFIG).is_file():
+            model = TokenizerFiles(path, {CONFIG: (location / CONFIG).read_bytes()}).json(CONFIG)
+        tokenizer = tokenizer_of_files(content, path, config, model)
         if tokenizer is None:
             raise DataError(f"{location}: has no {FILE}, and no files of a tokenizer class that twinax knows")
         return tokenizer
@@ -49,38 +52,37 @@ def load_tokenizer(path: str, config: TokenizerConfig, model: Mapping[str, Any] 
     if location.suffix in (".model", ".spm"):
         return _from_sentencepiece(location, config)
     _check_alone(location)
-    return _from_file(location, config)
+    return _from_file(location.read_bytes(), path, config)
 
 
-def _from_file(location: Path, config: TokenizerConfig) -> Tokenizer:
-    fast, tokens = read_fast(location), {role: getattr(config, f"{role}_token") for role in ROLES}
+def _from_file(content: bytes, name: str, config: TokenizerConfig) -> Tokenizer:
+    fast, tokens = read_fast(content, name), {role: getattr(config, f"{role}_token") for role in ROLES}
     for role, token in tokens.items():
         if fast.token_to_id(token) is None:
             special = [repr(t.content) for t in fast.get_added_tokens_decoder().values() if t.special]
             raise DataError(
-                f"{location}: has no token {token!r} for {role}; set {role}_token in the tokenizer's settings "
+                f"{name}: has no token {token!r} for {role}; set {role}_token in the tokenizer's settings "
                 f"(its special tokens: {', '.join(special) or 'none'})"
             )
     return FastTokenizer(fast, tokens).frame_sources(config)
 
 
-def tokenizer_of_directory(
-    location: Path, config: TokenizerConfig, model: Mapping[str, Any] | None
+def tokenizer_of_files(
+    content: Mapping[str, bytes], name: str, config: TokenizerConfig, model: Mapping[str, Any] | None
 ) -> Tokenizer | None:
     """The tokenizer of a directory that `transformers` reads; None if it has none that twinax can read.
+
+    `name`: the directory's, for messages.
 
     Raises:
         DataError: as `load_tokenizer`.
     """
-    content = {name: (location / name).read_bytes() for name in TOKENIZER_FILES if (location / name).is_file()}
-    if model is None and (location / CONFIG).is_file():
-        model = TokenizerFiles(str(location), {CONFIG: (location / CONFIG).read_bytes()}).json(CONFIG)
     if FILE in content and SETTINGS not in content:
-        return _from_file(location / FILE, config)
-    files = TokenizerFiles.of(content, str(location), model)
+        return _from_file(content[FILE], f"{name}/{FILE}", config)
+    files = TokenizerFiles.of(content, name, model)
     kind = str(files.settings[CLASS])
     if FILE in content:
-        tokenizer = FastTokenizer.load(location, files)
+        tokenizer = FastTokenizer.of(files)
         languages = FAMILIES[kind].languages_of(files, tokenizer.fast) if kind in FAMILIES else None
         if languages is not None:
             tokenizer.frame, tokenizer.languages = FAMILIES[kind].frame_of(files), languages
@@ -112,7 +114,7 @@ def load_for_model(path: str, model: TransformerConfig, config: TokenizerConfig,
     if location.suffix in (".yml", ".yaml") or _is_mapping(location):
         return _from_marian_vocabulary(location, model)
     _check_alone(location)
-    fast = _from_vocabulary(location, config) if location.suffix == ".txt" else read_fast(location)
+    fast = _from_vocabulary(location, config) if location.suffix == ".txt" else read_fast(location.read_bytes(), path)
     language = config.languages[side] if config.languages and location.suffix == ".txt" else None
     tokens = {"unk": getattr(fast.model, "unk_token", None) or config.unk_token}
     for role, i in (("pad", model.pad_id), ("bos", model.bos_id), ("eos", model.eos_id)):

@@ -170,38 +170,31 @@ class FastTokenizer(Tokenizer):
         self._write_settings(directory, settings)
 
     @classmethod
-    def load(cls, path: str | PathLike[str], files: TokenizerFiles | None = None) -> "FastTokenizer":
-        """A tokenizer from a directory with tokenizer.json that `save` or `transformers` wrote.
-
-        `files`: those of the directory, whose settings `save` writes again.
+    def of(cls, files: TokenizerFiles) -> "FastTokenizer":
+        """A tokenizer from files with tokenizer.json that `save` or `transformers` wrote.
 
         Raises:
             DataError: a file is missing or damaged, or a special token is missing.
         """
-        folder = Path(path)
-        for name in (FILE, SETTINGS):
-            if not (folder / name).is_file():
-                raise DataError(f"{folder}: has no {name}")
-        fast = read_fast(folder / FILE)
-        stated = files or TokenizerFiles.of({SETTINGS: (folder / SETTINGS).read_bytes()}, str(folder))
-        language = stated.settings.get(LANGUAGE)
+        fast = read_fast(files.bytes(FILE), f"{files.name}/{FILE}")
+        language = files.settings.get(LANGUAGE)
         if not isinstance(language, str | None):
-            raise DataError(f"{folder / SETTINGS}: {LANGUAGE} is {language!r}, not a language's code")
-        named = {name: token for name, token in stated.named_tokens({}).items() if name not in ROLES}
-        add_tokens(fast, stated, named, stated.extra_tokens())
-        texts = {role: token for role in ROLES if (token := stated.token(role)) is not None}
+            raise DataError(f"{files.name}/{SETTINGS}: {LANGUAGE} is {language!r}, not a language's code")
+        named = {name: token for name, token in files.named_tokens({}).items() if name not in ROLES}
+        add_tokens(fast, files, named, files.extra_tokens())
+        texts = {role: token for role in ROLES if (token := files.token(role)) is not None}
         try:
             return cls(fast, texts, language, files=files)
         except DataError as error:
-            raise DataError(f"{folder}: {error}") from None
+            raise DataError(f"{files.name}: {error}") from None
 
 
-def read_fast(path: Path) -> LibraryTokenizer:
+def read_fast(content: bytes, name: str) -> LibraryTokenizer:
     """The library's tokenizer in a file. Raises: DataError if it cannot be read."""
     try:
-        fast = LibraryTokenizer.from_file(str(path))
+        fast = LibraryTokenizer.from_buffer(content)
     except Exception as error:  # the library raises a bare Exception
-        raise DataError(f"{path}: is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
+        raise DataError(f"{name}: is not a tokenizer: {' '.join(str(error).split())[:200]}") from None
     # A file may set truncation, padding and dropout; twinax does them itself.
     fast.no_truncation()
     fast.no_padding()

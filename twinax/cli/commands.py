@@ -21,7 +21,7 @@ from .flags.plan import Plan
 from .flags.proofs import Audit, Compare, Parity
 from .flags.text import Evaluate, Score, Translate
 from .process.exit_status import run_and_exit
-from .process.importing import import_uncollected
+from .process.importing import import_without_gc
 from .process.messages import set_encoding_errors, show_all
 from .usage import UsageError
 
@@ -33,12 +33,12 @@ problems of an input, not only the first three)."""
 
 def train(arguments: Sequence[str]) -> int:
     """Train a model on a predefined run or on your own parallel text; the same command resumes."""
-    return import_uncollected("twinax.cli.training.train_command").main(arguments)
+    return import_without_gc("twinax.cli.training.train_command").main(arguments)
 
 
 def data(arguments: Sequence[str]) -> int:
     """Print statistics of a corpus: pairs, tokens, lengths, unknown words, padding, batch shapes."""
-    return import_uncollected("twinax.cli.training.data_command").main(arguments)
+    return import_without_gc("twinax.cli.training.data_command").main(arguments)
 
 
 # These parse their own flags, because the flags depend on the run.

@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-from .process.importing import import_uncollected
+from .process.importing import import_without_gc
 from .process.streams import guard_streams
 
 _IMPORTS = "<frozen importlib"  # how the files of Python's import system begin
@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command; Ctrl-C ends it with one line, also while it imports."""
     guard_streams()
     signal.signal(signal.SIGINT, _interrupt)
-    import_uncollected("twinax.cli.commands").main()
+    import_without_gc("twinax.cli.commands").main()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from ..backend.errors import MissingPackageError
-from .process.importing import import_uncollected
+from .process.importing import import_without_gc
 
 if TYPE_CHECKING:
     from ..convert import Checkpoint
@@ -118,10 +118,10 @@ def check_picture(flag: str, path: str | None) -> None:
 
 def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
     """Print one line each: what is doubtful about a checkpoint, what its names lost, and what was assumed about it."""
-    from ..convert.load_warnings import describe_not_finite, doubt_of
+    from ..convert.load_warnings import describe_not_finite, load_warning
 
-    for doubt in filter(None, (doubt_of(checkpoint), describe_not_finite(checkpoint.arrays))):
-        print(f"twinax: {name}: {doubt}", file=sys.stderr)
+    for warning in filter(None, (load_warning(checkpoint), describe_not_finite(checkpoint.arrays))):
+        print(f"twinax: {name}: {warning}", file=sys.stderr)
     if checkpoint.stripped:
         from ..convert.weight_files.wrappers import describe_stripped
 
@@ -134,7 +134,7 @@ def report_assumed(name: str, checkpoint: "Checkpoint") -> None:
 
 def enable_compilation_cache() -> None:
     """Enable the compilation cache; `import twinax` alone does not change JAX's settings."""
-    import_uncollected("twinax.backend.compilation_cache").use_compilation_cache()
+    import_without_gc("twinax.backend.compilation_cache").use_compilation_cache()
 
 
 @contextmanager

@@ -76,15 +76,15 @@ def test_outputs_that_one_side_has_alone_are_named(module):
     port = lambda p, ids, mask: pooled(p, mask, ids)["pooled"]  # noqa: E731
     comparison = compare(module, (port, weights_of(module)), (IDS, (IDS != 0).astype(float)), rounding=False)
     assert comparison.verdict == "equal"
-    assert "output states.0 of the reference: the candidate has none for it" in comparison.not_exercised
+    assert "output states.0 of the reference: the candidate has none for it" in comparison.coverage_gaps
 
 
 def test_padding_at_the_start_counts(module):
     inputs = IDS, (IDS != 0).astype(float)
     port = lambda p, ids, mask: pooled(p, mask, ids)  # noqa: E731
-    assert not any("padding" in s for s in compare(module, (port, weights_of(module)), inputs).not_exercised)
+    assert not any("padding" in s for s in compare(module, (port, weights_of(module)), inputs).coverage_gaps)
     full = np.full((2, 5), 3) + np.arange(5), np.ones((2, 5))
-    assert any("padding" in s for s in compare(module, (port, weights_of(module)), full).not_exercised)
+    assert any("padding" in s for s in compare(module, (port, weights_of(module)), full).coverage_gaps)
 
 
 def test_a_parameter_that_the_port_alone_does_not_use_is_its_omission(module):
@@ -93,7 +93,7 @@ def test_a_parameter_that_the_port_alone_does_not_use_is_its_omission(module):
         return {"pooled": states[0] @ p["out.weight"].T, "states": states}
 
     comparison = compare(module, (without, weights_of(module)), (IDS, (IDS != 0).astype(float)))
-    assert "out.bias: the candidate does not use it; the reference uses out.bias" in comparison.not_exercised
+    assert "out.bias: the candidate does not use it; the reference uses out.bias" in comparison.coverage_gaps
 
 
 def test_a_transposed_square_matrix_is_called_transposed(module):
@@ -185,7 +185,7 @@ def test_of_outputs_of_one_size_the_one_with_equal_numbers_is_compared():
     logits = (lambda p, x: x + p["w"]), {"w": np.array([1.5, 2.0, 3.0])}
     comparison = compare(reference, logits, (np.random.default_rng(0).standard_normal((2, 3)),), rounding=False)
     assert comparison.verdict == "equal"
-    assert comparison.not_exercised[0] == "output hidden of the reference: the candidate has none for it"
+    assert comparison.coverage_gaps[0] == "output hidden of the reference: the candidate has none for it"
 
 
 @pytest.mark.parametrize("tied", ["reference", "candidate"])
@@ -197,7 +197,7 @@ def test_what_is_equal_only_while_two_parameters_are_is_said(tied):
     }
     reference = functions[tied == "reference"], {name: torch.tensor(array) for name, array in arrays.items()}
     port = functions[tied == "candidate"], arrays
-    sentences = compare(reference, port, (IDS % 5,), rounding=False).not_exercised
+    sentences = compare(reference, port, (IDS % 5,), rounding=False).coverage_gaps
     other = "candidate" if tied == "reference" else "reference"
     expected = f"embed and out: separate in the {other}, one parameter in the {tied}; equal only while their values are"
     assert expected in sentences
@@ -208,7 +208,7 @@ def test_what_is_equal_only_while_two_parameters_are_is_said(tied):
         )
         port = (functions[others is not reference[1]], own)
         both = compare((functions[False], others), port, (IDS % 5,), rounding=False)
-        assert not any("separate" in sentence for sentence in both.not_exercised)
+        assert not any("separate" in sentence for sentence in both.coverage_gaps)
 
 
 def _largest(p, x):
@@ -227,7 +227,7 @@ def test_outputs_of_whole_numbers_have_their_lines_and_their_limits():
     equal = compare(reference, ((lambda p, x: jnp.argmax(x @ p["w"] + 1e-6 * x, -1)), {"w": w}), (x,), rounding=False)
     assert equal.ok
     note = "output output: has no floating-point numbers, so a small difference before it was not tested"
-    assert equal.not_exercised == (note,)
+    assert equal.coverage_gaps == (note,)
 
 
 @pytest.mark.parametrize(
@@ -254,15 +254,15 @@ def test_an_output_computed_from_another_needs_no_note():
     alone = (lambda p, x: [y := x @ p["w"], y.argmax(-1)]), reference[1]
     inputs = (np.random.default_rng(1).standard_normal((6, 4)),)
     port = (lambda p, x: [x @ p["w"], jnp.argmax(x @ p["w"], -1)]), arrays
-    assert len(compare(reference, port, inputs, rounding=False).not_exercised) == 1
-    assert compare(alone, port, inputs, rounding=False).not_exercised == ()
+    assert len(compare(reference, port, inputs, rounding=False).coverage_gaps) == 1
+    assert compare(alone, port, inputs, rounding=False).coverage_gaps == ()
 
 
 def test_an_optimizer_that_cannot_be_run_is_said(module):
     sgd = lambda pairs: torch.optim.SGD(pairs, lr=0.1)  # noqa: E731
     comparison = compare(module, module, batch(), optimizers=(sgd, optax.lbfgs(0.1)), rounding=False)
     assert (comparison.verdict, comparison.update) == ("equal", None)
-    assert comparison.not_exercised[0].startswith("optimizers, which cannot be run: TypeError: ")
+    assert comparison.coverage_gaps[0].startswith("optimizers, which cannot be run: TypeError: ")
 
 
 def test_complex_parameters_are_told_apart_by_their_imaginary_parts():

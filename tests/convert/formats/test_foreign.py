@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from twinax import convert
-from twinax.convert.identify.foreign_directories import hugging_face_obstacle
+from twinax.convert.identify.foreign_directories import unsupported_hugging_face
 from twinax.convert.identify.unreadable import UnreadableError
 
 
@@ -173,10 +173,10 @@ def check_obstacle(path, parts):
     """The error of `load` is one line with these parts of what it is, of the obstacle, and of what to do."""
     with pytest.raises(UnreadableError) as error:
         convert.load(path)
-    obstacle = error.value.obstacle
-    assert str(error.value) == f"{path}: is {obstacle.kind}: {obstacle.reason}; {obstacle.advice}"
+    obstacle = error.value.unsupported
+    assert str(error.value) == f"{path}: is {obstacle.what}: {obstacle.why}; {obstacle.hint}"
     assert "\n" not in str(error.value)
-    for text, part in zip((obstacle.kind, obstacle.reason, obstacle.advice), parts, strict=True):
+    for text, part in zip((obstacle.what, obstacle.why, obstacle.hint), parts, strict=True):
         assert part in text
 
 
@@ -313,7 +313,7 @@ def test_of_several_checkpoints_it_names_the_newest(tmp_path):
 def test_flax_weights_are_no_obstacle(tmp_path):
     """Only the reader of weights decides on them."""
     write_entries(tmp_path, {"config.json": T5, "flax_model.msgpack": "x"})
-    assert hugging_face_obstacle(tmp_path) is None
+    assert unsupported_hugging_face(tmp_path) is None
 
 
 def test_a_pipe_is_not_read(tmp_path):

@@ -16,7 +16,7 @@ from twinax.configs.run import RunConfig
 from twinax.configs.training import TrainingConfig
 from twinax.convert import Checkpoint, ConversionError
 from twinax.convert.checkpoint import CONFIG, MARIAN_OPTIONS
-from twinax.convert.load_warnings import doubt_of
+from twinax.convert.load_warnings import load_warning
 from twinax.torch_reference.losses import cross_entropy
 from twinax.torch_reference.optimizers import make_optimizer
 from twinax.train.loop.warm_start import read_initial_weights
@@ -102,9 +102,9 @@ def test_a_pre_norm_model_of_an_old_version_is_in_doubt(version, pre_norm_arrays
 
 def test_post_norm_and_umt5():
     old = convert.load(FIXTURE / "model.npz")
-    assert doubt_of(replace(old, documents={MARIAN_OPTIONS: {}})) is None
+    assert load_warning(replace(old, documents={MARIAN_OPTIONS: {}})) is None
     settings = {"tie_word_embeddings": False}
     umt5 = Checkpoint(old.config, {}, "umt5", {CONFIG: settings})
-    assert (doubt_of(umt5) or "").startswith("tie_word_embeddings=False: transformers 5 scales the logits of UMT5")
+    assert (load_warning(umt5) or "").startswith("tie_word_embeddings=False: transformers 5 scales the logits of UMT5")
     for other in (replace(umt5, documents={CONFIG: {}}), replace(umt5, layout="mt5")):
-        assert doubt_of(other) is None
+        assert load_warning(other) is None

@@ -23,7 +23,7 @@ from twinax.train.data.buckets import plan_epoch
 from twinax.train.data.prepare import prepare
 from twinax.train.loop import evaluate
 from twinax.train.loop.loop import train
-from twinax.train.processes.team import Team
+from twinax.train.processes.process_group import ProcessGroup
 from twinax.train.step.partitioning import Placement
 from twinax.train.step.programs import Programs
 from twinax.train.tracking.metrics import read_metrics, validations
@@ -94,7 +94,7 @@ def test_a_run_of_an_earlier_version_keeps_its_order(run, tmp_path):
     """Its data.json does not say that shapes begin one after the other."""
     (tmp_path / ".data.json.twinax-0.json").touch()  # of a start that was killed
     with locked(tmp_path, print):
-        prepared, _ = prepare_in(tmp_path, run, None, print, Team())
+        prepared, _ = prepare_in(tmp_path, run, None, print, ProcessGroup())
     assert prepare_again(tmp_path, run, print).batches().plan(0).buckets == prepared.batches().plan(0).buckets
     data = json.loads((tmp_path / "data.json").read_text())
     assert data.pop("gradual") is True
@@ -156,7 +156,7 @@ def test_the_loss_of_validation_is_a_mean_over_tokens(run):
     data = prepare(replace(run, loop=replace(run.loop, translations=0)))
     validation, model = (
         evaluate.Validation(
-            data, Placement.of(data.run.sharding, data.run.model), Team(), Programs(in_background=False)
+            data, Placement.of(data.run.sharding, data.run.model), ProcessGroup(), Programs(in_background=False)
         ),
         data.run.model,
     )
@@ -194,7 +194,7 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
 
     monkeypatch.setattr(evaluate, "generate", generate)
     result = evaluate.Validation(
-        data, Placement.of(data.run.sharding, data.run.model), Team(), Programs(in_background=False)
+        data, Placement.of(data.run.sharding, data.run.model), ProcessGroup(), Programs(in_background=False)
     )._translate(flax_transformer.named_arrays(flax_transformer.Transformer(data.run.model, rngs=nnx.Rngs(0))))
     hypotheses = [text.lower() if lowercase else text for text in texts]
     expected = sacrebleu.corpus_bleu(hypotheses, [data.references], lowercase=lowercase).score

@@ -22,7 +22,7 @@ from ...convert.formats.registry import TOOLKITS
 from ...convert.formats.single_file import OPTIMIZERS
 from ...convert.io.progress import listening
 from ...convert.io.safetensors_files import size_of
-from ...convert.optimizers.trainer import FILES, obstacle
+from ...convert.optimizers.trainer import FILES, unsupported_training
 from ...train.tracking.progress import progress_bar
 
 
@@ -99,7 +99,7 @@ def describe_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str
     if after is None:
         reason: str | None = "this format does not store them"
         if result.layout in LAYOUTS:
-            reason = obstacle(replace(result, training=before), family(result.layout))
+            reason = unsupported_training(replace(result, training=before), family(result.layout))
         omitted = f"omitted, with the run and its {before.update:,} updates"
         return f"{omitted}: {reason}" if reason else omitted, True
     same = all(checksum(getattr(before, key)) == checksum(getattr(after, key)) for key in MOMENTS)

@@ -51,7 +51,7 @@ def inspect_checkpoint(flags: Inspect) -> int:
         rows, arrays = _contents(path)
         status = 0
     except UnreadableError as error:
-        rows = dict(zip(("type", "obstacle", "what to do"), astuple(error.obstacle), strict=True))
+        rows = dict(zip(("type", "obstacle", "what to do"), astuple(error.unsupported), strict=True))
     except (CheckpointError, ConversionError) as error:
         rows = {"type": describe(path), "obstacle": str(error).removeprefix(f"{path}: ")}
     shown_arrays = arrays if flags.tensors or flags.json_file else {}

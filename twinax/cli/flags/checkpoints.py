@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from ..process.importing import import_uncollected
+from ..process.importing import import_without_gc
 from ..usage import check_exists, one_line_errors
 from .shared import CheckpointPath, JsonFile, Switch, flags
 
@@ -65,7 +65,7 @@ class Convert:
         """The exit status: 1 if what was read back differs, else 0. Raises: UsageError."""
         check_exists(self.src, *filter(None, [self.adapter]))
         with one_line_errors():
-            return import_uncollected("twinax.cli.checkpoints.convert_command").convert_checkpoint(self)
+            return import_without_gc("twinax.cli.checkpoints.convert_command").convert_checkpoint(self)
 
 
 @flags
@@ -92,4 +92,4 @@ class Inspect:
         """The exit status: 2 if twinax cannot read the path, else 0. Raises: UsageError."""
         check_exists(self.path)
         with one_line_errors():
-            return import_uncollected("twinax.cli.checkpoints.inspect_command").inspect_checkpoint(self)
+            return import_without_gc("twinax.cli.checkpoints.inspect_command").inspect_checkpoint(self)

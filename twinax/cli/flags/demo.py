@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ...backend.torch_package import require_torch
-from ..process.importing import import_uncollected
+from ..process.importing import import_without_gc
 from ..usage import UsageError, enable_compilation_cache, one_line_errors
 from .shared import flags
 
@@ -33,7 +33,7 @@ class Demo:
         with one_line_errors():
             require_torch("twinax demo")
             enable_compilation_cache()
-            demo = import_uncollected("twinax.cli.demo.demo").demo
+            demo = import_without_gc("twinax.cli.demo.demo").demo
             results = demo(Path(self.out), self.updates, self.test)
         if results.stopped_by is not None:
             return 128 + results.stopped_by

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from ..process.importing import import_uncollected
+from ..process.importing import import_without_gc
 from ..usage import UsageError, check_outputs, check_picture, one_line_errors
 from .shared import JsonFile, Switch, flags
 
@@ -55,4 +55,4 @@ class Plan:
         check_outputs([self.plot, self.json_file], [self.model])
         os.environ["JAX_PLATFORMS"] = "cpu"  # a plan needs no accelerator, and must not take one from a training
         with one_line_errors():
-            return import_uncollected("twinax.cli.plan.plan_command").plan(self)
+            return import_without_gc("twinax.cli.plan.plan_command").plan(self)

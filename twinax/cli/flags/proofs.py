@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from ...backend.torch_package import require_torch
-from ..process.importing import import_uncollected
+from ..process.importing import import_without_gc
 from ..usage import UsageError, check_exists, download_hint, enable_compilation_cache, one_line_errors
 from .shared import JsonFile, Languages, Switch, flags
 
@@ -35,7 +35,7 @@ class Parity(Languages):
             compare the tokens.
         max_length: maximum length of a translation in tokens, including EOS; default: the Hugging Face directory's,
             else the model's maximum.
-        engines: instead of the ladder, compare beam search on --src in these engines, greedily and with a beam of 5:
+        backends: instead of the ladder, compare beam search on --src in these backends, greedily and with a beam of 5:
             flax,torch,transformers,ctranslate2 or some of them. Prints a certificate for each sentence that differs.
         shape: sentences x tokens of the random batches, such as 256x64 on both sides; loss and gradients are then those
             of the compiled program that trains.
@@ -50,7 +50,7 @@ class Parity(Languages):
     adapter: str | None = None
     translations: Switch = False
     max_length: int | None = None
-    engines: str | None = None
+    backends: Annotated[str | None, tyro.conf.arg(aliases=("--engines",))] = None
     shape: str | None = None
     seed: int = 0
     json_file: JsonFile = None
@@ -67,14 +67,14 @@ class Parity(Languages):
         with one_line_errors():
             require_torch("twinax parity")
             enable_compilation_cache()
-            if self.engines is None:
-                return int(not import_uncollected("twinax.cli.proofs.parity_command").prove(self))
+            if self.backends is None:
+                return int(not import_without_gc("twinax.cli.proofs.parity_command").prove(self))
             if self.model in PRESETS or self.second or self.tgt or self.translations or self.shape:
                 raise UsageError(
-                    f"--engines {self.engines}: compares one checkpoint; omit presets, --tgt, --translations and "
+                    f"--backends {self.backends}: compares one checkpoint; omit presets, --tgt, --translations and "
                     "--shape"
                 )
-            return int(not import_uncollected("twinax.cli.text.engines_command").compare_searches(self))
+            return int(not import_without_gc("twinax.cli.text.backends_command").compare_searches(self))
 
 
 @flags
@@ -113,7 +113,7 @@ class Audit:
         with one_line_errors():
             require_torch("twinax audit")
             enable_compilation_cache()
-            return int(not import_uncollected("twinax.cli.proofs.audit_command").examine(self))
+            return int(not import_without_gc("twinax.cli.proofs.audit_command").examine(self))
 
 
 @flags
@@ -163,7 +163,7 @@ class Compare:
         """The exit status: 0 if both are equal, 1 if they differ, else 2. Raises: UsageError."""
         with one_line_errors():
             require_torch("twinax compare")
-            return import_uncollected("twinax.cli.proofs.compare_command").run(self)
+            return import_without_gc("twinax.cli.proofs.compare_command").run(self)
 
 
 def _check_seed(seed: int) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from ...backend.torch_package import require_torch
-from ..process.importing import import_uncollected
+from ..process.importing import import_without_gc
 from ..usage import UsageError, check_exists, check_outputs, check_picture, one_line_errors
 from .shared import CheckpointPath, Decoding, Framework, JsonFile, Languages, Quantization, Switch, flags
 
@@ -49,7 +49,7 @@ class Translate(Languages, Decoding):
         check_outputs([self.attention], [self.source])
         with one_line_errors():
             _check_framework(self.framework)
-            return import_uncollected("twinax.cli.text.text_commands").translate(self)
+            return import_without_gc("twinax.cli.text.text_commands").translate(self)
 
 
 @flags
@@ -82,7 +82,7 @@ class Score:
         check_exists(self.checkpoint, self.src, self.tgt, *filter(None, [self.adapter]))
         with one_line_errors():
             _check_framework(self.framework)
-            return import_uncollected("twinax.cli.text.text_commands").score(self)
+            return import_without_gc("twinax.cli.text.text_commands").score(self)
 
 
 @flags
@@ -141,7 +141,7 @@ class Evaluate(Languages, Decoding):
         check_exists(*self.systems, *filter(None, (self.src, self.tgt, self.adapter)), *self.references)
         with one_line_errors():
             _check_framework(self.framework)
-            return import_uncollected("twinax.cli.text.evaluate_command").evaluate(self)
+            return import_without_gc("twinax.cli.text.evaluate_command").evaluate(self)
 
 
 def _check_framework(framework: Framework) -> None:

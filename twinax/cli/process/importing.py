@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 
-def import_uncollected(name: str) -> ModuleType:
+def import_without_gc(name: str) -> ModuleType:
     """Import a module with the garbage collector off, and exempt its objects from later collections.
 
     Modules live as long as the process, but every full collection would traverse their objects. Call this before

@@ -61,7 +61,7 @@ def prove(flags: Parity) -> bool:
     models = [flags.model, *filter(None, [flags.second])]
     words = ["twinax", "parity", *models, *set_flags, *["--translations"] * flags.translations]
     arguments: dict[str, Any] = {"seed": flags.seed}
-    first = second = None
+    first = second = text = None
     assumed: list[str] = []  # settings that the files do not state
     if flags.model in PRESETS:
         if flags.second is not None or flags.src is not None or flags.adapter is not None:
@@ -79,7 +79,8 @@ def prove(flags: Parity) -> bool:
         arguments |= {"flax": _second_model(first, second)} if second else _oracle(flags.model, first, flags.adapter)
         if flags.src is not None:
             first = decoding_in(first, **flags.languages)
-            warn_about_text(first, list(read_lines(flags.src)))
+            text = first.sources(read_lines(flags.src))
+            warn_about_text(first, text)
             if second is not None and any(languages.values()):
                 second = _in_same_languages(second, first, languages)
             longest = _longest(first, flags.max_length)
@@ -89,11 +90,10 @@ def prove(flags: Parity) -> bool:
     ladder = show_ladder(shlex.join(words), **arguments)
     document = {"command": shlex.join(words), **as_document(ladder)}
     equal = ladder.ok
-    if flags.translations and first is not None and flags.src is not None:
+    if flags.translations and first is not None and text is not None:
         has_oracle = arguments.get("oracle_name") == "transformers"
         transformers_model = load_model(flags.model, first.checkpoint, flags.adapter) if has_oracle else None
-        tokens_of = first.source_ids(list(read_lines(flags.src)))
-        sources = {line: tokens for line, tokens in enumerate(tokens_of, 1) if tokens}
+        sources = {line: tokens for line, tokens in enumerate(text.ids, 1) if tokens}
         translations_equal, document["translations"] = show_translations(
             (second or first).flax, first.torch, sources, transformers_model, _longest(first, flags.max_length)
         )

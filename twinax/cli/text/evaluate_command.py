@@ -156,13 +156,13 @@ def _translate(
     translator: Translator, sources: Sequence[str], decoding: DecodingConfig, framework: Framework
 ) -> tuple[list[str], int]:
     """(translations, number of sources that were truncated)."""
-    truncated = translator.too_long(sources)
-    warn_about_text(translator, sources)
+    encoded = translator.sources(sources)
+    warn_about_text(translator, encoded)
     with progress_bar() as progress:
         hypotheses = translator.hypotheses(
-            sources, decoding, framework, lambda count: progress("sentences", count, len(sources))
+            encoded, decoding, framework, lambda count: progress("sentences", count, len(sources))
         )
-    return [one_line(n_best[0].text) if n_best else "" for n_best in hypotheses], len(truncated)
+    return [one_line(n_best[0].text) if n_best else "" for n_best in hypotheses], len(encoded.too_long)
 
 
 def _show(scores_of: Mapping[str, Sequence[Any]], pairs: int, truncated: int) -> None:

@@ -8,7 +8,7 @@ from ...configs.data import CorpusConfig, is_file
 from ...configs.decoding import BEAM_SIZE, DecodingConfig
 from ...inference.attention_plot import attention_plot
 from ...inference.text_warnings import text_warnings
-from ...inference.translator import Hypothesis, Translator, load
+from ...inference.translator import Hypothesis, Sources, Translator, load
 from ...train.text import corpus
 from ...train.tracking.progress import progress_bar
 from ..flags.shared import Quantization
@@ -29,29 +29,31 @@ def translate(flags: Translate) -> int:
     decoding = decoding_config(translator, settings, flags.ignore_generation_config)
     picture_done = flags.attention is None
 
-    def show(lines: Sequence[str], first: int, progress: Callable[[int], None] = lambda count: None) -> None:
+    def show(sources: Sources, first: int, progress: Callable[[int], None] = lambda count: None) -> None:
         nonlocal picture_done
-        for i in translator.too_long(lines):
+        for i in sources.too_long:
             longest = translator.config.max_length
             print(f"twinax: line {first + i}: has more than {longest} tokens and was truncated", file=sys.stderr)
-        results = translator.hypotheses(lines, decoding, flags.framework, progress)
+        results = translator.hypotheses(sources, decoding, flags.framework, progress)
         for i, hypotheses in enumerate(results):
             for line in _lines_of(hypotheses, first + i, flags.n_best, flags.scores):
                 print(line, flush=True)
-        picture_done = picture_done or _draw(translator, lines, results, flags.attention)
+        picture_done = picture_done or _draw(translator, sources.texts, results, flags.attention)
 
     if flags.source is None and sys.stdin is not None and sys.stdin.isatty():
         print("one sentence per line; Ctrl-D ends", file=sys.stderr)
         for number, line in enumerate(_terminal_lines(), 1):
-            warn_about_text(translator, [line])
-            show([line], number)
+            sources = translator.sources([line])
+            warn_about_text(translator, sources)
+            show(sources, number)
     else:
-        lines = list(_source_lines(flags.source))
-        warn_about_text(translator, lines)
+        sources = translator.sources(_source_lines(flags.source))
+        warn_about_text(translator, sources)
+        total = len(sources.texts)
         with progress_bar() as progress:
-            for start in range(0, len(lines), _WINDOW):
-                window = lines[start : start + _WINDOW]
-                show(window, start + 1, lambda count, start=start: progress("lines", start + count, len(lines)))
+            for start in range(0, total, _WINDOW):
+                window = sources.window(start, _WINDOW)
+                show(window, start + 1, lambda count, start=start: progress("lines", start + count, total))
     if not picture_done:
         raise UsageError(f"--attention {flags.attention}: no line has text to draw")
     return 0
@@ -62,7 +64,7 @@ def score(flags: Score) -> int:
     pairs = list(read_pairs(src=flags.src, tgt=flags.tgt))
     translator = load_translator(flags.checkpoint, flags.adapter)
     translator = decoding_in(translator, flags.src_lang, flags.tgt_lang, None)
-    sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    sources, targets = translator.sources([pair[0] for pair in pairs]), [pair[1] for pair in pairs]
     warn_about_text(translator, sources)
     for value in translator.score(sources, targets, flags.framework, f"{flags.src} and {flags.tgt}, line"):
         print(f"{value:.6f}")
@@ -102,7 +104,7 @@ def decoding_in(
     return translator
 
 
-def warn_about_text(translator: Translator, sources: Sequence[str]) -> None:
+def warn_about_text(translator: Translator, sources: Sources) -> None:
     """Warn of signs that these sources will be translated badly: unknown tokens, no language, no task prefix."""
     for warning in text_warnings(translator, sources):
         print(f"twinax: {warning}", file=sys.stderr)

@@ -9,10 +9,10 @@ from typing import NoReturn
 
 from ...backend.errors import CheckpointError
 from ...presets.runs import RUN_NAMES
+from ...train.processes.process_group import ProcessGroup, Worker, take_flags
 from ...train.processes.supervisor import fork
-from ...train.processes.team import Team, Worker, take_flags
 from ..flags.run_arguments import parse
-from ..process.importing import import_uncollected
+from ..process.importing import import_without_gc
 from ..process.messages import DEFECT, describe_defect, one_line
 from ..usage import UsageError, one_line_errors
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     with one_line_errors():
         arguments, launch = take_flags(arguments)
     if launch is None:
-        return _train(arguments, Team())
+        return _train(arguments, ProcessGroup())
     worker = fork()
     try:
         with one_line_errors():
@@ -74,7 +74,7 @@ def _leave(
     os._exit(status)
 
 
-def _train(arguments: Sequence[str], team: Team) -> int:
+def _train(arguments: Sequence[str], group: ProcessGroup) -> int:
     parsed = parse(arguments, "twinax train", _DESCRIPTION)
     if parsed.print_config:
         print(parsed.run.to_json(), end="")
@@ -84,11 +84,11 @@ def _train(arguments: Sequence[str], team: Team) -> int:
             file=sys.stderr,
         )
         return 0
-    train = import_uncollected("twinax.train.loop.loop").train
+    train = import_without_gc("twinax.train.loop.loop").train
     previous_handler = signal.signal(signal.SIGTERM, _exit_on_signal)  # until the loop installs its own handler
     try:
         with one_line_errors(str(parsed.out)):
-            outcome = train(parsed.run, parsed.out, team=team)
+            outcome = train(parsed.run, parsed.out, group=group)
     finally:
         signal.signal(signal.SIGTERM, previous_handler)
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import (
 
 from twinax import convert
 from twinax.convert.formats.hugging_face import LAYOUTS, family
-from twinax.convert.identify.families import OBSTACLES, settings_obstacle
+from twinax.convert.identify.families import UNSUPPORTED, unsupported_settings
 from twinax.convert.identify.unreadable import UnreadableError
 
 pytestmark = pytest.mark.newest
@@ -41,18 +41,18 @@ def obstacle_of(settings, folder):
     with pytest.raises(UnreadableError) as error:
         convert.load(folder)
     assert "\n" not in str(error.value)
-    return error.value.obstacle
+    return error.value.unsupported
 
 
 def test_every_encoder_decoder_is_read_or_has_its_obstacle():
     names = {*MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES} - {*COMPOSED}
     encoder_decoders = {name for name in names if config_json(name).get("is_encoder_decoder")}
     assert {*SUPPORTED} < encoder_decoders
-    assert encoder_decoders - {*SUPPORTED} <= {*OBSTACLES}
-    assert {*COMPOSED} <= {*OBSTACLES}
-    assert not {*SUPPORTED} & {*OBSTACLES}
+    assert encoder_decoders - {*SUPPORTED} <= {*UNSUPPORTED}
+    assert {*COMPOSED} <= {*UNSUPPORTED}
+    assert not {*SUPPORTED} & {*UNSUPPORTED}
     newer = {name for name, first in NEWER.items() if Version(transformers.__version__) < Version(first)}
-    assert {*OBSTACLES} - {*CONFIG_MAPPING.keys()} == newer
+    assert {*UNSUPPORTED} - {*CONFIG_MAPPING.keys()} == newer
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_the_obstacle_names_the_setting(name, settings, tmp_path):
         parts = {part: CONFIG_MAPPING[kind]() for part, kind in (("text_encoder", "t5"), ("audio_encoder", "encodec"))}
         changes |= parts | {"decoder": CONFIG_MAPPING["musicgen_decoder"]()}
     obstacle = obstacle_of(config_json(name, **changes), tmp_path)
-    assert obstacle.kind == f"a Hugging Face model of model_type={name!r}"
-    assert obstacle.reason.startswith("twinax does not support ")
-    assert f" ({settings}" in obstacle.reason
+    assert obstacle.what == f"a Hugging Face model of model_type={name!r}"
+    assert obstacle.why.startswith("twinax does not support ")
+    assert f" ({settings}" in obstacle.why
 
 
 def test_two_families_in_one_model(tmp_path):
     encoder, decoder = AutoConfig.for_model("bert"), AutoConfig.for_model("gpt2")
     both = CONFIG_MAPPING["encoder-decoder"](encoder=encoder.to_dict(), decoder=decoder.to_dict())
     obstacle = obstacle_of(json.loads(both.to_json_string()), tmp_path)
-    assert "encoder.model_type='bert', decoder.model_type='gpt2'" in obstacle.reason
+    assert "encoder.model_type='bert', decoder.model_type='gpt2'" in obstacle.why
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_two_families_in_one_model(tmp_path):
 )
 def test_what_is_no_encoder_decoder(name, names, kind, tmp_path):
     obstacle = obstacle_of(config_json(name, names[name]), tmp_path)
-    assert obstacle.kind == kind
-    assert obstacle.reason.startswith(f"model_type={name!r}, architectures={names[name]!r}, and twinax reads")
+    assert obstacle.what == kind
+    assert obstacle.why.startswith(f"model_type={name!r}, architectures={names[name]!r}, and twinax reads")
 
 
 def test_a_quantized_model_is_refused_before_its_weights_are_read(bart):
@@ -118,10 +118,10 @@ def test_a_quantized_model_is_refused_before_its_weights_are_read(bart):
     quantization = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
     (bart / "model.safetensors").write_bytes(b"")
     obstacle = obstacle_of(settings | {"quantization_config": quantization}, bart)
-    assert obstacle.kind == "a quantized Hugging Face model of model_type='bart'"
+    assert obstacle.what == "a quantized Hugging Face model of model_type='bart'"
     values = "quantization_config.quant_method='bitsandbytes', quantization_config.load_in_8bit=True"
-    assert obstacle.reason == values
-    assert "dequantize()" in obstacle.advice
+    assert obstacle.why == values
+    assert "dequantize()" in obstacle.hint
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_a_quantized_model_is_refused_before_its_weights_are_read(bart):
     ],
 )
 def test_settings_of_any_type(settings, kind, tmp_path):
-    assert obstacle_of(settings, tmp_path).kind == kind
-    assert settings_obstacle({"model_type": "t5"}, SUPPORTED) is None
+    assert obstacle_of(settings, tmp_path).what == kind
+    assert unsupported_settings({"model_type": "t5"}, SUPPORTED) is None
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 242043056\n"
@@ -164,4 +164,4 @@ def test_a_damaged_shard_of_the_index_is_an_obstacle(bart):
     shard.write_bytes(POINTER)
     with pytest.raises(UnreadableError) as error:
         convert.load(bart)
-    assert error.value.obstacle.kind == f"a directory whose {shard.name} is a git-lfs pointer"
+    assert error.value.unsupported.what == f"a directory whose {shard.name} is a git-lfs pointer"

@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..step.partitioning import Placement
-from .team import Team
+from .process_group import ProcessGroup
 
 
-class Told(NamedTuple):
+class StepSummary(NamedTuple):
     """The same in every process. The numbers may be on the devices: reading one waits for them."""
 
     signal: Any  # a signal to stop that a process has caught; 0: none
@@ -22,8 +22,8 @@ class Told(NamedTuple):
 class Exchange:
     """The maximum of the signals and the sum of the checksums of all processes, compiled before a process waits."""
 
-    def __init__(self, placement: Placement, team: Team):
-        self._alone = team.count == 1
+    def __init__(self, placement: Placement, group: ProcessGroup):
+        self._alone = group.count == 1
         if self._alone:
             return
         mesh = placement.mesh
@@ -31,22 +31,22 @@ class Exchange:
         self._shape = (mesh.size, 2)
         everywhere = NamedSharding(mesh, PartitionSpec())
 
-        def combine(told: jax.Array) -> Told:
-            return Told(told[:, 0].max(), told[:, 1].sum(dtype=jnp.uint32))
+        def combine(summary: jax.Array) -> StepSummary:
+            return StepSummary(summary[:, 0].max(), summary[:, 1].sum(dtype=jnp.uint32))
 
-        self._combine = jax.jit(combine, out_shardings=everywhere).lower(self._array(Told(0, 0))).compile()
-        team.agree("the programs are compiled")
+        self._combine = jax.jit(combine, out_shardings=everywhere).lower(self._array(StepSummary(0, 0))).compile()
+        group.barrier("the programs are compiled")
 
-    def __call__(self, told: Told) -> Told:
+    def __call__(self, summary: StepSummary) -> StepSummary:
         """The largest signal and the sum of the checksums of all processes."""
-        return told if self._alone else self._combine(self._array(told))
+        return summary if self._alone else self._combine(self._array(summary))
 
-    def _array(self, told: Told) -> jax.Array:
+    def _array(self, summary: StepSummary) -> jax.Array:
         """A row per device, of which one in each process has the numbers."""
         first = min(device.id for device in jax.local_devices())
 
         def row(device: Any) -> np.ndarray:
-            return np.array([told if device.id == first else (0, 0)], np.uint32)
+            return np.array([summary if device.id == first else (0, 0)], np.uint32)
 
         devices = self._sharding.addressable_devices
         rows = [jax.device_put(row(device), device) for device in devices]

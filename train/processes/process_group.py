@@ -22,15 +22,15 @@ _OPEN_MPI = "OMPI_COMM_WORLD_SIZE"  # number of processes
 _JAX_SECONDS = 120  # for connections and heartbeats of JAX's own service: more than the hub needs to end the run
 
 
-class Team:
+class ProcessGroup:
     """The processes of a run. This class is a process without others."""
 
     id, count = 0, 1
 
-    def agree(self, name: str, value: Any = None) -> None:
+    def barrier(self, name: str, value: Any = None) -> None:
         """Wait until all processes are here; end the run if their values (JSON) differ."""
 
-    def begin(self, work: str) -> None:
+    def report_progress(self, work: str) -> None:
         """Say which work begins, which all processes do together: the next update, for example."""
 
     @property
@@ -47,7 +47,7 @@ class Launch(NamedTuple):
     id: int | None = None
 
 
-class Worker(Team):
+class Worker(ProcessGroup):
     """A process of a run with others, below its supervisor."""
 
     def __init__(self, channel: socket.socket, log: int):
@@ -105,13 +105,13 @@ class Worker(Team):
         Thread(target=self._respond, name="heartbeats", daemon=True).start()
         return self._wait_for("begin")["begin"]
 
-    def agree(self, name: str, value: Any = None) -> None:
+    def barrier(self, name: str, value: Any = None) -> None:
         """Wait until all processes are here; end the run if their values (JSON) differ."""
         if self._joined:
             self._send({"agree": name, "value": value})
             self._wait_for("agreed")
 
-    def begin(self, work: str) -> None:
+    def report_progress(self, work: str) -> None:
         """Say which work begins, which all processes do together: the next update, for example."""
         if self._joined:
             self._send({"work": work})

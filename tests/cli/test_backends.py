@@ -1,4 +1,4 @@
-"""Beam search in several engines: equal ones agree, changed ones are reported, and ties count as rounding."""
+"""Beam search in several backends: equal ones agree, changed ones are reported, and ties count as rounding."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from twinax.configs.decoding import DecodingConfig
 from twinax.convert import Checkpoint
 from twinax.parity.functions import random_arrays
 from twinax.parity.search import backends
-from twinax.parity.search.backends import compare_engines, load_searches
+from twinax.parity.search.backends import compare_backends, load_searches
 from twinax.parity.search.ctranslate2 import COMMON_RULES, translate_options
 
 STORED = Path(__file__).parents[1] / "checkpoints" / "v1"
@@ -42,7 +42,7 @@ def checkpoint(config=CONFIG, end=2.0):
 def compare(tmp_path, model, *names, sources=SOURCES, beam_size=4):
     searches, missing = load_searches(model, names, tmp_path)
     assert missing == {}
-    return compare_engines(model, searches, sources, beam_size)
+    return compare_backends(model, searches, sources, beam_size)
 
 
 @pytest.mark.parametrize("config", [CONFIG, CONFIG.replace(forced_bos_id=7, decoder_start_id=2)])
@@ -58,7 +58,7 @@ def test_truncated_hypotheses_are_equal_too(tmp_path):
     """EOS is unlikely, and the maximum is shorter than the model's."""
     model = checkpoint(end=-5)
     searches, _ = load_searches(model, ["ctranslate2"], tmp_path)
-    (agreement,) = compare_engines(model, searches, SOURCES, 3, max_length=5)
+    (agreement,) = compare_backends(model, searches, SOURCES, 3, max_length=5)
     assert (agreement.equal, agreement.ok) == (24, True)
 
 
@@ -106,7 +106,7 @@ def test_ties_are_rounding(tmp_path):
         decoded = searches["torch"](src, decoding)
         return decoded._replace(tokens=swap[decoded.tokens])
 
-    (agreement,) = compare_engines(model, {"swapped": swapped}, SOURCES, 4)
+    (agreement,) = compare_backends(model, {"swapped": swapped}, SOURCES, 4)
     assert agreement.certificates
     assert not agreement.different
     first = agreement.certificates[0]
@@ -160,29 +160,29 @@ def text_model(tmp_path, monkeypatch):
 
 
 def test_the_command_compares_and_names_what_is_missing(command, text_model, monkeypatch):
-    flags = ("parity", "model.pt", "--engines", "torch,transformers,ctranslate2", "--src", "src", "--json", "e.json")
+    flags = ("parity", "model.pt", "--backends", "torch,transformers,ctranslate2", "--src", "src", "--json", "e.json")
     code, out, _ = command(*flags)
     assert (code, out.splitlines()[-1]) == (0, "equal, without transformers")
     assert "transformers: has no family with this model, of marian, bart" in out
     report = json.loads(Path("e.json").read_text())
-    rows = [(row["beam_size"], row["engine"], row["equal"]) for row in report["engines"]]
-    assert rows == [(beam, engine, 3) for beam in (1, 5) for engine in ("torch", "ctranslate2")]
+    rows = [(row["beam_size"], row["backend"], row["equal"]) for row in report["backends"]]
+    assert rows == [(beam, backend, 3) for beam in (1, 5) for backend in ("torch", "ctranslate2")]
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    code, out, _ = command("parity", "model.pt", "--engines", "torch,ctranslate2", "--src", "src")
+    code, out, _ = command("parity", "model.pt", "--backends", "torch,ctranslate2", "--src", "src")
     assert (code, "ctranslate2: is not installed; pip install ctranslate2" in out) == (0, True)
 
 
 def test_rounded_weights_are_said_to_be(command, text_model):
     convert.save(convert.load("model.pt"), "int8", layout="ctranslate2", quantization="int8")
-    code, out, _ = command("parity", "int8", "--engines", "torch", "--src", "src")
+    code, out, _ = command("parity", "int8", "--backends", "torch", "--src", "src")
     assert (code, out.splitlines()[-1]) == (0, "equal")
-    assert "int8 is a CTranslate2 directory, int8: all engines computed in float32 with the rounded weights" in out
+    assert "int8 is a CTranslate2 directory, int8: all backends computed in float32 with the rounded weights" in out
 
 
 def test_the_flag_bounds_the_length(command, text_model, monkeypatch):
     lengths, right = [], backends.translate_options
     monkeypatch.setattr(backends, "translate_options", lambda *a: lengths.append(a[1].max_length) or right(*a))
-    flags = ("parity", "model.pt", "--engines", "ctranslate2", "--src", "src", "--max-length", "2")
+    flags = ("parity", "model.pt", "--backends", "ctranslate2", "--src", "src", "--max-length", "2")
     assert (command(*flags)[0], {*lengths}) == (0, {2})
 
 
@@ -191,26 +191,29 @@ def test_the_command_fails_if_an_engine_differs(command, text_model, monkeypatch
     monkeypatch.setattr(
         backends, "translate_options", lambda *arguments: right(*arguments) | {"max_decoding_length": 1}
     )
-    code, out, _ = command("parity", "model.pt", "--engines", "ctranslate2", "--src", "src")
+    code, out, _ = command("parity", "model.pt", "--backends", "ctranslate2", "--src", "src")
     assert (code, out.splitlines()[-1]) == (1, "DIFFERENT")
     assert "beam 5, ctranslate2, line 1: DIFFERENT: hypothesis 2, diverges at token 2" in out
 
 
 INVALID = {
-    "no such engine": (("model.pt", "--engines", "torch,marian", "--src", "src"), "'marian' is not an engine; choose"),
-    "no text": (("model.pt", "--engines", "torch"), "--engines torch: needs --src"),
-    "a preset": (("tiny", "--engines", "torch", "--src", "src"), "compares one checkpoint"),
-    "two": (("model.pt", "--engines", "torch", "--src", "src", "--translations"), "compares one checkpoint"),
+    "no such backend": (
+        ("model.pt", "--backends", "torch,marian", "--src", "src"),
+        "'marian' is not a backend; choose",
+    ),
+    "no text": (("model.pt", "--backends", "torch"), "--backends torch: needs --src"),
+    "a preset": (("tiny", "--backends", "torch", "--src", "src"), "compares one checkpoint"),
+    "two": (("model.pt", "--backends", "torch", "--src", "src", "--translations"), "compares one checkpoint"),
     "nothing to compare": (
-        ("model.pt", "--engines", "transformers", "--src", "src"),
-        "--engines transformers: nothing to compare: transformers has no family with this model, of marian, bart",
+        ("model.pt", "--backends", "transformers", "--src", "src"),
+        "--backends transformers: nothing to compare: transformers has no family with this model, of marian, bart",
     ),
     "no adapter": (
-        ("model.pt", "--engines", "torch", "--src", "src", "--adapter", "src"),
+        ("model.pt", "--backends", "torch", "--src", "src", "--adapter", "src"),
         "the adapter src is merged into the Hugging Face directory of",
     ),
-    "no length": (("model.pt", "--engines", "torch", "--src", "src", "--max-length", "0"), "max_length=0: must be"),
-    "empty": (("model.pt", "--engines", "torch", "--src", "empty"), "empty: has no sentence"),
+    "no length": (("model.pt", "--backends", "torch", "--src", "src", "--max-length", "0"), "max_length=0: must be"),
+    "empty": (("model.pt", "--backends", "torch", "--src", "empty"), "empty: has no sentence"),
 }
 
 

@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(_user_cache, "twinax
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ["XDG_CACHE_HOME"] = _cache.name
 
-MOST_BYTES = 2_500_000_000  # of a test process, above which it drops its compiled programs
+LEAST_MEMORY = 4_000_000_000  # bytes that must be available, or test processes drop their compiled programs
 
 # `parity_tests` and `benchmarks`, which are not installed; last, so that an installed twinax comes first.
 sys.path.append(str(Path(__file__).parent))
@@ -55,14 +55,14 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_this_file():
-    """Drop compiled programs at the end of a test file if they take much memory: JAX keeps them, in all gigabytes."""
+    """Drop compiled programs at the end of a test file if memory is short: JAX keeps them, in all gigabytes."""
     yield
     import gc
 
     import jax
     import psutil
 
-    if psutil.Process().memory_info().rss > MOST_BYTES:
+    if psutil.virtual_memory().available < LEAST_MEMORY:
         jax.clear_caches()
         gc.collect()
 

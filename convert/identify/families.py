@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .unreadable import COMPARE, NOT_READABLE, Unsupported, printable
+from .unreadable import COMPARE, Unsupported, printable
 
 _ADD = "docs/families.md says how to add a family"
 
@@ -15,31 +15,9 @@ class _Family(NamedTuple):
 
 
 _EXPERTS = _Family("mixture-of-experts layers", ("num_experts",))
-_SPEECH = _Family("speech input", ("num_mel_bins", "speech_encoder_layers", "conv_kernel_sizes"))
-_IMAGES = _Family("image input", ("vision_config.model_type", "encoder.model_type", "backbone", "patch_size"))
-_SERIES = _Family("time series", ("prediction_length",))
-_SOUND = _Family("audio output", ("num_mel_bins", "num_codebooks", "decoder.num_codebooks"))
 _LOCAL = "local attention, over blocks or windows"
 
-_SPEECH_MODELS = """
-audioflamingo3 canary canary_decoder cohere_asr glmasr granite_speech granite_speech_plus moonshine
-moonshine_streaming moss_transcribe_diarize musicflamingo nemo_speechlm nemotron3_5_asr nemotron_asr_streaming
-parakeet_rnnt parakeet_tdt pop2piano qwen2_audio qwen3_asr seamless_m4t seamless_m4t_v2 speech-encoder-decoder
-speech_to_text vibevoice_asr voxtral voxtral_realtime whisper
-"""
-_IMAGES_MODELS = """
-conditional_detr d_fine dab-detr deformable_detr deimv2 detr florence2 grounding-dino mm-grounding-dino omdet-turbo
-pix2struct pp_doclayout_v2 pp_doclayout_v3 pp_doclayout_v4 pp_formulanet pp_formulanet_text rt_detr rt_detr_v2
-table-transformer udop vision-encoder-decoder
-"""
-_SERIES_MODELS = """
-autoformer informer time_series_transformer
-"""
-_SOUND_MODELS = """
-dia dia_decoder fastspeech2_conformer musicgen musicgen_melody speecht5
-"""
-
-# Model types of `transformers` -> what twinax does not support
+# Model types of text models of `transformers` -> what twinax does not support; of others, config.json says enough
 UNSUPPORTED = {
     "longt5": _Family(_LOCAL, ("encoder_attention_type", "local_radius")),
     "led": _Family(_LOCAL, ("attention_window",)),
@@ -58,10 +36,6 @@ UNSUPPORTED = {
     "mvp": _Family("MVP's prompts and tensor names", ("use_prompt", "prompt_length"), _ADD),
     "fsmt": _Family("FSMT's tensor names", ("langs",), f"pass the fairseq .pt, or {_ADD}"),
     "plbart": _Family("PLBart's tensor names", advice=_ADD),
-    **dict.fromkeys(_SPEECH_MODELS.split(), _SPEECH),
-    **dict.fromkeys(_IMAGES_MODELS.split(), _IMAGES),
-    **dict.fromkeys(_SERIES_MODELS.split(), _SERIES),
-    **dict.fromkeys(_SOUND_MODELS.split(), _SOUND),
 }
 
 
@@ -88,10 +62,11 @@ def _unsupported_family(settings: Mapping[str, Any], supported: tuple[str, ...])
         kind = "a directory whose config.json is not of a Hugging Face model"
         return Unsupported(kind, f"config.json has no model_type; {families}", "copy the config.json of the model")
     if settings.get("is_encoder_decoder") is True:
-        return Unsupported(f"a Hugging Face model of {name}", f"not a family that twinax supports; {families}", _ADD)
+        hint = f"{COMPARE}; {_ADD}"
+        return Unsupported(f"a Hugging Face model of {name}", f"not a family that twinax supports; {families}", hint)
     kind, architecture = _architecture(settings)
     reason = f"{name}{f', architectures={architecture!r}' if architecture else ''}, and twinax reads encoder-decoders"
-    return Unsupported(kind, f"{reason} only; {families}", NOT_READABLE)
+    return Unsupported(kind, f"{reason} of text only; {families}", COMPARE)
 
 
 def _architecture(settings: Mapping[str, Any]) -> tuple[str, str | None]:
@@ -102,7 +77,7 @@ def _architecture(settings: Mapping[str, Any]) -> tuple[str, str | None]:
         return "a decoder-only model", name
     if name and name.endswith(("ForMaskedLM", "ForPreTraining")):
         return "an encoder-only model", name
-    return "not an encoder-decoder", name
+    return "not an encoder-decoder of text", name
 
 
 def _quantized(model_type: str, quantization: Any) -> Unsupported:

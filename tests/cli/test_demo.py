@@ -99,7 +99,7 @@ def test_a_short_demo(command, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "POOLED", 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    code, out, _ = command("demo", "--updates", "150", "--test", "40")
+    code, out, _ = command("demo", "--updates", "200", "--test", "40")
     rows = {row[0].strip(): row[1].strip() for line in out.splitlines() if len(row := line.strip("│").split("│")) == 2}
     assert code == 0, out
     assert re.fullmatch(r"0 of [\d,]+ translated tokens differ", rows["Flax and PyTorch"])

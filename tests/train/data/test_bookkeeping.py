@@ -217,7 +217,8 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
 def test_a_metric_that_was_not_measured(one_shape, tmp_path):
     loop = LoopConfig(updates=2, validate_every=2, translations=0)
     train(replace(one_shape, loop=loop), tmp_path / "r", QUIET)
-    outcome = train(replace(one_shape, loop=replace(loop, updates=4, translations=4, metric="bleu")), tmp_path / "r", QUIET)
+    longer = replace(loop, updates=4, translations=4, metric="bleu")
+    outcome = train(replace(one_shape, loop=longer), tmp_path / "r", QUIET)
     assert (outcome.update, "bleu" in outcome.validation) == (4, True)
 
 

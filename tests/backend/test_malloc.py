@@ -21,7 +21,7 @@ class Counting(loop.TrainingProgress):
 
 loop.TrainingProgress = Counting
 Path("text").write_text("a b c d e f g h\\n" * 600)
-model = TransformerConfig.preset("tiny", max_length=16)
+model = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1, max_length=16)
 run = RunConfig(
     corpus=CorpusConfig(src="text", tgt="text", held_out=8),
     tokenizer=TokenizerConfig(kind="word", joint=False),

@@ -11,6 +11,7 @@ from twinax import TransformerConfig
 from twinax.parity.coverage import Coverage
 from twinax.parity.harness import Report
 from twinax.parity.ladder import Ladder
+from twinax.presets.models import PRESETS
 
 TWINAX = Path(sys.executable).parent / "twinax"
 STORED = Path(__file__).parents[1] / "checkpoints" / "v1"
@@ -27,7 +28,18 @@ def twinax(command):
     return call
 
 
-def test_parity_prints_the_ladder_and_exits_with_0(twinax):
+@pytest.fixture
+def shallow(monkeypatch):
+    """The preset `tiny` with one layer per side."""
+    config = TransformerConfig.preset("tiny", num_encoder_layers=1, num_decoder_layers=1)
+    monkeypatch.setitem(PRESETS, "tiny", config)
+
+
+@pytest.mark.usefixtures("shallow")
+def test_parity_prints_the_ladder_and_exits_with_0(twinax, monkeypatch):
+    from twinax.parity import ladder
+
+    monkeypatch.setattr(ladder, "POOLED", 4)
     result = twinax("parity", "tiny", "--seed", "1")
     assert result.returncode == 0, result.stderr
     for rung in ("masks", "attention weights", "sublayers", "encoder", "decoder", "logits", "gradients"):
@@ -35,6 +47,7 @@ def test_parity_prints_the_ladder_and_exits_with_0(twinax):
         assert line.split("│")[-2].strip() == "equal"
 
 
+@pytest.mark.usefixtures("shallow")
 def test_parity_exits_with_1_where_the_twins_differ(monkeypatch, capsys):
     from twinax.cli import commands
     from twinax.parity import ladder

@@ -9,6 +9,7 @@ import pytest
 
 from twinax import TransformerConfig
 from twinax.backend.xla_flags import fast_compilation
+from twinax.cli.plan import plan_report
 from twinax.cli.plan.plan_command import find_workload
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import LoopConfig, RunConfig
@@ -129,7 +130,8 @@ def test_what_the_corpus_determines_is_assumed(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_plan_that_does_not_fit(config, command, monkeypatch):
+def test_plan_that_does_not_fit(config, programs, command, monkeypatch):
+    monkeypatch.setattr(plan_report, "compile_apart", lambda *arguments: iter(programs.values()))
     monkeypatch.setitem(CHIPS, "l4", replace(CHIPS["l4"], hbm_bytes=1e6))
     status, out, _ = command("plan", config, "--topology", "l4:1")
     assert status == 1

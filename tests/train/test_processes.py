@@ -400,9 +400,12 @@ def test_every_sentence_is_one_process_s_own(sentences, parts, shares):
 
 def test_two_processes_are_one(tmp_path, command, monkeypatch):
     """Two processes with two devices each; a signal to one stops both; then one process goes on, as if always alone."""
-    cluster = Cluster(tmp_path, (*SETTINGS, "--loop.checkpoint-every", "2"))
+    settings = dict(zip(SETTINGS[::2], SETTINGS[1::2], strict=True))
+    settings |= {"--held-out": "3", "--batches.shapes": "1"}
+    settings |= {"--loop.validate-every": "8", "--loop.checkpoint-every": "2"}
+    cluster = Cluster(tmp_path, tuple(word for setting in settings.items() for word in setting))
     monkeypatch.chdir(tmp_path)
-    train = ("train", "--src", "src", "--tgt", "tgt", *cluster.settings, "--loop.updates", "12", "--out")
+    train = ("train", "--src", "src", "--tgt", "tgt", *cluster.settings, "--loop.updates", "8", "--out")
     assert command(*train, "alone")[0] == 0
     processes = cluster.start("moved", 1000, Stage(2, 2, ("--sharding.fsdp", "2", "--sharding.tensor", "2")))
     while not cluster.checkpoints("moved") and all(process.poll() is None for process in processes):

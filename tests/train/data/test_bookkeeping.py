@@ -29,6 +29,7 @@ from twinax.train.step.programs import Programs
 from twinax.train.tracking.metrics import read_metrics, validations
 
 QUIET = Console(quiet=True)
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,12 @@ def run(tmp_path_factory):
         training=TrainingConfig(schedule="constant", learning_rate=1e-30, warmup_updates=0, seed=1),
         loop=LoopConfig(epochs=3),
     )
+
+
+@pytest.fixture
+def one_shape(run):
+    """The same in batches of one shape."""
+    return replace(run, batches=BatchConfig(tokens=640, shapes=1))
 
 
 def pairs_of(batches, epoch):
@@ -120,15 +127,15 @@ class Recorder:
         self.closed += 1
 
 
-def test_the_loop_reads_the_order_of_its_seed(run, tmp_path):
+def test_the_loop_reads_the_order_of_its_seed(one_shape, tmp_path):
     """Batch checksums in metrics.jsonl differ per seed and epoch; initial weights are those of nnx.Rngs(seed).
 
     A tracker receives the numbers of these records.
     """
-    one_shape = replace(run, batches=BatchConfig(tokens=640, shapes=1), loop=LoopConfig(epochs=2, translations=0))
+    run = replace(one_shape, loop=LoopConfig(epochs=2, translations=0))
     checksums, weights = {}, {}
     for seed in (1, 2):
-        seed_run = replace(one_shape, training=replace(run.training, seed=seed))
+        seed_run = replace(run, training=replace(run.training, seed=seed))
         tracker, directory = Recorder(), tmp_path / str(seed)
         train(seed_run, directory, QUIET, trackers=[tracker])
         records = [record for record in read_metrics(directory) if "checksum" in record]
@@ -207,16 +214,17 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
         assert sacrebleu.corpus_bleu(hypotheses, [data.references]).score < expected - 1
 
 
-def test_a_metric_that_was_not_measured(run, tmp_path):
+def test_a_metric_that_was_not_measured(one_shape, tmp_path):
     loop = LoopConfig(updates=2, validate_every=2, translations=0)
-    train(replace(run, loop=loop), tmp_path / "r", QUIET)
-    outcome = train(replace(run, loop=replace(loop, updates=4, translations=4, metric="bleu")), tmp_path / "r", QUIET)
+    train(replace(one_shape, loop=loop), tmp_path / "r", QUIET)
+    longer = replace(loop, updates=4, translations=4, metric="bleu")
+    outcome = train(replace(one_shape, loop=longer), tmp_path / "r", QUIET)
     assert (outcome.update, "bleu" in outcome.validation) == (4, True)
 
 
-def test_patience(run, tmp_path):
+def test_patience(one_shape, tmp_path):
     """With a learning rate of almost nothing."""
-    run = replace(run, loop=LoopConfig(updates=30, validate_every=1, patience=2, translations=0))
+    run = replace(one_shape, loop=LoopConfig(updates=30, validate_every=1, patience=2, translations=0))
     outcome = train(run, tmp_path / "r", QUIET)
     assert outcome.update == 3  # the first is best, and the next two are not better
     assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == ["1", "2", "3"]  # best and last two

@@ -109,7 +109,7 @@ def test_batches_do_not_depend_on_who_makes_them():
         rows = sorted(tuple(row[row != 0]) for batch in part for row in batch.arrays.src_tokens if row.any())
         assert rows == sorted(tuple(ids) for ids in dataset.sources(range(len(dataset))))
     start = batches.per_epoch - 2
-    for workers in (0, 1, 4):
+    for workers in (0, 3):
         for a, b in zip(expected[start:], batches.read(start, workers), strict=True):
             assert a[:3] == b[:3]
             assert all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))

@@ -27,7 +27,7 @@ MOST_BYTES = 2_500_000_000  # of a test process, above which it drops its compil
 sys.path.append(str(Path(__file__).parent))
 
 # Runs are repeatable, and no example is too slow: the first of a shape compiles.
-settings.register_profile("twinax", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("twinax", max_examples=30, deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("twinax")
 
 

@@ -27,7 +27,7 @@ LEAST_MEMORY = 4_000_000_000  # bytes that must be available, or test processes 
 sys.path.append(str(Path(__file__).parent))
 
 # Runs are repeatable, and no example is too slow: the first of a shape compiles.
-settings.register_profile("twinax", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("twinax", max_examples=30, deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("twinax")
 
 

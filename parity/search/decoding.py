@@ -1,6 +1,6 @@
 """Beam search compared token by token: Flax, PyTorch, and `transformers`' `generate`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +189,9 @@ def measure(
     src = sentences(config.pad_id, number)
     decoding = as_generate(config, beam_size=beam_size, n_best=beam_size, max_length=LONGEST, **rules)
     reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
-    rounding = max(ROUNDING["float32"], _effect_of_rounding(reference, config, arrays, src, decoding))
+    rounding = ROUNDING["float32"]
+    if dtype != "float64":
+        rounding = max(rounding, _effect_of_rounding(reference, config, arrays, src, decoding))
     candidate = flax_transformer.generate(model, src, decoding)
     oracle = transformers_generate(transformers_model.to(getattr(torch, dtype)), config, src, decoding)
     return Row(
@@ -227,15 +229,15 @@ def _config_of(checkpoint: Checkpoint) -> DecodingConfig:
     return as_generate(checkpoint.config, beam_size=4, n_best=4, max_length=LONGEST)
 
 
-def reference_decoding(transformers_model: Any, checkpoint: Checkpoint) -> Decoded:
-    """200 sentences, decoded by `transformers` with beam size 4."""
-    src, config = sentences(checkpoint.config.pad_id), _config_of(checkpoint)
+def reference_decoding(transformers_model: Any, checkpoint: Checkpoint, rows: Sequence[int] = range(200)) -> Decoded:
+    """These of the 200 sentences, decoded by `transformers` with beam size 4."""
+    src, config = sentences(checkpoint.config.pad_id)[list(rows)], _config_of(checkpoint)
     return transformers_generate(transformers_model.float(), checkpoint.config, src, config)
 
 
-def count_differences(oracle: Decoded, checkpoint: Checkpoint, rule: str) -> int:
+def count_differences(oracle: Decoded, checkpoint: Checkpoint, rule: str, rows: Sequence[int] = range(200)) -> int:
     """Number of the sentences of `reference_decoding` that differ from it beyond rounding."""
-    src, config = sentences(checkpoint.config.pad_id), _config_of(checkpoint)
+    src, config = sentences(checkpoint.config.pad_id)[list(rows)], _config_of(checkpoint)
     with WRONG_RULES[rule]():
         candidate = torch_reference.generate(checkpoint.to_torch(), torch.from_numpy(src), config)
     return len(compare_decoded(oracle, candidate, config, ROUNDING["float32"]).different)

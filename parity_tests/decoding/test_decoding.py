@@ -93,7 +93,7 @@ def sources(draw: st.DrawFn, batch: int = 3) -> np.ndarray:
 @pytest.mark.parametrize(
     ("beam_size", "others"),
     [
-        *((beam_size, {}) for beam_size in range(1, 6)),
+        *((beam_size, {}) for beam_size in (1, 2, 5)),
         (3, {"cache": False}),
         (3, {"ended": "stay", "allow_padding": True, "force_end": False}),
     ],
@@ -102,7 +102,7 @@ def test_flax_and_pytorch_find_the_same(beam_size: int, others: dict[str, Any]) 
     config = DecodingConfig(beam_size=beam_size, n_best=beam_size, max_length=4, **others)
     tie_flags = []
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(src=sources(), seed=st.integers(0, 3), equal_scores=st.booleans())
     def check(src: np.ndarray, seed: int, equal_scores: bool) -> None:
         flax_model, torch_model = twins_of(SMALL, arrays_of(SMALL, seed, equal_scores))
@@ -120,7 +120,7 @@ def test_flax_and_pytorch_find_the_same(beam_size: int, others: dict[str, Any]) 
     assert set(tie_flags) == {True, False}
 
 
-# name -> (model settings, decoding settings); each setting occurs in at least one case
+# name -> (model settings, decoding settings); each setting occurs in at least one case, of one layer if it says no more
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gnmt, forced, start is padding": (
         {"forced_bos_id": 9, "forced_eos_id": 2, "decoder_start_id": 0, "position_counting": "non_padding"},
@@ -136,6 +136,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "few tokens, start is zero, odd heads": (
         {"decoder_start": "zero_embedding", "positions": "learned", "head_dim": 3, "v_head_dim": 5}
+        | {"num_decoder_layers": 2}
         | {"relative_positions": "per_layer", "relative_position_buckets": 6, "relative_position_max_distance": 4},
         {"forbidden_ids": tuple(range(4, 17))},
     ),
@@ -160,7 +161,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_settings_mean_the_same_in_both(name: str) -> None:
     model_changes, decoding_changes = CASES[name]
-    model_config = SMALL.replace(**model_changes)
+    model_config = SMALL.replace(**{"num_decoder_layers": 1, **model_changes})
     flax_model, torch_model = twins_of(model_config, arrays_of(model_config, 0))
     config = DecodingConfig(**{"beam_size": 3, "n_best": 3, **decoding_changes})
     src = np.random.default_rng(0).integers(3, 13, (11, 6))
@@ -175,33 +176,35 @@ def test_settings_mean_the_same_in_both(name: str) -> None:
     assert (single_output.tokens[0] == expected.tokens[3, :, : single_output.tokens.shape[-1]]).all()
 
 
-@pytest.fixture(scope="module", params=["Marian", "BART"])
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Name -> (random model of `transformers`, converted checkpoint), made on first use."""
+    return cache(lambda name: random_family(name, tmp_path_factory.mktemp("decoding") / "model"))
+
+
+@pytest.fixture(params=["Marian", "BART"])
+def family(request: pytest.FixtureRequest, families: Any) -> Any:
     """(name, random model of `transformers`, converted checkpoint)."""
-    return request.param, *random_family(request.param, tmp_path_factory.mktemp("decoding") / "model")
+    return request.param, *families(request.param)
 
 
-SEARCHES = [
-    *((name, "float32", 4, 200) for name in ("Marian", "BART")),
-    *((name, "float64", 4, 60) for name in ("Marian", "T5")),
-    *((name, "float64", 1, 60) for name in ("BART", "UMT5")),
-]
+SEARCHES = [("Marian", "float32", 4), ("T5", "float64", 4), ("BART", "float64", 1), ("UMT5", "float64", 1)]
 
 
-@pytest.mark.parametrize(("family", "dtype", "beam_size", "number"), SEARCHES, indirect=["family"])
-def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int, number: int) -> None:
-    """200 sentences, because only two of them detect the rule "EOS accepted below rank K"."""
-    row = measure(*family, dtype, beam_size, number)
+@pytest.mark.parametrize(("family", "dtype", "beam_size"), SEARCHES, indirect=["family"])
+def test_transformers_finds_the_same(family: Any, dtype: str, beam_size: int) -> None:
+    """24 sentences; `make decoding-matrix` has 200."""
+    row = measure(*family, dtype, beam_size, 24)
     assert row.ok, row
-    assert len(row.flax.ties) + len(row.transformers.ties) <= 2, row
-    assert len(set(row.lengths.tolist())) >= min(8, number // 20)  # or the test is blind
+    assert len(row.flax.ties) + len(row.transformers.ties) <= 1, row
+    assert len(set(row.lengths.tolist())) >= 3  # or the test is blind
     assert (row.lengths < LONGEST).mean() > 0.2
 
 
 @pytest.mark.parametrize(("length_exponent", "min_length"), [(0.5, 1), (2.0, 5), (0.0, 1), (-1.0, 1)])
 def test_transformers_penalises_and_bounds_lengths_alike(family: Any, length_exponent: float, min_length: int) -> None:
     _, oracle_model, checkpoint = family
-    src = sentences(checkpoint.config.pad_id, 60)
+    src = sentences(checkpoint.config.pad_id, 24)
     fields = {"beam_size": 4, "n_best": 4, "max_length": 20, "forbidden_ids": (8,)}
     fields |= {"length_exponent": length_exponent, "min_length": min_length}
     config = as_generate(checkpoint.config, **fields)
@@ -214,26 +217,28 @@ def test_transformers_penalises_and_bounds_lengths_alike(family: Any, length_exp
     assert not (expected.tokens == 8).any()
 
 
-# fewest of 200 sentences that must differ
+# Of the 200 sentences the first 24, and all that detect the rule "EOS accepted below rank K" where this was written:
+# sentence 1 and these six. The number of sentences of which so many must differ.
+ROWS = (*range(24), 48, 56, 68, 133, 139, 170)
 FEWEST = {
-    "EOS accepted below rank K": 2,
-    "stops at K finished hypotheses": 40,
-    "never stops early": 20,
-    "length includes BOS": 40,
-    "length excludes EOS": 20,
+    "EOS accepted below rank K": 3,
+    "stops at K finished hypotheses": 9,
+    "never stops early": 6,
+    "length includes BOS": 12,
+    "length excludes EOS": 6,
 }
 
 
 @pytest.fixture(scope="module")
-def bart_reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def bart_reference(families: Any) -> Any:
     """(sentences as `transformers` decodes them, converted checkpoint)."""
-    oracle_model, checkpoint = random_family("BART", tmp_path_factory.mktemp("decoding") / "model")
-    return reference_decoding(oracle_model, checkpoint), checkpoint
+    oracle_model, checkpoint = families("BART")
+    return reference_decoding(oracle_model, checkpoint, ROWS), checkpoint
 
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
 def test_another_rule_is_seen(bart_reference: Any, rule: str) -> None:
-    differences = count_differences(*bart_reference, rule)
+    differences = count_differences(*bart_reference, rule, ROWS)
     assert differences == 0 if rule == "none" else differences >= FEWEST[rule]
 
 

@@ -31,9 +31,9 @@ CONFIGS = {
     "pre-norm, exact mask": SMALL,
     "post-norm, filled mask": SMALL.replace(norm_placement="post", mask_value=-1e9, score_scaling="query"),
 }
-# ((B, S, T), explicit masks): each shape compiles once per config; the second config permutes the masks.
+# ((B, S, T), explicit masks): each shape compiles once per config; the second config has the other masks.
 SHAPES = [((2, 1, 1), "src"), ((3, 5, 2), "both"), ((2, 2, 7), "neither"), ((3, 8, 8), "tgt")]
-OTHER_SHAPES = [((2, 1, 1), "neither"), ((3, 5, 2), "tgt"), ((2, 2, 7), "src"), ((3, 8, 8), "both")]
+OTHER_SHAPES = [((2, 1, 1), "neither"), ((3, 8, 8), "both")]
 LARGEST_SCORE = 1e3
 
 
@@ -75,7 +75,7 @@ def batches(draw, shapes):
 
 
 @pytest.mark.parametrize(("name", "shapes"), list(zip(CONFIGS, (SHAPES, OTHER_SHAPES), strict=True)), ids=list(CONFIGS))
-@settings(max_examples=30)
+@settings(max_examples=16)
 @given(data=st.data(), strength=st.sampled_from([0, 0.01, 1, 9]))
 def test_contents(name, shapes, data, strength):
     config, batch = CONFIGS[name], data.draw(batches(shapes))

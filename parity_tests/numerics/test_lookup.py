@@ -1,5 +1,7 @@
 """The gradient of a table: both forms of it against numpy's sum, and which platform computes which."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +16,17 @@ pytestmark = pytest.mark.newest
 WIDTH = 3
 
 
+@partial(jax.jit, static_argnums=2)
+def found_and_sums(numbers: jax.Array, gradient: jax.Array, count: int) -> tuple[jax.Array, ...]:
+    """(rows of a table of zeros, its gradient by either form)."""
+    found, pullback = jax.vjp(lambda table: rows(table, numbers), jnp.zeros((count, WIDTH), jnp.float64))
+    return found, pullback(gradient)[0], sum_runs(numbers, gradient, count)
+
+
 @given(
     seed=st.integers(0, 2**32 - 1),
-    count=st.sampled_from([1, 4, 50, 120]),  # with 120 rows and 20 numbers, targets exceed int8
-    batch=st.integers(0, 5),
+    count=st.sampled_from([1, 4, 120]),  # with 120 rows and 20 numbers, targets exceed int8
+    batch=st.sampled_from([0, 5]),
     dtype=st.sampled_from([np.int8, np.int32]),
 )
 def test_the_gradient_of_a_table_is_numpy_s_sum(seed: int, count: int, batch: int, dtype: type) -> None:
@@ -28,10 +37,9 @@ def test_the_gradient_of_a_table_is_numpy_s_sum(seed: int, count: int, batch: in
     expected = np.zeros((count, WIDTH))
     fits = (-count <= numbers) & (numbers < count)
     np.add.at(expected, numbers[fits], gradient[fits])
-    table = jnp.zeros((count, WIDTH), jnp.float64)
-    found, pullback = jax.vjp(lambda table: rows(table, jnp.asarray(numbers)), table)
+    found, *both_sums = found_and_sums(jnp.asarray(numbers), jnp.asarray(gradient), count)
     assert np.isnan(found).all(-1).tolist() == (~fits).tolist()
-    for sums in (pullback(jnp.asarray(gradient))[0], sum_runs(jnp.asarray(numbers), jnp.asarray(gradient), count)):
+    for sums in both_sums:
         assert sums.dtype == jnp.float64
         np.testing.assert_allclose(sums, expected, rtol=0, atol=1e-12)
 

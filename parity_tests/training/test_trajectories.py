@@ -40,7 +40,7 @@ def small(case):
 
 @pytest.mark.parametrize("name", SHORT)
 def test_case(name, monkeypatch):
-    monkeypatch.setattr(trajectories, "INPUTS", 10)
+    monkeypatch.setattr(trajectories, "INPUTS", 6)
     outcome = trajectories.measure(small(CASES[name]), updates=30)
     assert outcome.loss <= trajectories.LOSS_BOUND
     assert outcome.handover <= trajectories.LOSS_BOUND

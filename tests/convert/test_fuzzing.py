@@ -17,7 +17,7 @@ from tests.support.fuzzing_subjects import SUBJECTS
 from twinax.backend.errors import CheckpointError, ConversionError, DataError
 from twinax.cli.process.messages import one_line
 
-COUNT = 40  # per format; its variants share them. `make fuzz` has more
+COUNT = 15  # per format; its variants share them. `make fuzz` has more
 VARIANTS = (
     ("orbax, training", "orbax, weights"),
     ("PyTorch, training", "PyTorch, torch_nn", "PyTorch, bare"),

@@ -1,5 +1,6 @@
 """The recipes of the published systems: scaled-down training from a corpus in the hub's layout, and decoding."""
 
+import functools
 import json
 import random
 from dataclasses import replace
@@ -16,6 +17,7 @@ from twinax.parity.oracles.published import checkpoint_of, random_model
 from twinax.presets.runs import RUNS, run_preset
 from twinax.published.leftover.module import greedy_decode
 from twinax.published.registry import SYSTEMS, as_decoded, recipe
+from twinax.train.step import step_programs
 
 VARIANTS = [name for name in RUNS if name.startswith("published/")]
 WORDS = {"der": "the", "Hund": "dog", "Haus": "house", "sieht": "sees", "ein": "a", "z.B.": "e.g.", "kleiner": "small"}
@@ -33,6 +35,14 @@ def rows(number, seed):
     rng = random.Random(seed)
     sentences = [rng.choices(list(WORDS), k=rng.randint(2, 6)) for _ in range(number)]
     return [(" ".join(words) + ".", " ".join(WORDS[word] for word in words) + ".") for words in sentences]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_step_per_config():
+    """Trace a recipe's train step once for all tests of this file."""
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(step_programs, "make_train_step", functools.cache(step_programs.make_train_step))
+        yield
 
 
 @pytest.fixture

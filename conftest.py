@@ -47,6 +47,8 @@ def pytest_configure(config):
     torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use
     # The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
+    # A training keeps its process's memory in one heap, which the tests of many files would cut into pieces.
+    import_module("twinax.train.loop.loop").keep_freed_memory = lambda: False
     if config.getoption("markexpr") != "slow":  # these tests run their programs more often
         flags = import_module("twinax.backend.xla_flags").fast_compilation()
         os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()

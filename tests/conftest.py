@@ -79,28 +79,18 @@ def forks(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shared_programs(tmp_path_factory):
-    """One train step and loss of validation per config, shared by the runs of a file only; one plot per run."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
+def shared_programs():
+    """One train step and loss of validation per config, shared by the runs of a file; one plot per run."""
     from twinax.train.loop import evaluate
     from twinax.train.step import step_programs
     from twinax.train.tracking import plot
 
     plot_losses = plot.plot_losses
-
-    cache_dir = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("cache")))
-    compilation_cache.reset_cache()
     with pytest.MonkeyPatch.context() as context:
         context.setattr(step_programs, "make_train_step", functools.cache(step_programs.make_train_step))
         context.setattr(evaluate, "make_validation_loss", functools.cache(evaluate.make_validation_loss))
         context.setattr(plot, "plot_losses", lambda records, path: path.exists() or plot_losses(records, path))
         yield
-    jax.config.update("jax_compilation_cache_dir", cache_dir)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

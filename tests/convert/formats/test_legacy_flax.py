@@ -176,7 +176,7 @@ WRONG = {
     ),
     "another family": (
         lambda d: (d / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}'),
-        "is not an encoder-decoder: model_type='bert'",
+        "is not an encoder-decoder of text: model_type='bert'",
     ),
 }
 

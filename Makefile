@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install optimizer-settings test test-slow conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -20,13 +20,16 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
 	touch $@
 
-# Run the test suite: 15 to 25 minutes on two cores. TESTS: arguments of pytest.
+# Run the test suite: about 18 minutes on two cores. TESTS: arguments of pytest.
 test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 10 $(TESTS)
 
 # Run the tests marked `slow`: larger presets, SIGKILL, plans for TPUs, random audits, a sample of the mutations.
 test-slow: plan-compiler
 	$(BIN)/python -m pytest -m slow
+
+# Run every test: the suite, then the tests marked `slow`.
+test-all: test test-slow
 
 # Compare the checkpoint families with the twins. Four minutes.
 conversion-matrix: install
@@ -85,6 +88,10 @@ PAIRS ?= ../shared/data/pairs
 # Plant defects in pairs of models and diagnose them. PAIRS: models of other projects.
 external-pairs: install
 	$(BIN)/python -m benchmarks.external_pairs.measure docs/measurements/external-pairs.md $(PAIRS)
+
+# Make mistakes in the source files of ports and diagnose them. PAIRS: models of other projects.
+source-mistakes: install
+	$(BIN)/python -m benchmarks.external_pairs.source.measure docs/measurements/source-mistakes.md $(PAIRS)
 
 # Compare every optimizer of torch.optim and optax with itself, one setting changed. Two minutes.
 optimizer-settings: install

@@ -38,13 +38,11 @@ def pytest_configure(config):
     import gc
 
     import jax
-    import torch
     from jaxtyping import install_import_hook
 
     # Tracing allocates millions of objects that live on: looking for cycles among them takes a tenth of the time.
     gc.set_threshold(200_000, 20, 100)
     jax.config.update("jax_enable_x64", True)
-    torch.set_num_threads(1)  # its threads wait by spinning, on the cores that XLA's would use
     # The models alone: elsewhere wrong types are for the product itself to refuse. Before the first import of twinax.
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
     # A training keeps its process's memory in one heap, which the tests of many files would cut into pieces.
@@ -78,7 +76,9 @@ _SHAPES_CHECKED = {
 
 
 def pytest_runtest_setup(item):
-    """Check the annotated shapes at each call, or not."""
+    """Check the annotated shapes at each call, or not; one thread of PyTorch, whatever a library has set before."""
+    import torch
     from jaxtyping import config
 
+    torch.set_num_threads(1)  # waiting threads spin, on the cores that XLA's and the other process would use
     config.update("jaxtyping_disable", item.path.name not in _SHAPES_CHECKED)

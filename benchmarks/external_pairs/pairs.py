@@ -49,6 +49,11 @@ class _Logits(nn.Module):
         return self.inner(**dict(zip(self.names, values, strict=True)), **self.settings)[self.output]
 
 
+def only_output(module: nn.Module, output: str, names: tuple[str, ...], **settings: Any) -> nn.Module:
+    """A model of `transformers`, called with inputs of these names, that returns one of its outputs."""
+    return _Logits(module.eval(), output, names, **settings).eval()
+
+
 def twins(settings: Mapping[str, Any]) -> Pair:
     """Our PyTorch and Flax models."""
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "param_dtype": "float64", "compute_dtype": "float64"}
@@ -135,6 +140,11 @@ class _Called(nnx.Module):
             return self.call(self.inner, *inputs)
         with mock.patch("jax.nn.gelu", partial(jax.nn.gelu, approximate=False)):
             return self.call(self.inner, *inputs)
+
+
+def called(inner: Any, call: Callable[..., Any], erf: bool = False) -> nnx.Module:
+    """A module of a port that is called by a function."""
+    return _Called(inner, call, erf)
 
 
 def vit(folder: Path, as_published: bool = False) -> Pair:

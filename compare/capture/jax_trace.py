@@ -17,6 +17,7 @@ _OPAQUE = ("pallas_call", "tpu_custom_call", "ffi_call", "custom_call", "triton_
 _SHARDED = ("shard_map", "xla_pmap", "psum", "all_gather", "ppermute", "all_to_all", "axis_index")
 
 
+@np.errstate(all="ignore")  # infinities and NaN are values here
 def capture_jax(
     function: Callable[..., Any],
     parameters: Any,
@@ -134,10 +135,10 @@ class _Recorder:
         if inner is not None:
             return self.evaluate(inner, [self._numbered(value) for value in inputs], module, lines)
         arrays = [value.array for value in inputs]
-        outputs = [self.known(result) for result in _compute(equation, equation.params, arrays)]
+        outputs = [self.known(result) for result in _computer(equation)(equation.params, arrays)]
         literals = {str(i): value.array for i, value in enumerate(inputs) if value.number < 0}
-        settings = {key: value for key, value in equation.params.items() if value is not None}
-        self._record(name, inputs, outputs, module, lines, settings | literals, _repeatable(equation, arrays))
+        settings = {key: value for key, value in equation.params.items() if value is not None} | literals
+        self._record(name, inputs, outputs, module, lines, settings, _repeatable(equation, arrays, settings))
         return outputs
 
     def _record(
@@ -233,38 +234,58 @@ def _inner(equation: Any) -> Any:
     return None
 
 
-def _repeatable(equation: Any, arrays: Sequence[Any]) -> Compute | None:
-    """The primitive as a function of the inputs that are not literals, and of its settings."""
+def _repeatable(equation: Any, arrays: Sequence[Any], own: Mapping[str, Any]) -> Compute | None:
+    """The primitive as a function of the inputs that are not literals, and of its settings; `own`: those of the code.
+
+    A diagnosis computes it thousands of times, mostly with its own settings.
+    """
     if any(_is_key(array) for array in arrays):
         return None
-    literal = [hasattr(atom, "val") for atom in equation.invars]
+    compute = _computer(equation)
+    places = [str(i) if hasattr(atom, "val") else "" for i, atom in enumerate(equation.invars)]
+    params = dict(equation.params)
+    if not any(places):
+        places = []
 
-    def compute(values: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[Any]:
-        rest = iter(values)
-        complete = [settings[str(i)] if fixed else next(rest) for i, fixed in enumerate(literal)]
-        params = {key: settings.get(key, value) for key, value in equation.params.items()}
-        return _compute(equation, params, complete)
+    def repeat(values: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[Any]:
+        complete = values
+        if places:
+            rest = iter(values)
+            complete = [settings[place] if place else next(rest) for place in places]
+        if settings is own:
+            return compute(params, complete)
+        return compute({key: settings.get(key, value) for key, value in params.items()}, complete)
+
+    return repeat
+
+
+def _computer(equation: Any) -> Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]:
+    """The results of a primitive from its parameters and inputs, in the dtypes of a computation in float64.
+
+    NumPy's warnings are the caller's: infinities and NaN are values here.
+    """
+    function = PRIMITIVES.get(equation.primitive.name)
+    dtypes = [None if _has_keys(v.aval) else dtype_of(v.aval.dtype) for v in equation.outvars]
+
+    def compute(params: Mapping[str, Any], arrays: Sequence[Any]) -> list[Any]:
+        if function is None or any(_is_key(array) or array.size == 0 for array in arrays):
+            results = _through_jax(equation, params, arrays)
+        else:
+            results = function(*arrays, **params)
+        results = results if isinstance(results, (list, tuple)) else [results]
+        return [
+            result if dtype is None else np.asarray(result).astype(dtype, copy=False)
+            for result, dtype in zip(results, dtypes, strict=True)
+        ]
 
     return compute
 
 
-def _compute(equation: Any, params: Mapping[str, Any], arrays: list[Any]) -> list[Any]:
-    """The results of a primitive, in the dtypes of a computation in float64."""
-    avals = [variable.aval for variable in equation.outvars]
-    function = PRIMITIVES.get(equation.primitive.name)
-    if function is None or any(_is_key(array) or array.size == 0 for array in arrays):
-        results = _through_jax(equation, params, arrays)
-    else:
-        with np.errstate(all="ignore"):  # infinities and NaN are values here
-            results = function(*arrays, **params)
-    results = results if isinstance(results, (list, tuple)) else [results]
-    return [
-        result if _is_key(result) else np.asarray(result).astype(dtype_of(aval.dtype), copy=False)
-        for result, aval in zip(results, avals, strict=True)
-    ]
+def _has_keys(aval: Any) -> bool:
+    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
-def _through_jax(equation: Any, params: Mapping[str, Any], arrays: list[Any]) -> Any:
+def _through_jax(equation: Any, params: Mapping[str, Any], arrays: Sequence[Any]) -> Any:
     params = {key: _wide_dtype(value) for key, value in params.items()}
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         if params.get("update_jaxpr") is not None:  # of a scatter, in the model's own dtype

@@ -104,6 +104,7 @@ class Values:
     def changed(self, changes: Mapping[int, Array], forced: Iterable[int]) -> Self:
         """These values with further changes, which the values with the numbers `forced` led to."""
         values = copy(self)
+        values.__dict__.pop("_current", None)
         values.forced = {*self.forced, *forced}
         values.changes = {**self.changes, **changes}
         return values
@@ -112,11 +113,16 @@ class Values:
         self, changes: Mapping[int, Array], operations: Iterable[Operation] | None = None, limit: int | None = None
     ) -> dict[int, Array]:
         """The values that these changes lead to, themselves included; after at most `limit` operations."""
-        fixed = self.trace
-        if self.changes:
-            fixed = copy(self.trace)
-            fixed.values = [self.value(number) for number in range(len(self.trace.values))]
-        return fixed.replay(changes, operations, self.forced, limit, self.work)
+        return self._current.replay(changes, operations, self.forced, limit, self.work)
+
+    @cached_property
+    def _current(self) -> Trace:
+        """The trace with the changed values."""
+        if not self.changes:
+            return self.trace
+        current = copy(self.trace)
+        current.values = [self.value(number) for number in range(len(self.trace.values))]
+        return current
 
     def continued(self, changes: Mapping[int, Array]) -> Self:
         """These values after changes, and all that follows from them."""
@@ -222,8 +228,7 @@ def _transposed(one: Array, other: Array, bound: float, scale: float) -> bool:
     ]
     for a, b in pairs:
         first = a.flat[:_SAMPLE], b.flat[:_SAMPLE]  # without a copy of the rest
-        close = np.isclose(*first, rtol=0, atol=bound * scale, equal_nan=True).all()
-        if close and _close(np.ravel(a), np.ravel(b), bound, scale):
+        if _near(*first, bound * scale) and _close(np.ravel(a), np.ravel(b), bound, scale):
             return True
     return False
 
@@ -277,12 +282,16 @@ def same_order(one: Array, other: Array, bound: float, least: float = 0.0) -> bo
 def _close(one: Array, other: Array, bound: float, largest: float, least: float = 0.0) -> bool:
     slack = np.asarray(bound * max(largest, least) if largest < _FILL else _slack(one, bound, largest))
     part = slack[:_SAMPLE] if slack.ndim else slack
-    if not np.isclose(one[:_SAMPLE], other[:_SAMPLE], rtol=0, atol=part, equal_nan=True).all():
-        return False
+    return _near(one[:_SAMPLE], other[:_SAMPLE], part) and _near(one, other, slack)
+
+
+def _near(one: Array, other: Array, slack: Array | float) -> bool:
+    """Whether all numbers are within the slack; NaN and infinities equal themselves."""
     with np.errstate(invalid="ignore"):  # infinities
         if (np.abs(one - other) <= slack).all():
             return True
-    return bool(np.isclose(one, other, rtol=0, atol=slack, equal_nan=True).all())
+    finite = np.isfinite(one) & np.isfinite(other)
+    return not finite.all() and bool(np.isclose(one, other, rtol=0, atol=slack, equal_nan=True).all())
 
 
 def _slack(array: Array, bound: float, largest: float) -> Array | float:

@@ -172,11 +172,13 @@ def _same_size(size: int, window: int, out: int, stride: int) -> Iterator[tuple[
 
 
 def _swapped(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
-    """Two inputs of the same shape, the other way round."""
+    """Two inputs of the same shape, or two parts of a concatenation, the other way round."""
     if kind(operation) in ("add", "mul", "max", "min") and len(inputs) == 2:
         return
     for i, j in combinations(range(len(inputs)), 2):
-        if inputs[i].shape == inputs[j].shape and not np.array_equal(inputs[i], inputs[j]):
+        joined = kind(operation) in ("concatenate", "cat") and output.dtype != bool  # a mask is moved
+        fits = inputs[i].shape == inputs[j].shape or joined
+        if fits and not np.array_equal(inputs[i], inputs[j]):
             order = list(inputs)
             order[i], order[j] = order[j], order[i]
             value = _compute(operation, order, operation.settings)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..capture.trace import Operation
+from ..matching.uses import USE
 from .repairs import FLOAT32, Repair
 
 
@@ -34,11 +35,12 @@ class Defect:
     def __str__(self) -> str:
         if self.note:
             return self.note
-        sides = [
-            f"{' and '.join(_lines(side))} ({', '.join(dict.fromkeys(o.name for o in side))})"
-            for side in (self.candidate, self.reference)
-        ]
-        text = f"{sides[0]} differs by {self.error:.1g} from {sides[1]}"
+        own, other = (" and ".join(_lines(side)) for side in (self.candidate, self.reference))
+        sides = ([o for o in side if o.name != USE] for side in (self.candidate, self.reference))
+        names = [", ".join(dict.fromkeys(o.name for o in side)) for side in sides]
+        text = f"{own} ({names[0]}) differs by {self.error:.1g} from {other} ({names[1]})"
+        if not names[0]:  # the code has nothing there
+            text = f"{own} is not preceded by {names[1]} ({other})"
         if self.repair is None:
             return text
         return text + f"; {'because' if self.rounding else 'equal with'} {' and '.join(self.lines)}: {self.repair}"

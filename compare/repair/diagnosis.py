@@ -16,6 +16,7 @@ from ..capture.trace import Trace, named
 from ..matching.alignment import Pairing
 from ..matching.matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order, with_common_outputs
 from ..matching.samples import Samples
+from ..matching.uses import with_uses
 from ..matching.weights import WeightMap, match_weights
 from .defect import Defect
 from .divergence import State, in_order, next_step, output_step, outputs_agree
@@ -127,7 +128,8 @@ def diagnose_traces(
         return replace(about, reason=reason)
     pairs = ((reference.outputs[a], candidate.outputs[b]) for a, b in output_pairs(reference, candidate))
     equal = all(same_order(reference.values[a], candidate.values[b], bound, least) for a, b in pairs)
-    walks = _Walks((Side(reference), Side(candidate)), Samples((reference, candidate), weights), least)
+    apart = with_uses(candidate)
+    walks = _Walks((Side(reference), Side(apart)), Samples((reference, apart), weights), least)
     walk = walks.walked((bound,) if equal or bound == ROUNDED else (ROUNDED, bound))
     if walk.state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in walk.defects):
         # small differences that add up may look like others: whichever bound explains more is taken
@@ -145,7 +147,8 @@ def diagnose_traces(
         matched=state.matched,
         verified=walk.verified,
         pairing=Pairing(
-            state.matches.of_candidate, (frozenset(state.reference.contents), frozenset(state.candidate.contents))
+            {n: others for n, others in state.matches.of_candidate.items() if n < len(candidate.values)},
+            (frozenset(state.reference.contents), frozenset(state.candidate.contents)),
         ),
     )
     if state.open_outputs and state.bound == EXACT and about.roundings and not about.defects:

@@ -1,7 +1,7 @@
 """Finds the first values at which a candidate diverges from its reference, and repairs the trace there."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, permutations, product
 from typing import Any
@@ -19,6 +19,7 @@ from ..matching.matching import (
     difference,
     distance,
     output_pairs,
+    producers,
     proportion,
     same_order,
     signature,
@@ -26,10 +27,12 @@ from ..matching.matching import (
 )
 from ..matching.regions import Region, regions
 from ..matching.samples import Samples
+from ..matching.uses import USE
+from .alternatives import UNARY, kind
 from .defect import Defect
 from .float32_constants import rounded_constant
 from .folded_biases import unfolded
-from .repairs import BUDGET, FLOAT32, WEAK, Edit, Edits, Repair, RepairSearch, Sides, edited
+from .repairs import BUDGET, FLOAT32, RESIDUAL, WEAK, Edit, Edits, Repair, RepairSearch, Sides, edited
 
 _CANDIDATES = 12  # reference values tried after the last common one
 _NO_BETTER = 3  # consecutive values without improvement before the search stops
@@ -44,6 +47,11 @@ _ENDS = 16  # ends of the same code that are tried
 _PARAMETERS = 400  # changes of parameters tried in the whole trace
 _VARIANTS = 2  # values of the candidate tried for one of the reference's
 _SEARCHED = 8  # steps for which repairs are tried
+_OF_A_NORM = 24  # most operations of one function, such as a norm
+_LINES, _NAMES = 2, 4  # of the reference that are named
+_ARITHMETIC = {"add", "sub", "mul", "div", "neg"}  # of these, the numbers are looked for
+_ACTIVATIONS = {*UNARY, "gelu", "erf", "logistic", "leaky_relu", "hardtanh"}
+_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot_general", "convolution", "conv_general_dilated", "embedding"}
 _BUDGET = 3 * BUDGET  # elements that these attempts compute together
 
 
@@ -138,6 +146,8 @@ class State:
         for operation in self.candidate.trace.operations:
             if not suspect.isdisjoint(operation.outputs):
                 possible += [*operation.inputs, *operation.outputs]
+        used = {o.outputs[0]: o.inputs[0] for o in self.candidate.trace.operations if o.name == USE}
+        possible += [used[n] for n in possible if n in used]
         order = {n: i for i, o in enumerate(self.candidate.trace.operations) for n in o.outputs}
         replaced = {change.other for change in self.taken}
         numbers = {n for n in possible if n in order and n in self.candidate.by_number and n not in replaced}
@@ -191,12 +201,13 @@ class State:
 
     def _further(self, step: "_Step", count: int) -> list[tuple[Sides, np.ndarray]]:
         """(values of both sides after all changes so far, the step's value) for so many other inputs."""
-        change = Change(step.number, step.other, self._arrangement(step), None)
+        change = Change(step.number, step.other, self.arrangement(step), None)
         samples = self.samples
         sides = [] if samples is None else [samples.after(self.taken, i + 1) for i in range(count)]
         return [(pair, change.forced(pair)[step.other]) for pair in sides]
 
-    def _arrangement(self, step: "_Step") -> int:
+    def arrangement(self, step: "_Step") -> int:
+        """Which of the `alignments` of its two values a step has."""
         possible = alignments(self.reference.value(step.number), self.candidate.value(step.other))
         same = (i for i, array in enumerate(possible) if np.array_equal(array, step.value, equal_nan=True))
         return next(same, 0)
@@ -229,7 +240,7 @@ class State:
         """The state in which the candidate goes on with these values, up to the end of this step."""
         changes = self.candidate.replay(values)
         side = self.candidate.changed(changes, values.keys())
-        taken = (*self.taken, Change(step.number, step.other, self._arrangement(step), repair, step.whole))
+        taken = (*self.taken, Change(step.number, step.other, self.arrangement(step), repair, step.whole))
         matches, others = self.matches.updated(side, changes), (self.limit, self.samples, taken)
         return State(self.reference, side, matches, self.least, self.precedents, self.entering, *others)
 
@@ -271,7 +282,7 @@ def _closing(state: State) -> list[_Step]:
     """Steps with the first value of the reference after which all outputs agree: nothing else differs then."""
     numbers = [n for n in state.suspects[0] if n in state.reference.by_number]
     start = state.candidate.work[0]
-    for number in numbers[:_CANDIDATES]:
+    for number in numbers[: 2 * _CANDIDATES]:  # a norm in primitives has a dozen values
         one = state.reference.by_number[number]
         same = [n for n in state.same_size(number) if distance(one, state.candidate.by_number[n]) < state.limit]
         steps = []
@@ -340,11 +351,11 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         _, step, repair, values = repeated
         return _finished(state, step, repair, values)
     closing = _closing(state)
-    best = _repaired(state, closing)
+    best = _missing(state, closing) or _repaired(state, closing)
     steps: list[_Step] = []
     if best is None or best[0] > WEAK:
         steps = _in_order_of_trial(_gaining(state))
-        other = _everywhere(state, steps) or _repaired(state, steps)
+        other = _everywhere(state, steps) or _missing(state, steps[:1]) or _repaired(state, steps)
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
     if best is None:
         steps = sorted([*closing, *steps], key=lambda step: -step.gain)
@@ -353,6 +364,30 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         return _finished(state, steps[0], None, {steps[0].other: steps[0].value})
     _, step, repair, values = best
     return _finished(state, step, repair, values)
+
+
+def _missing(state: State, steps: Sequence[_Step]) -> _Repaired | None:
+    """A norm, an activation or another function that the reference applies to a value, and the candidate does not."""
+    for step in steps:
+        reference, _ = state.regions(step.number, step.other)
+        names = list(dict.fromkeys(map(kind, reference.operations)))
+        sources = state.matches.of_candidate.get(step.other, ())
+        if not 0 < len(reference.operations) <= _OF_A_NORM or {*names} <= _ARITHMETIC:
+            continue
+        if any(name in _PRODUCTS or "backward" in name for name in names):  # whose weights or lines are wrong
+            continue
+        if reference.leaves and not {*sources}.isdisjoint(reference.leaves):
+            # people leave out an activation where its input is computed, and a norm where its output is used
+            made = producers(state.candidate.trace).get(step.other)
+            use = (
+                made if {*names} <= _ACTIVATIONS and made is not None else next(iter(_use_of(state, step.other)), made)
+            )
+            lines = " and ".join(list(dict.fromkeys(o.line or o.module for o in reference.operations))[:_LINES])
+            forced = Change(step.number, step.other, state.arrangement(step), None).forced
+            shown = ", ".join(names[:_NAMES]) + ", …" * (len(names) > _NAMES)
+            repair = Repair(step.other, f"missing: {shown} ({lines})", use, edits=((step.other, forced),))
+            return 1, step, repair, {step.other: step.value}
+    return None
 
 
 def _unfolded(state: State) -> tuple[int, Defect, State] | None:
@@ -437,7 +472,7 @@ def _next_of(state: State, precedent: _Precedent) -> tuple[int, int]:
     for number, other in islice(product(ends[0][:1], ends[1]), _ENDS):
         parts = state.regions(number, other)
         if all(
-            [(o.name, o.lines) for o in part.operations] == [(o.name, o.lines) for o in operations]
+            [(o.name, o.line) for o in part.operations] == [(o.name, o.line) for o in operations]
             for part, operations in zip(parts, (precedent.reference, precedent.candidate), strict=True)
         ):
             return number, other
@@ -446,8 +481,8 @@ def _next_of(state: State, precedent: _Precedent) -> tuple[int, int]:
 
 def _computed_by(trace: Trace, operation: Operation, suspects: Sequence[int]) -> list[int]:
     """The suspects that the same code computes, in order."""
-    suspect, code = set(suspects), (operation.name, operation.lines)
-    return [n for o in trace.operations if (o.name, o.lines) == code for n in o.outputs if n in suspect]
+    suspect, code = set(suspects), (operation.name, operation.line)
+    return [n for o in trace.operations if (o.name, o.line) == code for n in o.outputs if n in suspect]
 
 
 def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
@@ -493,6 +528,8 @@ def _finished(
     unexplained = error <= ROUNDED if repair is None else error <= FLOAT32 and not (repair.literal or repair.parameter)
     if unexplained:
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
+    if repair is not None and repair.text == RESIDUAL and (use := _use_of(state, repair.number)):
+        repair = replace(repair, operation=use[0])  # people leave out a residual where it is used
     if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
         values = {**values, step.other: step.value}
     after = state.forced(values, step, repair)
@@ -505,7 +542,34 @@ def _finished(
     if repair is not None and not repair.parameter and parts[0].operations and parts[1].operations:
         precedent = _Precedent(parts[0].operations, parts[1].operations, str(repair))
         after.precedents = (*after.precedents, precedent)
-    return step.number, Defect(parts[0].operations, parts[1].operations, error, repair), after
+    own = parts[1].operations if repair is not None else _use_of(state, step.other) or parts[1].operations
+    return step.number, Defect(parts[0].operations, own, error, repair), after
+
+
+def _use_of(state: State, number: int) -> tuple[Operation, ...]:
+    """The use of a value that the reference has too, before which a step is missing; none if the value differs.
+
+    Several uses have the line within which all of them are, unless the value is computed there too.
+    """
+    if number not in state.matches.of_candidate:
+        return ()
+    trace, suspect = state.candidate.trace, set(state.suspects[1])
+    made = producers(trace).get(number)
+    if made is not None and made.name == USE:
+        return (made,)
+    passed_on = {o.outputs[0] for o in trace.operations if o.name == USE and number in o.inputs}
+    users = [
+        o
+        for o in trace.operations
+        if (number in o.inputs and not suspect.isdisjoint(o.outputs)) or not passed_on.isdisjoint(o.outputs)
+    ]
+    if not users:
+        return ()
+    outer = () if made is None else made.lines
+    own = ((i, line) for i, line in enumerate(users[0].lines) if line not in outer)
+    shared = [i for i, line in own if all(line in user.lines for user in users)]
+    lines = users[0].lines[shared[0] if shared else 0 :]
+    return (Operation(USE, (number,), (), users[0].module, lines),)
 
 
 def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:

@@ -12,6 +12,7 @@ from ..capture.trace import Operation
 from ..matching.arrangements import real_numbers
 from ..matching.matching import EXACT, Side, Values, alignments, orders_of_axes, producers, same_order
 from ..matching.regions import SELECTIONS, Region, Scalar, constants, extended, scalars
+from ..matching.uses import USE
 from .alternatives import COMPARING, UNARY, Alternative, alternatives, arrangements, insertions, kind
 from .packed_sequences import within_lengths
 
@@ -20,8 +21,10 @@ BUDGET = 2e8  # elements that all attempts for one region compute together
 WEAK = 3  # from this rank on, another place may have a simpler repair
 _FACTOR = 4  # rank of a factor that is in neither code
 _BLOCKS = 4  # most blocks of a packed parameter
-_PASSING = ("copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
+_PASSING = (USE, "copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
+_VALUE = "a value of the reference"
+RESIDUAL = f"missing: + {_VALUE}"
 _LAST = 10  # rank after all others
 _STEEP = 1e100  # slopes from which on nothing is solved
 _STEPS = 12  # steps of the search for a number in the code
@@ -508,15 +511,19 @@ class RepairSearch:
         """A step that the candidate leaves out: with one of the reference's values, or with a number."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
         operands: list[tuple[int | Array, str]] = []  # a value of the reference, or a number
-        operands += [(n, names.get(n, "a value of the reference")) for n in self.regions[0].leaves]
+        operands += [(n, names.get(n, _VALUE)) for n in self.regions[0].leaves]
         operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in scalars(self.sides[0], self.regions[0])]
         entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
         sizes = sorted({size for value in entering for size in value.shape if size > 1})
         operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
+        made = producers(self.side.trace)
         for number, operation in (*self._places(), *self._entering()):
             for place, alternative in enumerate(_inserted(self.sides, number, operands)):
                 edits = ((number, partial(_insertion, number, operands, place)),)
-                repair = Repair(number, alternative.text, operation, edits=edits)
+                own = operation
+                while alternative.text != RESIDUAL and own.name in _PASSING and own.inputs[0] in made:
+                    own = made[own.inputs[0]]  # people leave out a number or a parameter where the value is computed
+                repair = Repair(number, alternative.text, own, edits=edits)
                 yield _Attempt(alternative.rank, repair, alternative.value)
         end = self.side.value(self.region.end)
         last = self.region.operations[-1] if self.region.operations else None

@@ -15,6 +15,7 @@ from .capture.trace import Operation, Trace
 from .comparison import Comparison
 from .matching.alignment import Difference, Row, side_by_side
 from .matching.matching import EXACT, ROUNDED, output_pairs, producers
+from .matching.uses import USE
 from .repair.defect import Defect
 from .report import called_from, expressions, grouped, modules
 from .source_lines import Snippet, snippets
@@ -170,7 +171,7 @@ def _side(
     parameters: Sequence[str], operations: Sequence[Operation], lines: Sequence[str], places: Sequence[str]
 ) -> tuple[list[str], list[str], Sequence[str], Sequence[str], list[Snippet]]:
     """(operations, lines, modules, parameters, source code)."""
-    names = dict.fromkeys(operation.name + _numbers(operation) for operation in operations)
+    names = dict.fromkeys(o.name + _numbers(o) for o in operations if o.name != USE)
     known = [line for line in dict.fromkeys(lines) if line and line not in places]  # else it is a module's path
     return list(names), known, places, parameters, snippets(known)
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from .capture.trace import Operation, Trace
 from .comparison import Comparison
+from .matching.uses import USE
 from .matching.weights import Match, WeightMap
 from .repair.defect import Defect
 from .repair.diagnosis import Diagnosis
@@ -107,7 +108,7 @@ def modules(group: Sequence[Defect]) -> list[str]:
 def _side(operations: Sequence[Operation]) -> dict[str, Any]:
     return {
         "lines": places(operations),
-        "operations": list(dict.fromkeys(operation.name for operation in operations)),
+        "operations": list(dict.fromkeys(o.name for o in operations if o.name != USE)),
     }
 
 

@@ -543,6 +543,7 @@ def _finished(
         precedent = _Precedent(parts[0].operations, parts[1].operations, str(repair))
         after.precedents = (*after.precedents, precedent)
     own = parts[1].operations if repair is not None else _use_of(state, step.other) or parts[1].operations
+    own = tuple(operation for operation in own if operation.name != USE) or own
     return step.number, Defect(parts[0].operations, own, error, repair), after
 
 

@@ -542,7 +542,9 @@ def _finished(
     if repair is not None and not repair.parameter and parts[0].operations and parts[1].operations:
         precedent = _Precedent(parts[0].operations, parts[1].operations, str(repair))
         after.precedents = (*after.precedents, precedent)
-    own = parts[1].operations if repair is not None else _use_of(state, step.other) or parts[1].operations
+    own = parts[1].operations
+    if repair is None and not {*state.matches.of_candidate.get(step.other, ())}.isdisjoint(parts[0].leaves):
+        own = _use_of(state, step.other) or own
     own = tuple(operation for operation in own if operation.name != USE) or own
     return step.number, Defect(parts[0].operations, own, error, repair), after
 

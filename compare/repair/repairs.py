@@ -103,7 +103,9 @@ class RepairSearch:
         self.region = extended(self.side, regions[1])
         inside = set(map(id, regions[1].operations))
         others = [operation for operation in self.region.operations if id(operation) not in inside]
-        self.tried = (*regions[1].operations, *others)
+        made = producers(self.side.trace)  # a value that is used in another's place is right in itself
+        used = [made[o.inputs[0]] for o in self.region.operations if o.name == USE and o.inputs[0] in made]
+        self.tried = (*regions[1].operations, *others, *(o for o in used if id(o) not in inside))
         self.budget = budget
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}

@@ -215,7 +215,7 @@ def main() -> int:
     correct = [r for r in results if r.mistake == NONE]
     summary = f"{sum(r.verdict.startswith('equal') for r in correct)} of {len(correct)} correct ports are called equal."
     missed = [
-        (r.port, r.mistake, r.verdict, ", ".join(r.named[:3]), r.repair)
+        (r.port, ": ".join(r.mistake.split(": ")[:2]), r.verdict, ", ".join(r.named[:3]), r.repair)  # without code
         for r in results
         if r.mistake != NONE and not r.is_first
     ]

@@ -21,6 +21,7 @@ from twinax.flax_transformer import named_arrays
 from twinax.flax_transformer.decode import generate
 from twinax.inference.scores import corpus_scores
 from twinax.inference.translator import Hypothesis, Translator
+from twinax.train.text.tokenization import FastTokenizer
 
 MODEL = Path(__file__).parents[1] / "checkpoints" / "v1"
 TEXTS = ["a b c", "", "h e d f", "  ", "g g a b c d e f g h", "f b", "d a"]
@@ -37,6 +38,26 @@ def test_texts_keep_their_places(translator):
     assert translator.translate(TEXTS, beam_size=2, framework="torch") == LARGE
     assert translator.translate([]) == []
     assert translator.too_long(TEXTS) == [4]
+
+
+def test_the_command_tokenizes_a_line_once_and_a_truncated_one_again(tmp_path, command, monkeypatch):
+    """In windows too, whose truncated lines keep their numbers; the warning needs the tokens of all lines first."""
+    encode, encoded = FastTokenizer.encode_sources, []
+
+    def spy(self, texts, longest=None):
+        encoded.extend(texts)
+        return encode(self, texts, longest)
+
+    monkeypatch.setattr(FastTokenizer, "encode_sources", spy)
+    monkeypatch.setattr(FastTokenizer, "encode", lambda self, texts: pytest.fail(f"tokenized again: {texts}"))
+    monkeypatch.setattr("twinax.cli.text.text_commands._WINDOW", 3)
+    (tmp_path / "text").write_text("\n".join(TEXTS) + "\n")
+    status, out, err = command("translate", MODEL, tmp_path / "text")
+    assert (status, out.splitlines()) == (0, LARGE)
+    assert encoded == [*TEXTS, TEXTS[4]]
+    assert [line for line in err.splitlines() if "truncated" in line] == [
+        "twinax: line 5: has more than 8 tokens and was truncated"
+    ]
 
 
 CALLS = {

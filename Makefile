@@ -161,7 +161,7 @@ plan-compiler: install
 
 # Measure parity, training and decoding on a GPU or TPU; refuses a CPU. Twenty minutes, estimated.
 benchmark-gpu: install
-	$(BIN)/python -m benchmarks.gpu docs/performance.md
+	$(BIN)/python -m benchmarks.gpu docs/measurements/benchmark-gpu.md
 
 # Train both directions, fine-tune, score and prove: DATA=FOLDER SEEDS=3. Hours; resumes.
 multi30k: install

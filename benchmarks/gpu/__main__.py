@@ -1,6 +1,6 @@
 """Measures a GPU or TPU into the tables of a page: `python -m benchmarks.gpu [--budget SECONDS] PAGE [PART ...]`.
 
-Parts run in the order of their importance, each in processes of its own. The page, and PAGE's .gpu.json beside it, are
+Parts run in the order of their importance, each in processes of its own. The page, and PAGE's .json beside it, are
 written after every part. Parts that no longer fit into the budget are skipped. The next call measures them, and again
 those that lack rows because a program failed. PART: only these, measured anew. `--small` measures tiny models on any
 device, prints the tables and writes nothing.
@@ -32,6 +32,7 @@ from twinax.backend.xla_flags import fast_compilation, set_xla_flags
 
 Rows = list[list[str]]
 POLL = 0.2  # seconds
+STOPPED: list[int] = []  # the signals received
 TOGETHER = 5  # processes that compute on the CPU at once
 # Of compiled programs: empty for every part, so that each measures the time of compilation.
 CACHES = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -183,7 +184,7 @@ def main(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + (float("inf") if arguments.budget is None else arguments.budget)
     scale = "small" if arguments.small else "full"
     page: Path | None = None if arguments.small else arguments.page
-    path = page and page.with_suffix(".gpu.json")
+    path = page and page.with_suffix(".json")
     devices = read(path)
     if arguments.small:
         os.environ["XLA_FLAGS"] = f"{fast_compilation()} {os.environ.get('XLA_FLAGS', '')}".strip()
@@ -250,13 +251,15 @@ def results(parts: Sequence[Part], scale: str, deadline: float) -> Iterator[tupl
                     else:
                         yield part, {"problem": "skipped: the budget was used up"}
                 while running:
+                    if STOPPED:
+                        sys.exit(128 + STOPPED[0])
                     part = next((part for part, process in running.items() if process.has_ended()), None)
                     if part is None and time.monotonic() < deadline:
                         time.sleep(POLL)
                         continue
                     part = part or next(iter(running))
                     yield part, running.pop(part).result()
-            finally:  # Ctrl-C and SIGTERM do not reach them
+            finally:  # the signals do not reach them
                 for process in running.values():
                     process.result()
 
@@ -334,7 +337,9 @@ if __name__ == "__main__":
         parser.error("give either PAGE or --small")
     if unknown := set(given.parts) - {part.name for part in PARTS}:
         parser.error(f"{min(unknown)}: no part; parts: {', '.join(part.name for part in PARTS)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the parts are ended
+    # No exception: raised while a part's process begins, it would leave that process running.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: STOPPED.append(number))
     try:
         if given.page is not None:
             marks(given.page, "gpu")

@@ -153,7 +153,7 @@ def test_a_part_that_lacks_rows_is_measured_again(run):
 
 
 def test_the_results_of_another_call_stay(run, tmp_path, monkeypatch):
-    path, original = tmp_path / "page.gpu.json", command.results
+    path, original = tmp_path / "page.json", command.results
 
     def results(*arguments):
         """Begin to measure, after another call has written."""

@@ -1,15 +1,17 @@
 """Models of Flax and Equinox as functions of (parameters, inputs), with the paths of their modules as scopes."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from .jax_trace import MODULE_SCOPE, dotted
-from .trace import CaptureError
+from .trace import CaptureError, Code
 
 Function = Callable[..., Any]  # (parameters, *inputs) -> outputs
 
@@ -34,6 +36,28 @@ def as_function(model: Any) -> tuple[Function, Any]:
         f"{type(model).__name__}: is not a supported model; return a PyTorch, NNX or Equinox module, a pair of a Linen "
         "module and its variables, or a pair of a function of (parameters, *inputs) and its parameters"
     )
+
+
+def code_of_modules(model: Any) -> dict[str, Code]:
+    """The code of the modules within an NNX or Equinox module by their paths; of others, nothing."""
+    kinds = [sys.modules[p].Module for p in ("flax.nnx", "equinox") if _is_a(model, p, "Module")]
+    codes: dict[type, Code | None] = {}
+    found: dict[str, Code] = {}
+    for path, module in _modules(model, kinds[0], "", set()) if kinds else ():
+        cls = type(module)
+        codes[cls] = code = codes[cls] if cls in codes else _code(cls)
+        if code is not None:
+            found[path] = code
+    return found
+
+
+def _code(cls: type) -> Code | None:
+    try:
+        lines, start = inspect.getsourcelines(cls)
+        file = Path(inspect.getfile(cls))
+    except (OSError, TypeError):  # defined in a prompt, or in C
+        return None
+    return Code("/".join(file.parts[-2:]), range(start, start + len(lines)))
 
 
 def with_buffers_fixed(model: Any, function: Function) -> Function:

@@ -41,6 +41,18 @@ class Operation:
         return next(iter(self.lines), "")
 
 
+@dataclass(frozen=True)
+class Code:
+    """The lines of a class."""
+
+    file: str  # `folder/file.py`
+    lines: range
+
+    def __contains__(self, line: str) -> bool:
+        file, _, number = line.rpartition(":")
+        return file == self.file and int(number) in self.lines
+
+
 @dataclass
 class Trace:
     """The values of a forward pass, and the operations that computed them, in the order of execution.
@@ -60,6 +72,7 @@ class Trace:
     settled: frozenset[int] = frozenset()  # values that are known to be right, such as those of the forward pass
     random: frozenset[str] = frozenset()  # names of operations that draw random numbers
     branches: list[str] = field(default_factory=list)  # lines of branches that the inputs did not reach
+    code: Mapping[str, "Code"] = field(default_factory=dict)  # of modules, by path, where it is known
 
     def add(self, value: np.ndarray) -> int:
         """The number of a new value."""

@@ -14,8 +14,13 @@ _REARRANGING = (
     *("reshape", "transpose", "squeeze", "expand_dims", "copy", "rev", "aten.view", "aten.transpose", "aten.permute"),
     *("aten.t", "aten.clone", "aten._unsafe_view", "aten.expand", "aten.squeeze", "aten.unsqueeze", "aten.flip"),
 )
+COPYING = (  # a value's numbers, or some of them
+    *(*_REARRANGING, "use", "slice", "dynamic_slice", "split", "gather", "convert_element_type", "aten.slice"),
+    *("aten.select", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind"),
+)
 SELECTIONS = ("select_n", "aten.where", "aten.masked_fill", "aten.masked_fill_")
-_ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "convert_element_type", "aten.t")
+_NEAR = 12  # most values by which one is followed back
+ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "convert_element_type", "aten.t")
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,40 @@ def regions(
     reference = _region(sides[0].trace, set(suspects[0]), ends[0])
     suspect = {*suspects[1], *matches.rearranged}
     suspect |= _other_order(sides, matches, reference, suspect, ends[1])
-    return Region(reference, ends[0]), Region(_region(sides[1].trace, suspect, ends[1]), ends[1])
+    one, other = Region(reference, ends[0]), Region(_region(sides[1].trace, suspect, ends[1]), ends[1])
+    suspect |= _other_values(sides, matches, one, other)
+    return one, Region(_region(sides[1].trace, suspect, ends[1]), ends[1])
+
+
+def _other_values(sides: tuple[Side, Side], matches: Matches, reference: Region, candidate: Region) -> set[int]:
+    """Values that enter the candidate's region and that the reference has elsewhere, such as a cosine for a sine.
+
+    They are followed back to values that enter the reference's region too, if these are near.
+    """
+    made = producers(sides[1].trace)
+    own, entering = {n for o in reference.operations for n in o.outputs}, set(reference.leaves)
+    contents = {sides[0].contents.get(n) for n in (*entering, *own)} - {None}
+
+    def within(number: int, numbers: set[int]) -> bool:
+        return not numbers.isdisjoint(matches.of_candidate.get(number, ())) or (
+            sides[1].contents.get(number) in contents
+        )
+
+    followed: set[int] = set()
+    for leaf in candidate.leaves:
+        if leaf not in made or within(leaf, entering | own):
+            continue
+        open_values, path, meets = [leaf], set[int](), False
+        while open_values and len(path) < _NEAR:
+            number = open_values.pop()
+            if within(number, entering):
+                meets = True
+            elif number in made and number not in path:
+                path.add(number)
+                open_values += made[number].inputs
+        if meets and not open_values:
+            followed |= path
+    return followed
 
 
 def _other_order(
@@ -97,7 +135,7 @@ def extended(side: Side, region: Region) -> Region:
 
     def follows(number: int) -> bool:
         operation = made.get(number)
-        return side.value(number).dtype == bool or (operation is not None and operation.name in _ARRANGING)
+        return side.value(number).dtype == bool or (operation is not None and operation.name in ARRANGING)
 
     open_values = [n for n in region.leaves if follows(n)]
     operations = {id(operation): operation for operation in region.operations}

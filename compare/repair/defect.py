@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..capture.trace import Operation
 from ..matching.uses import USE
-from .repairs import FLOAT32, Repair
+from .edits import FLOAT32, Repair
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from ..matching.samples import Samples
 from ..matching.uses import with_uses
 from ..matching.weights import WeightMap, match_weights
 from .defect import Defect
-from .divergence import State, in_order, next_step, output_step, outputs_agree
+from .divergence import in_order, next_step, output_step, outputs_agree
+from .edits import FLOAT32, Repair, edited
 from .float32_constants import explain
-from .repairs import FLOAT32, Repair, edited
+from .state import State
 
 MAX_DEFECTS = 24
 _NOWHERE = "the outputs differ, but no diverging operation was found"
@@ -99,13 +100,15 @@ def _capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndar
         from ..capture.torch_trace import capture_torch
 
         return capture_torch(model, inputs, cotangents, random)
-    from ..capture.jax_models import as_function, with_buffers_fixed
+    from ..capture.jax_models import as_function, code_of_modules, with_buffers_fixed
     from ..capture.jax_trace import capture_jax
 
     arrays = tree_map(lambda a: a.detach().numpy() if isinstance(a, torch.Tensor) else a, tuple(inputs))
     function, parameters = as_function(model)
     function = function if cotangents is None else with_buffers_fixed(model, function)
-    return capture_jax(function, parameters, arrays, cotangents, random)
+    trace = capture_jax(function, parameters, arrays, cotangents, random)
+    trace.code = code_of_modules(model)
+    return trace
 
 
 @np.errstate(all="ignore")  # some masks are filled with the largest number that a dtype has
@@ -221,10 +224,15 @@ class _Walks:
             differences = [each for each, is_small in zip(differences, small, strict=True) if not is_small]
             if not any(defect.rounding for _, defect in differences):
                 differences += [_rounded(repair) for repair in constants]
-        defects = [defect for _, defect in sorted(differences, key=lambda entry: entry[0])]
+        defects = [defect for _, defect in sorted(differences, key=lambda entry: (_is_rounding(entry[1]), entry[0]))]
         repaired = defects and all(defect.repair is not None for defect in defects) and not state.open_outputs
         verified = bool(repaired) and outputs_agree(state, self.samples, 2 if self.alike else 1)
         return _Walk(state, defects, verified)
+
+
+def _is_rounding(defect: Defect) -> bool:
+    """Whether it may be a rounding that no constant explains: listed after the others."""
+    return defect.repair is None and defect.error <= ROUNDED
 
 
 def _rounded(repair: Repair) -> tuple[int, Defect]:

@@ -1,44 +1,34 @@
 """Finds the first values at which a candidate diverges from its reference, and repairs the trace there."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain, islice, permutations, product
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice, product, takewhile
 
 import numpy as np
 
-from ..capture.trace import Operation, Trace
+from ..capture.trace import Code, Operation, Trace
 from ..matching.matching import (
-    EXACT,
     ROUNDED,
-    Matches,
-    Side,
     alignments,
-    arranged,
     difference,
     distance,
-    output_pairs,
     producers,
-    proportion,
-    same_order,
     signature,
-    suspects,
 )
-from ..matching.regions import Region, regions
+from ..matching.regions import COPYING, Region
 from ..matching.samples import Samples
 from ..matching.uses import USE
 from .alternatives import UNARY, kind
 from .defect import Defect
-from .float32_constants import rounded_constant
+from .edits import FLOAT32, Edit, Edits, Repair, edited
+from .float32_constants import rounded_constant, unrounded_constant
 from .folded_biases import unfolded
-from .repairs import BUDGET, FLOAT32, RESIDUAL, WEAK, Edit, Edits, Repair, RepairSearch, Sides, edited
+from .repairs import AT_ITS_USE, BUDGET, MISSING, PASSING, RESIDUAL, WEAK
+from .state import Change, Precedent, State, Step
 
 _CANDIDATES = 12  # reference values tried after the last common one
 _NO_BETTER = 3  # consecutive values without improvement before the search stops
-_CLOSEST = 3  # closest values of the candidate tried for each
-_MORE = 2  # further values that are nearest to proportional
-_EARLIEST = 5  # further values of its size, in order of execution
+_ENOUGH = 8  # values that match after a step, from which on the search may stop: fewer match by coincidence
 _SAME_SIZE = 24  # values of the candidate tried as the only one that differs
 _NUMBERS = 5e8  # elements that all of these attempts compute together
 _WINDOW = 60  # operations after a value in which more values match if it is right
@@ -51,234 +41,15 @@ _OF_A_NORM = 24  # most operations of one function, such as a norm
 _LINES, _NAMES = 2, 4  # of the reference that are named
 _ARITHMETIC = {"add", "sub", "mul", "div", "neg"}  # of these, the numbers are looked for
 _ACTIVATIONS = {*UNARY, "gelu", "erf", "logistic", "leaky_relu", "hardtanh"}
+_SIGNS = {"neg", "negative"}
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot_general", "convolution", "conv_general_dilated", "embedding"}
 _BUDGET = 3 * BUDGET  # elements that these attempts compute together
 
 
-@dataclass(frozen=True)
-class _Precedent:
-    """A repair, and the operations of both sides up to which it was made."""
-
-    reference: tuple[Operation, ...]
-    candidate: tuple[Operation, ...]
-    text: str
+_Repaired = tuple[int, Step, Repair, dict[int, np.ndarray]]
 
 
-@dataclass(frozen=True, eq=False)
-class Change:
-    """What takes a difference out of the candidate: a repair, and the reference's value with which it goes on."""
-
-    number: int  # value of the reference
-    other: int  # the candidate's value that it replaces
-    arrangement: int  # which of `alignments`
-    repair: Repair | None
-    whole: bool = False  # the value is an output, because no other difference was found
-
-    def forced(self, sides: Sides) -> dict[int, np.ndarray]:
-        """The reference's value in the place of the candidate's."""
-        possible = alignments(sides[0].value(self.number), sides[1].value(self.other))
-        return {self.other: possible[min(self.arrangement, len(possible) - 1)]}
-
-    @property
-    def edits(self) -> Edits:
-        """The repair; the reference's value where there is none, or where it only rounds."""
-        own = () if self.repair is None or self.repair.rounding else self.repair.edits
-        return own or ((self.other, self.forced),)
-
-    def applied(self, sides: Sides) -> Sides:
-        """The values after the change."""
-        candidate = sides[1] if self.repair is None else edited(sides, self.repair.edits)
-        if self.repair is None or not self.repair.parameter or not self.repair.edits:
-            candidate = candidate.continued(self.forced(sides))
-        return sides[0], candidate
-
-
-@dataclass
-class State:
-    """Both traces, with what matches and what is suspect."""
-
-    reference: Side
-    candidate: Side
-    matches: Matches
-    least: float = 0.0  # outputs are compared relative to their largest number, or to this if it is larger
-    precedents: tuple[_Precedent, ...] = ()
-    entering: tuple[tuple[int, int], ...] = ()  # equal values of both that enter repaired regions, compared as outputs
-    limit: float = np.inf  # of the errors of values; small once nothing but rounding differs
-    samples: Samples | None = None  # None: only the inputs themselves are tried
-    taken: tuple[Change, ...] = ()  # in the order in which they were found
-    open_outputs: int = field(init=False)  # outputs that differ
-    rearranged_outputs: list[str] = field(init=False)
-    matched: tuple[int, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.bound = self.matches.bound
-        self.other_axes = _other_axes(self.reference.trace, self.candidate.trace)
-        outputs = self.reference.trace.outputs, self.candidate.trace.outputs
-        names = output_pairs(self.reference.trace, self.candidate.trace)
-        pairs = self.pairs = [(outputs[0][one], outputs[1][other], other) for one, other in names]
-        differing = self.differing = [(r, c) for r, c, _ in pairs if not self._equal(r, c)]
-        differing += [(r, c) for r, c in self.entering if c not in self.matches.of_candidate]
-        self.open_outputs = len(differing)
-        self.suspects = [
-            _live(side.trace, suspects(side.trace, self._common(side, other, matched), (pair[i] for pair in differing)))
-            for i, (side, other, matched) in enumerate(
-                (
-                    (self.reference, self.candidate, self.matches.of_reference),
-                    (self.candidate, self.reference, self.matches.of_candidate),
-                )
-            )
-        ]
-        self.others = self._others()
-        values = [(self.reference.value(r), self.candidate.value(c), n) for r, c, n in pairs if (r, c) not in differing]
-        self.rearranged_outputs = [
-            f"{name}: shape {other.shape}; the reference's is {one.shape}"
-            if one.shape != other.shape
-            else f"{name}: the reference's, with its axes in another order, as in the inputs"
-            for one, other, name in values
-            if one.shape != other.shape or not same_order(one, other, self.bound, self.least)
-        ]
-        self.matched = len(self.matches.of_reference), len(self.reference.by_number)
-
-    def _others(self) -> list[int]:
-        """Suspects of the candidate, and what enters them, after which a step may be missing; in order."""
-        suspect = set(self.suspects[1])
-        possible: list[int] = []
-        for operation in self.candidate.trace.operations:
-            if not suspect.isdisjoint(operation.outputs):
-                possible += [*operation.inputs, *operation.outputs]
-        used = {o.outputs[0]: o.inputs[0] for o in self.candidate.trace.operations if o.name == USE}
-        possible += [used[n] for n in possible if n in used]
-        order = {n: i for i, o in enumerate(self.candidate.trace.operations) for n in o.outputs}
-        replaced = {change.other for change in self.taken}
-        numbers = {n for n in possible if n in order and n in self.candidate.by_number and n not in replaced}
-        return sorted(numbers, key=lambda number: order[number])
-
-    @staticmethod
-    def _common(side: Side, other: Side, matched: Mapping[int, Any]) -> set[int]:
-        """The values of a side that the other has too, with those that identify nothing but in their order."""
-        known = set(other.contents.values())
-        return {*matched, *(number for number, content in side.contents.items() if content in known)}
-
-    def _equal(self, reference: int, candidate: int) -> bool:
-        """Equal element by element; in another arrangement only if the shapes differ, or the inputs' axes do."""
-        one, other = self.reference.value(reference), self.candidate.value(candidate)
-        if one.shape != other.shape and (
-            candidate in self.matches.of_reference.get(reference, ())
-            or (one.dtype.kind in "biu" and any(np.array_equal(each, other) for each in alignments(one, other)))
-        ):
-            return True
-        return any(same_order(each, other, self.bound, self.least) for each in self.orders(one, other))
-
-    def orders(self, one: np.ndarray, other: np.ndarray) -> list[np.ndarray]:
-        """An output of the reference as it is, and with the order of axes that the candidate's inputs have."""
-        orders = [order for order in self.other_axes if len(order) == one.ndim]
-        return [one, *(a for a in map(one.transpose, orders) if a.shape == other.shape)]
-
-    def agree(self, one: np.ndarray, other: np.ndarray) -> bool:
-        """Whether an output of the reference and one of the candidate count as equal."""
-        if any(same_order(each, other, self.bound, self.least) for each in self.orders(one, other)):
-            return True
-        return one.shape != other.shape and arranged(one, other, self.bound)
-
-    def exchanged_outputs(self) -> str:
-        """The first output that is another one of the reference's; empty if there is none."""
-        names = [{n: name for name, n in side.trace.outputs.items()} for side in (self.reference, self.candidate)]
-        for number, _ in self.differing:
-            for other in self.matches.of_reference.get(number, ()):
-                if number in names[0] and other in names[1]:
-                    return f"output {names[1][other]} of the candidate is the reference's output {names[0][number]}"
-        return ""
-
-    def closed_by(self, changes: Mapping[int, np.ndarray]) -> bool:
-        """Whether all outputs agree after these changes to the candidate."""
-        values = ((self.reference.value(r), changes.get(c)) for r, c in self.differing)
-        return all(other is not None and self.agree(one, other) for one, other in values)
-
-    def search(self, step: "_Step", budget: float = BUDGET) -> RepairSearch:
-        """The search for a repair up to the end of a step."""
-        sides, parts = (self.reference, self.candidate), self.regions(step.number, step.other)
-        return RepairSearch(sides, parts, step.value, self.bound, budget, partial(self._further, step))
-
-    def _further(self, step: "_Step", count: int) -> list[tuple[Sides, np.ndarray]]:
-        """(values of both sides after all changes so far, the step's value) for so many other inputs."""
-        change = Change(step.number, step.other, self.arrangement(step), None)
-        samples = self.samples
-        sides = [] if samples is None else [samples.after(self.taken, i + 1) for i in range(count)]
-        return [(pair, change.forced(pair)[step.other]) for pair in sides]
-
-    def arrangement(self, step: "_Step") -> int:
-        """Which of the `alignments` of its two values a step has."""
-        possible = alignments(self.reference.value(step.number), self.candidate.value(step.other))
-        same = (i for i, array in enumerate(possible) if np.array_equal(array, step.value, equal_nan=True))
-        return next(same, 0)
-
-    def regions(self, number: int, other: int) -> tuple[Region, Region]:
-        """What leads to a value of the reference, and to one of the candidate, from values that match."""
-        return regions((self.reference, self.candidate), self.matches, self.suspects, (number, other))
-
-    def ends(self) -> Iterator[tuple[int, list[int]]]:
-        """(value of the reference, similar values of the candidate): where the first difference may end."""
-        for number in self.suspects[0]:
-            one = self.reference.by_number.get(number)
-            if one is not None:
-                errors = {n: distance(one, self.candidate.by_number[n]) for n in self.same_size(number)}
-                possible = [n for n in self.others if errors.get(n, np.inf) < self.limit]
-                angles = {n: proportion(one, self.candidate.by_number[n]) for n in possible}
-                ends = sorted(possible, key=lambda n: errors[n])[:_CLOSEST]
-                ends += [*sorted(possible, key=lambda n: angles[n])[:_MORE], *possible[:_EARLIEST]]
-                ends += [c for r, c, _ in self.pairs if r == number and c in possible]
-                if ends:
-                    yield number, list(dict.fromkeys(ends))
-
-    def same_size(self, number: int) -> list[int]:
-        """Values of the candidate that may stand for one of the reference; an output only for its own counterpart."""
-        size, foreign = self.reference.by_number[number].size, {c for r, c, _ in self.pairs if r != number}
-        own = {c for r, c, _ in self.pairs if r == number}
-        return [n for n in self.others if self.candidate.by_number[n].size == size and (n in own or n not in foreign)]
-
-    def forced(self, values: Mapping[int, np.ndarray], step: "_Step", repair: Repair | None) -> "State":
-        """The state in which the candidate goes on with these values, up to the end of this step."""
-        changes = self.candidate.replay(values)
-        side = self.candidate.changed(changes, values.keys())
-        taken = (*self.taken, Change(step.number, step.other, self.arrangement(step), repair, step.whole))
-        matches, others = self.matches.updated(side, changes), (self.limit, self.samples, taken)
-        return State(self.reference, side, matches, self.least, self.precedents, self.entering, *others)
-
-
-def _other_axes(reference: Trace, candidate: Trace) -> list[tuple[int, ...]]:
-    """The orders in which inputs of the candidate have the reference's axes, such as channels last."""
-    shared = reference.given.keys() & candidate.given.keys()
-    pairs = [(reference.values[reference.given[n]], candidate.values[candidate.given[n]]) for n in shared]
-    differing = [pair for pair in pairs if pair[0].ndim > 2 and not same_order(*pair, EXACT)]
-    orders = [
-        order
-        for one, other in differing
-        for order in permutations(range(one.ndim))
-        if one.transpose(order).shape == other.shape and np.array_equal(one.transpose(order), other, equal_nan=True)
-    ]
-    return list(dict.fromkeys(orders))
-
-
-def _live(trace: Trace, suspect: set[int]) -> list[int]:
-    return [number for operation in trace.operations for number in operation.outputs if number in suspect]
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """A value of the reference with which the candidate goes on."""
-
-    number: int
-    other: int
-    value: np.ndarray
-    gain: int  # reference values that this step makes match
-    closes: bool  # whether all outputs agree
-    whole: bool = False  # the value is an output
-
-
-_Repaired = tuple[int, _Step, Repair, dict[int, np.ndarray]]
-
-
-def _closing(state: State) -> list[_Step]:
+def _closing(state: State) -> list[Step]:
     """Steps with the first value of the reference after which all outputs agree: nothing else differs then."""
     numbers = [n for n in state.suspects[0] if n in state.reference.by_number]
     start = state.candidate.work[0]
@@ -307,9 +78,9 @@ def _goes_on_equal(state: State, other: int, value: np.ndarray) -> bool:
     return state.closed_by(changes)
 
 
-def _gaining(state: State) -> list[_Step]:
+def _gaining(state: State) -> list[Step]:
     """Steps after which more of what follows matches."""
-    steps: list[_Step] = []
+    steps: list[Step] = []
     worse = 0
     for number, others in islice(state.ends(), _CANDIDATES):
         worse += 1
@@ -319,12 +90,12 @@ def _gaining(state: State) -> list[_Step]:
             if step.gain or step.closes:
                 steps.append(step)
                 worse = 0 if step.gain > highest else worse
-        if steps and worse >= _NO_BETTER:
+        if highest >= _ENOUGH and worse >= _NO_BETTER:
             break
     return steps
 
 
-def _in_order_of_trial(steps: Sequence[_Step]) -> list[_Step]:
+def _in_order_of_trial(steps: Sequence[Step]) -> list[Step]:
     """The step that gains most, then for each end in order of execution the best and latest ones."""
     by_gain = sorted(steps, key=lambda step: (-step.gain, not step.closes))
     ordered = by_gain[:1]
@@ -335,10 +106,10 @@ def _in_order_of_trial(steps: Sequence[_Step]) -> list[_Step]:
     return list(dict.fromkeys(ordered))
 
 
-def _step(state: State, number: int, other: int, value: np.ndarray, changes: Mapping[int, np.ndarray]) -> _Step:
+def _step(state: State, number: int, other: int, value: np.ndarray, changes: Mapping[int, np.ndarray]) -> Step:
     matches = state.matches.updated(state.candidate.changed(changes, (other,)), changes)
     gain = len(matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
-    return _Step(number, other, value, gain, state.closed_by(changes))
+    return Step(number, other, value, gain, state.closed_by(changes))
 
 
 def next_step(state: State) -> tuple[int, Defect, State] | None:
@@ -351,8 +122,11 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         _, step, repair, values = repeated
         return _finished(state, step, repair, values)
     closing = _closing(state)
+    rounding = _unrounded(state, closing[0]) if closing and state.limit <= ROUNDED else None
+    if rounding is not None:
+        return _finished(state, closing[0], rounding, {closing[0].other: closing[0].value})
     best = _missing(state, closing) or _repaired(state, closing)
-    steps: list[_Step] = []
+    steps: list[Step] = []
     if best is None or best[0] > WEAK:
         steps = _in_order_of_trial(_gaining(state))
         other = _everywhere(state, steps) or _missing(state, steps[:1]) or _repaired(state, steps)
@@ -366,7 +140,15 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     return _finished(state, step, repair, values)
 
 
-def _missing(state: State, steps: Sequence[_Step]) -> _Repaired | None:
+def _unrounded(state: State, step: Step) -> Repair | None:
+    """The float32 constant of either side without which a step's values are equal."""
+    reference, candidate = state.regions(step.number, step.other)
+    own = state.search(step).rounding()
+    sides = state.reference, state.candidate
+    return own or unrounded_constant(sides, (reference, candidate), state.bound)
+
+
+def _missing(state: State, steps: Sequence[Step]) -> _Repaired | None:
     """A norm, an activation or another function that the reference applies to a value, and the candidate does not."""
     for step in steps:
         reference, _ = state.regions(step.number, step.other)
@@ -377,16 +159,65 @@ def _missing(state: State, steps: Sequence[_Step]) -> _Repaired | None:
         if any(name in _PRODUCTS or "backward" in name for name in names):  # whose weights or lines are wrong
             continue
         if reference.leaves and not {*sources}.isdisjoint(reference.leaves):
-            # people leave out an activation where its input is computed, and a norm where its output is used
-            made = producers(state.candidate.trace).get(step.other)
-            use = (
-                made if {*names} <= _ACTIVATIONS and made is not None else next(iter(_use_of(state, step.other)), made)
-            )
+            use = _place_of_missing(state, step.other, reference, {*names} <= _ACTIVATIONS)
             lines = " and ".join(list(dict.fromkeys(o.line or o.module for o in reference.operations))[:_LINES])
             forced = Change(step.number, step.other, state.arrangement(step), None).forced
             shown = ", ".join(names[:_NAMES]) + ", …" * (len(names) > _NAMES)
             repair = Repair(step.other, f"missing: {shown} ({lines})", use, edits=((step.other, forced),))
             return 1, step, repair, {step.other: step.value}
+    return None
+
+
+def _place_of_missing(state: State, value: int, reference: Region, is_activation: bool = False) -> Operation | None:
+    """Where a step after a value is missing: in the code of the module whose parameters it uses, if that is known.
+
+    People leave out an activation where its input is computed, and a sign or a norm of a residual's branch where its
+    output is used.
+    """
+    producer, number = producers(state.candidate.trace), value
+    made: list[Operation] = []  # what passes the value on, and the operation that computed it
+    while number in producer and (not made or made[-1].name in PASSING):
+        made.append(producer[number])
+        number = made[-1].inputs[0] if made[-1].inputs else -1
+    own = list(takewhile(lambda operation: operation.name != USE, made))  # of this use alone
+    made = [operation for operation in made if operation.name != USE]
+    use = next(iter(_use_of(state, value)), None)
+    is_shared = len(own) < len(made)
+    if not made or is_activation:
+        return use if not made or is_shared else made[-1]
+    code = _code_of_missing(state, reference)
+    before, after = _first_within(reversed(own), code), None if use is None else _first_within([use], code)
+    before = before or (None if after is not None else _first_within(reversed(made), code))
+    if before is not None and after is not None and _number(before) >= _number(after):
+        before = None  # of an earlier call of the same code
+    if before is not None or after is not None:
+        return before or after
+    sign = kind(reference.operations[-1]) in _SIGNS
+    is_one_function = use is None or (made[-1].lines[1:] == use.lines[1:] and not is_shared and not sign)
+    return made[-1] if is_one_function else use
+
+
+def _first_within(operations: Iterable[Operation], code: Code | None) -> Operation | None:
+    """The first operation that a line of a module's code calls, as the innermost of these lines does; None if none."""
+    for operation in operations:
+        places = [i for i, line in enumerate(operation.lines) if code is not None and line in code]
+        if places:
+            return replace(operation, lines=operation.lines[places[0] :])
+    return None
+
+
+def _number(operation: Operation) -> int:
+    return int(operation.line.rpartition(":")[2])
+
+
+def _code_of_missing(state: State, reference: Region) -> Code | None:
+    """The code of the module that owns an unused module of the candidate with the parameters of this region."""
+    trace = state.candidate.trace
+    unused = set(trace.unused_parameters())
+    for name, number in trace.parameters.items():
+        if name in unused and not set(reference.leaves).isdisjoint(state.matches.of_candidate.get(number, ())):
+            owner = name.rpartition(".")[0].rpartition(".")[0]
+            return trace.code.get(owner)
     return None
 
 
@@ -409,7 +240,7 @@ def _unfolded(state: State) -> tuple[int, Defect, State] | None:
             continue
         equal, other = partners[-1]
         number, other = (equal[0], other) if equal else state.differing[0]
-        step = _Step(number, other, moved.value(other), 0, False)
+        step = Step(number, other, moved.value(other), 0, False)
         after = state.forced({n: moved.value(n) for n, _ in repair.edits}, step, repair)
         gain = len(_matched_values(after) - before)
         own = () if repair.operation is None else (repair.operation,)
@@ -443,7 +274,7 @@ def output_step(state: State) -> tuple[int, Defect, State] | None:
     possible = alignments(one, target) if one.shape != target.shape else state.orders(one, target)[::-1]
     if not possible:
         return None
-    step = _Step(number, other, possible[0], 0, len(outputs) == 1, whole=True)
+    step = Step(number, other, possible[0], 0, len(outputs) == 1, whole=True)
     best = _repaired(state, [step])
     return _finished(state, *((step, None, {other: step.value}) if best is None else best[1:]))
 
@@ -455,13 +286,13 @@ def _repeated(state: State) -> _Repaired | None:
         values = alignments(state.reference.value(number), state.candidate.value(other)) if number >= 0 else []
         for value in values:
             step = _step(state, number, other, value, state.candidate.replay({other: value}, limit=_WINDOW))
-            repaired = _repaired(state, [step]) if step.gain or step.closes else None
-            if repaired is not None and str(repaired[2]) == precedent.text:
-                return repaired
+            success = state.search(step).again(precedent.text) if step.gain or step.closes else None
+            if success is not None:
+                return success[0], step, *success[1:]
     return None
 
 
-def _next_of(state: State, precedent: _Precedent) -> tuple[int, int]:
+def _next_of(state: State, precedent: Precedent) -> tuple[int, int]:
     """The first suspects of both sides to which the same code leads; -1 if there are none."""
     ends = [
         _computed_by(side.trace, operations[-1], suspects)
@@ -485,7 +316,7 @@ def _computed_by(trace: Trace, operation: Operation, suspects: Sequence[int]) ->
     return [n for o in trace.operations if (o.name, o.line) == code for n in o.outputs if n in suspect]
 
 
-def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
+def _everywhere(state: State, steps: Sequence[Step]) -> _Repaired | None:
     """One change of parameters after which all outputs agree: a parameter used repeatedly, or two that are swapped."""
     start = state.candidate.work[0]
     for step in steps[:1]:
@@ -503,7 +334,7 @@ def _everywhere(state: State, steps: Sequence[_Step]) -> _Repaired | None:
     return None
 
 
-def _repaired(state: State, steps: Sequence[_Step]) -> _Repaired | None:
+def _repaired(state: State, steps: Sequence[Step]) -> _Repaired | None:
     """(rank, step, repair, new values): the plainest repair up to the end of one of the first steps."""
     best: _Repaired | None = None
     budget = _BUDGET
@@ -519,7 +350,7 @@ def _repaired(state: State, steps: Sequence[_Step]) -> _Repaired | None:
 
 
 def _finished(
-    state: State, step: _Step, repair: Repair | None, values: Mapping[int, np.ndarray]
+    state: State, step: Step, repair: Repair | None, values: Mapping[int, np.ndarray]
 ) -> tuple[int, Defect, State]:
     parts = state.regions(step.number, step.other)
     target = state.candidate.value(step.other)
@@ -528,8 +359,12 @@ def _finished(
     unexplained = error <= ROUNDED if repair is None else error <= FLOAT32 and not (repair.literal or repair.parameter)
     if unexplained:
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
-    if repair is not None and repair.text == RESIDUAL and (use := _use_of(state, repair.number)):
-        repair = replace(repair, operation=use[0])  # people leave out a residual where it is used
+    if repair is not None and repair.text in AT_ITS_USE and (use := _use_of(state, repair.number)):
+        made = producers(state.candidate.trace).get(repair.number)
+        if repair.text == RESIDUAL or made is None or made.name in COPYING:
+            repair = replace(repair, operation=use[0])  # people leave out a residual, or a sign, where it is used
+    elif repair is not None and repair.text.startswith(MISSING) and _code_of_missing(state, parts[0]) is not None:
+        repair = replace(repair, operation=_place_of_missing(state, repair.number, parts[0]))
     if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
         values = {**values, step.other: step.value}
     after = state.forced(values, step, repair)
@@ -540,7 +375,7 @@ def _finished(
         common = [source for source in sources if source in parts[0].leaves] or sources
         after.entering += tuple((source, number) for source in common[:1])
     if repair is not None and not repair.parameter and parts[0].operations and parts[1].operations:
-        precedent = _Precedent(parts[0].operations, parts[1].operations, str(repair))
+        precedent = Precedent(parts[0].operations, parts[1].operations, str(repair))
         after.precedents = (*after.precedents, precedent)
     own = parts[1].operations
     if repair is None and not {*state.matches.of_candidate.get(step.other, ())}.isdisjoint(parts[0].leaves):
@@ -561,16 +396,14 @@ def _use_of(state: State, number: int) -> tuple[Operation, ...]:
     if made is not None and made.name == USE:
         return (made,)
     passed_on = {o.outputs[0] for o in trace.operations if o.name == USE and number in o.inputs}
-    users = [
-        o
-        for o in trace.operations
-        if (number in o.inputs and not suspect.isdisjoint(o.outputs)) or not passed_on.isdisjoint(o.outputs)
-    ]
+    all_users = [o for o in trace.operations if number in o.inputs]
+    users = [o for o in all_users if not suspect.isdisjoint(o.outputs)] or (all_users if len(all_users) == 1 else [])
+    users += [o for o in trace.operations if not passed_on.isdisjoint(o.outputs) and o not in users]
     if not users:
         return ()
     outer = () if made is None else made.lines
-    own = ((i, line) for i, line in enumerate(users[0].lines) if line not in outer)
-    shared = [i for i, line in own if all(line in user.lines for user in users)]
+    own = takewhile(lambda line: line not in outer, users[0].lines)  # the rest may be too far out to be known of both
+    shared = [i for i, line in enumerate(own) if all(line in user.lines for user in users)]
     lines = users[0].lines[shared[0] if shared else 0 :]
     return (Operation(USE, (number,), (), users[0].module, lines),)
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from ..matching.matching import EXACT, Matches, Side, Values, alignments, difference, same_order
 from ..matching.regions import Region, constants, scalars
-from .repairs import Repair, RepairSearch
+from .edits import Repair
+from .repairs import RepairSearch
 
 Array = np.ndarray
 _HALF = 2.0**-24  # relative; of a unit in the last place
@@ -16,16 +17,25 @@ _SHARE = 0.1  # of all effects, from which on a constant is named
 _BITS = 12  # significant bits, from which on a number is no short one such as 0.5 or 768
 
 
+def unrounded_constant(sides: tuple[Side, Side], regions: tuple[Region, Region], bound: float) -> Repair | None:
+    """The constant of the reference whose float32 number, in full precision, makes the regions' ends equal."""
+    one, other = regions
+    for target in alignments(sides[1].value(other.end), sides[0].value(one.end)):
+        repair = RepairSearch((sides[1], sides[0]), (other, one), target, bound).rounding()
+        if repair is not None:
+            return repair
+    return None
+
+
 def rounded_constant(sides: tuple[Side, Side], regions: tuple[Region, Region], matches: Matches) -> Repair | None:
     """The constant that explains a small difference of the regions' ends; None if no code there has one.
 
     A constant of the reference is tried; others have the numbers of float32, and rounding them has that effect.
     """
     one, other = regions
-    for target in alignments(sides[1].value(other.end), sides[0].value(one.end)):
-        success = RepairSearch((sides[1], sides[0]), (other, one), target, matches.bound).best()
-        if success is not None and success[1].rounding:
-            return success[1]
+    repair = unrounded_constant(sides, regions, matches.bound)
+    if repair is not None:
+        return repair
     end, value = sides[1].value(other.end), sides[0].value(one.end)
     error = min((_largest_difference(a, end) for a in alignments(value, end)), default=np.inf)
     common = matches.of_candidate, matches.of_reference

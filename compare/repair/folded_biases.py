@@ -8,7 +8,7 @@ import numpy as np
 from ..capture.trace import Operation, Trace
 from ..matching.matching import producers
 from ..matching.weights import Match, WeightMap
-from .repairs import Edits, Repair, Sides
+from .edits import Edits, Repair, Sides
 
 
 def unfolded(traces: tuple[Trace, Trace], weights: WeightMap) -> Iterator[tuple[Repair, Sequence[Operation]]]:

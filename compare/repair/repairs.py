@@ -3,37 +3,62 @@
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations
 
 import numpy as np
 from scipy import special
 
 from ..capture.trace import Operation
 from ..matching.arrangements import real_numbers
-from ..matching.matching import EXACT, Side, Values, alignments, orders_of_axes, producers, same_order
-from ..matching.regions import SELECTIONS, Region, Scalar, constants, extended, scalars
+from ..matching.matching import EXACT, Side, Values, alignments, producers, same_order
+from ..matching.regions import ARRANGING, SELECTIONS, Region, Scalar, constants, extended, scalars
 from ..matching.uses import USE
-from .alternatives import COMPARING, UNARY, Alternative, alternatives, arrangements, insertions, kind
+from .alternatives import COMPARING, UNARY, alternatives, arrangements, kind
+from .edits import (
+    FLOAT32,
+    Edits,
+    Repair,
+    Sides,
+    arranged_as,
+    arrangement,
+    averaged,
+    computed_otherwise,
+    edited,
+    exchange,
+    fits_mask,
+    from_reference,
+    function_of,
+    inserted,
+    insertion,
+    literal,
+    literals,
+    mask_of,
+    masked,
+    scaled,
+    transpose,
+    with_computed_number,
+    with_other_module,
+)
 from .packed_sequences import within_lengths
 
 Array = np.ndarray
 BUDGET = 2e8  # elements that all attempts for one region compute together
 WEAK = 3  # from this rank on, another place may have a simpler repair
 _FACTOR = 4  # rank of a factor that is in neither code
-_BLOCKS = 4  # most blocks of a packed parameter
-_PASSING = (USE, "copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
+PASSING = (USE, "copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
 _VALUE = "a value of the reference"
-RESIDUAL = f"missing: + {_VALUE}"
+MISSING = "missing: "
+RESIDUAL = f"{MISSING}+ {_VALUE}"
+AT_ITS_USE = (RESIDUAL, f"{MISSING}negative")  # named at the use of a value
 _LAST = 10  # rank after all others
+_LINES = 3  # of code that may stand in one function's place
 _STEEP = 1e100  # slopes from which on nothing is solved
 _STEPS = 12  # steps of the search for a number in the code
 _LITERALS = 4  # most numbers of a line that are solved for together
 _FEW = 64  # numbers, from which on one other input excludes a coincidence
 _OTHERS = 4  # other inputs where there are fewer
 _NEAR = 3  # most operations between a parameter and the value that it projects to
-FLOAT32 = 2e-7  # relative; float32 rounds by at most half of it
-_MASKED = -1e4  # a score from which on an element is masked
 _FAILURES = (
     ValueError,
     IndexError,
@@ -44,27 +69,7 @@ _FAILURES = (
 )  # an attempt does not fit
 
 
-Sides = tuple[Values, Values]  # values of the reference and of the candidate
-Edit = Callable[[Sides], Mapping[int, Array]]  # the candidate's values that a repair changes, from those before
-Edits = tuple[tuple[int, Edit], ...]  # (the last value that it changes, edit) in the order of execution
 Further = Callable[[int], list[tuple[Sides, Array]]]  # so many other inputs: values of both sides, and the target
-
-
-@dataclass(frozen=True)
-class Repair:
-    """A change that makes the candidate's value equal to the reference's where it was tried."""
-
-    number: int  # the value that changes
-    text: str
-    operation: Operation | None = None  # whose output changes, or which uses the parameter or constant that does
-    parameter: str = ""
-    rounding: bool = False  # it undoes the rounding of a constant to float32, and nothing else
-    literal: bool = False  # it changes a number in the code
-    edits: Edits = field(default=(), compare=False, repr=False)  # the change as a function, for other inputs
-
-    def __str__(self) -> str:
-        """What to change."""
-        return f"{self.parameter} {self.text}" if self.parameter else self.text
 
 
 @dataclass(frozen=True)
@@ -107,31 +112,41 @@ class RepairSearch:
         used = [made[o.inputs[0]] for o in self.region.operations if o.name == USE and o.inputs[0] in made]
         self.tried = (*regions[1].operations, *others, *(o for o in used if id(o) not in inside))
         self.budget = budget
+        self.text = ""  # of the only repair that is tried; empty: any
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}
         self.is_discrete = target.dtype.kind in "biu"  # then numbers cannot be solved for, and many changes fit
 
     def best(self) -> tuple[int, Repair, dict[int, Array]] | None:
         """(rank, repair, new values) of the plainest change that makes the end equal; None if no attempt does."""
-        best: _Attempt | None = None
-        sources = (
-            self._explanations,
-            self._same_code,
-            self._lengths,
-            self._operations,
-            self.parameters,
-            self.exchanged,
-            self._exchanged_entries,
-            self._scalars,
-            self._literals_of_lines,
-            self._pools,
-            self._masks,
-            self._insertions,
+        return self._best(
+            *((2, self._explanations), (1, self._same_code), (2, self._lengths), (0, self._operations)),
+            *((1, self.parameters), (1, self._other_modules), (1, self.exchanged), (2, self._exchanged_entries)),
+            *((1, self._scalars), (2, self._literals_of_lines), (2, self._pools), (2, self._masks)),
+            (3, self._insertions),
         )
-        for least, attempts in zip((2, 1, 2, 0, 1, 1, 2, 1, 2, 2, 2, 3), sources, strict=True):
+
+    def again(self, text: str) -> tuple[int, Repair, dict[int, Array]] | None:
+        """The repair of another place with this text, if it is one here too."""
+        self.text = text
+        return self._best((3, self._insertions)) if text.startswith(MISSING) else self.best()
+
+    def rounding(self) -> Repair | None:
+        """The change of a constant that was rounded to float32, if one makes the end equal."""
+        success = self._best((1, self._scalars))
+        return success[1] if success is not None and success[1].rounding else None
+
+    def _best(
+        self, *sources: tuple[int, Callable[[], Iterator[_Attempt]]]
+    ) -> tuple[int, Repair, dict[int, Array]] | None:
+        """The plainest of the attempts of several sources, each with the lowest rank that it has."""
+        best: _Attempt | None = None
+        for least, attempts in sources:
             if self.below <= least or (self.is_discrete and attempts == self._insertions):
                 continue
             for attempt in attempts():
+                if self.text and str(attempt.repair) != self.text:
+                    continue
                 judged = self._judged(attempt) if attempt.rank < self.below else None
                 if judged is not None and judged.rank < self.below:
                     best, self.below = judged, judged.rank
@@ -198,9 +213,51 @@ class RepairSearch:
                     name = kind(operation)
                     if self.is_discrete and alternative.text.startswith(f"{name} → ") and name not in COMPARING:
                         continue
-                    edits = ((number, partial(_alternative, operation, alternative.text)),)
-                    repair = Repair(number, alternative.text, operation, edits=edits)
+                    edits = ((number, partial(computed_otherwise, operation, alternative.text)),)
+                    named = self._mask_of_text(operation, alternative.text)
+                    repair = Repair(number, alternative.text, named, edits=edits)
                     yield _Attempt(alternative.rank, repair, alternative.value)
+
+    def _mask_of_text(self, operation: Operation, text: str) -> Operation:
+        """The operation that makes the mask which an alternative rearranges; else the operation itself."""
+        made = producers(self.side.trace)
+        for i, number in enumerate(operation.inputs):
+            if f": input {i + 1} " in text and self.side.value(number).dtype == bool:
+                while number in made and made[number].name in (*PASSING, *ARRANGING):
+                    (number,) = made[number].inputs[:1]
+                return made.get(number, operation)
+        return operation
+
+    def _other_modules(self) -> Iterator[_Attempt]:
+        """All parameters of one of the candidate's modules instead of another's, which is used elsewhere too."""
+        inside = set(map(id, self.region.operations))
+        shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs if n in self.names}
+        modules: dict[str, dict[str, int]] = {}
+        for name, number in self.side.trace.parameters.items():
+            module, _, own = name.rpartition(".")
+            modules.setdefault(module, {})[own] = number
+        used = {self.names[n].rpartition(".")[0] for n in self.region.leaves if n in self.names and n in shared}
+        shapes = {m: {own: self.side.value(n).shape for own, n in numbers.items()} for m, numbers in modules.items()}
+        for module in sorted(used):
+            for other in modules:
+                if other != module and shapes[other] == shapes[module]:
+                    exchanged = {number: modules[other][own] for own, number in modules[module].items()}
+                    first, number = self._joined(exchanged)
+                    edit = partial(with_other_module, exchanged, self.region.operations, number)
+                    repair = Repair(number, f"{module} should be {other}", first, edits=((number, edit),))
+                    yield _Attempt(1, repair, edit(self.sides)[number])
+
+    def _joined(self, parameters: Container[int]) -> tuple[Operation, int]:
+        """(the region's first operation with one of these parameters, the first value that depends on all it has)."""
+        reached: dict[int, set[int]] = {n: {n} for n in self.region.leaves if n in parameters}
+        count, first = len(reached), None
+        for operation in self.region.operations:
+            sources = set[int]().union(*(reached.get(n, ()) for n in operation.inputs))
+            first = operation if sources and first is None else first
+            reached.update((n, sources) for n in operation.outputs)
+            if first is not None and len(sources) == count:
+                return first, operation.outputs[0]
+        raise AssertionError("the region's end depends on all that enters it")
 
     def parameters(self) -> Iterator[_Attempt]:
         """One of the reference's parameters instead of the candidate's, or the candidate's in another order."""
@@ -209,20 +266,20 @@ class RepairSearch:
             value, name, user = self.side.value(number), self.names.get(number, ""), self._user(number)
             for source, origin in sources.items():
                 array = self.sides[0].value(origin)
-                for place, other in enumerate(_arranged_as(array, value)):
+                for place, other in enumerate(arranged_as(array, value)):
                     text = f"should have the values of {source}"
                     if self._same_numbers(array, value):
                         transposed = value.ndim == 2 and np.array_equal(other, value.T)
                         order = "transposed" if transposed else "in another order"
                         text = f"has the values of {source}, {order}"
-                    edit = partial(_from_reference, origin, number, place, 0.0, False)
+                    edit = partial(from_reference, origin, number, place, 0.0, False)
                     yield _Attempt(1, Repair(number, text, user, name, edits=((number, edit),)), other)
                     for shift in (-1, 1) if np.array_equal(other, value) else ():
                         text = f"is {source}, and not {source} {'+' if shift > 0 else '-'} 1"
-                        edit = partial(_from_reference, origin, number, place, shift, False)
+                        edit = partial(from_reference, origin, number, place, shift, False)
                         yield _Attempt(1, Repair(number, text, user, name, edits=((number, edit),)), other + shift)
             for other, text in arrangements(value):
-                edits = ((number, partial(_arrangement, number, text)),)
+                edits = ((number, partial(arrangement, number, text)),)
                 yield _Attempt(1, Repair(number, text, user, name or "a constant", edits=edits), other)
 
     def _sources(self) -> Iterator[tuple[str, int]]:
@@ -251,9 +308,9 @@ class RepairSearch:
             for source, array in (unused if number in matched else sources).items():
                 added = number in matched
                 fits = not added or array.size == value.size
-                for place, other in enumerate(_arranged_as(array, value) if fits else ()):
+                for place, other in enumerate(arranged_as(array, value) if fits else ()):
                     text = f"lacks + {source}" if added else f"should have the values of {source}"
-                    edits = ((number, partial(_from_reference, parameters[source], number, place, 0.0, added)),)
+                    edits = ((number, partial(from_reference, parameters[source], number, place, 0.0, added)),)
                     repair = Repair(number, text, users[number], name, edits=edits)
                     yield _Attempt(1, repair, value + other if added else other)
 
@@ -277,7 +334,7 @@ class RepairSearch:
         self, rank: int, numbers: tuple[int, int], names: tuple[str, str], operation: Operation | None
     ) -> _Attempt:
         one, other = numbers
-        edits = ((max(numbers), partial(_exchange, one, other)),)
+        edits = ((max(numbers), partial(exchange, one, other)),)
         repair = Repair(one, f"and {names[1]} are swapped", operation, names[0], edits=edits)
         return _Attempt(rank, repair, self.side.value(other), {other: self.side.value(one)})
 
@@ -305,7 +362,7 @@ class RepairSearch:
         if len(squares) > 1:
             first = next(n for operation in self.side.trace.operations for n in operation.inputs if n in squares)
             text = f"and {len(squares) - 1} other square matrices are not transposed"
-            edits = ((first, partial(_transpose, list(squares))),)
+            edits = ((first, partial(transpose, list(squares))),)
             repair = Repair(first, text, users[first], self.names[first], edits=edits)
             yield _Attempt(1, repair, squares[first], {n: v for n, v in squares.items() if n != first})
 
@@ -331,7 +388,7 @@ class RepairSearch:
             for value, number in computed.items():
                 if value not in known and not _rounds_to(value, scalar.value):
                     text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}, which the reference computes"
-                    edits = ((scalar.number, partial(_computed, scalar, number)),)
+                    edits = ((scalar.number, partial(with_computed_number, scalar, number)),)
                     repair = Repair(scalar.number, text, scalar.operation, literal=True, edits=edits)
                     yield _Attempt(1, repair, scalar.change(self.side, value))
             solutions = [(1, value) for value in known if not _rounds_to(value, scalar.value)]
@@ -340,7 +397,7 @@ class RepairSearch:
             for rank, value in solutions:
                 text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}"
                 rounding = _rounds_to(value, scalar.value)
-                edits = ((scalar.number, partial(_literal, scalar, value)),)
+                edits = ((scalar.number, partial(literal, scalar, value)),)
                 repair = Repair(scalar.number, text, scalar.operation, "", rounding, not rounding, edits)
                 yield _Attempt(rank, repair, scalar.change(self.side, value))
         yield from self._factors()
@@ -360,7 +417,9 @@ class RepairSearch:
         for first, *others in groups.values():
             inputs, old = [self.side.value(n) for n in first.inputs], self.side.value(first.outputs[0])
             for alternative in alternatives(first, inputs, old, 1) if others else ():
-                edits = tuple((o.outputs[0], partial(_alternative, o, alternative.text)) for o in (first, *others))
+                edits = tuple(
+                    (o.outputs[0], partial(computed_otherwise, o, alternative.text)) for o in (first, *others)
+                )
                 values = self._edited(sides, edits)
                 if values is not None and self.budget > 0:
                     changes = {number: values.value(number) for number, _ in edits}
@@ -378,11 +437,11 @@ class RepairSearch:
             short = [_as_in_code(n, s.value) for n, s in zip(solved or (), numbers, strict=bool(solved))]
             for solution in (short, solved) if solved else ():
                 changed = [(s, n) for s, n in zip(numbers, solution, strict=True) if not _rounds_to(n, s.value)]
-                values = self._edited((self.sides[0].plain(), self.side.plain()), _literals(changed))
+                values = self._edited((self.sides[0].plain(), self.side.plain()), literals(changed))
                 if values is not None and changed:
                     first = changed[0][0]
                     text = ", ".join(f"{kind(s.operation)}: {s.value:.9g} → {n:.9g}" for s, n in changed)
-                    repair = Repair(first.number, text, first.operation, literal=True, edits=_literals(changed))
+                    repair = Repair(first.number, text, first.operation, literal=True, edits=literals(changed))
                     changes = {scalar.number: values.value(scalar.number) for scalar, _ in changed}
                     yield _Attempt(2, repair, changes.pop(first.number), changes)
 
@@ -405,10 +464,10 @@ class RepairSearch:
             shape = np.broadcast_shapes(*(self.side.value(n).shape for n in operation.inputs))
             own = np.broadcast_to(self.side.value(mask), shape)
             for source in sources:
-                for inverted in (False, True) if _fits_mask(self.sides[0].value(source), own.size) else ():
-                    edit = partial(_masked, operation, mask, source, inverted)
+                for inverted in (False, True) if fits_mask(self.sides[0].value(source), own.size) else ():
+                    edit = partial(masked, operation, mask, source, inverted)
                     (number,) = operation.outputs
-                    value, other = edit(self.sides)[number], _mask_of(self.sides[0].value(source), own, inverted)
+                    value, other = edit(self.sides)[number], mask_of(self.sides[0].value(source), own, inverted)
                     wrong = int((own & ~other).sum()), int((~own & other).sum())
                     text = (
                         f"{kind(operation)}: the mask differs: {wrong[0]} of {own.size} elements are True instead of "
@@ -424,7 +483,7 @@ class RepairSearch:
             pool = sums.get(operation.inputs[0]) if kind(operation) == "div" and operation.inputs else None
             if pool is not None and pool.compute is not None:
                 for padded in (True, False):
-                    edit = partial(_averaged, operation.outputs[0], pool, padded)
+                    edit = partial(averaged, operation.outputs[0], pool, padded)
                     text = f"div: padding {'counts' if padded else 'does not count'}"
                     repair = Repair(operation.outputs[0], text, operation, edits=((operation.outputs[0], edit),))
                     yield _Attempt(2, repair, edit(self.sides)[operation.outputs[0]])
@@ -457,7 +516,7 @@ class RepairSearch:
 
     def _residual(self, numbers: Sequence[Scalar], values: Array) -> Array | None:
         """ends - targets for all inputs, with these numbers in the code; None if that cannot be computed."""
-        edits = _literals(list(zip(numbers, values.tolist(), strict=True)))
+        edits = literals(list(zip(numbers, values.tolist(), strict=True)))
         own = self._edited((self.sides[0].plain(), self.side.plain()), edits)
         ends = [(None if own is None else own.value(self.region.end), self.target), *self._ends_after(edits)]
         same = ((end, target) for end, target in ends if end is not None and end.shape == target.shape)
@@ -471,11 +530,11 @@ class RepairSearch:
             for number in operation.outputs:
                 value = self.side.value(number)
                 if value.dtype.kind in "fc" and np.isfinite(value).all() and self.budget > 0:
-                    scalar = Scalar(operation, 1.0, number, partial(_scaled, number))
+                    scalar = Scalar(operation, 1.0, number, partial(scaled, number))
                     factor = self._solve(scalar)
                     if factor and not _rounds_to(factor, 1.0):
                         text = f"missing: * {factor:.9g}" if abs(factor) >= 1 else f"missing: / {1 / factor:.9g}"
-                        edits = ((number, partial(_literal, scalar, factor)),)
+                        edits = ((number, partial(literal, scalar, factor)),)
                         yield _Attempt(_FACTOR, Repair(number, text, operation, edits=edits), value * factor)
 
     def _name(self, number: int) -> str:
@@ -520,10 +579,10 @@ class RepairSearch:
         operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
         made = producers(self.side.trace)
         for number, operation in (*self._places(), *self._entering()):
-            for place, alternative in enumerate(_inserted(self.sides, number, operands)):
-                edits = ((number, partial(_insertion, number, operands, place)),)
+            for place, alternative in enumerate(inserted(self.sides, number, operands)):
+                edits = ((number, partial(insertion, number, operands, place)),)
                 own = operation
-                while alternative.text != RESIDUAL and own.name in _PASSING and own.inputs[0] in made:
+                while alternative.text != RESIDUAL and own.name in PASSING and own.inputs[0] in made:
                     own = made[own.inputs[0]]  # people leave out a number or a parameter where the value is computed
                 repair = Repair(number, alternative.text, own, edits=edits)
                 yield _Attempt(alternative.rank, repair, alternative.value)
@@ -532,8 +591,8 @@ class RepairSearch:
         with np.errstate(all="ignore"):
             ratio = float(np.square(real_numbers(self.target)).sum() / real_numbers(self.target * end).sum())
         if last is not None:
-            scalar = Scalar(last, 1.0, self.region.end, partial(_scaled, self.region.end))
-            edits = ((self.region.end, partial(_literal, scalar, ratio)),)
+            scalar = Scalar(last, 1.0, self.region.end, partial(scaled, self.region.end))
+            edits = ((self.region.end, partial(literal, scalar, ratio)),)
             yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last, edits=edits), end * ratio)
 
     def _places(self) -> Iterator[tuple[int, Operation]]:
@@ -544,7 +603,7 @@ class RepairSearch:
                 users.setdefault(number, []).append(operation)
         for operation in self.tried:
             for number in operation.outputs:
-                if not (users.get(number) and all(user.name in _PASSING for user in users[number])):
+                if not (users.get(number) and all(user.name in PASSING for user in users[number])):
                     yield number, operation
 
     def _entering(self) -> Iterator[tuple[int, Operation]]:
@@ -557,7 +616,11 @@ class RepairSearch:
                 yield number, made[number]
 
     def _explanations(self) -> Iterator[_Attempt]:
-        """The end as one known function of a value that enters the region, or that is computed on the way."""
+        """The end as one known function of a value that enters the region, or that is computed on the way.
+
+        Code of many lines is hardly meant to be one function: then a value of another place may be meant.
+        """
+        rank = 2 if len({operation.line for operation in self.region.operations}) <= _LINES else WEAK
         last = self.region.operations[-1] if self.region.operations else None
         inner = [n for operation in self.region.operations for n in operation.outputs if n != self.region.end]
         for number in (*self.region.leaves, *inner):
@@ -568,26 +631,10 @@ class RepairSearch:
                     **{f"softmax over axis {i}": partial(special.softmax, axis=i) for i in range(value.ndim)},
                 }
                 for text, function in functions.items():
-                    edits = ((self.region.end, partial(_function, number, self.region.end, function)),)
+                    edits = ((self.region.end, partial(function_of, number, self.region.end, function)),)
                     with np.errstate(all="ignore"):
                         result = function(value)
-                    yield _Attempt(2, Repair(self.region.end, f"should be {text}", last, edits=edits), result)
-
-
-def _arranged_as(source: Array, value: Array) -> Iterator[Array]:
-    """A parameter, or one of its equal blocks, in the shape of another, in each order of its axes."""
-    count, rest = divmod(source.size, max(value.size, 1))
-    if rest or not 0 < count <= _BLOCKS:
-        return
-    axes = [axis for axis, size in enumerate(source.shape) if size % count == 0] if count > 1 else [0]
-    for axis in axes:
-        for block in np.split(source, count, axis) if count > 1 else [source]:
-            closest = alignments(block, value)
-            yield from closest
-            if any(np.array_equal(array, value) for array in closest):  # it may have been reshaped, not transposed
-                yield from orders_of_axes(block, value.shape)
-            if block.ndim == 2:
-                yield block.T.reshape(value.shape)
+                    yield _Attempt(rank, Repair(self.region.end, f"should be {text}", last, edits=edits), result)
 
 
 def _as_in_code(number: float, old: float) -> float:
@@ -600,105 +647,5 @@ def _as_in_code(number: float, old: float) -> float:
     return number
 
 
-def edited(sides: Sides, edits: Edits, operations: Sequence[Operation] | None = None) -> Values:
-    """The candidate's values after edits, and all that follows from them, or what these operations compute."""
-    reference, candidate = sides
-    for _, edit in edits:
-        changes = edit((reference, candidate))
-        candidate = candidate.changed(candidate.replay(changes, operations), changes)
-    return candidate
-
-
-def _literals(numbers: Sequence[tuple[Scalar, float]]) -> Edits:
-    return tuple((scalar.number, partial(_literal, scalar, value)) for scalar, value in numbers)
-
-
 def _rounds_to(one: float, other: float) -> bool:
     return one == other or abs(one - other) <= FLOAT32 * abs(other)
-
-
-def _alternative(operation: Operation, text: str, sides: Sides) -> dict[int, Array]:
-    """The operation's output as this alternative computes it."""
-    (number,) = operation.outputs
-    inputs = [sides[1].value(n) for n in operation.inputs]
-    old = sides[1].value(number)
-    return {number: next((a.value for a in alternatives(operation, inputs, old, _LAST) if a.text == text), old)}
-
-
-def _from_reference(origin: int, number: int, place: int, shift: float, added: bool, sides: Sides) -> dict[int, Array]:
-    value = sides[1].value(number)
-    arranged = next(islice(_arranged_as(sides[0].value(origin), value), place, None), value)
-    return {number: value + arranged if added else arranged + shift}
-
-
-def _arrangement(number: int, text: str, sides: Sides) -> dict[int, Array]:
-    value = sides[1].value(number)
-    return {number: next((other for other, name in arrangements(value) if name == text), value)}
-
-
-def _exchange(one: int, other: int, sides: Sides) -> dict[int, Array]:
-    return {one: sides[1].value(other), other: sides[1].value(one)}
-
-
-def _transpose(numbers: Sequence[int], sides: Sides) -> dict[int, Array]:
-    return {number: sides[1].value(number).T for number in numbers}
-
-
-def _literal(scalar: Scalar, value: float, sides: Sides) -> dict[int, Array]:
-    return {scalar.number: scalar.change(sides[1], value)}
-
-
-def _computed(scalar: Scalar, number: int, sides: Sides) -> dict[int, Array]:
-    return {scalar.number: scalar.change(sides[1], float(sides[0].value(number).reshape(())))}
-
-
-def _scaled(number: int, values: Values, factor: float) -> Array:
-    return values.value(number) * factor
-
-
-def _function(number: int, end: int, function: Callable[[Array], Array], sides: Sides) -> dict[int, Array]:
-    return {end: function(sides[1].value(number))}
-
-
-def _fits_mask(value: Array, size: int) -> bool:
-    """Whether a value of the reference can be a mask of this size: booleans, or a few huge negative numbers."""
-    if value.size != size or value.dtype == bool:
-        return value.size == size > 1
-    masked = value <= _MASKED if value.dtype.kind == "f" else np.zeros(1, bool)
-    return bool(masked.any() and not masked.all())
-
-
-def _mask_of(value: Array, like: Array, inverted: bool) -> Array:
-    """The mask in the shape of another: True where the reference has True, or a number that is not huge."""
-    mask = value if value.dtype == bool else ~(value <= _MASKED)
-    return mask.reshape(like.shape) ^ inverted
-
-
-def _masked(operation: Operation, mask: int, source: int, inverted: bool, sides: Sides) -> dict[int, Array]:
-    """A selection with the reference's mask."""
-    inputs, (number,) = [sides[1].value(n) for n in operation.inputs], operation.outputs
-    shape = np.broadcast_shapes(*(array.shape for array in inputs))
-    own = np.broadcast_to(sides[1].value(mask), shape)
-    other = _mask_of(sides[0].value(source), own, inverted)
-    assert operation.compute is not None
-    arrays = [other if n == mask else array for n, array in zip(operation.inputs, inputs, strict=True)]
-    return {number: np.asarray(operation.compute(arrays, operation.settings)[0])}
-
-
-def _averaged(number: int, pool: Operation, padded: bool, sides: Sides) -> dict[int, Array]:
-    """The sums of a pooling divided by the size of its window, or by the part of it that is no padding."""
-    assert pool.compute is not None
-    ones = np.ones_like(sides[1].value(pool.inputs[0]))
-    counts = np.prod(pool.settings["window_dimensions"]) if padded else pool.compute([ones], pool.settings)[0]
-    return {number: np.asarray(sides[1].value(pool.outputs[0]) / counts)}
-
-
-def _inserted(sides: Sides, number: int, operands: Sequence[tuple[int | Array, str]]) -> Iterator[Alternative]:
-    """The steps that may be missing after a value."""
-    arrays = ((sides[0].value(o) if isinstance(o, int) else o, text) for o, text in operands)
-    return insertions(sides[1].value(number), arrays)
-
-
-def _insertion(number: int, operands: Sequence[tuple[int | Array, str]], place: int, sides: Sides) -> dict[int, Array]:
-    inserted = next(islice(_inserted(sides, number, operands), place, None), None)
-    return {number: sides[1].value(number) if inserted is None else inserted.value}

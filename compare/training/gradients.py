@@ -14,7 +14,7 @@ from ..matching.matching import EXACT, ROUNDED, difference, output_layout, outpu
 from ..matching.weights import Match, Part, WeightMap
 from ..repair.defect import Defect
 from ..repair.diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
-from ..repair.repairs import Repair
+from ..repair.edits import Repair
 from .dropout import capture_in_training
 
 _FLOOR = 1e-10  # of the largest gradient: a smaller one is zero in exact arithmetic, such as that of a key's bias

@@ -16,7 +16,7 @@ from twinax.compare.matching.weights import match_weights
 from twinax.compare.page import page
 from twinax.compare.repair.defect import Defect
 from twinax.compare.repair.diagnosis import Diagnosis, trace_weights
-from twinax.compare.repair.repairs import Repair
+from twinax.compare.repair.edits import Repair
 from twinax.compare.report import as_document, expressions, show
 from twinax.compare.rounding import Rounding
 from twinax.compare.training.updates import UpdateDifference

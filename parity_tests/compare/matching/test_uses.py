@@ -61,5 +61,5 @@ def test_a_norm_that_is_missing_before_all_uses_is_one_difference():
     reference = (lambda p, x: block(p, x, after=normed)), P
     diagnosis = diagnose(reference, (block, P), (X,))
     (defect,) = diagnosis.defects
-    assert defect.lines[0] == f"matching/test_uses.py:{line_of('x + jnp.tanh(x')}"
+    assert defect.lines[0] == f"matching/test_uses.py:{line_of('x + attention(p, inside(x))')}"
     assert str(defect.repair).startswith("missing: ")

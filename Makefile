@@ -22,7 +22,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 
 # Run the test suite: about 18 minutes on two cores. TESTS: arguments of pytest.
 test: install
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 10 $(TESTS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10 $(TESTS)
 
 # Run the tests marked `slow`: larger presets, SIGKILL, plans for TPUs, random audits, a sample of the mutations.
 test-slow: plan-compiler

@@ -18,7 +18,7 @@ _cache = TemporaryDirectory(prefix="twinax-tests-")
 _user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
 os.environ.setdefault("MPLCONFIGDIR", str(Path(_user_cache, "matplotlib")))
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(_user_cache, "twinax-tests")))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ["XDG_CACHE_HOME"] = _cache.name
 
 LEAST_MEMORY = 4_000_000_000  # bytes that must be available, or test processes drop their compiled programs
@@ -29,6 +29,21 @@ sys.path.append(str(Path(__file__).parent))
 # Runs are repeatable, and no example is too slow: the first of a shape compiles.
 settings.register_profile("twinax", max_examples=30, deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("twinax")
+
+
+# Files whose tests wait for other processes, or are few and long: no test process is left with one of them at the end.
+_FIRST = ("test_demo.py", "test_processes.py", "test_docs.py", "test_kills.py", "test_without_torch.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One test process more than there are cores: some tests wait for processes of their own."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest."""
+    items.sort(key=lambda item: _FIRST.index(item.path.name) if item.path.name in _FIRST else len(_FIRST))
 
 
 def pytest_configure(config):

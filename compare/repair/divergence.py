@@ -26,7 +26,7 @@ from .folded_biases import unfolded
 from .repairs import AT_ITS_USE, BUDGET, MISSING, PASSING, RESIDUAL, WEAK
 from .state import Change, Precedent, State, Step
 
-_CANDIDATES = 12  # reference values tried after the last common one
+_CANDIDATES = 24  # reference values tried after the last common one
 _NO_BETTER = 3  # consecutive values without improvement before the search stops
 _ENOUGH = 8  # values that match after a step, from which on the search may stop: fewer match by coincidence
 _SAME_SIZE = 24  # values of the candidate tried as the only one that differs
@@ -36,6 +36,7 @@ _LATEST = 12  # last values of this window; the reference has one of them if not
 _ENDS = 16  # ends of the same code that are tried
 _PARAMETERS = 400  # changes of parameters tried in the whole trace
 _VARIANTS = 2  # values of the candidate tried for one of the reference's
+_SHARE = 4  # a weak repair counts where this times what matches after it is no less than elsewhere
 _SEARCHED = 8  # steps for which repairs are tried
 _OF_A_NORM = 24  # most operations of one function, such as a norm
 _LINES, _NAMES = 2, 4  # of the reference that are named
@@ -53,7 +54,7 @@ def _closing(state: State) -> list[Step]:
     """Steps with the first value of the reference after which all outputs agree: nothing else differs then."""
     numbers = [n for n in state.suspects[0] if n in state.reference.by_number]
     start = state.candidate.work[0]
-    for number in numbers[: 2 * _CANDIDATES]:  # a norm in primitives has a dozen values
+    for number in numbers[:_CANDIDATES]:  # a norm in primitives has a dozen values
         one = state.reference.by_number[number]
         same = [n for n in state.same_size(number) if distance(one, state.candidate.by_number[n]) < state.limit]
         steps = []
@@ -133,8 +134,10 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
     if best is None:
         steps = sorted([*closing, *steps], key=lambda step: -step.gain)
-        if not steps:
-            return output_step(state)
+        if not steps or steps[0].gain < _ENOUGH:
+            whole = output_step(state)
+            if not steps or (whole is not None and whole[1].repair is not None):
+                return whole
         return _finished(state, steps[0], None, {steps[0].other: steps[0].value})
     _, step, repair, values = best
     return _finished(state, step, repair, values)
@@ -183,13 +186,15 @@ def _place_of_missing(state: State, value: int, reference: Region, is_activation
     made = [operation for operation in made if operation.name != USE]
     use = next(iter(_use_of(state, value)), None)
     is_shared = len(own) < len(made)
-    if not made or is_activation:
-        return use if not made or is_shared else made[-1]
+    if is_activation or not made:
+        return own[-1] if own else use
     code = _code_of_missing(state, reference)
     before, after = _first_within(reversed(own), code), None if use is None else _first_within([use], code)
     before = before or (None if after is not None else _first_within(reversed(made), code))
-    if before is not None and after is not None and _number(before) >= _number(after):
-        before = None  # of an earlier call of the same code
+    if before is not None and after is not None:
+        is_inner = before.lines not in [operation.lines for operation in made]  # of a module that this one calls
+        if is_inner or _number(before) >= _number(after):  # or of an earlier call of the same code
+            before = None
     if before is not None or after is not None:
         return before or after
     sign = kind(reference.operations[-1]) in _SIGNS
@@ -211,13 +216,14 @@ def _number(operation: Operation) -> int:
 
 
 def _code_of_missing(state: State, reference: Region) -> Code | None:
-    """The code of the module that owns an unused module of the candidate with the parameters of this region."""
+    """The code of the module with an unused parameter of this region; if no operation is in it, of the one around."""
     trace = state.candidate.trace
     unused = set(trace.unused_parameters())
     for name, number in trace.parameters.items():
         if name in unused and not set(reference.leaves).isdisjoint(state.matches.of_candidate.get(number, ())):
-            owner = name.rpartition(".")[0].rpartition(".")[0]
-            return trace.code.get(owner)
+            module = name.rpartition(".")[0]
+            is_called = any(o.module == module or o.module.startswith(f"{module}.") for o in trace.operations)
+            return trace.code.get(module if is_called else module.rpartition(".")[0])
     return None
 
 
@@ -337,12 +343,15 @@ def _everywhere(state: State, steps: Sequence[Step]) -> _Repaired | None:
 def _repaired(state: State, steps: Sequence[Step]) -> _Repaired | None:
     """(rank, step, repair, new values): the plainest repair up to the end of one of the first steps."""
     best: _Repaired | None = None
-    budget = _BUDGET
+    budget, highest = _BUDGET, max((step.gain for step in steps), default=0)
+    texts = dict.fromkeys(precedent.text for precedent in state.precedents)
     for step in steps[:_SEARCHED]:
         search = state.search(step, min(budget, BUDGET))
-        success = search.best()
+        again = (state.search(step).again(text) for text in texts)
+        success = next((found for found in again if found is not None), None) or search.best()
         budget -= min(budget, BUDGET) - max(search.budget, 0)
-        if success is not None and (best is None or success[0] < best[0]):
+        is_enough = success is not None and (success[0] <= WEAK or step.gain * _SHARE >= highest)
+        if success is not None and is_enough and (best is None or success[0] < best[0]):
             best = success[0], step, *success[1:]
         if budget <= 0 or (best is not None and best[0] < WEAK):
             break

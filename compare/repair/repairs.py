@@ -53,6 +53,7 @@ RESIDUAL = f"{MISSING}+ {_VALUE}"
 AT_ITS_USE = (RESIDUAL, f"{MISSING}negative")  # named at the use of a value
 _LAST = 10  # rank after all others
 _LINES = 3  # of code that may stand in one function's place
+_SOFTMAX = ("div", "exp", "sub")  # its operations, from the last
 _STEEP = 1e100  # slopes from which on nothing is solved
 _STEPS = 12  # steps of the search for a number in the code
 _LITERALS = 4  # most numbers of a line that are solved for together
@@ -108,7 +109,8 @@ class RepairSearch:
         self.region = extended(self.side, regions[1])
         inside = set(map(id, regions[1].operations))
         others = [operation for operation in self.region.operations if id(operation) not in inside]
-        made = producers(self.side.trace)  # a value that is used in another's place is right in itself
+        made = self.made = producers(self.side.trace)
+        # a value that is used in another's place is right in itself
         used = [made[o.inputs[0]] for o in self.region.operations if o.name == USE and o.inputs[0] in made]
         self.tried = (*regions[1].operations, *others, *(o for o in used if id(o) not in inside))
         self.budget = budget
@@ -122,7 +124,13 @@ class RepairSearch:
         return self._best(
             *((2, self._explanations), (1, self._same_code), (2, self._lengths), (0, self._operations)),
             *((1, self.parameters), (1, self._other_modules), (1, self.exchanged), (2, self._exchanged_entries)),
-            *((1, self._scalars), (2, self._literals_of_lines), (2, self._pools), (2, self._masks)),
+            *(
+                (1, self._scalars),
+                (2, self._literals_of_lines),
+                (2, self._pools),
+                (2, self._masks),
+                (1, self._softmaxes),
+            ),
             (3, self._insertions),
         )
 
@@ -220,11 +228,11 @@ class RepairSearch:
 
     def _mask_of_text(self, operation: Operation, text: str) -> Operation:
         """The operation that makes the mask which an alternative rearranges; else the operation itself."""
-        made = producers(self.side.trace)
+        made = self.made
         for i, number in enumerate(operation.inputs):
             if f": input {i + 1} " in text and self.side.value(number).dtype == bool:
-                while number in made and made[number].name in (*PASSING, *ARRANGING):
-                    (number,) = made[number].inputs[:1]
+                while number in made and made[number].name in (*PASSING, *ARRANGING) and made[number].inputs:
+                    number = made[number].inputs[0]
                 return made.get(number, operation)
         return operation
 
@@ -323,7 +331,7 @@ class RepairSearch:
 
     def _exchanged_entries(self) -> Iterator[_Attempt]:
         """Two values that enter the region, each in the other's place, as if their parameters were exchanged."""
-        made = producers(self.side.trace)
+        made = self.made
         entries = [n for n in self.region.leaves if n in made and self.side.value(n).dtype.kind == "f"]
         for one, other in combinations(entries, 2):
             names = self._parameter_of(one, made), self._parameter_of(other, made)
@@ -476,6 +484,22 @@ class RepairSearch:
                     repair = Repair(number, text, operation, edits=((number, edit),))
                     yield _Attempt(2, repair, value)
 
+    def _softmaxes(self) -> Iterator[_Attempt]:
+        """A softmax that is computed step by step, over another axis."""
+        made = self.made
+        for operation in self.region.operations:
+            steps = [operation]
+            while len(steps) < len(_SOFTMAX) and steps[-1].inputs and steps[-1].inputs[0] in made:
+                steps.append(made[steps[-1].inputs[0]])
+            if tuple(map(kind, steps)) != _SOFTMAX:
+                continue
+            number = steps[-1].inputs[0]
+            for axis in range(self.side.value(number).ndim):
+                edit = partial(function_of, number, operation.outputs[0], partial(special.softmax, axis=axis))
+                repair = Repair(operation.outputs[0], f"should be softmax over axis {axis}", operation)
+                repair = replace(repair, edits=((repair.number, edit),))
+                yield _Attempt(1, repair, edit(self.sides)[repair.number])
+
     def _pools(self) -> Iterator[_Attempt]:
         """An average over each window with its padding, or without."""
         sums = {o.outputs[0]: o for o in self.region.operations if o.name == "reduce_window_sum"}
@@ -577,7 +601,7 @@ class RepairSearch:
         entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
         sizes = sorted({size for value in entering for size in value.shape if size > 1})
         operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
-        made = producers(self.side.trace)
+        made = self.made
         for number, operation in (*self._places(), *self._entering()):
             for place, alternative in enumerate(inserted(self.sides, number, operands)):
                 edits = ((number, partial(insertion, number, operands, place)),)
@@ -610,7 +634,7 @@ class RepairSearch:
         """Computed values that nothing outside of the region uses, with the operations that computed them."""
         inside = set(map(id, self.region.operations))
         shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs}
-        made = producers(self.side.trace)
+        made = self.made
         for number in self.region.leaves:
             if number in made and number not in shared:
                 yield number, made[number]

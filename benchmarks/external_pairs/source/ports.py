@@ -349,13 +349,21 @@ def llada(folder: Path) -> Pair:
     return Pair(reference, candidate, (_tokens(29),))
 
 
+class _Graph(nnx.Module, pytree=False):
+    """A module as in Flax before 0.12, whose lists may contain modules."""
+
+    def __init_subclass__(cls, **settings: Any):
+        super().__init_subclass__(pytree=False, **settings)
+
+
 def hiera(folder: Path) -> Pair:
     """`Sam2HieraDetModel`: attention in padded windows, queries pooled between stages, positions of two kinds."""
     from transformers.models.sam2.configuration_sam2 import Sam2HieraDetConfig
     from transformers.models.sam2.modeling_sam2 import Sam2HieraDetModel
 
     pairs.bonsai(folder)
-    modeling = import_module("bonsai.models.sam2.model_hiera_det")
+    with mock.patch("flax.nnx.Module", _Graph):  # its modules hold others in plain lists
+        modeling = import_module("bonsai.models.sam2.model_hiera_det")
     sizes: dict[str, Any] = {"embed_dim_per_stage": [6, 12, 24], "num_attention_heads_per_stage": [1, 2, 4]}
     sizes |= {"blocks_per_stage": [1, 2, 1], "window_size_per_stage": [4, 3, 2], "global_attention_blocks": [3]}
     sizes |= {"window_positional_embedding_background_size": [8, 12], "num_query_pool_stages": 1}
@@ -385,7 +393,10 @@ def efficientnet(folder: Path) -> Pair:
     module = transformers.EfficientNetForImageClassification(transformers.EfficientNetConfig(**sizes))
     random_parameters(module)
     _random_statistics(module)
-    blocks = [modeling.BlockConfig(32, 64, 3, 1, 1, 1, 0.25, "SAME"), modeling.BlockConfig(64, 96, 5, 2, 3, 2, 0.25, "SAME")]
+    blocks = [
+        modeling.BlockConfig(32, 64, 3, 1, 1, 1, 0.25, "SAME"),
+        modeling.BlockConfig(64, 96, 5, 2, 3, 2, 0.25, "SAME"),
+    ]
     settings = modeling.ModelConfig(0.25, 1.0, 32, 0.0, "SAME", 0.99, 1e-5, modeling.BlockConfigs(blocks), 7)
     inner = modeling.EfficientNet(settings, rngs=nnx.Rngs(0))
     changes = [(r"^efficientnet\.(encoder\.)?", ""), (r"embeddings\.batchnorm", "stem_bn"), ("top_", "head_")]

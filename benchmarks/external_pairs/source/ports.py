@@ -412,6 +412,72 @@ def efficientnet(folder: Path) -> Pair:
     return Pair(reference, called(inner, lambda model, x: model(x)), (images,), (images.transpose(0, 2, 3, 1),))
 
 
+class _First(nn.Module):
+    """A decoder of masks, called with the features in two resolutions, whose outputs are those of the first image."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        *first, fine, coarse = inputs
+        outputs = self.inner(*first, multimask_output=True, high_resolution_features=[fine, coarse])
+        return [output[0] for output in outputs]
+
+
+def sam2_decoder(folder: Path) -> Pair:
+    """`Sam2MaskDecoder`: tokens and an image that attend to each other, transposed convolutions, a network per mask.
+
+    The reference gets the port's epsilon of the two-way blocks, the port the reference's gelu with erf.
+    """
+    from transformers.models.sam2.configuration_sam2 import Sam2MaskDecoderConfig
+    from transformers.models.sam2.modeling_sam2 import Sam2MaskDecoder
+
+    pairs.bonsai(folder)
+    with mock.patch("flax.nnx.Module", _Graph):
+        modeling = import_module("bonsai.models.sam2.model_mask_decoder")
+        blocks = import_module("bonsai.models.sam2.model_transformer")
+    config = Sam2MaskDecoderConfig(hidden_size=16, mlp_dim=14, num_attention_heads=2, iou_head_hidden_dim=10)
+    config._attn_implementation = "sdpa"
+    module = Sam2MaskDecoder(config)
+    random_parameters(module)
+    for part in module.transformer.modules():
+        if isinstance(part, nn.LayerNorm):
+            part.eps = 1e-6
+    settings: dict[str, Any] = {"iou_head_hidden_dim": 10, "use_high_res_features": True, "pred_obj_scores": True}
+    settings |= {
+        "iou_prediction_use_sigmoid": True,
+        "pred_obj_scores_mlp": True,
+        "use_multimask_token_for_obj_ptr": True,
+    }
+    settings |= {"activation": partial(jax.nn.gelu, approximate=False), "rngs": nnx.Rngs(0)}
+    inner = modeling.MaskDecoder(16, blocks.TwoWayTransformer(2, 16, 2, 14, rngs=nnx.Rngs(0)), **settings)
+    tensors = dict(module.state_dict())
+    for name in ("upscale_conv1.weight", "upscale_conv2.weight"):
+        tensors[name] = tensors[name].flip(2, 3).transpose(0, 1)
+    changes = [("^transformer.layers", "transformer.blocks"), (r"(mlps\.\d|head)\.layers\.0", r"\1.layers.1")]
+    changes += [
+        (r"(mlps\.\d|head)\.proj_out", r"\1.layers.2"),
+        ("proj_in", "layers.0"),
+        ("mlp.proj_out", "mlp.layers.1"),
+    ]
+    changes += [("o_proj", "out_proj"), (r"layer_norm(\d|_final_attn)\.weight", r"norm\1.scale")]
+    changes += [(r"layer_norm(\d|_final_attn)", r"norm\1"), (r"(tokens?)\.weight", r"\1.embedding")]
+    changes += [("upscale_layer_norm.weight", "output_upscaling.layers.1.gain"), (r"\.weight$", ".kernel")]
+    changes += [(r"\.gain$", ".weight"), ("upscale_layer_norm", "output_upscaling.layers.1")]
+    changes += [("upscale_conv1", "output_upscaling.layers.0"), ("upscale_conv2", "output_upscaling.layers.3")]
+    _fill(inner, {_renamed(name, changes): tensor for name, tensor in tensors.items()})
+    shapes = [(1, 16, 3, 5), (1, 16, 3, 5), (1, 2, 7, 16), (1, 16, 3, 5), (1, 2, 12, 20), (1, 4, 6, 10)]
+    rng = np.random.default_rng(0)
+    image, places, prompts, dense, fine, coarse = (rng.standard_normal(shape) for shape in shapes)
+
+    def run(model: Any, image: Any, places: Any, prompts: Any, dense: Any, fine: Any, coarse: Any) -> Any:
+        return model(image, places, prompts, dense, True, True, [fine, coarse])
+
+    inputs = (image, places, prompts, dense, fine, coarse)
+    return Pair(_First(module).eval(), called(inner, run), inputs, (image, places, prompts[0], dense, fine, coarse))
+
+
 def _bonsai(build: Build, name: str, functions: str) -> Port:
     return Port(build, f"bonsai/models/{name}/modeling.py", tuple(functions.split()))
 
@@ -431,6 +497,8 @@ PORTS: dict[str, Port] = {
     "bonsai Qwen3-VL": _bonsai(qwen3_vl, "qwen3_vl", _QWEN3_VL),
     "bonsai LLaDA": _bonsai(llada, "llada", "Sharded count compute RMSNorm sharded_attention LLaDA"),
     "bonsai SAM 2 Hiera": Port(hiera, "bonsai/models/sam2/model_hiera_det.py", ("",)),
+    "bonsai SAM 2 masks": Port(sam2_decoder, "bonsai/models/sam2/model_mask_decoder.py", ("",)),
+    "bonsai SAM 2 attention": Port(sam2_decoder, "bonsai/models/sam2/model_transformer.py", ("Attention", "TwoWay")),
     "bonsai EfficientNet": _bonsai(efficientnet, "efficientnet", "Squeeze MBConv EfficientNet round"),
     "bonsai ResNet": _bonsai(resnet, "resnet", "Bottleneck Downsample BlockGroup Stem ResNet"),
 }

@@ -478,6 +478,53 @@ def sam2_decoder(folder: Path) -> Pair:
     return Pair(_First(module).eval(), called(inner, run), inputs, (image, places, prompts[0], dense, fine, coarse))
 
 
+class _Autoencoder(nn.Module):
+    """An encoder and a decoder of Janus, between which the mean alone is kept, as in latent diffusion."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, channels: int):
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+        self.quant_conv = nn.Conv2d(2 * channels, 2 * channels, 1)
+        self.post_quant_conv = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        mean, _ = self.quant_conv(self.encoder(images)).chunk(2, dim=1)
+        return self.decoder(self.post_quant_conv(mean))
+
+
+def vae(folder: Path) -> Pair:
+    """The autoencoder of latent diffusion, of the parts of `JanusVQVAE`: group norms, attention in the middle."""
+    from transformers.models.janus.configuration_janus import JanusVQVAEConfig
+    from transformers.models.janus.modeling_janus import JanusVQVAEDecoder, JanusVQVAEEncoder
+
+    pairs.bonsai(folder)
+    modeling = import_module("bonsai.models.vae.modeling")
+    sizes: dict[str, Any] = {"base_channels": 32, "channel_multiplier": [1, 2], "latent_channels": 5}
+    config = JanusVQVAEConfig(**sizes, double_latent=True)
+    encoder, decoder = JanusVQVAEEncoder(config), JanusVQVAEDecoder(config)
+    encoder.down[-1].attn, decoder.up[0].attn = nn.ModuleList(), nn.ModuleList()  # attention is in the middle alone
+    module = _Autoencoder(encoder, decoder, 5)
+    for part in module.modules():
+        if isinstance(part, nn.GroupNorm):
+            part.num_groups = 8
+    random_parameters(module, scale=0.1)
+    inner = modeling.VAE(modeling.ModelConfig((32, 64), 5, 8), rngs=nnx.Rngs(0))
+    changes = [("mid.block_1", "mid_block.resnets.0"), ("mid.block_2", "mid_block.resnets.1")]
+    changes += [("mid.attn_1.norm", "mid_block.attentions.0.group_norm"), ("norm_out", "conv_norm_out")]
+    changes += [("mid.attn_1.proj_out", "mid_block.attentions.0.to_out")]
+    changes += [
+        ("mid.attn_1.", "mid_block.attentions.0.to_"),
+        (r"\.block\.", ".resnets."),
+        (r"(down|up)\.(\d)", r"\1_blocks.\2"),
+    ]
+    changes += [("downsample.conv", "downsamplers"), ("upsample.conv", "upsamplers.conv"), ("nin_short", "conv_short")]
+    changes += [(r"(norm\w*)\.weight", r"\1.scale"), (r"\.weight$", ".kernel")]
+    tensors = {_renamed(name, changes): tensor for name, tensor in module.state_dict().items()}
+    _fill(inner, {name: t[:, :, 0, 0] if "to_" in name and t.ndim == 4 else t for name, t in tensors.items()})
+    images = np.random.default_rng(0).standard_normal((2, 3, 8, 12))
+    return Pair(module.eval(), called(inner, lambda model, x: model(x)), (images,), (images.transpose(0, 2, 3, 1),))
+
+
 def _bonsai(build: Build, name: str, functions: str) -> Port:
     return Port(build, f"bonsai/models/{name}/modeling.py", tuple(functions.split()))
 
@@ -499,6 +546,7 @@ PORTS: dict[str, Port] = {
     "bonsai SAM 2 Hiera": Port(hiera, "bonsai/models/sam2/model_hiera_det.py", ("",)),
     "bonsai SAM 2 masks": Port(sam2_decoder, "bonsai/models/sam2/model_mask_decoder.py", ("",)),
     "bonsai SAM 2 attention": Port(sam2_decoder, "bonsai/models/sam2/model_transformer.py", ("Attention", "TwoWay")),
+    "bonsai VAE": _bonsai(vae, "vae", "Resnet Down scaled Attention UNet Encoder Up Decoder VAE"),
     "bonsai EfficientNet": _bonsai(efficientnet, "efficientnet", "Squeeze MBConv EfficientNet round"),
     "bonsai ResNet": _bonsai(resnet, "resnet", "Bottleneck Downsample BlockGroup Stem ResNet"),
 }

@@ -478,6 +478,58 @@ def sam2_decoder(folder: Path) -> Pair:
     return Pair(_First(module).eval(), called(inner, run), inputs, (image, places, prompts[0], dense, fine, coarse))
 
 
+class _Prompts(nn.Module):
+    """An encoder of prompts, called without boxes, whose points are those of the first image."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, points: torch.Tensor, labels: torch.Tensor, masks: torch.Tensor) -> list[torch.Tensor]:
+        sparse, dense = self.inner(points, labels, None, masks)
+        return [sparse[0], dense]
+
+
+def sam2_prompts(folder: Path) -> Pair:
+    """`Sam2PromptEncoder`: points as random Fourier features with an embedding per label, masks made small."""
+    from transformers.models.sam2.configuration_sam2 import Sam2PromptEncoderConfig
+    from transformers.models.sam2.modeling_sam2 import Sam2PromptEncoder
+
+    pairs.bonsai(folder)
+    with mock.patch("flax.nnx.Module", _Graph):
+        modeling = import_module("bonsai.models.sam2.model_prompt_encoder")
+    module = Sam2PromptEncoder(
+        Sam2PromptEncoderConfig(hidden_size=18, image_size=32, patch_size=8, mask_input_channels=12)
+    )
+    random_parameters(module)
+    gelu = partial(jax.nn.gelu, approximate=False)
+    inner = modeling.PromptEncoder(18, (4, 4), (32, 32), 12, gelu, rngs=nnx.Rngs(0))
+    tensors = dict(module.state_dict())
+    labels = tensors.pop("point_embed.weight")
+    tensors |= {f"point_embeddings.{i}.weight": labels[i : i + 1] for i in range(4)}
+    changes = [
+        ("shared_embedding.positional_embedding", "pe_layer.gaussian_matrix"),
+        ("^mask_embed", "mask_downscaling"),
+    ]
+    changes += [("layer_norm1.weight", "layers.1.gain"), ("layer_norm2.weight", "layers.4.gain")]
+    changes += [("layer_norm1", "layers.1"), ("layer_norm2", "layers.4"), ("conv1", "layers.0"), ("conv2", "layers.3")]
+    changes += [("conv3", "layers.6"), (r"(embed|embeddings\.\d)\.weight", r"\1.embedding"), (r"\.weight$", ".kernel")]
+    changes += [(r"\.gain$", ".weight")]
+    _fill(inner, {_renamed(name, changes): tensor for name, tensor in tensors.items()})
+    rng = np.random.default_rng(0)
+    points, labels, masks = (
+        rng.uniform(0, 32, (1, 2, 3, 2)),
+        np.array([[0, 1, 3], [2, -1, 1]]),
+        rng.random((2, 1, 16, 16)),
+    )
+
+    def run(model: Any, points: Any, labels: Any, masks: Any) -> Any:
+        return model((points, labels), None, masks)
+
+    inputs = (points[0], labels, masks.transpose(0, 2, 3, 1))
+    return Pair(_Prompts(module).eval(), called(inner, run), (points, labels[None], masks), inputs)
+
+
 class _Autoencoder(nn.Module):
     """An encoder and a decoder of Janus, between which the mean alone is kept, as in latent diffusion."""
 
@@ -529,8 +581,11 @@ def _bonsai(build: Build, name: str, functions: str) -> Port:
     return Port(build, f"bonsai/models/{name}/modeling.py", tuple(functions.split()))
 
 
-_GEMMA3 = "Siglip Gemma3 sharded _generate apply compute count repeat make merge batched LayerCache init_cache"
-_QWEN3_VL = "RMSNorm Sharded Qwen3VL LayerCache init_cache _generate rotate apply _apply repeat merge batched make"
+_GEMMA3 = """SiglipVision SiglipAttention SiglipMLP SiglipEncoder Gemma3 sharded _generate apply count_left compute
+repeat make merge batched LayerCache init_cache"""
+_QWEN3_VL = """RMSNorm Sharded Qwen3VLPatch Qwen3VLVisionM Qwen3VLVisionA Qwen3VLVisionB Qwen3VLMLP Qwen3VLAttention
+Qwen3VLDecoder Qwen3VLTextM Qwen3VLFor Qwen3VLModel LayerCache init_cache _generate rotate apply _apply repeat merge
+batched make"""
 PORTS: dict[str, Port] = {
     "bonsai ViT": _bonsai(pairs.vit, "vit", "ViT Transformer Feed Multi Patch Embed"),
     "bonsai Whisper": _bonsai(pairs.whisper, "whisper", "Whisper"),
@@ -546,6 +601,7 @@ PORTS: dict[str, Port] = {
     "bonsai SAM 2 Hiera": Port(hiera, "bonsai/models/sam2/model_hiera_det.py", ("",)),
     "bonsai SAM 2 masks": Port(sam2_decoder, "bonsai/models/sam2/model_mask_decoder.py", ("",)),
     "bonsai SAM 2 attention": Port(sam2_decoder, "bonsai/models/sam2/model_transformer.py", ("Attention", "TwoWay")),
+    "bonsai SAM 2 prompts": Port(sam2_prompts, "bonsai/models/sam2/model_prompt_encoder.py", ("",)),
     "bonsai VAE": _bonsai(vae, "vae", "Resnet Down scaled Attention UNet Encoder Up Decoder VAE"),
     "bonsai EfficientNet": _bonsai(efficientnet, "efficientnet", "Squeeze MBConv EfficientNet round"),
     "bonsai ResNet": _bonsai(resnet, "resnet", "Bottleneck Downsample BlockGroup Stem ResNet"),

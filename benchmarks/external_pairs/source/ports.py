@@ -335,7 +335,7 @@ def llada(folder: Path) -> Pair:
     fields: dict[str, Any] = {"dtype": jnp.float32, "d_model": 18, "n_heads": 3, "n_kv_heads": 3, "n_layers": 2}
     fields |= {"embedding_dropout": 0.0, "max_sequence_length": 32, "rope_theta": 5e5, "mlp_hidden_size": 22}
     fields |= {"include_qkv_bias": False, "include_bias": False, "vocab_size": 29, "embedding_size": 29}
-    fields |= {"shd_cfg": modeling.ShardingConfig(*[None] * 10), "return_hidden_states": False}
+    fields |= {"shd_cfg": modeling.ShardingConfig(*[None] * 10), "return_hidden_states": False}  # no mesh
     changes = [("^model.embed_tokens", "model.transformer.wte"), ("^lm_head", "model.transformer.ff_out")]
     changes += [("^model.layers", "model.transformer.blocks"), ("^model.norm", "model.transformer.ln_f")]
     changes += [("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ff_norm"), (r"self_attn\.o_", "attn_")]
@@ -454,7 +454,7 @@ def sam2_decoder(folder: Path) -> Pair:
     inner = modeling.MaskDecoder(16, blocks.TwoWayTransformer(2, 16, 2, 14, rngs=nnx.Rngs(0)), **settings)
     tensors = dict(module.state_dict())
     for name in ("upscale_conv1.weight", "upscale_conv2.weight"):
-        tensors[name] = tensors[name].flip(2, 3).transpose(0, 1)
+        tensors[name] = tensors[name].flip(2, 3).transpose(0, 1)  # Flax does not turn kernels around
     changes = [("^transformer.layers", "transformer.blocks"), (r"(mlps\.\d|head)\.layers\.0", r"\1.layers.1")]
     changes += [
         (r"(mlps\.\d|head)\.proj_out", r"\1.layers.2"),

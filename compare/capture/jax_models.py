@@ -89,16 +89,23 @@ def _is_a(model: Any, package: str, name: str) -> bool:
 
 
 def _of_nnx(model: Any) -> tuple[Function, Any]:
+    """Variables are the parameters, and arrays that the modules hold as they are; not the state of random numbers."""
     nnx = sys.modules["flax.nnx"]
     graph, state = nnx.split(model)
-    flat = nnx.to_flat_state(state)
+    flat = [(".".join(map(str, path)), path, leaf) for path, leaf in nnx.to_flat_state(state)]
     parameters = {
-        ".".join(map(str, path)): variable[...] for path, variable in flat if not isinstance(variable, nnx.RngState)
+        name: leaf[...] if isinstance(leaf, nnx.Variable) else leaf
+        for name, _, leaf in flat
+        if not isinstance(leaf, nnx.RngState)
     }
 
     def run(parameters: Mapping[str, Any], *inputs: Any) -> Any:
-        values = {path: parameters.get(".".join(map(str, path)), variable[...]) for path, variable in flat}
-        leaves = [(path, variable.replace(values[path])) for path, variable in flat]
+        leaves = []
+        for name, path, leaf in flat:
+            if isinstance(leaf, nnx.Variable):
+                leaves.append((path, leaf.replace(parameters.get(name, leaf[...]))))
+            else:
+                leaves.append((path, parameters[name]))
         merged = nnx.merge(graph, nnx.from_flat_state(leaves))
         with module_scopes(merged, nnx.Module):
             return merged(*inputs)

@@ -309,7 +309,7 @@ def _repeatable(function: Any, leaves: Sequence[Any], structure: Any) -> Compute
 def _tensor(array: np.ndarray, copied: bool) -> Tensor:
     """An array as a tensor; a view of its memory if that is possible and nothing writes to it."""
     shared = not copied and array.flags.writeable and all(stride >= 0 for stride in array.strides)
-    return torch.from_numpy(array if shared else array.copy())
+    return torch.from_numpy(np.asarray(array) if shared else np.array(array))  # numpy makes scalars of no axes
 
 
 def _places(tensor: Tensor) -> np.ndarray:

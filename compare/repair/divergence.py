@@ -23,7 +23,7 @@ from .defect import Defect
 from .edits import FLOAT32, Edit, Edits, Repair, edited
 from .float32_constants import rounded_constant, unrounded_constant
 from .folded_biases import unfolded
-from .repairs import AT_ITS_USE, BUDGET, MISSING, PASSING, RESIDUAL, WEAK
+from .repairs import AT_ITS_USE, BUDGET, MISSING, PASSING, RESIDUALS, WEAK
 from .state import Change, Precedent, State, Step
 
 _CANDIDATES = 24  # reference values tried after the last common one
@@ -222,7 +222,7 @@ def _code_of_missing(state: State, reference: Region) -> Code | None:
     for name, number in trace.parameters.items():
         if name in unused and not set(reference.leaves).isdisjoint(state.matches.of_candidate.get(number, ())):
             module = name.rpartition(".")[0]
-            is_called = any(o.module == module or o.module.startswith(f"{module}.") for o in trace.operations)
+            is_called = any(_is_within(o.module, module) for o in trace.operations)
             return trace.code.get(module if is_called else module.rpartition(".")[0])
     return None
 
@@ -370,7 +370,9 @@ def _finished(
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
     if repair is not None and repair.text in AT_ITS_USE and (use := _use_of(state, repair.number)):
         made = producers(state.candidate.trace).get(repair.number)
-        if repair.text == RESIDUAL or made is None or made.name in COPYING:
+        is_sum = repair.text == RESIDUALS[0] or not state.reference.trace.gradients  # derivatives lack factors
+        is_own = repair.text in RESIDUALS and is_sum and not _is_returned(state, made, use[0], parts[0])
+        if made is None or made.name in COPYING or is_own:
             repair = replace(repair, operation=use[0])  # people leave out a residual, or a sign, where it is used
     elif repair is not None and repair.text.startswith(MISSING) and _code_of_missing(state, parts[0]) is not None:
         repair = replace(repair, operation=_place_of_missing(state, repair.number, parts[0]))
@@ -391,6 +393,26 @@ def _finished(
         own = _use_of(state, step.other) or own
     own = tuple(operation for operation in own if operation.name != USE) or own
     return step.number, Defect(parts[0].operations, own, error, repair), after
+
+
+def _is_returned(state: State, made: Operation | None, use: Operation, reference: Region) -> bool:
+    """Whether the module whose code computes a value does not use it itself, but uses the step's other operands."""
+    trace = state.candidate.trace
+    paths = [
+        path
+        for path, code in trace.code.items()
+        if made is not None and _is_within(made.module, path) and any(line in code for line in made.lines)
+    ]
+    if not paths or _is_within(use.module, max(paths, key=len)):
+        return False
+    leaves = set(reference.leaves)
+    operands = {n for n, others in state.matches.of_candidate.items() if not leaves.isdisjoint(others)}
+    inside = (o for o in trace.operations if _is_within(o.module, max(paths, key=len)))
+    return any(not operands.isdisjoint(o.inputs) for o in inside)
+
+
+def _is_within(module: str, path: str) -> bool:
+    return not path or module == path or module.startswith(f"{path}.")
 
 
 def _use_of(state: State, number: int) -> tuple[Operation, ...]:

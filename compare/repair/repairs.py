@@ -49,8 +49,8 @@ PASSING = (USE, "copy", "convert_element_type", "stop_gradient", "aten.clone", "
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
 _VALUE = "a value of the reference"
 MISSING = "missing: "
-RESIDUAL = f"{MISSING}+ {_VALUE}"
-AT_ITS_USE = (RESIDUAL, f"{MISSING}negative")  # named at the use of a value
+RESIDUALS = tuple(f"{MISSING}{symbol} {_VALUE}" for symbol in "+-*/")
+AT_ITS_USE = (f"{MISSING}negative", *RESIDUALS)  # named at the use of a value
 _LAST = 10  # rank after all others
 _LINES = 3  # of code that may stand in one function's place
 _SOFTMAX = ("div", "exp", "sub")  # its operations, from the last
@@ -123,7 +123,7 @@ class RepairSearch:
         """(rank, repair, new values) of the plainest change that makes the end equal; None if no attempt does."""
         return self._best(
             *((2, self._explanations), (1, self._same_code), (2, self._lengths), (0, self._operations)),
-            *((1, self.parameters), (1, self._other_modules), (1, self.exchanged), (2, self._exchanged_entries)),
+            *((1, self._other_modules), (1, self.parameters), (1, self.exchanged), (2, self._exchanged_entries)),
             *(
                 (1, self._scalars),
                 (2, self._literals_of_lines),
@@ -251,6 +251,9 @@ class RepairSearch:
                 if other != module and shapes[other] == shapes[module]:
                     exchanged = {number: modules[other][own] for own, number in modules[module].items()}
                     first, number = self._joined(exchanged)
+                    owner = self.side.trace.code.get(module.rpartition(".")[0])
+                    place = next((i for i, line in enumerate(first.lines) if owner and line in owner), 0)
+                    first = replace(first, lines=first.lines[place:])
                     edit = partial(with_other_module, exchanged, self.region.operations, number)
                     repair = Repair(number, f"{module} should be {other}", first, edits=((number, edit),))
                     yield _Attempt(1, repair, edit(self.sides)[number])
@@ -606,7 +609,7 @@ class RepairSearch:
             for place, alternative in enumerate(inserted(self.sides, number, operands)):
                 edits = ((number, partial(insertion, number, operands, place)),)
                 own = operation
-                while alternative.text != RESIDUAL and own.name in PASSING and own.inputs[0] in made:
+                while alternative.text not in RESIDUALS and own.name in PASSING and own.inputs[0] in made:
                     own = made[own.inputs[0]]  # people leave out a number or a parameter where the value is computed
                 repair = Repair(number, alternative.text, own, edits=edits)
                 yield _Attempt(alternative.rank, repair, alternative.value)
@@ -631,12 +634,12 @@ class RepairSearch:
                     yield number, operation
 
     def _entering(self) -> Iterator[tuple[int, Operation]]:
-        """Computed values that nothing outside of the region uses, with the operations that computed them."""
+        """Computed values that nothing outside uses, or the end of a region without operations, with their operations."""
         inside = set(map(id, self.region.operations))
         shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs}
         made = self.made
         for number in self.region.leaves:
-            if number in made and number not in shared:
+            if number in made and (number not in shared or not inside):
                 yield number, made[number]
 
     def _explanations(self) -> Iterator[_Attempt]:

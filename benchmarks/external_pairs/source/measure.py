@@ -6,6 +6,7 @@ with the packages. `--seed`, `--count` and `--words` choose other mistakes and p
 
 import argparse
 import multiprocessing
+import os
 import resource
 import shutil
 import statistics
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,11 @@ TUNED = (
     "bonsai UMT5",
     "bonsai Qwen3",
     "bonsai DINOv3",
+    "bonsai Mamba2",
+    "bonsai V-JEPA 2",
+    "bonsai ConvNeXt",
+    "bonsai LLaDA",
+    "bonsai Qwen3-VL",
 )  # the diagnosis was improved on these
 NONE = "none"
 _ERROR = Console(stderr=True)
@@ -151,21 +158,28 @@ def _worker(name: str, folder: Path, seed: int, count: int, answers: Any) -> Non
 
 
 def run(folder: Path, names: Sequence[str], seed: int, count: int) -> list[Result]:
-    """The results of the correct ports and of so many mistakes in each; a process per port, whose memory is counted."""
+    """The results of the correct ports and of so many mistakes in each; as many ports at once as there are cores."""
+    with ThreadPool(os.cpu_count()) as pool:
+        return [
+            result for port in pool.imap(lambda name: _run_port(name, folder, seed, count), names) for result in port
+        ]
+
+
+def _run_port(name: str, folder: Path, seed: int, count: int) -> list[Result]:
+    """The results of one port, from a process of its own, whose memory is counted."""
     results: list[Result] = []
     context = multiprocessing.get_context("spawn")
-    for name in names:
-        receiver, answers = context.Pipe(duplex=False)
-        process = context.Process(target=_worker, args=(name, folder, seed, count, answers))
-        process.start()
-        answers.close()
-        with suppress(EOFError):
-            while True:
-                results.append(receiver.recv())
-                _report(results[-1])
-        process.join()
-        if process.exitcode:
-            raise RuntimeError(f"{name}: the process ended with {process.exitcode}")
+    receiver, answers = context.Pipe(duplex=False)
+    process = context.Process(target=_worker, args=(name, folder, seed, count, answers))
+    process.start()
+    answers.close()
+    with suppress(EOFError):
+        while True:
+            results.append(receiver.recv())
+            _report(results[-1])
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{name}: the process ended with {process.exitcode}")
     return results
 
 

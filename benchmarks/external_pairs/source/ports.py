@@ -168,15 +168,6 @@ def _save(place: str, tensors: Mapping[str, torch.Tensor]) -> None:
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, Path(place) / "model.safetensors")
 
 
-def _with_variables(model: Any) -> Any:
-    """The model whose constants, too, are variables of Flax."""
-    for _, module in nnx.iter_modules(model):
-        for name, value in [*vars(module).items()]:
-            if isinstance(value, jax.Array):
-                setattr(module, name, nnx.Variable(value))
-    return model
-
-
 def _random_statistics(module: nn.Module) -> None:
     """Draw the running statistics of every batch normalization anew; variances are positive."""
     generator = torch.Generator().manual_seed(1)
@@ -246,7 +237,7 @@ def gemma3(folder: Path) -> Pair:
         changes = [("^model.(vision_tower)", r"\1.vision_model"), ("^model.language_model", "language_model.model")]
         changes += [(r"^model\.(multi)", r"\1")]
         _save(place, {_renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
-        inner = _with_variables(params.create_gemma3_from_pretrained(place, settings))
+        inner = params.create_gemma3_from_pretrained(place, settings)
 
     def run(model: Any, tokens: Any, kinds: Any, images: Any) -> Any:
         cache = modeling.init_cache(settings, len(tokens), tokens.shape[1], 1, jnp.float64)
@@ -343,7 +334,7 @@ def llada(folder: Path) -> Pair:
     changes += [(r"mlp\.", "")]
     with tempfile.TemporaryDirectory() as place:
         _save(place, {_renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
-        inner = _with_variables(params.create_llada_from_pretrained(place, modeling.ModelConfig(**fields)))
+        inner = params.create_llada_from_pretrained(place, modeling.ModelConfig(**fields))
     reference = only_output(module, "logits", ("input_ids",), use_cache=False)
     candidate = called(inner, lambda model, tokens: model(tokens, jnp.ones_like(tokens), jax.random.key(0))[0])
     return Pair(reference, candidate, (_tokens(29),))

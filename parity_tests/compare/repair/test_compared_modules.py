@@ -67,12 +67,12 @@ class Candidate(nnx.Module):
     def __init__(self, rngs, wrong=""):
         self.layers = nnx.List([Layer(rngs, wrong) for _ in range(LAYERS)])
         self.norm = nnx.LayerNorm(D, epsilon=1e-5, rngs=rngs)
+        self.angles = jnp.arange(5.0)[:, None] * 0.3 ** jnp.arange(D)  # no variable
         self.wrong = wrong
 
     def __call__(self, x):
-        angles = jnp.arange(5.0)[:, None] * 0.3 ** jnp.arange(D)
-        cos = jnp.cos(angles)
-        sin = jnp.cos(angles) if self.wrong == "cos for sin" else jnp.sin(angles)  # the sine
+        cos = jnp.cos(self.angles)
+        sin = jnp.cos(self.angles) if self.wrong == "cos for sin" else jnp.sin(self.angles)  # the sine
         for layer in self.layers:
             x = layer(x, cos, sin)  # the last layer's
         return x if self.wrong == "final norm" else self.norm(x)

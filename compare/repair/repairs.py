@@ -634,7 +634,7 @@ class RepairSearch:
                     yield number, operation
 
     def _entering(self) -> Iterator[tuple[int, Operation]]:
-        """Computed values that nothing outside uses, or the end of a region without operations, with their operations."""
+        """(computed value that nothing outside uses, or the end of an empty region; the operation that computed it)."""
         inside = set(map(id, self.region.operations))
         shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs}
         made = self.made

@@ -95,9 +95,11 @@ def _planted(port: Port, folder: Path, mistake: Mistake, inputs: Sequence[object
 
 
 def _same_outputs(one: Trace, other: Trace) -> bool:
-    """Whether no output differs beyond rounding; other shapes and NaN alone are seen without a diagnosis."""
+    """Whether no output differs beyond rounding, or one has another shape or no number, as all see at once."""
     pairs = [(one.values[one.outputs[name]], other.values[i]) for name, i in other.outputs.items()]
-    return all(same_order(a, b, EXACT) or a.shape != b.shape or not np.isfinite(b).any() for a, b in pairs)
+    if any(a.shape != b.shape or not np.isfinite(b).any() for a, b in pairs):
+        return True
+    return all(same_order(a, b, EXACT) for a, b in pairs)
 
 
 def _result(name: str, mistake: Mistake | None, reference: Trace, candidate: Trace) -> Result:

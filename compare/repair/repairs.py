@@ -658,6 +658,8 @@ class RepairSearch:
                     **{f"softmax over axis {i}": partial(special.softmax, axis=i) for i in range(value.ndim)},
                 }
                 for text, function in functions.items():
+                    if last is not None and kind(last) == text:  # it is this function already
+                        continue
                     edits = ((self.region.end, partial(function_of, number, self.region.end, function)),)
                     with np.errstate(all="ignore"):
                         result = function(value)

@@ -33,9 +33,8 @@ def test_nothing_but_a_refusal_comes_of_damage(name):
     assert [case for case in cases(_requests(name)) if case.is_finding] == []
 
 
-@pytest.mark.parametrize("part", [0, 1])
-def test_nothing_but_a_refusal_comes_of_damage_to_what_native_code_reads(part):
-    requests = [request for name in NATIVE[part::2] for request in _requests(name)]
+def test_nothing_but_a_refusal_comes_of_damage_to_what_native_code_reads():
+    requests = [request for name in NATIVE for request in _requests(name)]
     assert [case for case in cases_in_worker(requests) if case.is_finding] == []
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from benchmarks.external_pairs.pair import Pair
 from benchmarks.external_pairs.source.mistakes import Mistake, mistakes
 from benchmarks.external_pairs.source.ports import PORTS, Port, imported_from
 from benchmarks.pages import write_between, write_table
@@ -74,7 +75,7 @@ def diagnosed(name: str, folder: Path, seed: int, count: int) -> Iterator[Result
         copy = Path(place)
         shutil.copytree(folder / package, copy / package, ignore=shutil.ignore_patterns("tests", "*.ipynb"))
         with imported_from(copy, package):
-            pair = port.build(copy)
+            pair = _built(port, copy)
             inputs = pair.candidate_inputs or pair.inputs
             reference, correct = capture(pair.reference, pair.inputs), capture(pair.candidate, inputs)
         yield _result(name, None, reference, correct)
@@ -84,12 +85,20 @@ def diagnosed(name: str, folder: Path, seed: int, count: int) -> Iterator[Result
             yield _result(name, mistake, reference, trace)
 
 
+def _built(port: Port, folder: Path) -> Pair:
+    """The pair of a port; each time with the same parameters and buffers, which some modules draw as they are made."""
+    import torch
+
+    torch.manual_seed(0)
+    return port.build(folder)
+
+
 def _planted(port: Port, folder: Path, mistake: Mistake, inputs: Sequence[object]) -> tuple[Mistake, Trace | None]:
     """The trace of a port with a mistake; None if its code raises: then nobody needs a comparison."""
     mistake.apply(folder / port.file)
     try:
         with imported_from(folder, port.file.split("/")[0]):
-            return mistake, capture(port.build(folder).candidate, inputs)
+            return mistake, capture(_built(port, folder).candidate, inputs)
     except Exception:
         return mistake, None
 

@@ -1,12 +1,16 @@
 """Mistakes in source files: each changes one expression and moves no line."""
 
 import ast
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from benchmarks.external_pairs.source.measure import sample
+from benchmarks.external_pairs.source.measure import _built, _same_outputs, sample
 from benchmarks.external_pairs.source.mistakes import mistakes
 from benchmarks.external_pairs.source.ports import Port
+from twinax.compare.capture.trace import Trace
 
 CODE = '''
 class Attention:
@@ -68,3 +72,17 @@ def test_a_sample_has_every_kind_before_it_repeats_one(file):
     kinds = [mistake.kind for mistake in sample(port, file.parent, 3)]
     assert len({*kinds[: len({*kinds})]}) == len({*kinds})
     assert kinds != [mistake.kind for mistake in sample(port, file.parent, 4)]
+
+
+def test_a_pair_is_the_same_each_time():
+    port = Port(lambda folder: torch.rand(3), "", ())
+    assert torch.equal(_built(port, Path()), _built(port, Path()))
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"), [(np.ones(3), True), (np.arange(3.0), False), (np.ones(4), True), (np.full(3, np.nan), True)]
+)
+def test_what_all_see_at_once_is_no_sample(other, is_same):
+    values = [np.ones(3), np.ones(2)], [other, np.ones(2) + (not is_same)]
+    one, two = (Trace("JAX", values=each, outputs={"a": 0, "b": 1}) for each in values)
+    assert _same_outputs(one, two) is is_same

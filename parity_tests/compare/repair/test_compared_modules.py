@@ -127,3 +127,36 @@ def test_is_named_where_it_is_used(state, wrong, owner, text, repair):
 
 def test_the_correct_port_is_equal(state):
     assert diagnose(state, port(state, ""), (X,)).verdict == "equal"
+
+
+def rms(x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def blocks(p, x):
+    x = x @ p["0.c"]
+    for i in range(LAYERS):
+        x = x + torch.tanh(rms(x) @ p[f"{i}.a"]) @ p[f"{i}.b"]
+        x = x + torch.relu(rms(x) @ p[f"{i}.c"]) @ p[f"{i}.b"]
+    return rms(x) @ p["0.a"]
+
+
+def ported(p, x):
+    def norm(x):
+        return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+
+    x = x @ p["0.c"]
+    for i in range(LAYERS):
+        h = jnp.tanh(x @ p[f"{i}.a"])  # without its norm
+        x = x + h @ p[f"{i}.b"]
+        x = x + jax.nn.relu(norm(x) @ p[f"{i}.c"]) @ p[f"{i}.b"]
+    return norm(x) @ p["0.a"]
+
+
+def test_a_norm_in_single_operations_is_one_missing_step_in_each_layer():
+    """Its squares and means are also those of later norms, once these have the first one's input."""
+    rng = np.random.default_rng(0)
+    arrays = {f"{i}.{name}": rng.standard_normal((D, D)) for i in range(LAYERS) for name in "abc"}
+    reference = blocks, {name: torch.from_numpy(array) for name, array in arrays.items()}
+    diagnosis = diagnose(reference, (ported, arrays), (X,))
+    assert [defect.lines for defect in diagnosis.defects] == [(line_of(ported, "# without its norm"),)] * LAYERS

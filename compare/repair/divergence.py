@@ -45,8 +45,6 @@ _ACTIVATIONS = {*UNARY, "gelu", "erf", "logistic", "leaky_relu", "hardtanh"}
 _SIGNS = {"neg", "negative"}
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot_general", "convolution", "conv_general_dilated", "embedding"}
 _BUDGET = 3 * BUDGET  # elements that these attempts compute together
-
-
 _Repaired = tuple[int, Step, Repair, dict[int, np.ndarray]]
 
 
@@ -346,10 +344,13 @@ def _repaired(state: State, steps: Sequence[Step]) -> _Repaired | None:
     budget, highest = _BUDGET, max((step.gain for step in steps), default=0)
     texts = dict.fromkeys(precedent.text for precedent in state.precedents)
     for step in steps[:_SEARCHED]:
-        search = state.search(step, min(budget, BUDGET))
-        again = (state.search(step).again(text) for text in texts)
-        success = next((found for found in again if found is not None), None) or search.best()
-        budget -= min(budget, BUDGET) - max(search.budget, 0)
+        success = None
+        for text in (*texts, ""):
+            search, given = state.search(step, min(budget, BUDGET)), min(budget, BUDGET)
+            success = search.again(text) if text else search.best()
+            budget -= given - max(search.budget, 0)
+            if success is not None or budget <= 0:
+                break
         is_enough = success is not None and (success[0] <= WEAK or step.gain * _SHARE >= highest)
         if success is not None and is_enough and (best is None or success[0] < best[0]):
             best = success[0], step, *success[1:]

@@ -240,6 +240,7 @@ class RepairSearch:
         """All parameters of one of the candidate's modules instead of another's, which is used elsewhere too."""
         inside = set(map(id, self.region.operations))
         shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs if n in self.names}
+        shared.discard(self.region.end)  # an output that is a parameter: no operation uses it
         modules: dict[str, dict[str, int]] = {}
         for name, number in self.side.trace.parameters.items():
             module, _, own = name.rpartition(".")

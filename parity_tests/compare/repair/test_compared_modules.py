@@ -160,3 +160,14 @@ def test_a_norm_in_single_operations_is_one_missing_step_in_each_layer():
     reference = blocks, {name: torch.from_numpy(array) for name, array in arrays.items()}
     diagnosis = diagnose(reference, (ported, arrays), (X,))
     assert [defect.lines for defect in diagnosis.defects] == [(line_of(ported, "# without its norm"),)] * LAYERS
+
+
+def test_an_output_that_is_another_parameter():
+    """Its region has no operation, in which a module could stand in another's place."""
+    arrays = {f"{name}.{kind}": X[i, :, 0] * (1 + j) for i, name in enumerate("ab") for j, kind in enumerate("wv")}
+    reference = (
+        (lambda p, x: (x.sum() * p["a.w"] + p["b.w"], p["b.w"])),
+        {n: torch.tensor(a) for n, a in arrays.items()},
+    )
+    diagnosis = diagnose(reference, (lambda p, x: (x.sum() * p["a.w"] + p["b.w"], p["a.w"]), arrays), (X,))
+    assert diagnosis.verdict == "different"

@@ -5,6 +5,7 @@ micro-batches, padding, devices or the framework, so training with dropout can b
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -115,13 +116,18 @@ def dropout_mask(
     key: DropoutKey, site: int | UInt[Array, ""], rate: float, shape: tuple[int, ...]
 ) -> Bool[Array, "B ..."]:
     """The keep mask of this shape, batch first: True for elements that are kept."""
+    return _keep([_word(part) for part in (key.seed, key.update, site, key.rows)], _threshold(rate), shape)
+
+
+@partial(jax.jit, static_argnames="shape", inline=True)  # traced once, not at each site
+def _keep(words: list[Array], threshold: Array, shape: tuple[int, ...]) -> Bool[Array, "B ..."]:
     low, high = jnp.uint32(0x243F6A88), jnp.uint32(0x85A308D3)  # digits of pi; any two different words would do
-    for part in (key.seed, key.update, site, key.rows):
-        low, high = _absorb(low, high, part)
+    for word in words:
+        low, high = _absorb(low, high, word)
     for length in shape[1:-1]:  # one dimension at a time, so that padding of another one does not matter
         low, high = _absorb(low[..., None], high[..., None], jnp.arange(length))
     indices = jnp.arange(shape[-1], dtype=jnp.uint32)
-    return _mix(_mix(indices ^ low[..., None]) ^ high[..., None]) >= _threshold(rate)
+    return _mix(_mix(indices ^ low[..., None]) ^ high[..., None]) >= threshold
 
 
 def _threshold(rate: float) -> UInt[Array, ""]:

@@ -5,7 +5,8 @@ JAX transposes a linear function operation by operation; where another form of t
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
+from inspect import signature
 from typing import Any
 
 import jax
@@ -23,13 +24,22 @@ def total(changes: Iterable[tuple[Callable[[Array], Array], Any]], like: Array) 
     return sum(parts[1:], start=parts[0]) if parts else jnp.zeros_like(like)
 
 
+def _traced_once(function: Callable[..., Array]) -> Callable[..., Array]:
+    """The function, traced once per shapes and settings, not in each layer."""
+    settings = [name for name, p in signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    return jax.jit(function, static_argnames=settings, inline=True)
+
+
 def linear(function: Callable[..., Array], transposed: Callable[..., Array] | None = None) -> Callable[..., Array]:
     """`function(*constants, x, **settings)`, linear in x, of which gradients keep the constants and nothing else.
 
     The gradient of x is `transposed(*constants, gradient, **settings)`, by default JAX's own.
     """
     primitive = Primitive(function.__name__.strip("_"))
+    function = _traced_once(function)
+    transposed = transposed and _traced_once(transposed)
 
+    @cache
     def abstract(*arguments: Any, **settings: Any) -> Any:
         result = jax.eval_shape(partial(function, **settings), *arguments)
         return jax.core.ShapedArray(result.shape, result.dtype)

@@ -114,11 +114,7 @@ def check(tests: tuple[str, ...], package: Path, timeout: float | None = None) -
     options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]  # -m: slow tests too
     command = [sys.executable, "-m", "pytest", *options, *tests]
     # The copy must precede the installed package and the working directory, which has a `twinax` folder.
-    environment = os.environ | {
-        "PYTHONPATH": str(package.parent),
-        "PYTHONSAFEPATH": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environment = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONSAFEPATH": "1"}
     try:
         process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:

@@ -16,8 +16,10 @@ from twinax.flax_transformer.unused_parameters import without_gradient
 from twinax.torch_reference.optimizers import make_optimizer
 
 CASES = {case.name: case for case in trajectories.trajectory_cases()}
-# the second covers decay, accumulation, post-norm and cosine
-SHORT = ("adam, noam, pre-norm", "adamw, cosine, post-norm, 3 micro-batches")
+SHORT = (  # the everyday case covers decay, accumulation, post-norm and cosine
+    pytest.param("adam, noam, pre-norm", marks=pytest.mark.slow),
+    "adamw, cosine, post-norm, 3 micro-batches",
+)
 
 
 def test_any_three_choices_meet():

@@ -70,7 +70,12 @@ def shrunk(name):
     return (name, *SMALL, *heads, "--out", "run")
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+EVERYDAY = ("annotated_transformer", "leftover")  # spaCy, and a model that cannot translate
+
+
+@pytest.mark.parametrize(
+    "system", [pytest.param(name, marks=[pytest.mark.slow] * (name not in EVERYDAY)) for name in SYSTEMS]
+)
 def test_from_text_to_text(system, hub, command):
     code, _, err = command("train", *shrunk(f"published/{system}"))
     assert code == 0, err

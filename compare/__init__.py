@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from ..backend.submodules import lazy_attributes
 
 if TYPE_CHECKING:
-    from .comparison import Comparison, assert_same_function, compare
+    from .comparison import Comparison, compare
     from .repair.diagnosis import Diagnosis, diagnose
+    from .testing import DifferentFunctionError, assert_same_function
     from .weight_map.inference import Inference, infer_weights
     from .weight_map.probing import probe_converter
 
 __all__ = [
     "Comparison",
     "Diagnosis",
+    "DifferentFunctionError",
     "Inference",
     "assert_same_function",
     "compare",
@@ -28,9 +30,10 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        **dict.fromkeys(("Comparison", "assert_same_function", "compare"), "comparison"),
+        **dict.fromkeys(("Comparison", "compare"), "comparison"),
         **dict.fromkeys(("Diagnosis", "diagnose"), "repair.diagnosis"),
         **dict.fromkeys(("Inference", "infer_weights"), "weight_map.inference"),
+        **dict.fromkeys(("DifferentFunctionError", "assert_same_function"), "testing"),
         "probe_converter": "weight_map.probing",
     },
 )

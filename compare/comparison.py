@@ -175,27 +175,6 @@ def _trained(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]
     return parameters, {name: random.standard_normal(value.shape) for name, value in parameters.items()}
 
 
-def assert_same_function(
-    reference: Any,
-    candidate: Any,
-    inputs: Sequence[Any],
-    candidate_inputs: Sequence[Any] | None = None,
-    *,
-    convert: Convert | None = None,
-    gradients: bool = False,
-) -> None:
-    """For tests of a port: compares two models as `compare` does.
-
-    Raises:
-        AssertionError: they are not equal on these inputs, or an output has another shape; the message has the lines
-            and the repairs.
-        CaptureError: a model cannot be traced, or the converter fails.
-    """
-    comparison = compare(reference, candidate, inputs, candidate_inputs, convert=convert, gradients=gradients)
-    if not comparison.ok or comparison.forward.rearranged:
-        raise AssertionError(str(comparison))
-
-
 def arrays_of(model: Any) -> dict[str, np.ndarray]:
     """The parameters and buffers of any model that `diagnose` takes, by the names that they have in its trace."""
     if isinstance(model, torch.nn.Module):

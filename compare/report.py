@@ -144,6 +144,11 @@ def show(comparison: Comparison, names: tuple[str, str], console: Console | None
     console = console or Console()
     color = _COLORS[comparison.ok]
     console.print(f"[{color}]{escape(comparison.verdict)}[/]: {escape(names[1])} against {escape(names[0])}")
+    show_findings(comparison, console)
+
+
+def show_findings(comparison: Comparison, console: Console) -> None:
+    """Print the defects, what was compared besides, and what was not tested."""
     show_differences(comparison, console)
     for difference in comparison.update or ():
         console.print(f"optimizer: {difference}", markup=False)

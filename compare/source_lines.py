@@ -38,11 +38,16 @@ def snippets(lines: Iterable[str]) -> list[Snippet]:
     return [snippet for file, named in numbers.items() if (snippet := _snippet(file, named)).lines]
 
 
+def file_of(name: str) -> Path | None:
+    """The file that a trace names `folder/file.py`; None if it is not known, or if several have this name."""
+    same_name = [path for path in _files() if path.endswith(name.rpartition("/")[2])]
+    paths = {Path(path).resolve(): path for path in same_name if "/".join(Path(path).parts[-2:]) == name}
+    return Path(next(iter(paths.values()))) if len(paths) == 1 else None
+
+
 def _snippet(file: str, named: list[int]) -> Snippet:
-    name = file.rpartition("/")[2]
-    same_name = [path for path in _files() if path.endswith(name)]
-    paths = {str(Path(path).resolve()): path for path in same_name if "/".join(Path(path).parts[-2:]) == file}
-    text = linecache.getlines(next(iter(paths.values()))) if len(paths) == 1 else []
+    path = file_of(file)
+    text = linecache.getlines(str(path)) if path is not None else []
     shown = sorted({n for number in named for n in range(number - _CONTEXT, number + _CONTEXT + 1)})
     shown = [n for n in shown if 1 <= n <= len(text)][:_MOST]
     code = dedent("".join(text[n - 1].rstrip() + "\n" for n in shown)).splitlines()

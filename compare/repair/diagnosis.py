@@ -134,7 +134,9 @@ def diagnose_traces(
     apart = with_uses(candidate)
     walks = _Walks((Side(reference), Side(apart)), Samples((reference, apart), weights), least)
     walk = walks.walked((bound,) if equal or bound == ROUNDED else (ROUNDED, bound))
-    if walk.state.bound < ROUNDED and not equal and any(d.error < _SMALL and not d.rounding for d in walk.defects):
+    is_small = any(defect.error < _SMALL and not defect.rounding for defect in walk.defects)
+    plain = walk.verified and all(d.repair is not None and len(d.repair.edits) == 1 for d in walk.defects)
+    if walk.state.bound < ROUNDED and not equal and is_small and not plain:
         # small differences that add up may look like others: whichever bound explains more is taken
         walk = min(walk, walks.walked((bound,)), key=_Walk.unexplained)
     ends, unrepaired = set(candidate.outputs.values()), any(defect.repair is None for defect in walk.defects)

@@ -32,6 +32,7 @@ _ENOUGH = 8  # values that match after a step, from which on the search may stop
 _SAME_SIZE = 24  # values of the candidate tried as the only one that differs
 _NUMBERS = 5e8  # elements that all of these attempts compute together
 _WINDOW = 60  # operations after a value in which more values match if it is right
+_NEXT = 20  # operations after a value of which the reference has one if it is right and nothing else differs
 _LATEST = 12  # last values of this window; the reference has one of them if nothing after it differs
 _ENDS = 16  # ends of the same code that are tried
 _PARAMETERS = 400  # changes of parameters tried in the whole trace
@@ -70,6 +71,10 @@ def _closing(state: State) -> list[Step]:
 
 def _goes_on_equal(state: State, other: int, value: np.ndarray) -> bool:
     """Whether the reference has one of the last values of the window after a value: the whole trace takes longer."""
+    own = {*_partners(state, value)}  # which a value that only arranges this one has too
+    changes = state.candidate.replay({other: value}, limit=_NEXT)
+    if not any({*_partners(state, v)} - own for v in changes.values()):
+        return state.closed_by(changes)
     changes = state.candidate.replay({other: value}, limit=_WINDOW)
     for number in [*reversed(changes)][:_LATEST]:
         if _partners(state, changes[number]):
@@ -120,6 +125,11 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     if repeated is not None:
         _, step, repair, values = repeated
         return _finished(state, step, repair, values)
+    gaining = _in_order_of_trial(_gaining(state)) if state.limit > ROUNDED else []
+    plain = _repaired(state, [step for step in gaining if step.gain >= _ENOUGH])
+    if plain is not None and plain[0] < WEAK and len(plain[2].edits) == 1:  # several may be of several differences
+        _, step, repair, values = plain
+        return _finished(state, step, repair, values)
     closing = _closing(state)
     rounding = _unrounded(state, closing[0]) if closing and state.limit <= ROUNDED else None
     if rounding is not None:
@@ -127,7 +137,7 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     best = _missing(state, closing) or _repaired(state, closing)
     steps: list[Step] = []
     if best is None or best[0] > WEAK:
-        steps = _in_order_of_trial(_gaining(state))
+        steps = gaining or _in_order_of_trial(_gaining(state))
         other = _everywhere(state, steps) or _missing(state, steps[:1]) or _repaired(state, steps)
         best = min((r for r in (best, other) if r is not None), key=lambda repaired: repaired[0], default=None)
     if best is None:

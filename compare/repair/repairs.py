@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 from scipy import special
@@ -40,6 +40,7 @@ from .edits import (
     with_other_module,
 )
 from .packed_sequences import within_lengths
+from .rotations import paired_otherwise
 
 Array = np.ndarray
 BUDGET = 2e8  # elements that all attempts for one region compute together
@@ -122,7 +123,7 @@ class RepairSearch:
     def best(self) -> tuple[int, Repair, dict[int, Array]] | None:
         """(rank, repair, new values) of the plainest change that makes the end equal; None if no attempt does."""
         return self._best(
-            *((2, self._explanations), (1, self._same_code), (2, self._lengths), (0, self._operations)),
+            *((2, self._explanations), (1, self._same_code), (2, self._orders), (0, self._operations)),
             *((1, self._other_modules), (1, self.parameters), (1, self.exchanged), (2, self._exchanged_entries)),
             *(
                 (1, self._scalars),
@@ -404,7 +405,7 @@ class RepairSearch:
                     repair = Repair(scalar.number, text, scalar.operation, literal=True, edits=edits)
                     yield _Attempt(1, repair, scalar.change(self.side, value))
             solutions = [(1, value) for value in known if not _rounds_to(value, scalar.value)]
-            solved = self._solve(scalar) if self.budget > 0 and not self.is_discrete else None
+            solved = self._as_before(scalar) if self.text else self._solved(scalar)
             solutions += [] if solved is None else [(2 if _rounds_to(solved, scalar.value) else 4, solved)]
             for rank, value in solutions:
                 text = f"{kind(scalar.operation)}: {scalar.value:.9g} → {value:.9g}"
@@ -412,12 +413,23 @@ class RepairSearch:
                 edits = ((scalar.number, partial(literal, scalar, value)),)
                 repair = Repair(scalar.number, text, scalar.operation, "", rounding, not rounding, edits)
                 yield _Attempt(rank, repair, scalar.change(self.side, value))
-        yield from self._factors()
+        yield from self._factors() if not self.text else ()
         for number in constants(self.side, self.region):
             table = self.side.value(number)
             for other in self._unrounded(table):
                 repair = Repair(number, "is rounded to float32", self._user(number), self._name(number), True)
                 yield _Attempt(1, repair, other)
+
+    def _as_before(self, scalar: Scalar) -> float | None:
+        """The number of the only repair that is tried, if it changes such a number."""
+        before, _, after = self.text.partition(" → ")
+        try:
+            return float(after) if before == f"{kind(scalar.operation)}: {scalar.value:.9g}" else None
+        except ValueError:  # the repair changes no number
+            return None
+
+    def _solved(self, scalar: Scalar) -> float | None:
+        return self._solve(scalar) if self.budget > 0 and not self.is_discrete else None
 
     def _same_code(self) -> Iterator[_Attempt]:
         """All operations of one line of code, such as those of a loop's steps, computed otherwise."""
@@ -457,9 +469,10 @@ class RepairSearch:
                     changes = {scalar.number: values.value(scalar.number) for scalar, _ in changed}
                     yield _Attempt(2, repair, changes.pop(first.number), changes)
 
-    def _lengths(self) -> Iterator[_Attempt]:
-        """Reversals within the lengths of the rows."""
-        for text, operation, edits in within_lengths(self.side, self.region):
+    def _orders(self) -> Iterator[_Attempt]:
+        """Reversals within the lengths of the rows, and other pairs of rotary embeddings."""
+        sources = within_lengths(self.side, self.region), paired_otherwise(self.side, self.region)
+        for text, operation, edits in chain(*sources):
             values = self._edited((self.sides[0].plain(), self.side.plain()), edits)
             if values is not None:
                 changes = {number: values.value(number) for number, _ in edits}

@@ -17,9 +17,10 @@ from ..matching.arrangements import Layout, find_layout
 from ..matching.matching import ROUNDED, Side, signature
 from ..matching.weights import Match, Part, WeightMap, match_weights
 from ..repair.diagnosis import capture
+from .assumptions import assume
 from .blocks import Block, elements
 from .guesses import Guess, layouts
-from .rules import apply_rules, converter_code, rules_text
+from .rules import apply_rules, converter_code, rule_lines, rules_text
 from .search import ParameterSearch
 
 Array = np.ndarray
@@ -33,6 +34,7 @@ class Inference:
     weights: WeightMap
     fixed: tuple[str, ...] = ()  # parameters of the candidate that keep their values: tables, masks, counters
     guessed: tuple[str, ...] = ()  # matches without evidence from values: nothing else has their size
+    assumed: Mapping[str, Match] = field(default_factory=dict)  # by shape, order of use and name: to be checked
     questions: Mapping[str, str] = field(default_factory=dict)  # undecided parameter -> the line of a rules file
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of the candidate's parameters
     source_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of the reference's
@@ -43,13 +45,24 @@ class Inference:
         count = len(self.shapes) - len(self.fixed)
         return len(self.weights.matches) / count if count else 1.0
 
+    @property
+    def matches(self) -> dict[str, Match]:
+        """All matches: those that values identify, and those that are assumed."""
+        return {**self.weights.matches, **self.assumed}
+
+    @property
+    def assumptions(self) -> list[str]:
+        """The assumed matches, as lines of a rules file."""
+        return rule_lines(self.assumed, self.source_shapes)
+
     def rules(self) -> str:
         """The text of a rules file, which `read_rules` reads."""
-        return rules_text(self.weights.matches, self.source_shapes, self.questions)
+        found = rule_lines(self.weights.matches, self.source_shapes)
+        return rules_text(found, self.assumptions, list(self.questions.values()))
 
     def converter(self) -> str:
         """Python code of a converter in both directions."""
-        return converter_code(self.weights.matches, self.source_shapes, self.shapes)
+        return converter_code(self.matches, self.source_shapes, self.shapes)
 
 
 def infer_weights(
@@ -194,8 +207,18 @@ class _Assembly:
             tuple(sorted(unused)),
             {},
         )
-        questions = {name: question(name, choices) for name, choices in ambiguous.items()}
-        return Inference(weights, fixed, tuple(guessed), questions, self.shapes, self.source_shapes)
+        assumed = self._assumed(sorted(unused), open_names)
+        questions = {name: question(name, choices) for name, choices in ambiguous.items() if name not in assumed}
+        return Inference(weights, fixed, tuple(guessed), assumed, questions, self.shapes, self.source_shapes)
+
+    def _assumed(self, unused: Sequence[str], open_names: Sequence[str]) -> dict[str, Match]:
+        """Matches, by assumption, of the parameters of which nothing is decided."""
+        search = self.search
+        touched = {block.name for block, _ in search.decided.values()}
+        options = [guess for group in search.groups for choice in group for guess in choice.values()]
+        known = [guess.layout for guess in (*(guess for _, guess in search.decided.values()), *options) if guess.source]
+        undecided = [name for name in open_names if self.names[self.numbers[name]] not in touched]
+        return assume(search.reference.trace, search.candidate, unused, undecided, known)
 
     def _exclude(self) -> list[str]:
         """Decide blocks for which one free source and one arrangement is left; names of their parameters."""

@@ -31,15 +31,16 @@ class RulesError(ValueError):
     """A rules file cannot be used; the message states where, why, and what to do."""
 
 
-def rules_text(matches: Mapping[str, Match], sources: Shapes, questions: Mapping[str, str] | None = None) -> str:
-    """The rules file of these matches; undecided parameters follow as comments.
+def rules_text(found: Sequence[str], assumed: Sequence[str] = (), undecided: Sequence[str] = ()) -> str:
+    """The rules file with these lines; undecided parameters follow as comments."""
+    header = ["# Assumed from shapes, the order of use and names: check them."] if assumed else []
+    footer = ["# Undecided: name the source, and the layout if it is not a reshape."] if undecided else []
+    return "\n".join([*found, *header, *assumed, *footer, *(f"# {line}" for line in undecided)]) + "\n"
 
-    sources: shapes of the reference's parameters.
-    """
-    lines = [f"{_quoted(name)} = {{ {_entry(match, sources)} }}" for name, match in matches.items()]
-    undecided = [f"# {line}" for line in (questions or {}).values()]
-    header = ["# Undecided: name the source, and the layout if it is not a reshape."] if undecided else []
-    return "\n".join([*lines, *header, *undecided]) + "\n"
+
+def rule_lines(matches: Mapping[str, Match], sources: Shapes) -> list[str]:
+    """The lines of a rules file for these matches; sources: shapes of the reference's parameters."""
+    return [f"{_quoted(name)} = {{ {_entry(match, sources)} }}" for name, match in matches.items()]
 
 
 def _quoted(text: str) -> str:

@@ -266,18 +266,23 @@ class ParameterSearch:
     ) -> Iterator[Choice]:
         """Joint choices of this tier that use no element of a source twice."""
         shapes = {key: self.arrays[key].shape for key in pool}
-        options = [self._guesses(key, shapes, tier) for key in single]
+        always = [set.intersection(*map(_used, group)) for group in groups]  # used by each option of a group
+        taken = set().union(*always).difference(self.shared)
+        options = [
+            [g for g in self._guesses(key, shapes, tier) if not (taken.intersection(g.sources) and self._is_whole(g))]
+            for key in single
+        ]
+        merged = ({key: guess for part in joint for key, guess in part.items()} for joint in product(*groups))
+        joints = [choice for choice in merged if self._distinct(choice.values())]
         for tiers in product(range(tier + 1), repeat=len(single)):
             if sum(tiers) != tier:
                 continue
             plain = [[g for g in own if g.tier == t] for own, t in zip(options, tiers, strict=True)]
             for guess in islice(filter(_of_one_part, product(*plain)), _MOST_TRIES):
-                if not self._zeros_are_biases(single, guess):
+                if not self._zeros_are_biases(single, guess) or not self._distinct(guess):
                     continue
-                for joint in product(*groups):
-                    choice = dict(zip(single, guess, strict=True))
-                    for part in joint:
-                        choice.update(part)
+                for joint in joints:
+                    choice = {**dict(zip(single, guess, strict=True)), **joint}
                     if self._distinct(choice.values()):
                         yield choice
 
@@ -300,6 +305,9 @@ class ParameterSearch:
 
     def _guesses(self, key: str, shapes: Mapping[str, tuple[int, ...]], tier: int) -> list[Guess]:
         return [g for g in guesses(self.open[key].shape, shapes) if g.tier <= tier and self.is_free(g)]
+
+    def _is_whole(self, guess: Guess) -> bool:
+        return all(self.arrays[key].size == prod(guess.layout.shape) for key in guess.sources)
 
     def _distinct(self, chosen: Iterable[Guess]) -> bool:
         """Whether no element of a source is used twice."""
@@ -463,6 +471,10 @@ def _first(size: int, holds: Callable[[int], bool]) -> int:
         else:
             low = middle + 1
     return low
+
+
+def _used(choice: Choice) -> set[str]:
+    return {key for guess in choice.values() for key in guess.sources}
 
 
 @lru_cache(maxsize=2**14)  # the same pairs return in many choices

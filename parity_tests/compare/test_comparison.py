@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import equinox
@@ -18,7 +19,9 @@ from torch import nn
 
 from twinax.compare.capture.trace import CaptureError
 from twinax.compare.page import page
+from twinax.compare.repair.diagnosis import Diagnosis
 from twinax.compare.report import as_document, grouped, show
+from twinax.compare.testing import annotations
 from twinax.parity import assert_same_function, compare
 
 X = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
@@ -232,12 +235,38 @@ def test_masks_of_one_line_and_many_constants():
     ]
 
 
-def test_the_assertion_and_the_document(reference):
+def test_the_message_of_the_assertion(reference):
+    twice = nn.Sequential(reference, nn.ReLU(), reference).eval()
+    wrong = (lambda p, x: 2 * port(p, jnp.tanh(port(p, x)))), weights(reference)
+    assert_same_function(reference, (port, weights(reference)), (X,), gradients=True)
+    with pytest.raises(AssertionError) as info:
+        assert_same_function(twice, wrong, (X,))
+    first, *table = str(info.value).splitlines()
+    assert re.fullmatch(r"different: compare/test_comparison\.py:\d+: tanh → relu, and 1 more", first)
+    assert "mul" in "\n".join(table)
+    assert max(map(len, table)) <= 100
+
+
+def test_annotations_name_files_of_the_repository_and_escape(reference):
+    def wrong(p, x):
+        return jax.nn.relu(x @ p["0.weight"].T + p["0.bias"]) @ p["2.weight"].T + p["2.bias"]
+
+    comparison = compare(reference, (wrong, weights(reference)), (X,), rounding=False)
+    (line,) = annotations(comparison, Path(__file__).parents[2])
+    assert re.fullmatch(r"::error file=parity_tests/compare/test_comparison\.py,line=\d+,.*::.*should be tanh", line)
+    (defect,) = comparison.forward.defects
+    odd = replace(comparison, forward=replace(comparison.forward, defects=(replace(defect, note="100%,\n: two"),)))
+    assert annotations(odd, Path(__file__).parents[2])[0].endswith("100%25,%0A: two")
+    equal = compare(reference, reference, (X,), rounding=False)
+    assert annotations(equal, Path.cwd()) == []
+    undecided = replace(equal, forward=Diagnosis("undecided", reason="no output is finite"))
+    assert annotations(undecided, Path.cwd()) == ["::error title=twinax compare::no output is finite"]
+
+
+def test_the_document(reference):
     wrong = (lambda p, x: port(p, jnp.tanh(port(p, x))), weights(reference))
     twice = nn.Sequential(reference, nn.ReLU(), reference).eval()
     assert_same_function(reference, (port, weights(reference)), (X,), gradients=True)
-    with pytest.raises(AssertionError, match=r"(?s)outputs: different.*test_comparison.py:\d+.*tanh → relu"):
-        assert_same_function(twice, wrong, (X,))
     comparison = compare(twice, wrong, (X,))
     document = as_document(comparison)
     assert json.loads(json.dumps(document)) == document

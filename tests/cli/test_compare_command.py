@@ -67,6 +67,9 @@ def untrained():
 def counting():
     import numpy as np
     return (lambda p, x: port(p, x) * (p["steps"] > 0)), untrained()[1] | {"steps": np.ones((), int)}
+
+def squashed():
+    return (lambda p, x: port(p, jax.nn.tanh(x))), untrained()[1]
 """
 
 
@@ -127,6 +130,19 @@ def test_a_converter_and_no_converter(files, capsys):
     assert compare(inputs="batch.npy") == 0
 
 
+def test_a_wrong_port_without_a_converter(files, capsys):
+    """Behind the mistake no value is the reference's, so weights are assumed; the difference is found all the same."""
+    assert compare(candidate="port.py:squashed", json_file="o.json") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "weights: 2 of 4 parameters inferred, without their names; 2 assumed from shapes" in out
+    document = json.loads((files / "o.json").read_text())
+    (defect,) = document["outputs"]["defects"]
+    assert defect["lines"][0].endswith(f"/port.py:{PORT.splitlines().index(SQUASHED) + 1}")
+    assumed = '"out" = { source = "2.weight", layout = "w.T" }, which is assumed from shapes, order of use and names'
+    assert assumed in document["not_tested"]
+
+
+SQUASHED = "    return (lambda p, x: port(p, jax.nn.tanh(x))), untrained()[1]"
 EQUAL = Comparison(Diagnosis("equal"), traces=(Trace("PyTorch"), Trace("JAX")))
 
 

@@ -249,7 +249,7 @@ def test_our_twins_with_other_values():
     assert all(np.array_equal(converted[name], arrays[name]) for name in converted)
 
 
-def test_what_cannot_be_decided_is_asked(tmp_path):
+def test_what_cannot_be_decided_is_assumed_and_may_be_given(tmp_path):
     """Two kernels whose outputs are added are interchangeable; one line of a rules file decides both."""
     reference = nn.ModuleDict({"a": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 4, bias=False)})
     pair = (lambda p, x: x @ p["a"].T + x @ p["b"].T, {n: m.weight for n, m in reference.items()})
@@ -258,12 +258,57 @@ def test_what_cannot_be_decided_is_asked(tmp_path):
     inference = infer_weights(pair, candidate, x)
     assert set(inference.weights.ambiguous) == {"one", "two"}
     assert set(inference.weights.ambiguous["one"]) == {"a", "b"}
-    assert inference.questions["one"].startswith('"one" = { source = "')
+    assert inference.assumptions[0] == '"one" = { source = "a", layout = "w.T" }'
+    assert inference.weights.matches == inference.questions == {}
     (tmp_path / "rules.toml").write_text('"one" = { source = "b", layout = "w.T" }')
     rules = read_rules(tmp_path / "rules.toml", inference.source_shapes, inference.shapes)
     decided = infer_weights(pair, candidate, x, given=rules)
     assert decided.share == 1
     assert decided.weights.matches["two"].sources == ("a",)
+
+
+class Rotary(nn.Module):
+    """Self-attention and a gated feed-forward network, all of whose weights are square."""
+
+    def __init__(self, names, half):
+        super().__init__()
+        self.names, self.half = names, half
+        self.linear = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in names})
+
+    def forward(self, x):
+        q, k, v, out, gate, up, down = (self.linear[name] for name in self.names)
+        weights = (self.rotated(q(x)) @ self.rotated(k(x)).mT).softmax(-1)
+        x = x + out(weights @ v(x))
+        return x + down(torch.nn.functional.silu(gate(x)) * up(x))
+
+    def rotated(self, x):
+        sin, cos = (f(torch.arange(x.shape[1])[:, None] / torch.arange(1, 5)) for f in (torch.sin, torch.cos))
+        one, other = x.chunk(2, -1) if self.half else (x[..., ::2], x[..., 1::2])
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (("query", "key", "value", "out", "w1", "w3", "w2"), (0, 1, 2, 3, 4, 5, 6)),
+        (("k", "v", "q", "o", "up", "down", "gate"), (2, 0, 1, 3, 6, 4, 5)),  # declared in another order
+    ],
+)
+def test_weights_behind_a_mistake_are_assumed_from_order_and_names(names, order):
+    """Pairs of the wrong elements are rotated, so no value after the first queries and keys is the reference's."""
+    reference = Rotary(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), half=True)
+    candidate = Rotary(tuple(names), half=False)
+    candidate.names = tuple(names[i] for i in order)
+    inference = infer_weights(reference, candidate, (X[..., :8],))
+    expected = {
+        f"linear.{own}.weight": f"linear.{other}.weight"
+        for own, other in zip(candidate.names, reference.names, strict=True)
+    }
+    assert {name: match.parts[0].source for name, match in inference.matches.items()} == expected
+    assert len(inference.assumed) >= 4
+    state = {name: tensor.detach().numpy() for name, tensor in reference.named_parameters()}
+    arrays = apply_rules(inference.matches, state, inference.shapes)
+    assert all(np.array_equal(arrays[own], state[other]) for own, other in expected.items())  # and none transposed
 
 
 @pytest.mark.parametrize("shapes", [[(6,), (6,)], [(3, 2), (6,)], [(5,), (6,), (2, 3)]])

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from ...compare.comparison import Convert, arrays_of, compare
 from ...compare.matching.weights import match_weights
 from ...compare.page import page
 from ...compare.report import as_document, show
+from ...compare.testing import annotations, on_github
 from ...compare.weight_map.inference import infer_weights
 from ...compare.weight_map.rules import apply_rules, read_rules
 from ..flags.proofs import Compare
@@ -57,8 +59,10 @@ def run(flags: Compare) -> int:
         converter = (
             _function(flags.convert) if flags.convert is not None else _rules_converter(flags.rules, model, port)
         )
+        assumed: list[str] = []
         if converter is None and _are_different(model, port):
-            converter = _inferred_converter(model, port, reference_inputs, candidate_arguments, flags.write_rules)
+            both_inputs = reference_inputs, candidate_arguments
+            converter, assumed = _inferred_converter(model, port, *both_inputs, flags.write_rules)
         if converter is None and wants_weights:
             converter = partial(_built_parameters, factory)
         comparison = compare(
@@ -73,7 +77,13 @@ def run(flags: Compare) -> int:
         if isinstance(error, TypeError) and "is not an optimizer" not in str(error):
             raise
         raise UsageError(str(error)) from None
+    if assumed and not comparison.ok:  # equal outputs would prove them
+        gaps = (f"{line}, which is assumed from shapes, order of use and names" for line in assumed)
+        comparison = replace(comparison, coverage_gaps=(*comparison.coverage_gaps, *gaps))
     show(comparison, (flags.reference, flags.candidate))
+    root = on_github()
+    for line in annotations(comparison, root) if root is not None else ():
+        print(line)
     if flags.json_file is not None:
         write_json(flags.json_file, as_document(comparison))
     if flags.report is not None:
@@ -125,13 +135,14 @@ def _are_different(model: Any, port: Any) -> bool:
 
 def _inferred_converter(
     model: Any, port: Any, reference_inputs: Any, candidate_inputs: Any, write_rules: str | None
-) -> Convert:
-    """The converter that is inferred from the operations of both models; its rules are written if asked for."""
+) -> tuple[Convert, list[str]]:
+    """The converter that is inferred from both models, and its assumptions; its rules are written if asked for."""
     print("the candidate has other weights: inferring which parameter is which", file=sys.stderr)
     inference = infer_weights(model, port, reference_inputs, candidate_inputs)
-    matches, shapes = inference.weights.matches, _shapes(port)
+    matches, shapes = inference.matches, _shapes(port)
     learned = len(shapes) - len(inference.fixed)
-    print(f"weights: {len(matches)} of {learned} parameters inferred, without their names")
+    by_names = f"; {len(inference.assumed)} assumed from shapes, order of use and names" if inference.assumed else ""
+    print(f"weights: {len(inference.weights.matches)} of {learned} parameters inferred, without their names{by_names}")
     for line in inference.questions.values():
         print(f"undecided: {line}")
     if write_rules is not None:
@@ -139,7 +150,7 @@ def _inferred_converter(
         Path(write_rules).write_text(inference.rules())
         code.write_text(inference.converter())
         print(f"weights: rules in {write_rules}, and a converter both ways in {code}")
-    return lambda state: apply_rules(matches, state, shapes)
+    return lambda state: apply_rules(matches, state, shapes), inference.assumptions
 
 
 def _optimizers(names: tuple[str, ...]) -> tuple[Any, Any]:

@@ -18,6 +18,10 @@ from .repair.diagnosis import Diagnosis
 
 SCHEMA = 1  # of `as_document`; incremented when a field changes its meaning
 _MOST = 4  # lines of a defect on the terminal
+_PLACE = 24  # characters of a place that are not folded
+_CHANGE = 17  # characters of a repair's column, at least if it has as many
+_FRAME = 28  # characters of the table's other columns and lines
+_NARROW = 8  # characters of a narrow column
 _COLORS = {True: "green", False: "bold red"}
 
 
@@ -172,29 +176,37 @@ def show_differences(comparison: Comparison, console: Console) -> None:
         if diagnosis is not None and diagnosis.reason:
             console.print(f"{title}: {diagnosis.reason}", markup=False)
         if diagnosis is not None and (diagnosis.defects or diagnosis.roundings):
-            console.print(_table(title, diagnosis))
+            console.print(_table(title, diagnosis, console.width))
 
 
-def _table(title: str, diagnosis: Diagnosis) -> Table:
+def _table(title: str, diagnosis: Diagnosis, width: int) -> Table:
     table = Table("#", title=title, title_justify="left")
     repair = (
         "repair that\nmakes both equal" if diagnosis.verified or diagnosis.ok else "change that makes\nthis value equal"
     )
-    for column in ("candidate", repair, "reference"):
-        table.add_column(column, overflow="fold")  # a line that is cut off has no number
-    table.add_column("error", justify="right", no_wrap=True)
     groups = [(str(i), group) for i, group in enumerate(grouped(diagnosis.defects), 1)]
     groups += [("float32", group) for group in grouped(diagnosis.roundings)]
+    lines = [line for defect in diagnosis.defects for line in (*defect.lines, *called_from([defect])[:1])]
+    # Columns fold, because a line that is cut off has no number: the reference's first, the candidate's last.
+    place = max(min(max(map(len, lines), default=0), _PLACE, width - _FRAME - 2 * _NARROW), _NARROW)
+    change = min(max(len(_change(group[0])) for _, group in groups), _CHANGE)
+    table.add_column("candidate", overflow="fold", min_width=place)
+    table.add_column(repair, overflow="fold")
+    table.add_column("reference", overflow="fold", max_width=max(width - _FRAME - place - change, _NARROW))
+    table.add_column("error", justify="right", no_wrap=True)
     for number, group in groups:
         first = group[0]
         times = f"\n{len(group)} times" if len(group) > 1 else ""
         callers = called_from(group)
         place = _shortened(first.lines) + times + (f"\ncalled from\n{callers[0]}" if callers else "")
-        repair = first.note or (str(first.repair) if first.repair is not None else "none found")
         reference = _shortened(places(first.reference) or list(dict.fromkeys(o.name for o in first.reference)))
         error = max(defect.error for defect in group)
-        table.add_row(number, *(escape(text) for text in (place, repair, reference)), f"{error:.1g}")
+        table.add_row(number, *(escape(text) for text in (place, _change(first), reference)), f"{error:.1g}")
     return table
+
+
+def _change(defect: Defect) -> str:
+    return defect.note or (str(defect.repair) if defect.repair is not None else "none found")
 
 
 def _shortened(lines: Sequence[str]) -> str:

@@ -201,8 +201,10 @@ class _Walks:
             self.alike = self.samples.are_alike(state.matches)
         samples = self.samples if self.alike else None
         state.samples = samples
+        closed: State | None = None  # after all that differs by more than rounding
         for bound in bounds:
             if bound != state.bound:
+                closed = state
                 sides = state.reference, state.candidate
                 others = {"entering": state.entering, "samples": samples, "taken": state.taken}
                 state = State(*sides, Matches(*sides, bound), self.least, limit=ROUNDED, **others)
@@ -216,12 +218,15 @@ class _Walks:
             if state.open_outputs:
                 break
         small = [defect.repair is None and defect.error <= FLOAT32 for _, defect in differences]
+        is_stuck = bool(state.open_outputs) and closed is not None and bool(differences)
         constants: list[Repair] = []
-        if any(small):
+        if any(small) or is_stuck:
             reference, candidate = self.samples.after((), 0)
             repairs = [c.repair for c in state.taken if c.repair is not None and not c.repair.rounding]
             repaired = edited((reference, candidate), in_order(state, [e for repair in repairs for e in repair.edits]))
             constants = explain((reference, repaired), first, [(r, c) for r, c, _ in state.pairs])
+        if is_stuck and closed is not None:  # what is left is no more than rounding
+            state = closed
         if constants:
             differences = [each for each, is_small in zip(differences, small, strict=True) if not is_small]
             if not any(defect.rounding for _, defect in differences):

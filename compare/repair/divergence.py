@@ -112,8 +112,10 @@ def _in_order_of_trial(steps: Sequence[Step]) -> list[Step]:
 
 def _step(state: State, number: int, other: int, value: np.ndarray, changes: Mapping[int, np.ndarray]) -> Step:
     matches = state.matches.updated(state.candidate.changed(changes, (other,)), changes)
-    gain = len(matches.of_reference.keys() - state.matches.of_reference.keys() - {number})
-    return Step(number, other, value, gain, state.closed_by(changes))
+    gained = matches.of_reference.keys() - state.matches.of_reference.keys() - {number}
+    closes = state.closed_by(changes)
+    follows = closes or not gained <= {*_partners(state, value)}
+    return Step(number, other, value, len(gained), closes, follows)
 
 
 def next_step(state: State) -> tuple[int, Defect, State] | None:
@@ -169,7 +171,7 @@ def _missing(state: State, steps: Sequence[Step]) -> _Repaired | None:
             continue
         if any(name in _PRODUCTS or "backward" in name for name in names):  # whose weights or lines are wrong
             continue
-        if reference.leaves and not {*sources}.isdisjoint(reference.leaves):
+        if step.follows and reference.leaves and not {*sources}.isdisjoint(reference.leaves):
             use = _place_of_missing(state, step.other, reference, {*names} <= _ACTIVATIONS)
             lines = " and ".join(list(dict.fromkeys(o.line or o.module for o in reference.operations))[:_LINES])
             forced = Change(step.number, step.other, state.arrangement(step), None).forced
@@ -254,7 +256,7 @@ def _unfolded(state: State) -> tuple[int, Defect, State] | None:
             continue
         equal, other = partners[-1]
         number, other = (equal[0], other) if equal else state.differing[0]
-        step = Step(number, other, moved.value(other), 0, False)
+        step = Step(number, other, moved.value(other), 0, closes=False)
         after = state.forced({n: moved.value(n) for n, _ in repair.edits}, step, repair)
         gain = len(_matched_values(after) - before)
         own = () if repair.operation is None else (repair.operation,)
@@ -288,7 +290,7 @@ def output_step(state: State) -> tuple[int, Defect, State] | None:
     possible = alignments(one, target) if one.shape != target.shape else state.orders(one, target)[::-1]
     if not possible:
         return None
-    step = Step(number, other, possible[0], 0, len(outputs) == 1, whole=True)
+    step = Step(number, other, possible[0], 0, closes=len(outputs) == 1, whole=True)
     best = _repaired(state, [step])
     return _finished(state, *((step, None, {other: step.value}) if best is None else best[1:]))
 

@@ -80,6 +80,7 @@ class _Attempt:
     repair: Repair
     value: Array
     others: Mapping[int, Array] = field(default_factory=dict)  # values that change with it
+    is_structural: bool = False  # no number in the code changes, so that a rounded constant may remain
 
     @property
     def changes(self) -> dict[int, Array]:
@@ -185,7 +186,8 @@ class RepairSearch:
         end = self._end(attempt.changes)
         if end is None or not same_order(self.target, end, self.bound) or not self._holds(attempt.repair.edits):
             return None
-        return attempt if same_order(self.target, end, EXACT) else replace(attempt, rank=attempt.rank + _LAST)
+        exact = attempt.is_structural or same_order(self.target, end, EXACT)
+        return attempt if exact else replace(attempt, rank=attempt.rank + _LAST)
 
     def _holds(self, edits: Edits) -> bool:
         """Whether edits make the end equal for other inputs too: few numbers are equal by coincidence."""
@@ -477,7 +479,8 @@ class RepairSearch:
             if values is not None:
                 changes = {number: values.value(number) for number, _ in edits}
                 first = edits[0][0]
-                yield _Attempt(2, Repair(first, text, operation, edits=edits), changes.pop(first), changes)
+                value, repair = changes.pop(first), Repair(first, text, operation, edits=edits)
+                yield _Attempt(2, repair, value, changes, is_structural=True)
 
     def _masks(self) -> Iterator[_Attempt]:
         """The reference's mask, as booleans or where it adds or fills in a huge negative number."""

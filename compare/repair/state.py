@@ -79,6 +79,7 @@ class Step:
     value: np.ndarray
     gain: int  # reference values that this step makes match
     closes: bool  # whether all outputs agree
+    follows: bool = True  # more matches than what only arranges the value
     whole: bool = False  # the value is an output
 
 

@@ -14,7 +14,7 @@ from ..matching.arrangements import Layout
 from ..matching.weights import Match, Part
 from .guesses import layouts
 
-_NAME = 2.0  # places in the order of use that another name counts as
+_NAME = 6.0  # places in the order of use that another name counts as
 
 
 def assume(

@@ -132,14 +132,15 @@ def test_a_converter_and_no_converter(files, capsys):
 
 def test_a_wrong_port_without_a_converter(files, capsys):
     """Behind the mistake no value is the reference's, so weights are assumed; the difference is found all the same."""
-    assert compare(candidate="port.py:squashed", json_file="o.json") == 1
+    assert compare(candidate="port.py:squashed", json_file="o.json", write_rules="rules.toml") == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert "weights: 2 of 4 parameters inferred, without their names; 2 assumed from shapes" in out
+    assert "weights: 2 of 4 parameters inferred, without their names" in out
+    assert "weights assumed from shapes, order of use and names (--write-rules lists them): in, out" in out
     document = json.loads((files / "o.json").read_text())
     (defect,) = document["outputs"]["defects"]
     assert defect["lines"][0].endswith(f"/port.py:{PORT.splitlines().index(SQUASHED) + 1}")
-    assumed = '"out" = { source = "2.weight", layout = "w.T" }, which is assumed from shapes, order of use and names'
-    assert assumed in document["not_tested"]
+    assert (document["outputs"]["verified"], document["not_tested"]) == (True, [])  # which proves the weights
+    assert '"out" = { source = "2.weight", layout = "w.T" }' in (files / "rules.toml").read_text()
 
 
 SQUASHED = "    return (lambda p, x: port(p, jax.nn.tanh(x))), untrained()[1]"
@@ -213,21 +214,21 @@ def test_what_cannot_be_used_is_one_line(changes, message, files):
     assert not (files / "o.html").exists()
 
 
-def test_the_worked_example_prints_what_the_page_shows(command, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+@pytest.mark.parametrize(("name", "written"), [("compare", "report.html"), ("porting", "weights.py")])
+def test_a_worked_example_prints_what_the_page_shows(name, written, command, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text()
     folder = tmp_path / "example"
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "80")
     for code in re.findall(r"```python\n(# \w+\.py\n.*?)```", page, flags=re.DOTALL):
         Path(code.splitlines()[0].removeprefix("# ")).write_text(code)
-    (line, output) = re.search(
-        r"```bash\n(twinax compare .*?)\n```\n\nprints\n\n```\n(.*?)```", page, re.DOTALL
-    ).groups()
+    shown = re.search(r"```bash\n(twinax compare .*?)\n```.*?prints\n\n```\n(.*?)```", page, re.DOTALL)
+    line, output = shown.groups()
     status, out, _ = command(*shlex.split(line)[1:])
     assert status == 1
     assert [text.rstrip() for text in out.splitlines()] == output.splitlines()
-    assert (folder / "report.html").exists()
+    assert (folder / written).exists()
 
 
 def test_dropout_of_models_in_training_mode(files, capsys):

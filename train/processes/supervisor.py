@@ -97,7 +97,8 @@ class _Supervisor:
         self._tasks = [asyncio.ensure_future(task) for task in (self._pass_on(reader), self._send_heartbeats())]
         while True:
             try:
-                message = await asyncio.wait_for(_read(hub_reader), SILENCE)
+                async with asyncio.timeout(SILENCE):  # `wait_for` of Python 3.11 may lose a cancellation
+                    message = await _read(hub_reader)
             except TimeoutError:
                 return _Verdict(f"process 0 at {address}: no heartbeat for {SILENCE:.0f} s", 0)
             if message is None and self._reported == "finished":

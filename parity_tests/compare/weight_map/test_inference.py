@@ -270,16 +270,18 @@ def test_what_cannot_be_decided_is_assumed_and_may_be_given(tmp_path):
 class Rotary(nn.Module):
     """Self-attention and a gated feed-forward network, all of whose weights are square."""
 
-    def __init__(self, names, half):
+    def __init__(self, names, half, up_first=False):
         super().__init__()
-        self.names, self.half = names, half
+        self.names, self.half, self.up_first = names, half, up_first
         self.linear = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in names})
 
     def forward(self, x):
         q, k, v, out, gate, up, down = (self.linear[name] for name in self.names)
         weights = (self.rotated(q(x)) @ self.rotated(k(x)).mT).softmax(-1)
         x = x + out(weights @ v(x))
-        return x + down(torch.nn.functional.silu(gate(x)) * up(x))
+        wide = up(x) if self.up_first else None
+        gates = torch.nn.functional.silu(gate(x))
+        return x + down(gates * (up(x) if wide is None else wide))
 
     def rotated(self, x):
         sin, cos = (f(torch.arange(x.shape[1])[:, None] / torch.arange(1, 5)) for f in (torch.sin, torch.cos))
@@ -291,13 +293,13 @@ class Rotary(nn.Module):
     ("names", "order"),
     [
         (("query", "key", "value", "out", "w1", "w3", "w2"), (0, 1, 2, 3, 4, 5, 6)),
-        (("k", "v", "q", "o", "up", "down", "gate"), (2, 0, 1, 3, 6, 4, 5)),  # declared in another order
+        (("k", "v", "q", "o", "up", "down", "gate"), (2, 0, 1, 3, 6, 4, 5)),  # declared, and used, in another order
     ],
 )
 def test_weights_behind_a_mistake_are_assumed_from_order_and_names(names, order):
     """Pairs of the wrong elements are rotated, so no value after the first queries and keys is the reference's."""
     reference = Rotary(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), half=True)
-    candidate = Rotary(tuple(names), half=False)
+    candidate = Rotary(tuple(names), half=False, up_first="up" in names)
     candidate.names = tuple(names[i] for i in order)
     inference = infer_weights(reference, candidate, (X[..., :8],))
     expected = {

@@ -25,6 +25,7 @@ from ...compare.weight_map.rules import apply_rules, read_rules
 from ..flags.proofs import Compare
 from ..usage import UsageError, check_outputs, write_json, write_text
 
+_NAMED = 3  # parameters that a line names
 _RATE = 1e-3  # learning rate where an optimizer is only named
 _EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2, "gradients undecided": 2}
 
@@ -59,7 +60,7 @@ def run(flags: Compare) -> int:
         converter = (
             _function(flags.convert) if flags.convert is not None else _rules_converter(flags.rules, model, port)
         )
-        assumed: list[str] = []
+        assumed = ""
         if converter is None and _are_different(model, port):
             both_inputs = reference_inputs, candidate_arguments
             converter, assumed = _inferred_converter(model, port, *both_inputs, flags.write_rules)
@@ -77,9 +78,8 @@ def run(flags: Compare) -> int:
         if isinstance(error, TypeError) and "is not an optimizer" not in str(error):
             raise
         raise UsageError(str(error)) from None
-    if assumed and not comparison.ok:  # equal outputs would prove them
-        gaps = (f"{line}, which is assumed from shapes, order of use and names" for line in assumed)
-        comparison = replace(comparison, coverage_gaps=(*comparison.coverage_gaps, *gaps))
+    if assumed and not (comparison.ok or comparison.forward.verified):  # equal outputs would prove them
+        comparison = replace(comparison, coverage_gaps=(*comparison.coverage_gaps, assumed))
     show(comparison, (flags.reference, flags.candidate))
     root = on_github()
     for line in annotations(comparison, root) if root is not None else ():
@@ -135,14 +135,18 @@ def _are_different(model: Any, port: Any) -> bool:
 
 def _inferred_converter(
     model: Any, port: Any, reference_inputs: Any, candidate_inputs: Any, write_rules: str | None
-) -> tuple[Convert, list[str]]:
-    """The converter that is inferred from both models, and its assumptions; its rules are written if asked for."""
+) -> tuple[Convert, str]:
+    """(the converter that is inferred from both models, what it assumes); its rules are written if asked for."""
     print("the candidate has other weights: inferring which parameter is which", file=sys.stderr)
     inference = infer_weights(model, port, reference_inputs, candidate_inputs)
     matches, shapes = inference.matches, _shapes(port)
     learned = len(shapes) - len(inference.fixed)
-    by_names = f"; {len(inference.assumed)} assumed from shapes, order of use and names" if inference.assumed else ""
-    print(f"weights: {len(inference.weights.matches)} of {learned} parameters inferred, without their names{by_names}")
+    print(f"weights: {len(inference.weights.matches)} of {learned} parameters inferred, without their names")
+    names, assumed = list(inference.assumed), ""
+    if names:
+        first = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        assumed = f"weights assumed from shapes, order of use and names (--write-rules lists them): {first}"
+        print(assumed)
     for line in inference.questions.values():
         print(f"undecided: {line}")
     if write_rules is not None:
@@ -150,7 +154,7 @@ def _inferred_converter(
         Path(write_rules).write_text(inference.rules())
         code.write_text(inference.converter())
         print(f"weights: rules in {write_rules}, and a converter both ways in {code}")
-    return lambda state: apply_rules(matches, state, shapes), inference.assumptions
+    return lambda state: apply_rules(matches, state, shapes), assumed
 
 
 def _optimizers(names: tuple[str, ...]) -> tuple[Any, Any]:

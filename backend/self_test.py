@@ -33,8 +33,8 @@ def check_compiler() -> str | None:
             f"(jax-ml/jax#39103): set XLA_FLAGS={NO_FUSED_SUMS} before JAX starts; `import twinax` does so for "
             f"jaxlib {' and '.join(MISCOMPILING)}, unless XLA_FLAGS names a file"
         )
-    change = f"XLA: sums are not fused, because jaxlib {version('jaxlib')} gets some wrong"
-    return f"{change}; XLA_FLAGS={FUSIONS}=+reduce fuses them" if NO_FUSED_SUMS in flags else None
+    off = f"note: jaxlib {version('jaxlib')} gets some fused sums wrong on CPUs, so they are not fused"
+    return f"{off}; there is nothing to do (XLA_FLAGS={FUSIONS}=+reduce fuses them)" if NO_FUSED_SUMS in flags else None
 
 
 def _is_right(dtype: str) -> bool:

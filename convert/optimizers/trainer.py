@@ -253,8 +253,9 @@ class _Parameters:
 
 
 def check_model(config: TransformerConfig, expected: TransformerConfig) -> None:
-    """Raises: ConversionError if a run's model, `expected`, is another function than a checkpoint's, dropout aside."""
-    names = [f.name for f in fields(config) if f.name not in not_written(expected) and "drop" not in f.name]
+    """Raises: ConversionError if a run's model, `expected`, is trained otherwise than a checkpoint's, dropout aside."""
+    ignored = {*not_written(expected), "forced_bos_id", "forced_eos_id"}  # of decoding alone
+    names = [f.name for f in fields(config) if f.name not in ignored and "drop" not in f.name]
     first, second = up_to_rounding(config), up_to_rounding(expected)
     differences = [name for name in names if getattr(first, name) != getattr(second, name)]
     if differences:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 from torch import nn
 
 from parity_tests.support.conversion import VARIANTS, random_model
@@ -23,6 +24,7 @@ from twinax.convert.checkpoint import MOMENTS, Checkpoint, Training, checksum
 from twinax.convert.optimizers.adam import from_torch_optimizer, to_torch_optimizer
 from twinax.convert.optimizers.trainer import FILES, parameter_groups, training_arguments, unsupported_training
 from twinax.convert.port import flax_specs
+from twinax.flax_transformer import Transformer
 from twinax.flax_transformer.unused_parameters import without_gradient
 from twinax.torch_reference.losses import cross_entropy
 from twinax.torch_reference.optimizers import make_optimizer
@@ -285,6 +287,32 @@ def test_the_command_says_why_the_optimizer_is_omitted(directories, tmp_path, co
     assert "omitted, with the run and its 7 updates: weight_decay=0.01: transformers' Trainer does not decay" in text
     assert "TrainingArguments" not in text
     assert not {*FILES} & {file.name for file in (tmp_path / "new").iterdir()}
+
+
+def test_a_model_that_begins_here_goes_to_trainer(tmp_path, command):
+    """Its directory forces EOS at the end of the longest translation, and the run's model does not."""
+    sizes = {"src_vocab_size": 31, "tgt_vocab_size": 31, "d_model": 8, "num_heads": 2, "d_ff": 12, "max_length": 9}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    kind = {"norm_placement": "pre", "final_norm": True, "positions": "sinusoidal_half", "output_bias": "stored"}
+    config = TransformerConfig(**sizes, **layers, **kind, shared_embeddings=True, tied_output=True)
+    checkpoint = training_of(Checkpoint.of(Transformer(config, rngs=nnx.Rngs(0))))
+    convert.save(checkpoint, tmp_path / "a.pt")
+    code, out, err = command("convert", tmp_path / "a.pt", tmp_path / "new", "--layout", "pegasus")
+    assert (code, err) == (0, ""), err
+    assert "adamw after 7 updates: bit-identical after reading back" in " ".join(out.replace("│", " ").split())
+    assert {*FILES} <= {file.name for file in (tmp_path / "new").iterdir()}
+    code, out, err = command("convert", tmp_path / "a.pt", tmp_path / "weights.pt", "--weights-only")
+    assert "7 updates: --weights-only converts the weights alone" in " ".join(out.replace("│", " ").split())
+
+
+def test_the_command_says_that_a_learned_output_bias_is_the_reason(start, tmp_path, command):
+    """What is read back has a stored bias, which would be no reason."""
+    config = start.config.replace(output_bias="learned")
+    convert.save(training_of(replace(start, config=config)), tmp_path / "a.pt")
+    code, out, err = command("convert", tmp_path / "a.pt", tmp_path / "new", "--layout", "bart")
+    text = " ".join(out.replace("│", " ").split())
+    assert (code, err) == (0, "")
+    assert "7 updates: output_bias='learned': BartForConditionalGeneration does not train its output bias" in text
 
 
 def test_without_torch_the_optimizer_is_omitted(start, tmp_path, monkeypatch):

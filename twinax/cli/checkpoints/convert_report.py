@@ -88,9 +88,11 @@ def describe_weights(
     return line + (f", except {', '.join(recomputed)}, which {layout} {verb}" if recomputed else ""), True
 
 
-def describe_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str, bool]:
-    """(one line on the optimizer, whether nothing is wrong)."""
-    before, after = checkpoint.training, result.training
+def describe_optimizers(
+    original: Checkpoint, checkpoint: Checkpoint, result: Checkpoint, dtype: str | None
+) -> tuple[str, bool]:
+    """(one line on the optimizer, whether nothing is wrong); `checkpoint`: the original after `--dtype` and so on."""
+    before, after = original.training, result.training
     if before is None:
         states = [name for name in checkpoint.skipped if "optim" in name]
         resumable = any(name in (*OPTIMIZERS, *FILES) for name in states)
@@ -98,8 +100,10 @@ def describe_optimizers(checkpoint: Checkpoint, result: Checkpoint) -> tuple[str
         return f"{states[0]} ignored{advice}" if states else "none", True
     if after is None:
         reason: str | None = "this format does not store them"
-        if result.layout in LAYOUTS:
-            reason = unsupported_training(replace(result, training=before), family(result.layout))
+        if checkpoint.training is None:
+            reason = f"{'--weights-only' if dtype is None else '--dtype'} converts the weights alone"
+        elif result.layout in LAYOUTS:
+            reason = unsupported_training(checkpoint, family(result.layout))
         omitted = f"omitted, with the run and its {before.update:,} updates"
         return f"{omitted}: {reason}" if reason else omitted, True
     same = all(checksum(getattr(before, key)) == checksum(getattr(after, key)) for key in MOMENTS)

@@ -1,7 +1,6 @@
 """Writing of `twinax convert`: what has the final name was read back and compared before."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,7 +61,7 @@ def write_and_compare(
                 result = read_back(temporary, checkpoint)
                 comparison = compare_checkpoints(checkpoint, result)
                 weights, same = describe_weights(checkpoint, comparison, temporary, layout, quantization)
-            optimizer, same_optimizer = describe_optimizers(replace(checkpoint, training=original.training), result)
+            optimizer, same_optimizer = describe_optimizers(original, checkpoint, result, dtype)
             files, same_files = describe_tokenizers(checkpoint, result, layout)
             movement = "" if dtype is None else str(logit_movement(original, result))
             same = same and same_optimizer and same_files

@@ -127,7 +127,8 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     if repeated is not None:
         _, step, repair, values = repeated
         return _finished(state, step, repair, values)
-    gaining = _in_order_of_trial(_gaining(state)) if state.limit > ROUNDED else []
+    # After a first difference there are often more: then it is not worth looking first whether nothing else differs.
+    gaining = _in_order_of_trial(_gaining(state)) if state.taken and state.limit > ROUNDED else []
     plain = _repaired(state, [step for step in gaining if step.gain >= _ENOUGH])
     if plain is not None and plain[0] < WEAK and len(plain[2].edits) == 1:  # several may be of several differences
         _, step, repair, values = plain

@@ -1,6 +1,5 @@
 """The comparison of two models: outputs, gradients and rounding, with what the inputs did not reach."""
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,17 +7,17 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 
 from ..backend.self_test import check_compiler
 from .capture.inputs import positional
-from .capture.jax_models import as_function
-from .capture.jax_trace import dotted
-from .capture.trace import CaptureError, Trace, named
+from .capture.models import capture
+from .capture.parameters import arrays_of, with_arrays
+from .capture.recording import Recording
+from .capture.trace import CaptureError, Trace, dotted
 from .coverage import coverage_gaps
 from .matching.matching import with_common_outputs
 from .repair.defect import Defect
-from .repair.diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
+from .repair.diagnosis import Diagnosis, diagnose_traces, trace_weights
 from .rounding import Rounding, compare_rounding
 from .training.dropout import capture_in_training
 from .training.gradients import diagnose_gradients
@@ -133,10 +132,13 @@ def compare(
             update, failure = _updates(optimizers, traces[0])
             gaps += failure
         start = time.perf_counter()
-        if rounding and not dropout:
+        if rounding and any(isinstance(model, Recording) for model in (reference, candidate)):
+            gaps.append("rounding in float32 and bfloat16, because a recording has float64 only")
+        elif rounding and not dropout:
             errors = compare_rounding((reference, candidate), both_inputs, traces, weights)
             seconds["rounding"] = time.perf_counter() - start
     gaps += coverage_gaps(*traces, weights)
+    gaps += [line for side in (reference, candidate) if isinstance(side, Recording) for line in side.gaps()]
     return Comparison(forward, backward, update, tuple(errors), tuple(gaps), traces, seconds)
 
 
@@ -175,22 +177,6 @@ def _trained(trace: Trace) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]
     return parameters, {name: random.standard_normal(value.shape) for name, value in parameters.items()}
 
 
-def arrays_of(model: Any) -> dict[str, np.ndarray]:
-    """The parameters and buffers of any model that `diagnose` takes, by the names that they have in its trace."""
-    if isinstance(model, torch.nn.Module):
-        tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-        return {name: _of_tensor(tensor) for name, tensor in tensors}
-    if isinstance(model, tuple) and any(isinstance(leaf, torch.Tensor) for _, leaf in named(model[1])):
-        return {name: _of_tensor(leaf) for name, leaf in named(model[1])}
-    leaves = jax.tree_util.tree_leaves_with_path(as_function(model)[1])
-    return {dotted(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def _of_tensor(tensor: torch.Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
 def _converted(convert: Convert, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     name = getattr(convert, "__name__", "the converter")
     try:
@@ -201,34 +187,3 @@ def _converted(convert: Convert, arrays: dict[str, np.ndarray]) -> dict[str, np.
     if not leaves:
         raise CaptureError(f"{name}: returns no arrays")
     return {dotted(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def with_arrays(model: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """A copy of a model with these parameters; those that are not named keep their values.
-
-    Raises:
-        CaptureError: a name or a shape is not one of the model's.
-    """
-    own = arrays_of(model)
-    for name, array in arrays.items():
-        if name not in own:
-            raise CaptureError(f"{name}: the candidate has no such parameter; it has {', '.join(list(own)[:4])}, …")
-        if own[name].shape != array.shape:
-            raise CaptureError(
-                f"{name}: the converter returns shape {array.shape}, the candidate has {own[name].shape}"
-            )
-    if isinstance(model, torch.nn.Module):
-        loaded = copy.deepcopy(model)
-        tensors = dict(loaded.named_parameters(remove_duplicate=False)) | dict(loaded.named_buffers())
-        with torch.no_grad():
-            for name, array in arrays.items():
-                tensors[name].copy_(torch.from_numpy(np.array(array)))
-        return loaded
-    is_torch = isinstance(model, tuple) and any(isinstance(leaf, torch.Tensor) for _, leaf in named(model[1]))
-    function, parameters = model if is_torch else as_function(model)
-
-    def leaf(path: Any, old: Any) -> Any:
-        new = arrays.get(dotted(path), old)
-        return torch.as_tensor(new) if is_torch else new
-
-    return function, jax.tree_util.tree_map_with_path(leaf, parameters)

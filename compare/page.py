@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 import numpy as np
 
+from .capture.source_lines import Snippet, snippets
 from .capture.trace import Operation, Trace
 from .comparison import Comparison
 from .matching.alignment import Difference, Row, side_by_side
@@ -18,7 +19,6 @@ from .matching.matching import EXACT, ROUNDED, output_pairs, producers
 from .matching.uses import USE
 from .repair.defect import Defect
 from .report import called_from, expressions, grouped, modules
-from .source_lines import Snippet, snippets
 
 _TRIED = {
     True: "after all repairs, computed from the inputs on, the outputs agree",

@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from .capture.jax_models import as_function
-from .capture.jax_trace import dotted
-from .capture.trace import Trace, named
+from .capture.models import is_torch
+from .capture.trace import Trace, dotted, named
 from .matching.matching import output_layout, output_pairs
 from .matching.perturbation import REDRAWN, perturbed, varied_values
 from .matching.weights import WeightMap
@@ -153,6 +152,8 @@ def _narrow(trace: Trace, dtype: str, computed: bool) -> Trace:
 
 
 def _rounded(value: Array, dtype: str) -> Array:
+    import torch
+
     return torch.from_numpy(np.array(value)).to(getattr(torch, dtype)).double().numpy()
 
 
@@ -165,16 +166,23 @@ Run = Callable[[Mapping[int, Array]], Mapping[str, Array]]  # changes of a trace
 
 
 def _runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
-    leaves = [leaf for _, leaf in named(model[1])] if isinstance(model, tuple) else [model]
-    if any(isinstance(leaf, torch.nn.Module | torch.Tensor) for leaf in leaves):
-        return _torch_runner(model, inputs, trace, getattr(torch, dtype))
+    if is_torch(model):
+        return _torch_runner(model, inputs, trace, dtype)
     return _jax_runner(model, inputs, trace, dtype)
 
 
-def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: torch.dtype) -> Run:
+def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
+    import torch
+
     function, parameters = model if isinstance(model, tuple) else (None, None)
-    module: Any = copy.deepcopy(model).to("cpu", dtype) if isinstance(model, torch.nn.Module) else None
-    arrays = _Arrays(trace, lambda value: _tensor(value, dtype))
+    narrow = getattr(torch, dtype)
+    module: Any = copy.deepcopy(model).to("cpu", narrow) if isinstance(model, torch.nn.Module) else None
+
+    def tensor(value: Array) -> torch.Tensor:
+        whole = torch.from_numpy(np.array(value))
+        return whole.to(narrow) if whole.is_floating_point() else whole
+
+    arrays = _Arrays(trace, tensor)
 
     def run(changes: Mapping[int, Array]) -> Mapping[str, Array]:
         arguments = arrays.tree(tuple(inputs), trace.inputs, changes)
@@ -226,8 +234,3 @@ class _Arrays:
             return old if number is None else self.array(number, changes)
 
         return jax.tree_util.tree_map_with_path(leaf, tree)
-
-
-def _tensor(value: Array, dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.from_numpy(np.array(value))
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor

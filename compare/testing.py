@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
+from .capture.source_lines import file_of
 from .comparison import Comparison, Convert, compare
 from .repair.defect import Defect
 from .report import grouped, places, show_findings
-from .source_lines import file_of
 
 _WIDTH = 100  # of the message
 _ESCAPES = {"%": "%25", "\r": "%0D", "\n": "%0A"}

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
 from twinax.compare.capture.jax_models import as_function, with_buffers_fixed
-from twinax.compare.capture.jax_trace import dotted, scan_counts
-from twinax.compare.capture.trace import as_float64, is_library, own_lines
+from twinax.compare.capture.jax_trace import scan_counts
+from twinax.compare.capture.trace import as_float64, dotted, is_library, own_lines
 
 Path = tuple[int, ...]  # an equation: its index, then the one in the jaxpr that it calls, and so on
 Run = Callable[[Sequence[Any]], list[Any]]  # inputs of an equation -> its outputs

@@ -19,7 +19,8 @@ from benchmarks.external_pairs.forward import CRITERIA, Checked, false_alarms, p
 from benchmarks.external_pairs.layers import CONVERTED
 from benchmarks.external_pairs.planting import Planted, planted_parameters
 from benchmarks.external_pairs.scores import ERROR, Score, by_operator, report, sample
-from twinax.compare.comparison import Comparison, Convert, arrays_of, compare, with_arrays
+from twinax.compare.capture.parameters import arrays_of, with_arrays
+from twinax.compare.comparison import Comparison, Convert, compare
 from twinax.compare.matching.arrangements import Layout, merged
 from twinax.compare.matching.weights import Match, Part
 from twinax.compare.repair.defect import Defect

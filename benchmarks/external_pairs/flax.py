@@ -20,8 +20,9 @@ from transformers.modeling_flax_pytorch_utils import convert_pytorch_state_dict_
 
 from benchmarks.external_pairs.pair import Pair, keep_mask, random_parameters
 from benchmarks.pages import write_table
+from twinax.compare.capture.models import capture
 from twinax.compare.capture.trace import CaptureError
-from twinax.compare.repair.diagnosis import capture, diagnose_traces
+from twinax.compare.repair.diagnosis import diagnose_traces
 from twinax.compare.training.gradients import diagnose_gradients
 
 _VOCABULARY, _PAD = 29, 1

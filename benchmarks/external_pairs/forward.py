@@ -11,8 +11,9 @@ from benchmarks.external_pairs.defects import sites
 from benchmarks.external_pairs.pair import Pair
 from benchmarks.external_pairs.planting import Planted, Site
 from benchmarks.external_pairs.scores import ERROR, Score, by_operator, report, sample
+from twinax.compare.capture.models import capture
 from twinax.compare.capture.trace import Trace
-from twinax.compare.repair.diagnosis import Diagnosis, capture, diagnose_traces
+from twinax.compare.repair.diagnosis import Diagnosis, diagnose_traces
 from twinax.compare.training.gradients import diagnose_gradients
 
 TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)

@@ -10,8 +10,9 @@ import numpy as np
 from benchmarks.external_pairs.backward import GradientSite, gradient_sites
 from benchmarks.external_pairs.forward import Checked
 from benchmarks.external_pairs.scores import Score, by_operator, report, sample
+from twinax.compare.capture.models import capture
 from twinax.compare.capture.trace import CaptureError, Trace
-from twinax.compare.repair.diagnosis import Diagnosis, capture
+from twinax.compare.repair.diagnosis import Diagnosis
 from twinax.compare.training.gradients import cotangents, diagnose_gradients
 
 Array = np.ndarray

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.external_pairs.forward import Checked
 from benchmarks.external_pairs.scores import ERROR
-from twinax.compare.comparison import arrays_of, with_arrays
+from twinax.compare.capture.parameters import arrays_of, with_arrays
 from twinax.compare.weight_map.inference import Inference, infer_weights, learned_parameters, randomized
 from twinax.compare.weight_map.rules import apply_rules
 

@@ -14,8 +14,8 @@ from benchmarks.external_pairs.backward import Model, Run, is_float, jaxpr_of, p
 from benchmarks.external_pairs.forward import Checked, passed_criteria
 from benchmarks.external_pairs.scores import Score, by_operator, report, sample
 from twinax.compare.capture.jax_models import as_function
+from twinax.compare.capture.models import capture
 from twinax.compare.capture.trace import Trace
-from twinax.compare.repair.diagnosis import capture
 from twinax.compare.rounding import compare_rounding
 
 DTYPES = ("bfloat16", "float16")

@@ -17,8 +17,10 @@ from benchmarks.external_pairs.forward import Checked
 from benchmarks.external_pairs.gradients import has_effect
 from benchmarks.external_pairs.layers import CONVERTED, LAYERS, equinox_mlp
 from benchmarks.external_pairs.planting import planted_parameters
-from twinax.compare.comparison import arrays_of, compare
-from twinax.compare.repair.diagnosis import capture, diagnose_traces
+from twinax.compare.capture.models import capture
+from twinax.compare.capture.parameters import arrays_of
+from twinax.compare.comparison import compare
+from twinax.compare.repair.diagnosis import diagnose_traces
 from twinax.compare.rounding import compare_rounding
 from twinax.compare.training.gradients import cotangents, diagnose_gradients
 from twinax.compare.training.updates import compare_updates

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .recording import Recording
 from .trace import CaptureError
 
 
@@ -27,6 +28,8 @@ def positional(model: Any, inputs: Any) -> Inputs:
     """
     if isinstance(inputs, Inputs):
         return inputs
+    if isinstance(model, Recording):  # it has its own
+        return Inputs((), {})
     if isinstance(inputs, (tuple, list)):
         return Inputs(inputs, {})
     if not isinstance(inputs, Mapping):

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from .jax_trace import MODULE_SCOPE, dotted
-from .trace import CaptureError, Code
+from .jax_trace import MODULE_SCOPE
+from .trace import CaptureError, Code, dotted
 
 Function = Callable[..., Any]  # (parameters, *inputs) -> outputs
 

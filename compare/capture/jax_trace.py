@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import primitives
 
+from .encoding import is_complete
 from .primitives import PRIMITIVES, dtype_of
-from .trace import CaptureError, Compute, Operation, Trace, as_float64, named, own_lines, where_raised
+from .trace import CaptureError, Compute, Operation, Trace, as_float64, dotted, named, own_lines, where_raised
 
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
 MODULE_SCOPE = "twinax:"
@@ -135,10 +137,12 @@ class _Recorder:
         if inner is not None:
             return self.evaluate(inner, [self._numbered(value) for value in inputs], module, lines)
         arrays = [value.array for value in inputs]
-        outputs = [self.known(result) for result in _computer(equation)(equation.params, arrays)]
+        primitive = _primitive(equation)
+        outputs = [self.known(result) for result in primitive.results(equation.params, arrays)]
         literals = {str(i): value.array for i, value in enumerate(inputs) if value.number < 0}
         settings = {key: value for key, value in equation.params.items() if value is not None} | literals
-        self._record(name, inputs, outputs, module, lines, settings, _repeatable(equation, arrays, settings))
+        compute = None if any(map(_is_key, arrays)) else Repeated(primitive, equation.params, settings)
+        self._record(name, inputs, outputs, module, lines, settings, compute)
         return outputs
 
     def _record(
@@ -176,14 +180,14 @@ class _Recorder:
 
     def _part(self, name: str, rows: _Known, step: int, module: str, lines: tuple[str, ...]) -> _Known:
         part = self.known(rows.array[step])
-        self._record(f"{name}.row", [rows], [part], module, lines, {"row": step}, lambda a, s: [a[0][s["row"]]])
+        self._record(f"{name}.row", [rows], [part], module, lines, {"row": step}, _row)
         return part
 
     def _stack(self, rows: list[_Known], aval: Any, module: str, lines: tuple[str, ...]) -> _Known:
         arrays = [row.array for row in rows]
         empty = np.zeros((0, *aval.shape), dtype_of(aval.dtype))
         stack = self.known(np.stack(arrays) if arrays else empty)
-        self._record("scan.stack", rows, [stack], module, lines, {}, lambda arrays, _: [np.stack(arrays)])
+        self._record("scan.stack", rows, [stack], module, lines, {}, _stacked)
         return stack
 
     def while_loop(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
@@ -234,65 +238,96 @@ def _inner(equation: Any) -> Any:
     return None
 
 
-def _repeatable(equation: Any, arrays: Sequence[Any], own: Mapping[str, Any]) -> Compute | None:
-    """The primitive as a function of the inputs that are not literals, and of its settings; `own`: those of the code.
+class Primitive:
+    """A primitive, with the dtypes of its results and the places of its inputs that are literals."""
 
-    A diagnosis computes it thousands of times, mostly with its own settings.
-    """
-    if any(_is_key(array) for array in arrays):
-        return None
-    compute = _computer(equation)
-    places = [str(i) if hasattr(atom, "val") else "" for i, atom in enumerate(equation.invars)]
-    params = dict(equation.params)
-    if not any(places):
-        places = []
+    def __init__(self, name: str, own: Any, dtypes: Sequence[np.dtype | None], places: Sequence[str]):
+        self.name, self.own, self.dtypes = name, own, dtypes
+        self.places = places if any(places) else ()  # of each input, its key in the settings; empty: no literal
+        self.function = PRIMITIVES.get(name)
 
-    def repeat(values: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[Any]:
-        complete = values
-        if places:
-            rest = iter(values)
-            complete = [settings[place] if place else next(rest) for place in places]
-        if settings is own:
-            return compute(params, complete)
-        return compute({key: settings.get(key, value) for key, value in params.items()}, complete)
-
-    return repeat
-
-
-def _computer(equation: Any) -> Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]:
-    """The results of a primitive from its parameters and inputs, in the dtypes of a computation in float64.
-
-    NumPy's warnings are the caller's: infinities and NaN are values here.
-    """
-    function = PRIMITIVES.get(equation.primitive.name)
-    dtypes = [None if _has_keys(v.aval) else dtype_of(v.aval.dtype) for v in equation.outvars]
-
-    def compute(params: Mapping[str, Any], arrays: Sequence[Any]) -> list[Any]:
-        if function is None or any(_is_key(array) or array.size == 0 for array in arrays):
-            results = _through_jax(equation, params, arrays)
+    def results(self, params: Mapping[str, Any], arrays: Sequence[Any]) -> list[Any]:
+        """The results in the dtypes of a computation in float64. NumPy's warnings are the caller's."""
+        if self.function is None or any(_is_key(array) or array.size == 0 for array in arrays):
+            results = self._through_jax(params, arrays)
         else:
-            results = function(*arrays, **params)
+            results = self.function(*arrays, **params)
         results = results if isinstance(results, (list, tuple)) else [results]
         return [
             result if dtype is None else np.asarray(result).astype(dtype, copy=False)
-            for result, dtype in zip(results, dtypes, strict=True)
+            for result, dtype in zip(results, self.dtypes, strict=True)
         ]
 
-    return compute
+    def _through_jax(self, params: Mapping[str, Any], arrays: Sequence[Any]) -> Any:
+        params = {key: _wide_dtype(value) for key, value in params.items()}
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            if params.get("update_jaxpr") is not None:  # of a scatter, in the model's own dtype
+                function = getattr(jax.lax, self.name.replace("-", "_"))
+                settings = {k: v for k, v in params.items() if k not in _OF_SCATTER}
+                return function(*map(jax.numpy.asarray, arrays), **settings)
+            return self.own.bind(*(a if _is_key(a) else jax.numpy.asarray(a) for a in arrays), **params)
+
+
+def _primitive(equation: Any) -> Primitive:
+    dtypes = [None if _has_keys(v.aval) else dtype_of(v.aval.dtype) for v in equation.outvars]
+    places = [str(i) if hasattr(atom, "val") else "" for i, atom in enumerate(equation.invars)]
+    return Primitive(equation.primitive.name, equation.primitive, dtypes, places)
+
+
+class Repeated:
+    """A primitive as a function of the inputs that are not literals, and of its settings.
+
+    A diagnosis computes it thousands of times, mostly with its own settings.
+    """
+
+    def __init__(self, primitive: Primitive, params: Mapping[str, Any], own: Mapping[str, Any]):
+        self.primitive, self.params, self.own = primitive, dict(params), own
+
+    def __call__(self, values: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[Any]:
+        """The results."""
+        places, complete = self.primitive.places, values
+        if places:
+            rest = iter(values)
+            complete = [settings[place] if place else next(rest) for place in places]
+        if settings is self.own:
+            return self.primitive.results(self.params, complete)
+        return self.primitive.results({k: settings.get(k, value) for k, value in self.params.items()}, complete)
+
+    def description(self) -> dict[str, Any]:
+        """What `repeated` needs to make it anew, beside the settings."""
+        dtypes = [None if dtype is None else dtype.name for dtype in self.primitive.dtypes]
+        unset = [key for key, value in self.params.items() if value is None]
+        return {"dtypes": dtypes, "places": [*self.primitive.places], "unset": unset}
+
+
+def repeated(name: str, settings: Mapping[str, Any], description: Mapping[str, Any] | None) -> Compute | None:
+    """The operation of this name, described by a file, as a function; None if it cannot be computed here."""
+    if description is None:
+        return next((function for suffix, function in _OF_LOOPS.items() if name.endswith(suffix)), None)
+    own = next((getattr(m, p) for m in (jax.lax, primitives) if hasattr(m, p := f"{name.replace('-', '_')}_p")), None)
+    dtypes = [None if dtype is None else np.dtype(dtype) for dtype in description["dtypes"]]
+    primitive = Primitive(name, own, dtypes, description["places"])
+    params = {key: value for key, value in settings.items() if key not in primitive.places}
+    complete = is_complete({key: value for key, value in params.items() if key not in _OF_SCATTER})
+    if any(dtype is None for dtype in dtypes) or (primitive.function is None and (own is None or not complete)):
+        return None
+    return Repeated(primitive, params | dict.fromkeys(description["unset"]), settings)
+
+
+def _row(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
+    return [arrays[0][settings["row"]]]
+
+
+def _stacked(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
+    return [np.stack(arrays)]
+
+
+_OF_LOOPS: dict[str, Compute] = {".row": _row, "scan.stack": _stacked}
+_OF_SCATTER = ("update_jaxpr", "update_consts")
 
 
 def _has_keys(aval: Any) -> bool:
     return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
-
-
-def _through_jax(equation: Any, params: Mapping[str, Any], arrays: Sequence[Any]) -> Any:
-    params = {key: _wide_dtype(value) for key, value in params.items()}
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        if params.get("update_jaxpr") is not None:  # of a scatter, in the model's own dtype
-            function = getattr(jax.lax, equation.primitive.name.replace("-", "_"))
-            settings = {k: v for k, v in params.items() if k not in ("update_jaxpr", "update_consts")}
-            return function(*map(jax.numpy.asarray, arrays), **settings)
-        return equation.primitive.bind(*(a if _is_key(a) else jax.numpy.asarray(a) for a in arrays), **params)
 
 
 def _wide_dtype(value: Any) -> Any:
@@ -324,18 +359,6 @@ def _paths(tree: Any) -> list[tuple[str, int]]:
     """(dotted path, leaf) of any tree that JAX knows."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(dotted(path), leaf) for path, leaf in leaves]
-
-
-def dotted(path: Any) -> str:
-    """The name of a leaf whose path in a tree is this."""
-    return ".".join(_key(key) for key in path if _key(key))
-
-
-def _key(key: Any) -> str:
-    for name in ("key", "idx", "name"):
-        if hasattr(key, name):
-            return str(getattr(key, name)).lstrip(".")
-    return str(key)
 
 
 def _module(equation: Any, outer: str) -> str:

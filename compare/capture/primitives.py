@@ -163,6 +163,7 @@ PRIMITIVES: dict[str, Callable[..., Array | list[Array]]] = {
             **{name: getattr(np, name) for name in ("sinh", "cosh", "sqrt", "square", "cbrt", "floor", "ceil", "sign")},
             **{
                 "add": np.add,
+                "add_any": np.add,
                 "sub": np.subtract,
                 "mul": np.multiply,
                 "neg": np.negative,

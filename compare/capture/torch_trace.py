@@ -14,6 +14,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
+from .encoding import is_complete
 from .trace import CaptureError, Compute, Operation, Trace, named, own_lines, where_raised
 
 _RANDOM = frozenset(
@@ -23,6 +24,7 @@ _RANDOM = frozenset(
         *("aten.multinomial", "aten.randperm", "aten.rrelu_with_noise", "aten.normal", "aten.poisson"),
     )
 )
+_WRITTEN = "written in place"
 # Changed values have other strides than those that a view was taken of.
 _WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 _WIDE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
@@ -209,8 +211,8 @@ class _Recorder(TorchDispatchMode):
         new = self._add(tensor)
         if number >= 0:
             inputs = (number, *(written for written, _ in writes))
-            compute = _overwritten(_places(tensor), [places for _, places in writes])
-            operation = Operation("written in place", inputs, (new,), *self._where(), {}, compute)
+            compute = Overwritten([_places(tensor), *(places for _, places in writes)])
+            operation = Operation(_WRITTEN, inputs, (new,), *self._where(), {}, compute)
             self.trace.operations.append(operation)
         return new
 
@@ -281,29 +283,77 @@ class _Recorder(TorchDispatchMode):
         if outputs:
             name = str(function.overloadpacket)
             fixed = name in _RANDOM or name.startswith("aten.empty")
-            compute = None if fixed else _repeatable(function, leaves, structure)
+            compute = None if fixed else Repeated(function, [isinstance(leaf, Tensor) for leaf in leaves], structure)
             operation = Operation(name, inputs, tuple(outputs), *self._where(), settings, compute)
             self.trace.operations.append(operation)
         return results
 
 
-def _repeatable(function: Any, leaves: Sequence[Any], structure: Any) -> Compute:
-    """The operation as a function of its tensors and its settings."""
-    tensors = [isinstance(leaf, Tensor) for leaf in leaves]
-    function = _WITHOUT_STRIDES.get(function, function)
-    mutable = function._schema.is_mutable
+class Repeated:
+    """An operation of ATen as a function of its tensors and its settings."""
 
-    def compute(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
+    def __init__(self, function: Any, tensors: Sequence[bool], structure: Any):
+        self.own, self.structure = function, structure
+        self.tensors = list(tensors)  # which of its arguments are
+        self.function: Any = _WITHOUT_STRIDES.get(function, function)
+        self.mutable = function._schema.is_mutable
+
+    def __call__(self, arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
+        """The results."""
         rest = iter(arrays)
         full = [
-            _tensor(next(rest), mutable) if is_tensor else settings.get(str(i)) for i, is_tensor in enumerate(tensors)
+            _tensor(next(rest), self.mutable) if is_tensor else settings.get(str(i))
+            for i, is_tensor in enumerate(self.tensors)
         ]
-        args, kwargs = tree_unflatten(full, structure)
+        args, kwargs = tree_unflatten(full, self.structure)
         with torch.no_grad():
-            results = function(*args, **kwargs)
+            results = self.function(*args, **kwargs)
         return [_to_numpy(leaf) for leaf in tree_flatten(results)[0] if isinstance(leaf, Tensor)]
 
-    return compute
+    def description(self) -> dict[str, Any]:
+        """What `repeated` needs to make it anew, beside the settings: true stands for a tensor."""
+        args, kwargs = tree_unflatten(self.tensors, self.structure)
+        return {"overload": self.own._overloadname, "args": list(args), "kwargs": dict(kwargs)}
+
+
+class Overwritten:
+    """A tensor's contents after others were written to the same memory, one after the other."""
+
+    def __init__(self, places: Sequence[np.ndarray]):
+        self.places = places  # of the tensor, then of what was written
+
+    def __call__(self, arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
+        """The contents of the tensor."""
+        memory = np.zeros(max(int(p.max(initial=0)) for p in self.places) + 1, arrays[0].dtype)
+        for where, array in zip(self.places, arrays, strict=True):
+            memory[where] = array
+        return [memory[self.places[0]]]
+
+    def description(self) -> dict[str, Any]:
+        """What `repeated` needs to make it anew."""
+        return {"places": list(self.places)}
+
+
+def repeated(name: str, settings: Mapping[str, Any], description: Mapping[str, Any] | None) -> Compute | None:
+    """The operation of this name, described by a file, as a function; None if it cannot be computed here."""
+    if description is None:
+        return None
+    if name == _WRITTEN:
+        return Overwritten(description["places"])
+    namespace, _, operation = name.partition(".")
+    packet = getattr(torch.ops.aten, operation, None) if namespace == "aten" else None
+    function: Any = getattr(packet, description["overload"] or "default", None)
+    if function is None or not is_complete(settings) or not _is_of_tensors(function):
+        return None
+    tensors, structure = tree_flatten((tuple(description["args"]), description["kwargs"]))
+    return Repeated(function, tensors, structure)
+
+
+def _is_of_tensors(function: Any) -> bool:
+    """Whether an operation makes tensors of tensors and numbers; others read and write files, such as `from_file`."""
+    returned = {str(result.type).removesuffix("[]") for result in function._schema.returns}
+    names = {argument.name for argument in function._schema.arguments}
+    return returned <= {"Tensor", "List[Tensor]"} and bool(returned) and "filename" not in names
 
 
 def _tensor(array: np.ndarray, copied: bool) -> Tensor:
@@ -316,18 +366,6 @@ def _places(tensor: Tensor) -> np.ndarray:
     """Where in its memory each element is."""
     steps = [np.arange(size) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return sum(np.meshgrid(*steps, indexing="ij"), np.array(tensor.storage_offset()))
-
-
-def _overwritten(places: np.ndarray, written: Sequence[np.ndarray]) -> Compute:
-    """A tensor's contents after others were written to the same memory, one after the other."""
-
-    def compute(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
-        memory = np.zeros(max(int(p.max(initial=0)) for p in (places, *written)) + 1, arrays[0].dtype)
-        for where, array in zip((places, *written), arrays, strict=True):
-            memory[where] = array
-        return [memory[places]]
-
-    return compute
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

@@ -172,6 +172,18 @@ def named(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from named(leaf, f"{prefix}.{key}" if prefix else str(key))
 
 
+def dotted(path: Any) -> str:
+    """The name of a leaf whose path in a tree of JAX or PyTorch is this."""
+    return ".".join(_key(key) for key in path if _key(key))
+
+
+def _key(key: Any) -> str:
+    for name in ("key", "idx", "name"):
+        if hasattr(key, name):
+            return str(getattr(key, name)).lstrip(".")
+    return str(key)
+
+
 def is_library(file: str) -> bool:
     """Whether a file belongs to a framework, to the standard library or to this folder."""
     parts = Path(file).parts

@@ -5,14 +5,14 @@ value, so that later differences are independent of earlier ones. Changes to the
 it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from ..capture.inputs import positional
-from ..capture.trace import Trace, named
+from ..capture.models import capture
+from ..capture.trace import Trace
 from ..matching.alignment import Pairing
 from ..matching.matching import EXACT, ROUNDED, Matches, Side, output_pairs, same_order, with_common_outputs
 from ..matching.samples import Samples
@@ -75,40 +75,6 @@ def diagnose(
     others = inputs if candidate_inputs is None else candidate_inputs
     traces, _ = with_common_outputs((capture(reference, inputs), capture(candidate, others)))
     return diagnose_traces(*traces)
-
-
-def capture(model: Any, inputs: Any, cotangents: Mapping[str, np.ndarray] | None = None, random: bool = False) -> Trace:
-    """The trace of any model that `diagnose` takes; with cotangents of its outputs, that of the backward pass too.
-
-    `random`: whether the outputs may depend on random numbers, as in training mode.
-
-    Raises:
-        CaptureError: it cannot be traced.
-    """
-    inputs = positional(model, inputs)
-    trace = _capture(model, inputs, cotangents, random)
-    trace.names = inputs.names
-    return trace
-
-
-def _capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None, random: bool) -> Trace:
-    import torch
-    from torch.utils._pytree import tree_map
-
-    leaves = [leaf for _, leaf in named(model[1])] if isinstance(model, tuple) and len(model) == 2 else [model]
-    if any(isinstance(leaf, torch.nn.Module | torch.Tensor) for leaf in leaves):
-        from ..capture.torch_trace import capture_torch
-
-        return capture_torch(model, inputs, cotangents, random)
-    from ..capture.jax_models import as_function, code_of_modules, with_buffers_fixed
-    from ..capture.jax_trace import capture_jax
-
-    arrays = tree_map(lambda a: a.detach().numpy() if isinstance(a, torch.Tensor) else a, tuple(inputs))
-    function, parameters = as_function(model)
-    function = function if cotangents is None else with_buffers_fixed(model, function)
-    trace = capture_jax(function, parameters, arrays, cotangents, random)
-    trace.code = code_of_modules(model)
-    return trace
 
 
 @np.errstate(all="ignore")  # some masks are filled with the largest number that a dtype has

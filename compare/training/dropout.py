@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..capture.models import capture
 from ..capture.trace import CaptureError, Operation, Trace
 from ..matching.matching import EXACT, find_arrangement, same_order
 from ..repair.defect import Defect
-from ..repair.diagnosis import capture
 
 Array = np.ndarray
 _DEVIATIONS = 5  # standard deviations by which the shares of two masks differ if their rates do

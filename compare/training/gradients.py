@@ -2,23 +2,25 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
+from ..capture.models import capture
+from ..capture.recording import SEED, Recording
 from ..capture.trace import CaptureError, Operation, Trace, own_lines
 from ..matching.matching import EXACT, ROUNDED, difference, output_layout, output_pairs
 from ..matching.weights import Match, Part, WeightMap
 from ..repair.defect import Defect
-from ..repair.diagnosis import Diagnosis, capture, diagnose_traces, trace_weights
+from ..repair.diagnosis import Diagnosis, diagnose_traces, trace_weights
 from ..repair.edits import Repair
 from .dropout import capture_in_training
 
 _FLOOR = 1e-10  # of the largest gradient: a smaller one is zero in exact arithmetic, such as that of a key's bias
-_SEED = 0
 
 Array = np.ndarray
 
@@ -44,7 +46,8 @@ def diagnose_gradients(
                 raise CaptureError(f"{name}: gradients of complex parameters are not compared")
     weights = outputs.weights or trace_weights(*traces)
     bound = EXACT if outputs.verdict == "equal" else ROUNDED  # which constants in float32 explain
-    factors = cotangents(*traces)
+    recorded = [(model.factors or None) if isinstance(model, Recording) else None for model in models]
+    factors = cotangents(*traces, recorded)
     reference, candidate = _captured(models, inputs, factors, dropout)
     infinite = _infinite(reference, candidate)
     if infinite is not None:
@@ -181,7 +184,6 @@ def _stops(trace: Trace) -> list[Operation]:
 def _without_stop(line: str) -> Iterator[None]:
     """Within the context, stop_gradient and detach return their input where this line calls them."""
     import jax
-    import torch
 
     def passing(original: Any) -> Any:
         def run(value: Any) -> Any:
@@ -190,26 +192,32 @@ def _without_stop(line: str) -> Iterator[None]:
 
         return run
 
-    originals = jax.lax.stop_gradient, torch.Tensor.detach
-    jax.lax.stop_gradient, torch.Tensor.detach = (passing(original) for original in originals)
-    try:
+    places: list[tuple[Any, str]] = [(jax.lax, "stop_gradient")]
+    places += [(sys.modules["torch"].Tensor, "detach")] if "torch" in sys.modules else []
+    with ExitStack() as patches:
+        for owner, name in places:
+            patches.enter_context(patch.object(owner, name, passing(getattr(owner, name))))
         yield
-    finally:
-        jax.lax.stop_gradient = originals[0]
-        del torch.Tensor.detach  # it is inherited
 
 
-def cotangents(reference: Trace, candidate: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Random cotangents of the outputs; the candidate's have its own layout."""
-    random = np.random.default_rng(_SEED)
+def cotangents(
+    reference: Trace, candidate: Trace, recorded: Sequence[Mapping[str, Array] | None] = (None, None)
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Random cotangents of the outputs, or those that a side was recorded with; the candidate's have its own layout."""
+    random = np.random.default_rng(SEED)
     factors: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
     for name, other in output_pairs(reference, candidate):
         value, target = reference.values[reference.outputs[name]], candidate.values[candidate.outputs[other]]
         if value.dtype.kind == "f":
-            factor = random.standard_normal(value.shape)
             layout = output_layout(value, target)
-            factors[0][name] = factor
-            factors[1][other] = layout.apply(factor) if layout is not None else factor.reshape(target.shape)
+            places = np.arange(value.size).reshape(value.shape)  # where each of the candidate's elements is
+            places = layout.apply(places) if layout is not None else places.reshape(target.shape)
+            factor = random.standard_normal(value.size)
+            if recorded[0] is not None:
+                factor = recorded[0][name].ravel()
+            elif recorded[1] is not None:
+                factor[places.ravel()] = recorded[1][other].ravel()
+            factors[0][name], factors[1][other] = factor.reshape(value.shape), factor[places]
     return factors
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import torch
 
 from .update_rules import identified
 
@@ -315,6 +314,8 @@ def _counted(count: int, path: Any, leaf: Any) -> Any:
 
 
 def _torch(factory: Any, parameters: dict[str, Array], steps: Steps) -> Iterator[dict[str, Array]]:
+    import torch
+
     tensors = {name: torch.nn.Parameter(torch.tensor(array, dtype=torch.float64)) for name, array in parameters.items()}
     optimizer = factory(list(tensors.items()))
     for gradient, count in steps:

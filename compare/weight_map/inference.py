@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ..capture.models import capture
 from ..capture.trace import Trace
 from ..matching.arrangements import Layout, find_layout
 from ..matching.matching import ROUNDED, Side, signature
 from ..matching.weights import Match, Part, WeightMap, match_weights
-from ..repair.diagnosis import capture
 from .assumptions import assume
 from .blocks import Block, elements
 from .guesses import Guess, layouts

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from twinax.compare.capture.source_lines import snippets
 from twinax.compare.capture.trace import Operation, Trace
 from twinax.compare.comparison import Comparison
 from twinax.compare.matching.alignment import Difference, Pairing, side_by_side
@@ -24,7 +25,6 @@ from twinax.compare.page import page
 from twinax.compare.repair.defect import Defect
 from twinax.compare.repair.diagnosis import Diagnosis, diagnose_traces
 from twinax.compare.rounding import Rounding
-from twinax.compare.source_lines import snippets
 from twinax.compare.training.updates import UpdateDifference
 from twinax.parity import compare
 

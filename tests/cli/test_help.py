@@ -30,6 +30,7 @@ COMMANDS = (
         "score",
         "parity",
         "compare",
+        "capture",
         "audit",
         "convert",
         "inspect",

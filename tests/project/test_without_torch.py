@@ -76,6 +76,50 @@ def test_safetensors_become_a_hugging_face_directory_and_back(without_torch, dir
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
 
 
+REFERENCE = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.GELU(), torch.nn.Linear(9, 6)).eval()
+"""
+PORT = """
+import jax
+
+def make():
+    return port, {"a": jax.numpy.zeros((6, 9)), "b": jax.numpy.zeros((9, 6)), "c": jax.numpy.zeros(9)}
+
+def convert(state):
+    return {"a": state["0.weight"].T, "b": state["2.weight"].T, "c": state["0.bias"], "d": state["2.bias"]}
+
+def right(state):
+    return lambda p, x: jax.nn.gelu(x @ p["a"] + p["c"], approximate=False) @ p["b"] + p["d"], convert(state)
+
+def wrong(state):
+    return lambda p, x: jax.nn.gelu(x @ p["a"] + p["c"]) @ p["b"] + p["d"], convert(state)
+"""
+
+
+def test_a_recorded_reference_is_compared(without_torch, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ref.py").write_text(REFERENCE)
+    (tmp_path / "port.py").write_text(PORT)
+    np.save("x.npy", np.random.default_rng(0).standard_normal((4, 6)).astype("f"))
+    command("capture", "ref.py:make", "--inputs", "x.npy", "--out", "ref.trace", "--gradients")
+    equal = without_torch("compare", "ref.trace", "port.py:right", "--gradients")
+    assert (equal.returncode, equal.stderr) == (0, "")
+    assert "other inputs, because aten.addmm, aten.gelu, aten.t cannot be computed here without" in " ".join(
+        equal.stdout.split()
+    )
+    different = without_torch("compare", "ref.trace", "port.py:wrong")
+    assert different.returncode == 1
+    assert "port.py:16" in different.stdout
+    assert "erf gelu" in different.stdout
+    refused = without_torch("compare", "ref.trace", "port.py:make")
+    assert refused.returncode == 2
+    assert "no weights can be inferred; pass --convert or --rules" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "subject"),
     [

@@ -18,7 +18,7 @@ from .flags.checkpoints import Convert, Inspect
 from .flags.demo import Demo
 from .flags.foreign_flags import check_flags
 from .flags.plan import Plan
-from .flags.proofs import Audit, Compare, Parity
+from .flags.proofs import Audit, Capture, Compare, Parity
 from .flags.text import Evaluate, Score, Translate
 from .process.exit_status import run_and_exit
 from .process.importing import import_without_gc
@@ -45,7 +45,7 @@ def data(arguments: Sequence[str]) -> int:
 _OWN_FLAGS: dict[str, Callable[[Sequence[str]], int]] = {"train": train, "data": data}
 COMMANDS: dict[str, Any] = _OWN_FLAGS | {
     kind.__name__.lower(): kind
-    for kind in (Translate, Evaluate, Score, Parity, Compare, Audit, Convert, Inspect, Plan, Demo)
+    for kind in (Translate, Evaluate, Score, Parity, Compare, Capture, Audit, Convert, Inspect, Plan, Demo)
 }
 
 

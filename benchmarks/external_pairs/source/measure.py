@@ -28,9 +28,10 @@ from benchmarks.external_pairs.pair import Pair
 from benchmarks.external_pairs.source.mistakes import Mistake, mistakes
 from benchmarks.external_pairs.source.ports import PORTS, Port, imported_from
 from benchmarks.pages import write_between, write_table
+from twinax.compare.capture.models import capture
 from twinax.compare.capture.trace import Trace
 from twinax.compare.matching.matching import EXACT, same_order
-from twinax.compare.repair.diagnosis import capture, diagnose_traces
+from twinax.compare.repair.diagnosis import diagnose_traces
 
 SEED = 1
 COUNT = 8  # mistakes per port

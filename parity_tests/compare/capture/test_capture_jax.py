@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from parity_tests.compare.capture.test_recording import assert_stored
 from twinax.compare.capture.jax_models import as_function
 from twinax.compare.capture.jax_trace import capture_jax
 from twinax.compare.capture.primitives import PRIMITIVES
@@ -33,6 +34,7 @@ def assert_traced(function, *arrays):
     for output, value in zip(outputs, expected, strict=True):
         assert (output.shape, output.dtype) == (value.shape, value.dtype)
         np.testing.assert_allclose(output, value, rtol=1e-12, atol=1e-13)
+    assert_stored(trace)
     return trace, {operation.name for operation in trace.operations}
 
 
@@ -49,6 +51,7 @@ POSITIVE = ("log", "log1p", "sqrt", "rsqrt")
 UNIT = ("asin", "acos", "atanh", "erf_inv")
 TWO = ("add", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2", "eq", "ne", "lt", "le", "gt", "ge", "nextafter")
 OTHERS = {
+    "add_any": jax.grad(lambda x: (jnp.sin(x) * x).sum()),
     "acosh": lambda x: lax.acosh(1 + x * x),
     "integer_pow": lambda x: (lax.integer_pow(x, 3), lax.integer_pow(x, -2)),
     "and": lambda x: (x > 0) & (x < 1),

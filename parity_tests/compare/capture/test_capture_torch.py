@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as hooks
 
+from parity_tests.compare.capture.test_recording import assert_stored
 from twinax.compare.capture.torch_trace import capture_torch
 from twinax.compare.capture.trace import CaptureError
 
@@ -89,6 +90,7 @@ def test_modules(name):
         np.testing.assert_allclose(trace.values[number], tensor.numpy(), rtol=1e-12, atol=1e-14)
     for number, value in trace.replay({n: trace.values[n] for n in trace.parameters.values()}).items():
         np.testing.assert_allclose(value, trace.values[number], rtol=1e-12, atol=1e-14)
+    assert_stored(trace)
 
 
 def with_wide_casts(function, *arguments):

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from twinax.compare.capture.parameters import arrays_of
 from twinax.compare.capture.trace import CaptureError
-from twinax.compare.comparison import arrays_of, compare
+from twinax.compare.comparison import compare
 from twinax.compare.matching.weights import match_weights
 
 IDS = np.array([[0, 0, 5, 6, 7], [3, 9, 11, 12, 2]])  # padding at the start

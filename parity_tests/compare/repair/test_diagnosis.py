@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from twinax import TransformerConfig, convert, flax_transformer
+from twinax.compare.capture.models import capture
 from twinax.compare.matching.matching import EXACT, ROUNDED, Side, same_order
 from twinax.compare.repair import divergence
-from twinax.compare.repair.diagnosis import capture, diagnose
+from twinax.compare.repair.diagnosis import diagnose
 from twinax.parity.functions import random_arrays, random_batch
 from twinax.parity.oracles import published
 

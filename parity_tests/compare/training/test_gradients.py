@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from twinax.compare.capture.jax_trace import capture_jax
+from twinax.compare.capture.models import capture
 from twinax.compare.capture.torch_trace import capture_torch
-from twinax.compare.repair.diagnosis import capture, diagnose_traces
+from twinax.compare.repair.diagnosis import diagnose_traces
 from twinax.compare.training.gradients import diagnose_gradients
 
 pytestmark = pytest.mark.newest

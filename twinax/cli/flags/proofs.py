@@ -1,4 +1,4 @@
-"""The flags of `twinax parity`, `twinax audit` and `twinax compare`."""
+"""The flags of `twinax parity`, `twinax audit`, `twinax compare` and `twinax capture`."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -127,9 +127,10 @@ class Compare:
     Example: twinax compare ref.py:make port.py:make --inputs batch.npz
 
     Attributes:
-        reference: file and function that returns the reference model.
+        reference: file and function that returns the reference model, or a .trace file of `twinax capture`, which has
+            the inputs too.
         candidate: file and function that returns the port; if it takes an argument, that is the reference's
-            parameters, arrays by name.
+            parameters, arrays by name. Or a .trace file.
         inputs: .npz file with the inputs in their order (.npy: one input), or file.py:function that returns them.
         candidate_inputs: inputs for the candidate, if they differ, for example with channels last.
         convert: file and function that returns the candidate's parameters from the reference's, arrays by name.
@@ -147,7 +148,7 @@ class Compare:
 
     reference: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="REF.PY:FUNCTION")]
     candidate: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CAND.PY:FUNCTION")]
-    inputs: str
+    inputs: str | None = None
     candidate_inputs: str | None = None
     convert: str | None = None
     rules: str | None = None
@@ -162,8 +163,40 @@ class Compare:
     def execute(self) -> int:
         """The exit status: 0 if both are equal, 1 if they differ, else 2. Raises: UsageError."""
         with one_line_errors():
-            require_torch("twinax compare")
+            if not (self.reference.endswith(".trace") or self.candidate.endswith(".trace")):
+                require_torch("twinax compare")  # a recording of PyTorch is compared without it
             return import_without_gc("twinax.cli.proofs.compare_command").run(self)
+
+
+@flags
+class Capture:
+    """Record a model, so that `twinax compare` can judge it in another environment or on another machine.
+
+    The file has every operation with its values in float64 and its source line, the parameters and the inputs. Reading
+    it runs no code. --program writes the same as one file that needs only Python, NumPy and PyTorch or JAX.
+
+    Example: twinax capture ref.py:make --inputs batch.npz --out reference.trace
+
+    Attributes:
+        model: file and function that returns the model.
+        inputs: .npz file with the inputs in their order (.npy: one input), or file.py:function that returns them.
+        out: file to write; it ends in .trace.
+        gradients: record the gradients of all parameters too, for twinax compare --gradients.
+        dropout: the function returns a model in training mode, for twinax compare --dropout.
+        program: write the recorder itself to this file (.pyz), and record nothing.
+    """
+
+    model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="MODEL.PY:FUNCTION")] = None
+    inputs: str | None = None
+    out: str | None = None
+    gradients: Switch = False
+    dropout: Switch = False
+    program: str | None = None
+
+    def execute(self) -> int:
+        """Write the file; the exit status. Raises: UsageError."""
+        with one_line_errors():
+            return import_without_gc("twinax.cli.proofs.capture_command").run(self)
 
 
 def _check_seed(seed: int) -> None:

@@ -1,21 +1,21 @@
 """`twinax compare`: loads two models from Python files, compares them and reports where they diverge."""
 
-import importlib.util
 import inspect
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ...compare.capture.factories import called, function_of, import_path, inputs_of
+from ...compare.capture.parameters import arrays_of
+from ...compare.capture.recording import SUFFIX, Recording
+from ...compare.capture.recording_file import read_recording
 from ...compare.capture.trace import CaptureError
-from ...compare.comparison import Convert, arrays_of, compare
+from ...compare.comparison import Comparison, Convert, compare
 from ...compare.matching.weights import match_weights
 from ...compare.page import page
 from ...compare.report import as_document, show
@@ -30,56 +30,23 @@ _RATE = 1e-3  # learning rate where an optimizer is only named
 _EXIT = {"equal": 0, "equal but for float32 constants": 0, "undecided": 2, "gradients undecided": 2}
 
 
-@contextmanager
-def _import_path() -> Iterator[None]:
-    """Restore the import path after the folders of the compared files were added."""
-    before = [*sys.path]
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-@_import_path()
+@import_path()
 def run(flags: Compare) -> int:
-    """Compare the models that two factories return; the exit status."""
+    """Compare the models that two factories return, or that were recorded; the exit status."""
     sources = (flags.reference, flags.candidate, flags.inputs, flags.candidate_inputs, flags.convert)
-    files = [name.rpartition(":")[0] for name in filter(None, sources)]
+    files = [name.rpartition(".py:")[0] + ".py" if ".py:" in name else name for name in filter(None, sources)]
     _check_report(flags.report)
     _check_rules(flags.convert, flags.rules, flags.write_rules)
     code = str(Path(flags.write_rules).with_suffix(".py")) if flags.write_rules is not None else None
     check_outputs([flags.json_file, flags.report, flags.write_rules, code], [*files, flags.rules])
-    reference_inputs = _inputs(flags.inputs)
-    candidate_arguments = reference_inputs if flags.candidate_inputs is None else _inputs(flags.candidate_inputs)
-    model = _call(flags.reference, _function(flags.reference), ())
-    factory = _function(flags.candidate)
-    wants_weights = any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
-    port = _call(flags.candidate, factory, (arrays_of(model),) if wants_weights else ())
-    optimizers = _optimizers(flags.optimizer) if flags.optimizer else None
     try:
-        converter = (
-            _function(flags.convert) if flags.convert is not None else _rules_converter(flags.rules, model, port)
-        )
-        assumed = ""
-        if converter is None and _are_different(model, port):
-            both_inputs = reference_inputs, candidate_arguments
-            converter, assumed = _inferred_converter(model, port, *both_inputs, flags.write_rules)
-        if converter is None and wants_weights:
-            converter = partial(_built_parameters, factory)
-        comparison = compare(
-            *(model, port, reference_inputs, candidate_arguments),
-            convert=converter,
-            gradients=flags.gradients,
-            optimizers=optimizers,
-            dropout=flags.dropout,
-            rounding=not flags.no_rounding,
-        )
-    except (CaptureError, TypeError) as error:
-        if isinstance(error, TypeError) and "is not an optimizer" not in str(error):
+        comparison = _compared(flags)
+    except CaptureError as error:
+        raise UsageError(str(error)) from None
+    except TypeError as error:
+        if "is not an optimizer" not in str(error):
             raise
         raise UsageError(str(error)) from None
-    if assumed and not (comparison.ok or comparison.forward.verified):  # equal outputs would prove them
-        comparison = replace(comparison, coverage_gaps=(*comparison.coverage_gaps, assumed))
     show(comparison, (flags.reference, flags.candidate))
     root = on_github()
     for line in annotations(comparison, root) if root is not None else ():
@@ -89,6 +56,67 @@ def run(flags: Compare) -> int:
     if flags.report is not None:
         write_text(flags.report, page(comparison, (flags.reference, flags.candidate)))
     return _EXIT.get(comparison.verdict, 1)
+
+
+def _compared(flags: Compare) -> Comparison:
+    reference, candidate = (_recording(name, flags.gradients) for name in (flags.reference, flags.candidate))
+    reference_inputs, candidate_inputs = _both_inputs(flags, reference, candidate)
+    model = reference or called(flags.reference, function_of(flags.reference))
+    factory = function_of(flags.candidate) if candidate is None else None
+    wants_weights = factory is not None and any(
+        p.default is p.empty for p in inspect.signature(factory).parameters.values()
+    )
+    arguments = (arrays_of(model),) if wants_weights else ()
+    port = called(flags.candidate, factory, arguments) if factory is not None else candidate
+    optimizers = _optimizers(flags.optimizer) if flags.optimizer else None
+    converter = function_of(flags.convert) if flags.convert is not None else _rules_converter(flags.rules, model, port)
+    assumed = ""
+    if converter is None and _are_different(model, port):
+        both_inputs = reference_inputs, candidate_inputs
+        converter, assumed = _inferred_converter(model, port, *both_inputs, flags.write_rules)
+    if converter is None and factory is not None and wants_weights:
+        converter = partial(_built_parameters, factory)
+    comparison = compare(
+        *(model, port, reference_inputs, candidate_inputs),
+        convert=converter,
+        gradients=flags.gradients,
+        optimizers=optimizers,
+        dropout=flags.dropout,
+        rounding=not flags.no_rounding,
+    )
+    if assumed and not (comparison.ok or comparison.forward.verified):  # equal outputs would prove them
+        return replace(comparison, coverage_gaps=(*comparison.coverage_gaps, assumed))
+    return comparison
+
+
+def _recording(name: str, gradients: bool) -> Recording | None:
+    """What a file of `twinax capture` holds; None of a function. It is printed where the model ran."""
+    if not name.endswith(SUFFIX):
+        return None
+    recording = read_recording(name)
+    if gradients:
+        recording.check_gradients()
+    about = dict(recording.about)
+    versions = ", ".join(f"{package} {version}" for package, version in about.items() if package != "model")
+    print(f"{name}: {about.get('model', 'a model')}, recorded with {versions}")
+    return recording
+
+
+def _both_inputs(flags: Compare, reference: Recording | None, candidate: Recording | None) -> tuple[Any, Any]:
+    """The inputs of both sides; a recording has its own."""
+    for recording, flag, value in (
+        (reference, "inputs", flags.inputs),
+        (candidate, "candidate-inputs", flags.candidate_inputs),
+    ):
+        if recording is not None and value is not None:
+            raise UsageError(f"--{flag} {value}: {recording.file} has its own inputs; omit the flag")
+    first = reference or candidate
+    if flags.inputs is None and first is None:
+        raise UsageError("--inputs: is missing; pass an .npz or .npy file, or file.py:function")
+    own = first.inputs if flags.inputs is None and first is not None else inputs_of(str(flags.inputs))
+    if candidate is not None:
+        return own, candidate.inputs
+    return own, own if flags.candidate_inputs is None else inputs_of(flags.candidate_inputs)
 
 
 def _built_parameters(factory: Callable[..., Any], state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -137,6 +165,9 @@ def _inferred_converter(
     model: Any, port: Any, reference_inputs: Any, candidate_inputs: Any, write_rules: str | None
 ) -> tuple[Convert, str]:
     """(the converter that is inferred from both models, what it assumes); its rules are written if asked for."""
+    for side in (model, port):
+        if isinstance(side, Recording) and side.gaps():
+            raise CaptureError(f"{side.gaps()[0]}, and no weights can be inferred; pass --convert or --rules")
     print("the candidate has other weights: inferring which parameter is which", file=sys.stderr)
     inference = infer_weights(model, port, reference_inputs, candidate_inputs)
     matches, shapes = inference.matches, _shapes(port)
@@ -179,80 +210,5 @@ def _optimizers(names: tuple[str, ...]) -> tuple[Any, Any]:
 
 def _optimizer(name: str) -> Any:
     """A function that makes torch optimizers as it is, and what any other returns."""
-    function = _function(name)
-    return function if inspect.signature(function).parameters else _call(name, function, ())
-
-
-def _function(name: str) -> Callable[..., Any]:
-    """The function that `file.py:name` names."""
-    path, colon, attribute = name.rpartition(":")
-    if not colon or not path.endswith(".py"):
-        raise UsageError(f"{name}: must name a function in a Python file, as in port.py:make")
-    if not os.path.isfile(path):
-        raise UsageError(f"{path}: there is no such file")
-    module = _module(Path(path))
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        names = [n for n, value in vars(module).items() if inspect.isfunction(value)]
-        raise UsageError(f"{name}: {path} has no function {attribute}; it has {', '.join(names) or 'none'}")
-    return function
-
-
-def _module(path: Path) -> ModuleType:
-    """The module in a file, which can import what lies beside it; two files of one name are two modules."""
-    name = f"compared_{abs(hash(path.resolve()))}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path}: cannot be imported")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's code raises
-        del sys.modules[name]
-        raise UsageError(f"{path}: cannot be imported: {_one_line(error, path)}") from error
-    return module
-
-
-def _call(name: str, factory: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    try:
-        result = factory(*arguments)
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
-        raise UsageError(f"{name}: failed: {_one_line(error, Path(name.rpartition(':')[0]))}") from error
-    if result is None:
-        raise UsageError(f"{name}: returned None; return a model, or arrays for --inputs")
-    return result
-
-
-def _one_line(error: BaseException, path: Path) -> str:
-    """The error, and the line of the file in which it arose."""
-    lines = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        if os.path.abspath(traceback.tb_frame.f_code.co_filename) == str(path.absolute()):
-            lines.append(traceback.tb_lineno)
-        traceback = traceback.tb_next
-    place = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {error}".splitlines()[0] + place
-
-
-def _inputs(name: str) -> Sequence[Any] | Mapping[str, Any]:
-    """The arrays of an .npz file in their order, that of an .npy file, or what a function of a Python file returns."""
-    if ".py:" in name:
-        result = _call(name, _function(name), ())
-        return result if isinstance(result, (tuple, list, Mapping)) else (result,)
-    if not os.path.isfile(name):
-        raise UsageError(f"{name}: there is no such file")
-    try:
-        loaded = np.load(name, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return (loaded,)
-        with loaded as file:
-            arrays = tuple(file[key] for key in file.files)
-    except (ValueError, OSError, EOFError) as error:
-        raise UsageError(f"{name}: is not an .npz or .npy file of arrays ({str(error).splitlines()[0]})") from None
-    if not arrays:
-        raise UsageError(f"{name}: has no arrays")
-    return arrays
+    function = function_of(name)
+    return function if inspect.signature(function).parameters else called(name, function, ())

@@ -38,6 +38,20 @@ def snippets(lines: Iterable[str]) -> list[Snippet]:
     return [snippet for file, named in numbers.items() if (snippet := _snippet(file, named)).lines]
 
 
+def surroundings(lines: Iterable[str]) -> dict[str, dict[str, str]]:
+    """file -> number -> text of the lines that are shown around these `folder/file.py:number`."""
+    numbers: dict[str, set[int]] = {}
+    for line in lines:
+        file, _, number = line.rpartition(":")
+        if file and number.isdigit():
+            numbers.setdefault(file, set()).update(range(int(number) - _CONTEXT, int(number) + _CONTEXT + 1))
+    texts = {file: linecache.getlines(str(path)) for file in numbers if (path := file_of(file)) is not None}
+    return {
+        file: {str(n): text[n - 1].rstrip("\n") for n in sorted(numbers[file]) if 1 <= n <= len(text)}
+        for file, text in texts.items()
+    }
+
+
 def file_of(name: str) -> Path | None:
     """The file that a trace names `folder/file.py`; None if it is not known, or if several have this name."""
     same_name = [path for path in _files() if path.endswith(name.rpartition("/")[2])]

@@ -19,6 +19,8 @@ COPYING = (  # a value's numbers, or some of them
     *("aten.select", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind"),
 )
 SELECTIONS = ("select_n", "aten.where", "aten.masked_fill", "aten.masked_fill_")
+# Operations of PyTorch in which a whole number is a number of the code, and no axis or size.
+_ARITHMETIC = ("aten.mul", "aten.div", "aten.add", "aten.sub", "aten.rsub", "aten.pow")
 _NEAR = 12  # most values by which one is followed back
 ARRANGING = ("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "convert_element_type", "aten.t")
 
@@ -164,7 +166,9 @@ def scalars(side: Values, region: Region) -> Sequence[Scalar]:
     for operation in region.operations:
         for key, value in operation.settings.items():
             is_number = isinstance(value, (float, np.ndarray)) and np.ndim(value) == 0
-            if is_number and np.asarray(value).dtype.kind == "f" and len(operation.outputs) >= 1 and operation.compute:
+            is_number = is_number and np.asarray(value).dtype.kind == "f"
+            is_number |= type(value) is int and operation.name.rstrip("_") in _ARITHMETIC
+            if is_number and len(operation.outputs) >= 1 and operation.compute:
                 change = partial(_with_setting, operation, key)
                 numbers.append(Scalar(operation, float(value), operation.outputs[0], change))
         for number in operation.inputs:

@@ -383,6 +383,17 @@ def test_a_published_module_and_our_flax_model_are_equal(name):
     assert (diagnosis.verdict, diagnosis.defects) == ("equal", ())
 
 
+@pytest.mark.parametrize("factor", [3, 4])
+def test_a_whole_number_of_the_reference_is_the_repair(factor):
+    """3 y - y and 4 y / sqrt(4) are 2 y too."""
+    reference = lambda p, x: torch.tanh(x @ p["w"]) * 2  # noqa: E731
+    candidate = lambda p, x: jnp.tanh(x @ p["w"]) * factor  # noqa: E731
+    w = np.random.default_rng(0).standard_normal((3, 5))
+    inputs = (np.random.default_rng(1).standard_normal((4, 3)),)
+    (defect,) = diagnose((reference, {"w": torch.from_numpy(w)}), (candidate, {"w": w}), inputs).defects
+    assert str(defect.repair) == f"mul: {factor} → 2"
+
+
 def test_a_value_that_was_replaced_stays_when_an_earlier_one_is():
     """Otherwise the diagnosis would find two defects by turns without end."""
 

@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import islice, permutations
+from math import isfinite
 from typing import Self
 
 import numpy as np
@@ -52,7 +53,8 @@ def signature(value: Array) -> Signature | None:
     value = real_numbers(value)
     if value.dtype.kind != "f" or value.size < _FEW:
         return None
-    if len(_different(value.flat[:_SAMPLE])) < _FEW and len(_different(value)) < _FEW:
+    first = {number for number in value.flat[:_FEW].tolist() if isfinite(number)}  # mostly they are different
+    if len(first) < _FEW and len(_different(value.flat[:_SAMPLE])) < _FEW and len(_different(value)) < _FEW:
         return None
     return Signature(value)
 
@@ -169,16 +171,22 @@ class Side(Values):
 
     def partners(self, one: Signature, value: Array, bound: float = EXACT) -> Iterator[int]:
         """Numbers of the values that are equal to `value`, which has this signature, in any arrangement of axes."""
-        sizes, numbers = self.by_size.get(one.size, (np.zeros(0), []))
-        slack = bound * one.scale
-        low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
-        for number in numbers[low:high]:
+        for number in self.alike(one, bound):
             other, scale = self.value(number), self.by_number[number].scale
-            if abs(scale - one.scale) <= slack and (
+            if (
                 _close(np.ravel(other), np.ravel(value), bound, scale)
                 or _transposed(other, value, bound, scale)
                 or (distance(self.by_number[number], one) <= bound and arranged(other, value, bound))
             ):
+                yield number
+
+    def alike(self, one: Signature, bound: float) -> Iterator[int]:
+        """Numbers of the values with this root mean square and largest number: hardly any others have the same ones."""
+        sizes, numbers = self.by_size.get(one.size, (np.zeros(0), []))
+        slack = bound * one.scale
+        low, high = np.searchsorted(sizes, [one.rms - slack, one.rms + slack])
+        for number in numbers[low:high]:
+            if abs(self.by_number[number].scale - one.scale) <= slack:
                 yield number
 
 

@@ -71,14 +71,13 @@ def _closing(state: State) -> list[Step]:
 
 def _goes_on_equal(state: State, other: int, value: np.ndarray) -> bool:
     """Whether the reference has one of the last values of the window after a value: the whole trace takes longer."""
-    own = {*_partners(state, value)}  # which a value that only arranges this one has too
+    own = {*_alike(state, value)}  # which a value that only arranges this one has too
     changes = state.candidate.replay({other: value}, limit=_NEXT)
-    if not any({*_partners(state, v)} - own for v in changes.values()):
+    if not any({*_alike(state, v)} - own for v in changes.values()):
         return state.closed_by(changes)
     changes = state.candidate.replay({other: value}, limit=_WINDOW)
-    for number in [*reversed(changes)][:_LATEST]:
-        if _partners(state, changes[number]):
-            return True
+    if any(True for number in [*reversed(changes)][:_LATEST] for _ in _alike(state, changes[number])):
+        return True
     return state.closed_by(changes)
 
 
@@ -270,6 +269,12 @@ def _unfolded(state: State) -> tuple[int, Defect, State] | None:
 def _matched_values(state: State) -> set[int]:
     """Values of the reference, other than parameters, that the candidate has."""
     return state.matches.of_reference.keys() - {*state.reference.trace.parameters.values()}
+
+
+def _alike(state: State, value: np.ndarray) -> Iterator[int]:
+    """Values of the reference that have as large numbers as this one: a sign that they are equal, in little time."""
+    one = signature(value)
+    return iter(()) if one is None else state.reference.alike(one, state.bound)
 
 
 def _partners(state: State, value: np.ndarray) -> list[int]:

@@ -4,7 +4,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import islice, permutations
-from math import isfinite
+from math import inf, isfinite
+from time import monotonic
 from typing import Self
 
 import numpy as np
@@ -90,6 +91,23 @@ def proportion(one: Signature, other: Signature) -> float:
     return 1.0 - float(max(abs(a @ b), abs(a @ b[::-1])) / lengths) if lengths else 1.0
 
 
+class Deadline:
+    """When a search for differences and repairs ends, with what it found until then."""
+
+    def __init__(self) -> None:
+        self.seconds = inf
+        self._end = inf
+
+    def start(self, seconds: float) -> None:
+        """It ends in so many seconds."""
+        self.seconds, self._end = seconds, monotonic() + seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return monotonic() > self._end
+
+
 class Values:
     """A trace with some values changed."""
 
@@ -97,6 +115,7 @@ class Values:
         self.trace = trace
         self.changes: dict[int, Array] = {}
         self.work = [0.0]  # numbers that all replays together computed, also those of changed copies
+        self.deadline = Deadline()  # shared by changed copies
         self.forced: set[int] = set()  # changes that stay whatever happens before them
 
     def value(self, number: int) -> Array:
@@ -143,6 +162,7 @@ class Side(Values):
         """The same values without signatures."""
         values = Values(self.trace)
         values.changes, values.forced, values.work = self.changes, self.forced, self.work
+        values.deadline = self.deadline
         return values
 
     def changed(self, changes: Mapping[int, Array], forced: Iterable[int]) -> Self:

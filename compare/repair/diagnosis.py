@@ -7,6 +7,7 @@ it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,8 @@ from .float32_constants import explain
 from .state import State
 
 MAX_DEFECTS = 24
+_SECONDS = 20.0  # of the search for differences and repairs
+_RUNS = 50  # times that both models could run, if that takes longer
 _NOWHERE = "the outputs differ, but no diverging operation was found"
 _SMALL = 1e-4  # errors below which differences may have added up unnoticed
 
@@ -102,11 +105,13 @@ def diagnose_traces(
     walk = walks.walked((bound,) if equal or bound == ROUNDED else (ROUNDED, bound))
     is_small = any(defect.error < _SMALL and not defect.rounding for defect in walk.defects)
     plain = walk.verified and all(d.repair is not None and len(d.repair.edits) == 1 for d in walk.defects)
-    if walk.state.bound < ROUNDED and not equal and is_small and not plain:
+    deadline = walk.state.candidate.deadline
+    if walk.state.bound < ROUNDED and not equal and is_small and not plain and not deadline.is_over:
         # small differences that add up may look like others: whichever bound explains more is taken
         walk = min(walk, walks.walked((bound,)), key=_Walk.unexplained)
     ends, unrepaired = set(candidate.outputs.values()), any(defect.repair is None for defect in walk.defects)
-    if unrepaired and any(change.repair is None and change.other in ends for change in walk.state.taken):
+    at_the_end = any(change.repair is None and change.other in ends for change in walk.state.taken)
+    if unrepaired and at_the_end and not deadline.is_over:
         # values in between may have been taken for others: perhaps one change up to the outputs explains all
         walk = min(walks.walked((bound,), whole=True), walk, key=_Walk.unexplained)
     state, ordered = walk.state, walk.defects
@@ -124,6 +129,8 @@ def diagnose_traces(
     )
     if state.open_outputs and state.bound == EXACT and about.roundings and not about.defects:
         return replace(about, verdict="equal but for float32 constants")  # the outputs agree in the other bound
+    if deadline.is_over:
+        return replace(about, verdict="different", reason=f"the search stopped after {deadline.seconds:.0f} s")
     if state.open_outputs and len(ordered) == MAX_DEFECTS:
         return replace(about, verdict="different", reason=f"stopped after {MAX_DEFECTS} differences")
     if state.open_outputs and not about.roundings:
@@ -164,7 +171,9 @@ class _Walks:
         first = Matches(*self.sides, bounds[0])
         state = State(*self.sides, first, self.least)
         if state.open_outputs and self.alike is None:
+            start = monotonic()
             self.alike = self.samples.are_alike(state.matches)
+            state.candidate.deadline.start(max(_SECONDS, _RUNS * (monotonic() - start)))
         samples = self.samples if self.alike else None
         state.samples = samples
         closed: State | None = None  # after all that differs by more than rounding
@@ -176,6 +185,8 @@ class _Walks:
                 state = State(*sides, Matches(*sides, bound), self.least, limit=ROUNDED, **others)
             first = state.matches
             while state.open_outputs and len(differences) < MAX_DEFECTS:
+                if differences and state.candidate.deadline.is_over:
+                    break
                 step = output_step(state) if whole else next_step(state)
                 if step is None:
                     break

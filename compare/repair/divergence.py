@@ -64,7 +64,7 @@ def _closing(state: State) -> list[Step]:
                     steps.append(_step(state, number, other, value, changes))
         if steps:
             return sorted(steps, key=lambda step: -step.gain)
-        if state.candidate.work[0] - start > _NUMBERS:
+        if state.candidate.work[0] - start > _NUMBERS or state.candidate.deadline.is_over:
             break
     return []
 
@@ -93,7 +93,7 @@ def _gaining(state: State) -> list[Step]:
             if step.gain or step.closes:
                 steps.append(step)
                 worse = 0 if step.gain > highest else worse
-        if highest >= _ENOUGH and worse >= _NO_BETTER:
+        if (highest >= _ENOUGH and worse >= _NO_BETTER) or state.candidate.deadline.is_over:
             break
     return steps
 
@@ -349,7 +349,7 @@ def _everywhere(state: State, steps: Sequence[Step]) -> _Repaired | None:
         for attempt in islice(sources, _PARAMETERS):
             if attempt.repair.number in search.names and attempt.fits(state.candidate):
                 changes = state.candidate.replay(attempt.changes)
-                if state.candidate.work[0] - start > _NUMBERS:
+                if state.candidate.work[0] - start > _NUMBERS or state.candidate.deadline.is_over:
                     return None
                 if state.closed_by(changes):
                     return attempt.rank, step, attempt.repair, attempt.changes
@@ -372,7 +372,7 @@ def _repaired(state: State, steps: Sequence[Step]) -> _Repaired | None:
         is_enough = success is not None and (success[0] <= WEAK or step.gain * _SHARE >= highest)
         if success is not None and is_enough and (best is None or success[0] < best[0]):
             best = success[0], step, *success[1:]
-        if budget <= 0 or (best is not None and best[0] < WEAK):
+        if budget <= 0 or (best is not None and best[0] < WEAK) or state.candidate.deadline.is_over:
             break
     return best
 

@@ -160,7 +160,7 @@ class RepairSearch:
                 judged = self._judged(attempt) if attempt.rank < self.below else None
                 if judged is not None and judged.rank < self.below:
                     best, self.below = judged, judged.rank
-                if self.budget < 0:
+                if self.budget < 0 or self.side.deadline.is_over:
                     break
         return None if best is None else (best.rank, best.repair, best.changes)
 

@@ -12,6 +12,7 @@ from torch import nn
 from parity_tests.compare.repair.test_diagnosis import HEADS, D, heads, norm
 from twinax.compare.capture.trace import Trace
 from twinax.compare.matching.matching import Side, signature
+from twinax.compare.repair import diagnosis
 from twinax.compare.repair.diagnosis import diagnose
 
 
@@ -153,3 +154,18 @@ def test_exchanged_outputs_and_booleans():
     assert diagnosis.rearranged == ()
     positive = (lambda p, x: x @ p["w"] > 0), (lambda p, x: x @ p["w"] >= 0)
     assert diagnose((positive[0], weights), (positive[1], weights), x).verdict == "equal"
+
+
+def test_a_search_that_takes_too_long_ends_with_what_it_found(monkeypatch):
+    monkeypatch.setattr(diagnosis, "_SECONDS", 0.0)
+    monkeypatch.setattr(diagnosis, "_RUNS", 0.0)
+    w = np.random.default_rng(0).standard_normal((5, 5))
+    reference = lambda p, x: torch.tanh(torch.sin(x @ p["w"]) @ p["w"])  # noqa: E731
+    candidate = lambda p, x: jnp.sin(jnp.cos(x @ p["w"]) @ p["w"])  # noqa: E731
+    models = (reference, {"w": torch.from_numpy(w)}), (candidate, {"w": w})
+    compared = diagnose(*models, (np.random.default_rng(1).standard_normal((4, 5)),))
+    assert (compared.verdict, compared.reason) == ("different", "the search stopped after 0 s")
+    assert len(compared.defects) == 1
+    monkeypatch.undo()
+    compared = diagnose(*models, (np.random.default_rng(1).standard_normal((4, 5)),))
+    assert (len(compared.defects), compared.reason, compared.verified) == (2, "", True)

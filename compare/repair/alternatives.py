@@ -41,6 +41,7 @@ _BINARY = {
     "*": np.multiply,
     "/": np.divide,
 }
+_ORDERED = {"sub": np.subtract, "div": np.divide, "pow": np.power}  # functions of two operands in their order
 _COMPARISONS = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal}
 _ELEMENTWISE = (
     *("add", "sub", "mul", "div", "max", "min", "rsub", "maximum", "minimum", "neg", "exp", "log", "tanh", "sqrt"),
@@ -177,13 +178,20 @@ def _swapped(operation: Operation, inputs: Sequence[Array], output: Array) -> Fo
         return
     for i, j in combinations(range(len(inputs)), 2):
         joined = kind(operation) in ("concatenate", "cat") and output.dtype != bool  # a mask is moved
-        fits = inputs[i].shape == inputs[j].shape or joined
+        fits = inputs[i].shape == inputs[j].shape or joined or kind(operation) in _ORDERED
         if fits and not np.array_equal(inputs[i], inputs[j]):
             order = list(inputs)
             order[i], order[j] = order[j], order[i]
             value = _compute(operation, order, operation.settings)
             if value is not None:
                 yield value, f"{kind(operation)}: inputs {i + 1} and {j + 1} swapped"
+    numbers = [v for v in operation.settings.values() if isinstance(v, np.ndarray) and v.ndim == 0]
+    function = _ORDERED.get(kind(operation))
+    if function is not None and len(inputs) == len(numbers) == 1:
+        with np.errstate(all="ignore"):
+            values = np.asarray(function(inputs[0], numbers[0])), np.asarray(function(numbers[0], inputs[0]))
+        other = values[0] if np.array_equal(values[1], output, equal_nan=output.dtype.kind == "f") else values[1]
+        yield other, f"{kind(operation)}: operands swapped"
 
 
 def _substituted(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
@@ -199,8 +207,12 @@ def _substituted(operation: Operation, inputs: Sequence[Array], output: Array) -
             yield np.roll(output, step, axis), f"{name}: mask moved by {step} along axis {axis}"
             for fill in (False, True):
                 yield shifted(output, axis, step, fill), f"{name}: mask shifted by {step} along axis {axis}"
+    if name == "reduce_sum" and inputs[0].dtype.kind == "f":
+        yield output / max(inputs[0].size // max(output.size, 1), 1), f"{name} → mean"
     if name not in _ELEMENTWISE:
         return
+    if output.dtype.kind == "i":
+        yield -output, f"{name}: negated"
     with np.errstate(all="ignore"):
         if len(operands) == 1 and output.dtype.kind == "f":
             for text, function in UNARY.items():
@@ -304,6 +316,8 @@ def arrangements(array: Array) -> Found:
 def insertions(output: Array, operands: Iterable[tuple[Array, str]]) -> Iterator[Alternative]:
     """A step that is missing after a value: a function of it, or an operation with one of these arrays."""
     if output.dtype.kind != "f":
+        if output.dtype.kind == "i":
+            yield Alternative(-output, "missing: negative", 3)
         return
     with np.errstate(all="ignore"):
         for array, name in operands:

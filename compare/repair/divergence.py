@@ -6,7 +6,7 @@ from itertools import chain, islice, product, takewhile
 
 import numpy as np
 
-from ..capture.trace import Code, Operation, Trace
+from ..capture.trace import DEPTH, Code, Operation, Trace
 from ..matching.matching import (
     ROUNDED,
     alignments,
@@ -25,6 +25,7 @@ from .float32_constants import rounded_constant, unrounded_constant
 from .folded_biases import unfolded
 from .repairs import AT_ITS_USE, BUDGET, MISSING, PASSING, RESIDUALS, WEAK
 from .state import Change, Precedent, State, Step
+from .tables import in_tables
 
 _CANDIDATES = 24  # reference values tried after the last common one
 _NO_BETTER = 3  # consecutive values without improvement before the search stops
@@ -138,6 +139,11 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         return _finished(state, closing[0], rounding, {closing[0].other: closing[0].value})
     best = _missing(state, closing) or _repaired(state, closing)
     steps: list[Step] = []
+    is_weak = best is None or best[0] > WEAK or (best[0] == WEAK and best[2].text.startswith(MISSING))
+    if is_weak and state.limit > ROUNDED:
+        of_positions = in_tables(state)
+        if of_positions is not None:
+            return of_positions
     if best is None or best[0] > WEAK:
         steps = gaining or _in_order_of_trial(_gaining(state))
         other = _everywhere(state, steps) or _missing(state, steps[:1]) or _repaired(state, steps)
@@ -196,9 +202,12 @@ def _place_of_missing(state: State, value: int, reference: Region, is_activation
     made = [operation for operation in made if operation.name != USE]
     use = next(iter(_use_of(state, value)), None)
     is_shared = len(own) < len(made)
+    code = _code_of_missing(state, reference)
+    casts = [operation for operation in made if operation.name == "convert_element_type"]
+    if casts:  # of what the step was applied to
+        return next((cast for cast in casts if code is not None and cast.line in code), casts[0])
     if is_activation or not made:
         return own[-1] if own else use
-    code = _code_of_missing(state, reference)
     before, after = _first_within(reversed(own), code), None if use is None else _first_within([use], code)
     before = before or (None if after is not None else _first_within(reversed(made), code))
     if before is not None and after is not None:
@@ -388,11 +397,21 @@ def _finished(
     if unexplained:
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
     if repair is not None and repair.text in AT_ITS_USE and (use := _use_of(state, repair.number)):
-        made = producers(state.candidate.trace).get(repair.number)
+        producer = producers(state.candidate.trace)
+        made = producer.get(repair.number)
+        while made is not None and made.name in PASSING and made.inputs[0] in producer:
+            made = producer[made.inputs[0]]
         is_sum = repair.text == RESIDUALS[0] or not state.reference.trace.gradients  # derivatives lack factors
-        is_own = repair.text in RESIDUALS and is_sum and not _is_returned(state, made, use[0], parts[0])
-        if made is None or made.name in COPYING or is_own:
-            repair = replace(repair, operation=use[0])  # people leave out a residual, or a sign, where it is used
+        is_own = repair.text in RESIDUALS and is_sum
+        is_own = is_own and not _is_returned(state, repair.number, made, use[0], parts[0])
+        idle = _idle_operand(state, repair, parts[0])
+        if idle is not None:
+            repair = replace(repair, operation=idle)
+        elif made is None or made.name in COPYING or is_own:
+            # people leave out a residual, or a sign, where it is used
+            repair = replace(repair, operation=_where_both_are(use[0], made))
+        elif repair.text in RESIDUALS:
+            repair = replace(repair, operation=_where_both_are(made, use[0]))
     elif repair is not None and repair.text.startswith(MISSING) and _code_of_missing(state, parts[0]) is not None:
         repair = replace(repair, operation=_place_of_missing(state, repair.number, parts[0]))
     if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
@@ -414,7 +433,32 @@ def _finished(
     return step.number, Defect(parts[0].operations, own, error, repair), after
 
 
-def _is_returned(state: State, made: Operation | None, use: Operation, reference: Region) -> bool:
+def _idle_operand(state: State, repair: Repair, reference: Region) -> Operation | None:
+    """What computes the other operand from the value itself, in a function that returns without it; None if nothing."""
+    trace, producer = state.candidate.trace, producers(state.candidate.trace)
+    live = trace.ancestors()
+    origin = repair.number
+    while origin in producer and producer[origin].name == USE:
+        (origin,) = producer[origin].inputs
+    for number in reference.leaves if repair.text in RESIDUALS else ():
+        for other in state.matches.of_reference.get(number, ()):
+            is_computed = other in producer and producer[other].name not in PASSING
+            if is_computed and other not in live and origin in trace.ancestors([other]):
+                return producer[other]
+    return None
+
+
+def _where_both_are(operation: Operation, other: Operation | None) -> Operation:
+    """An operation at its line in the innermost function that calls both: there all operands of a step are known."""
+    lines, others = operation.lines, () if other is None else other.lines
+    pairs = [(lines[i:], others[k:]) for i in range(len(lines)) for k in range(len(others))]
+    callers = next((one for one, two in pairs if all(a == b for a, b in zip(one, two, strict=False))), ())
+    if not callers and DEPTH in (len(lines), len(others)):  # more are not known
+        return operation
+    return replace(operation, lines=lines[max(len(lines) - len(callers) - 1, 0) :])
+
+
+def _is_returned(state: State, value: int, made: Operation | None, use: Operation, reference: Region) -> bool:
     """Whether the module whose code computes a value does not use it itself, but uses the step's other operands."""
     trace = state.candidate.trace
     paths = [
@@ -424,7 +468,7 @@ def _is_returned(state: State, made: Operation | None, use: Operation, reference
     ]
     if not paths or _is_within(use.module, max(paths, key=len)):
         return False
-    leaves = set(reference.leaves)
+    leaves = set(reference.leaves) - {*state.matches.of_candidate.get(value, ())}
     operands = {n for n, others in state.matches.of_candidate.items() if not leaves.isdisjoint(others)}
     inside = (o for o in trace.operations if _is_within(o.module, max(paths, key=len)))
     return any(not operands.isdisjoint(o.inputs) for o in inside)

@@ -19,6 +19,7 @@ _MASKED = -1e4  # a score from which on an element is masked
 _ANY = 10  # rank below which an alternative is looked up
 Sides = tuple[Values, Values]  # values of the reference and of the candidate
 Edit = Callable[[Sides], Mapping[int, Array]]  # the candidate's values that a repair changes, from those before
+Operand = tuple[int, int] | Array  # (which side, the number of its value), or a number
 Edits = tuple[tuple[int, Edit], ...]  # (the last value that it changes, edit) in the order of execution
 
 
@@ -75,10 +76,21 @@ def arrangement(number: int, text: str, sides: Sides) -> dict[int, Array]:
 
 
 def with_other_module(
-    exchanged: Mapping[int, int], operations: Sequence[Operation], number: int, sides: Sides
+    exchanged: Mapping[int, int],
+    operations: Sequence[Operation],
+    number: int,
+    sides: Sides,
+    bias: tuple[int, int] | None = None,
 ) -> dict[int, Array]:
-    """A value that is computed with the parameters of another module."""
+    """A value that is computed with the parameters of another module.
+
+    `bias`: a product, and what only the other module adds to it.
+    """
     changes = {own: sides[1].value(other) for own, other in exchanged.items()}
+    if bias is not None:
+        product, added = bias
+        before = sides[1].replay(changes, operations).get(product, sides[1].value(product))
+        changes = {product: before + sides[1].value(added)}
     return {number: sides[1].replay(changes, operations).get(number, sides[1].value(number))}
 
 
@@ -161,13 +173,13 @@ def averaged(number: int, pool: Operation, padded: bool, sides: Sides) -> dict[i
     return {number: np.asarray(sides[1].value(pool.outputs[0]) / counts)}
 
 
-def inserted(sides: Sides, number: int, operands: Sequence[tuple[int | Array, str]]) -> Iterator[Alternative]:
+def inserted(sides: Sides, number: int, operands: Sequence[tuple[Operand, str]]) -> Iterator[Alternative]:
     """The steps that may be missing after a value."""
-    arrays = ((sides[0].value(o) if isinstance(o, int) else o, text) for o, text in operands)
+    arrays = ((sides[o[0]].value(o[1]) if isinstance(o, tuple) else o, text) for o, text in operands)
     return insertions(sides[1].value(number), arrays)
 
 
-def insertion(number: int, operands: Sequence[tuple[int | Array, str]], place: int, sides: Sides) -> dict[int, Array]:
+def insertion(number: int, operands: Sequence[tuple[Operand, str]], place: int, sides: Sides) -> dict[int, Array]:
     """A value after one of the steps that may be missing."""
     step = next(islice(inserted(sides, number, operands), place, None), None)
     return {number: sides[1].value(number) if step is None else step.value}

@@ -17,6 +17,7 @@ from .alternatives import COMPARING, UNARY, alternatives, arrangements, kind
 from .edits import (
     FLOAT32,
     Edits,
+    Operand,
     Repair,
     Sides,
     arranged_as,
@@ -59,7 +60,9 @@ _STEEP = 1e100  # slopes from which on nothing is solved
 _STEPS = 12  # steps of the search for a number in the code
 _LITERALS = 4  # most numbers of a line that are solved for together
 _FEW = 64  # numbers, from which on one other input excludes a coincidence
+_DIFFERENT = 8  # numbers, from which on they are equal by no coincidence, though no other input changes them
 _OTHERS = 4  # other inputs where there are fewer
+_CHAIN = 48  # operations that lead to a value
 _NEAR = 3  # most operations between a parameter and the value that it projects to
 _FAILURES = (
     ValueError,
@@ -104,9 +107,11 @@ class RepairSearch:
         bound: float,
         budget: float = BUDGET,
         further: Further = lambda count: [],
+        partners: Mapping[int, Sequence[int]] | None = None,
     ):
         self.sides, self.regions, self.target, self.bound = sides, regions, target, bound
         self.further = further
+        self.partners = partners or {}  # of values of the reference, those of the candidate that are equal
         self.side = sides[1]
         self.region = extended(self.side, regions[1])
         inside = set(map(id, regions[1].operations))
@@ -125,7 +130,13 @@ class RepairSearch:
         """(rank, repair, new values) of the plainest change that makes the end equal; None if no attempt does."""
         return self._best(
             *((2, self._explanations), (1, self._same_code), (2, self._orders), (0, self._operations)),
-            *((1, self._other_modules), (1, self.parameters), (1, self.exchanged), (2, self._exchanged_entries)),
+            *(
+                (1, self._other_modules),
+                (1, self._unused_modules),
+                (1, self.parameters),
+                (1, self.exchanged),
+                (2, self._exchanged_entries),
+            ),
             *(
                 (1, self._scalars),
                 (2, self._literals_of_lines),
@@ -192,7 +203,8 @@ class RepairSearch:
     def _holds(self, edits: Edits) -> bool:
         """Whether edits make the end equal for other inputs too: few numbers are equal by coincidence."""
         ends = list(self._ends_after(edits)) if edits else []
-        if ends and self.target.size < _FEW and all(same_order(self.target, target, EXACT) for _, target in ends):
+        is_count = len(np.unique(self.target)) < _DIFFERENT
+        if ends and is_count and all(same_order(self.target, target, EXACT) for _, target in ends):
             return False  # such as a count, which other inputs of this kind do not change
         return all(end is not None and same_order(target, end, self.bound) for end, target in ends)
 
@@ -227,7 +239,7 @@ class RepairSearch:
                     edits = ((number, partial(computed_otherwise, operation, alternative.text)),)
                     named = self._mask_of_text(operation, alternative.text)
                     repair = Repair(number, alternative.text, named, edits=edits)
-                    yield _Attempt(alternative.rank, repair, alternative.value)
+                    yield _Attempt(alternative.rank, repair, alternative.value, is_structural=not alternative.rank)
 
     def _mask_of_text(self, operation: Operation, text: str) -> Operation:
         """The operation that makes the mask which an alternative rearranges; else the operation itself."""
@@ -244,23 +256,66 @@ class RepairSearch:
         inside = set(map(id, self.region.operations))
         shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs if n in self.names}
         shared.discard(self.region.end)  # an output that is a parameter: no operation uses it
-        modules: dict[str, dict[str, int]] = {}
-        for name, number in self.side.trace.parameters.items():
-            module, _, own = name.rpartition(".")
-            modules.setdefault(module, {})[own] = number
+        modules = self._modules()
         used = {self.names[n].rpartition(".")[0] for n in self.region.leaves if n in self.names and n in shared}
-        shapes = {m: {own: self.side.value(n).shape for own, n in numbers.items()} for m, numbers in modules.items()}
+        shapes = {module: self._shapes(numbers) for module, numbers in modules.items()}
         for module in sorted(used):
             for other in modules:
                 if other != module and shapes[other] == shapes[module]:
                     exchanged = {number: modules[other][own] for own, number in modules[module].items()}
                     first, number = self._joined(exchanged)
-                    owner = self.side.trace.code.get(module.rpartition(".")[0])
-                    place = next((i for i, line in enumerate(first.lines) if owner and line in owner), 0)
-                    first = replace(first, lines=first.lines[place:])
+                    first = self._in_owner(first, module)
                     edit = partial(with_other_module, exchanged, self.region.operations, number)
                     repair = Repair(number, f"{module} should be {other}", first, edits=((number, edit),))
                     yield _Attempt(1, repair, edit(self.sides)[number])
+
+    def _unused_modules(self) -> Iterator[_Attempt]:
+        """A module that nothing uses, instead of another: what enters is right elsewhere, as keys are among queries."""
+        unused = set(self.side.trace.unused_parameters())
+        modules = self._modules()
+        idle = [module for module, numbers in modules.items() if all(f"{module}.{own}" in unused for own in numbers)]
+        chain = self._leading_to(self.region.leaves) if idle else []
+        numbers = {n for operation in chain for n in operation.inputs if n in self.names}
+        end, operations = self.region.end, [*chain, *self.region.operations]
+        for module in sorted({self.names[n].rpartition(".")[0] for n in numbers}):
+            for other in idle:
+                more = [modules[other][own] for own in modules[other] if own not in modules[module]]
+                is_one = self._shapes(modules[module]).items() <= self._shapes(modules[other]).items()
+                if is_one and len(more) < 2:
+                    exchanged = {number: modules[other][own] for own, number in modules[module].items()}
+                    first = next(o for o in chain if not exchanged.keys().isdisjoint(o.inputs))
+                    bias = (first.outputs[0], more[0]) if more else None
+                    edit = partial(with_other_module, exchanged, operations, end, bias=bias)
+                    repair = Repair(end, f"{module} should be {other}", self._in_owner(first, module))
+                    yield _Attempt(1, replace(repair, edits=((end, edit),)), edit(self.sides)[end])
+
+    def _leading_to(self, numbers: Sequence[int]) -> list[Operation]:
+        """The last operations that lead to these values, in order of execution."""
+        found: dict[int, Operation] = {}
+        open_values = list(numbers)
+        while open_values and len(found) < _CHAIN:
+            operation = self.made.get(open_values.pop(0))
+            if operation is not None and id(operation) not in found:
+                found[id(operation)] = operation
+                open_values += operation.inputs
+        return [operation for operation in self.side.trace.operations if id(operation) in found]
+
+    def _modules(self) -> dict[str, dict[str, int]]:
+        """Module -> the names of its parameters within it, with their numbers."""
+        modules: dict[str, dict[str, int]] = {}
+        for name, number in self.side.trace.parameters.items():
+            module, _, own = name.rpartition(".")
+            modules.setdefault(module, {})[own] = number
+        return modules
+
+    def _shapes(self, numbers: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        return {own: self.side.value(number).shape for own, number in numbers.items()}
+
+    def _in_owner(self, operation: Operation, module: str) -> Operation:
+        """The operation, at the line that calls a module in the code of the one that owns it."""
+        owner = self.side.trace.code.get(module.rpartition(".")[0])
+        place = next((i for i, line in enumerate(operation.lines) if owner and line in owner), 0)
+        return replace(operation, lines=operation.lines[place:])
 
     def _joined(self, parameters: Container[int]) -> tuple[Operation, int]:
         """(the region's first operation with one of these parameters, the first value that depends on all it has)."""
@@ -615,14 +670,16 @@ class RepairSearch:
     def _insertions(self) -> Iterator[_Attempt]:
         """A step that the candidate leaves out: with one of the reference's values, or with a number."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
-        operands: list[tuple[int | Array, str]] = []  # a value of the reference, or a number
-        operands += [(n, names.get(n, _VALUE)) for n in self.regions[0].leaves]
+        operands: list[tuple[Operand, str]] = []
+        operands += [(self._operand(n), names.get(n, _VALUE)) for n in self.regions[0].leaves]
         operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in scalars(self.sides[0], self.regions[0])]
-        entering = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
-        sizes = sorted({size for value in entering for size in value.shape if size > 1})
+        used = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
+        sizes = sorted({size for value in used for size in value.shape if size > 1})
         operands += [(np.asarray(size**power), f"{size}{text}") for size in sizes for power, text in _POWERS]
         made = self.made
-        for number, operation in (*self._places(), *self._entering()):
+        entering = list(self._entering())
+        whole = [(number, operation) for number, operation in entering if self.side.value(number).dtype.kind == "i"]
+        for number, operation in (*whole, *self._places(), *(each for each in entering if each not in whole)):
             for place, alternative in enumerate(inserted(self.sides, number, operands)):
                 edits = ((number, partial(insertion, number, operands, place)),)
                 own = operation
@@ -638,6 +695,14 @@ class RepairSearch:
             scalar = Scalar(last, 1.0, self.region.end, partial(scaled, self.region.end))
             edits = ((self.region.end, partial(literal, scalar, ratio)),)
             yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last, edits=edits), end * ratio)
+
+    def _operand(self, number: int) -> Operand:
+        """A value of the reference; the candidate's if it has the same numbers in another shape, as channels last."""
+        value = self.sides[0].value(number)
+        for other in self.partners.get(number, ()):
+            if value.ndim > 1 and self.side.value(other).shape != value.shape:
+                return 1, other
+        return 0, number
 
     def _places(self) -> Iterator[tuple[int, Operation]]:
         """The region's values with their operations; one that is only passed on counts where it is passed on."""
@@ -656,7 +721,8 @@ class RepairSearch:
         shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs}
         made = self.made
         for number in self.region.leaves:
-            if number in made and (number not in shared or not inside):
+            is_index = self.side.value(number).dtype.kind == "i"  # whose other uses may not be seen to differ
+            if number in made and (number not in shared or not inside or is_index):
                 yield number, made[number]
 
     def _explanations(self) -> Iterator[_Attempt]:

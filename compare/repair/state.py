@@ -187,7 +187,8 @@ class State:
     def search(self, step: Step, budget: float = BUDGET) -> RepairSearch:
         """The search for a repair up to the end of a step."""
         sides, parts = (self.reference, self.candidate), self.regions(step.number, step.other)
-        return RepairSearch(sides, parts, step.value, self.bound, budget, partial(self._further, step))
+        further = partial(self._further, step)
+        return RepairSearch(sides, parts, step.value, self.bound, budget, further, self.matches.of_reference)
 
     def _further(self, step: Step, count: int) -> list[tuple[Sides, np.ndarray]]:
         """(values of both sides after all changes so far, the step's value) for so many other inputs."""

@@ -269,7 +269,7 @@ def test_a_factor_that_is_left_out_is_found_at_its_line():
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     port = (lambda p, x: total(p, x) * p["weight"] + p["bias"], arrays)
     (defect,) = diagnose(pair, port, (np.random.default_rng(0).standard_normal((3, 5)),)).defects
-    assert str(defect.repair) == "missing: / 5"
+    assert str(defect.repair) == "reduce_sum → mean"
     assert defect.lines == (f"repair/test_diagnosis.py:{inspect.getsourcelines(total)[1] + 1}",)
 
 

@@ -204,8 +204,9 @@ def _place_of_missing(state: State, value: int, reference: Region, is_activation
     is_shared = len(own) < len(made)
     code = _code_of_missing(state, reference)
     casts = [operation for operation in made if operation.name == "convert_element_type"]
-    if casts:  # of what the step was applied to
-        return next((cast for cast in casts if code is not None and cast.line in code), casts[0])
+    cast = next((cast for cast in casts if (is_activation if code is None else cast.line in code)), None)
+    if cast is not None:  # of what the step was applied to
+        return cast
     if is_activation or not made:
         return own[-1] if own else use
     before, after = _first_within(reversed(own), code), None if use is None else _first_within([use], code)

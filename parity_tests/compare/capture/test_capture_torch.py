@@ -123,6 +123,21 @@ def test_attention_is_taken_apart():
     assert any(value.shape == weights.shape and np.allclose(value, weights, atol=1e-14) for value in trace.values)
 
 
+def test_memory_that_is_not_written_to_is_zero():
+    """Else two traces of one model would differ."""
+
+    def model(p, x):
+        scratch = torch.full((4096,), 7.0)
+        del scratch
+        empty = (torch.empty(4096), torch.empty_like(x), x.new_empty(4096), torch.empty_strided((4096,), (1,)))
+        return x + 0 * sum(part.nan_to_num(0) for part in empty)
+
+    trace = capture_torch((model, {}), (np.ones(4096),))
+    made = [o for o in trace.operations if "empty" in o.name]
+    assert len(made) == 4
+    assert not any(trace.values[n].any() for o in made for n in o.outputs)
+
+
 def function(parameters, x):
     hidden = x @ parameters["w"]
     view = hidden[0]

@@ -75,25 +75,6 @@ def arrangement(number: int, text: str, sides: Sides) -> dict[int, Array]:
     return {number: next((other for other, name in arrangements(value) if name == text), value)}
 
 
-def with_other_module(
-    exchanged: Mapping[int, int],
-    operations: Sequence[Operation],
-    number: int,
-    sides: Sides,
-    bias: tuple[int, int] | None = None,
-) -> dict[int, Array]:
-    """A value that is computed with the parameters of another module.
-
-    `bias`: a product, and what only the other module adds to it.
-    """
-    changes = {own: sides[1].value(other) for own, other in exchanged.items()}
-    if bias is not None:
-        product, added = bias
-        before = sides[1].replay(changes, operations).get(product, sides[1].value(product))
-        changes = {product: before + sides[1].value(added)}
-    return {number: sides[1].replay(changes, operations).get(number, sides[1].value(number))}
-
-
 def exchange(one: int, other: int, sides: Sides) -> dict[int, Array]:
     """Two values, each in the other's place."""
     return {one: sides[1].value(other), other: sides[1].value(one)}

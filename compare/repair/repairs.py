@@ -38,8 +38,8 @@ from .edits import (
     scaled,
     transpose,
     with_computed_number,
-    with_other_module,
 )
+from .exchanged_modules import exchanged_modules
 from .packed_sequences import within_lengths
 from .rotations import paired_otherwise
 
@@ -62,7 +62,6 @@ _LITERALS = 4  # most numbers of a line that are solved for together
 _FEW = 64  # numbers, from which on one other input excludes a coincidence
 _DIFFERENT = 8  # numbers, from which on they are equal by no coincidence, though no other input changes them
 _OTHERS = 4  # other inputs where there are fewer
-_CHAIN = 48  # operations that lead to a value
 _NEAR = 3  # most operations between a parameter and the value that it projects to
 _FAILURES = (
     ValueError,
@@ -131,8 +130,7 @@ class RepairSearch:
         return self._best(
             *((2, self._explanations), (1, self._same_code), (2, self._orders), (0, self._operations)),
             *(
-                (1, self._other_modules),
-                (1, self._unused_modules),
+                (1, self._modules),
                 (1, self.parameters),
                 (1, self.exchanged),
                 (2, self._exchanged_entries),
@@ -251,83 +249,11 @@ class RepairSearch:
                 return made.get(number, operation)
         return operation
 
-    def _other_modules(self) -> Iterator[_Attempt]:
-        """All parameters of one of the candidate's modules instead of another's, which is used elsewhere too."""
-        inside = set(map(id, self.region.operations))
-        shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs if n in self.names}
-        shared.discard(self.region.end)  # an output that is a parameter: no operation uses it
-        modules = self._modules()
-        used = {self.names[n].rpartition(".")[0] for n in self.region.leaves if n in self.names and n in shared}
-        shapes = {module: self._shapes(numbers) for module, numbers in modules.items()}
-        for module in sorted(used):
-            for other in modules:
-                if other != module and shapes[other] == shapes[module]:
-                    exchanged = {number: modules[other][own] for own, number in modules[module].items()}
-                    first, number = self._joined(exchanged)
-                    first = self._in_owner(first, module)
-                    edit = partial(with_other_module, exchanged, self.region.operations, number)
-                    repair = Repair(number, f"{module} should be {other}", first, edits=((number, edit),))
-                    yield _Attempt(1, repair, edit(self.sides)[number])
-
-    def _unused_modules(self) -> Iterator[_Attempt]:
-        """A module that nothing uses, instead of another: what enters is right elsewhere, as keys are among queries."""
-        unused = set(self.side.trace.unused_parameters())
-        modules = self._modules()
-        idle = [module for module, numbers in modules.items() if all(f"{module}.{own}" in unused for own in numbers)]
-        chain = self._leading_to(self.region.leaves) if idle else []
-        numbers = {n for operation in chain for n in operation.inputs if n in self.names}
-        end, operations = self.region.end, [*chain, *self.region.operations]
-        for module in sorted({self.names[n].rpartition(".")[0] for n in numbers}):
-            for other in idle:
-                more = [modules[other][own] for own in modules[other] if own not in modules[module]]
-                is_one = self._shapes(modules[module]).items() <= self._shapes(modules[other]).items()
-                if is_one and len(more) < 2:
-                    exchanged = {number: modules[other][own] for own, number in modules[module].items()}
-                    first = next(o for o in chain if not exchanged.keys().isdisjoint(o.inputs))
-                    bias = (first.outputs[0], more[0]) if more else None
-                    edit = partial(with_other_module, exchanged, operations, end, bias=bias)
-                    repair = Repair(end, f"{module} should be {other}", self._in_owner(first, module))
-                    yield _Attempt(1, replace(repair, edits=((end, edit),)), edit(self.sides)[end])
-
-    def _leading_to(self, numbers: Sequence[int]) -> list[Operation]:
-        """The last operations that lead to these values, in order of execution."""
-        found: dict[int, Operation] = {}
-        open_values = list(numbers)
-        while open_values and len(found) < _CHAIN:
-            operation = self.made.get(open_values.pop(0))
-            if operation is not None and id(operation) not in found:
-                found[id(operation)] = operation
-                open_values += operation.inputs
-        return [operation for operation in self.side.trace.operations if id(operation) in found]
-
-    def _modules(self) -> dict[str, dict[str, int]]:
-        """Module -> the names of its parameters within it, with their numbers."""
-        modules: dict[str, dict[str, int]] = {}
-        for name, number in self.side.trace.parameters.items():
-            module, _, own = name.rpartition(".")
-            modules.setdefault(module, {})[own] = number
-        return modules
-
-    def _shapes(self, numbers: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        return {own: self.side.value(number).shape for own, number in numbers.items()}
-
-    def _in_owner(self, operation: Operation, module: str) -> Operation:
-        """The operation, at the line that calls a module in the code of the one that owns it."""
-        owner = self.side.trace.code.get(module.rpartition(".")[0])
-        place = next((i for i, line in enumerate(operation.lines) if owner and line in owner), 0)
-        return replace(operation, lines=operation.lines[place:])
-
-    def _joined(self, parameters: Container[int]) -> tuple[Operation, int]:
-        """(the region's first operation with one of these parameters, the first value that depends on all it has)."""
-        reached: dict[int, set[int]] = {n: {n} for n in self.region.leaves if n in parameters}
-        count, first = len(reached), None
-        for operation in self.region.operations:
-            sources = set[int]().union(*(reached.get(n, ()) for n in operation.inputs))
-            first = operation if sources and first is None else first
-            reached.update((n, sources) for n in operation.outputs)
-            if first is not None and len(sources) == count:
-                return first, operation.outputs[0]
-        raise AssertionError("the region's end depends on all that enters it")
+    def _modules(self) -> Iterator[_Attempt]:
+        """All parameters of one of the candidate's modules instead of another's."""
+        for repair in exchanged_modules(self.side, self.region):
+            ((number, edit),) = repair.edits
+            yield _Attempt(1, repair, edit(self.sides)[number])
 
     def parameters(self) -> Iterator[_Attempt]:
         """One of the reference's parameters instead of the candidate's, or the candidate's in another order."""

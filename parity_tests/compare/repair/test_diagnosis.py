@@ -386,8 +386,13 @@ def test_a_published_module_and_our_flax_model_are_equal(name):
 @pytest.mark.parametrize("factor", [3, 4])
 def test_a_whole_number_of_the_reference_is_the_repair(factor):
     """3 y - y and 4 y / sqrt(4) are 2 y too."""
-    reference = lambda p, x: torch.tanh(x @ p["w"]) * 2  # noqa: E731
-    candidate = lambda p, x: jnp.tanh(x @ p["w"]) * factor  # noqa: E731
+
+    def reference(p, x):
+        return torch.tanh(x @ p["w"]) * 2
+
+    def candidate(p, x):
+        return jnp.tanh(x @ p["w"]) * factor
+
     w = np.random.default_rng(0).standard_normal((3, 5))
     inputs = (np.random.default_rng(1).standard_normal((4, 3)),)
     (defect,) = diagnose((reference, {"w": torch.from_numpy(w)}), (candidate, {"w": w}), inputs).defects

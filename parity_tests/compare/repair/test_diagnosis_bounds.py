@@ -160,8 +160,13 @@ def test_a_search_that_takes_too_long_ends_with_what_it_found(monkeypatch):
     monkeypatch.setattr(diagnosis, "_SECONDS", 0.0)
     monkeypatch.setattr(diagnosis, "_RUNS", 0.0)
     w = np.random.default_rng(0).standard_normal((5, 5))
-    reference = lambda p, x: torch.tanh(torch.sin(x @ p["w"]) @ p["w"])  # noqa: E731
-    candidate = lambda p, x: jnp.sin(jnp.cos(x @ p["w"]) @ p["w"])  # noqa: E731
+
+    def reference(p, x):
+        return torch.tanh(torch.sin(x @ p["w"]) @ p["w"])
+
+    def candidate(p, x):
+        return jnp.sin(jnp.cos(x @ p["w"]) @ p["w"])
+
     models = (reference, {"w": torch.from_numpy(w)}), (candidate, {"w": w})
     compared = diagnose(*models, (np.random.default_rng(1).standard_normal((4, 5)),))
     assert (compared.verdict, compared.reason) == ("different", "the search stopped after 0 s")

@@ -1,12 +1,12 @@
 """Finds the first values at which a candidate diverges from its reference, and repairs the trace there."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, product, takewhile
+from itertools import chain, islice, product
 
 import numpy as np
 
-from ..capture.trace import DEPTH, Code, Operation, Trace
+from ..capture.trace import Operation, Trace
 from ..matching.matching import (
     ROUNDED,
     alignments,
@@ -15,7 +15,7 @@ from ..matching.matching import (
     producers,
     signature,
 )
-from ..matching.regions import COPYING, Region
+from ..matching.regions import COPYING
 from ..matching.samples import Samples
 from ..matching.uses import USE
 from .alternatives import UNARY, kind
@@ -23,6 +23,7 @@ from .defect import Defect
 from .edits import FLOAT32, Edit, Edits, Repair, edited
 from .float32_constants import rounded_constant, unrounded_constant
 from .folded_biases import unfolded
+from .places import code_of_missing, idle_operand, is_returned, place_of_missing, use_of, where_both_are
 from .repairs import AT_ITS_USE, BUDGET, MISSING, PASSING, RESIDUALS, WEAK
 from .state import Change, Precedent, State, Step
 from .tables import in_tables
@@ -44,7 +45,6 @@ _OF_A_NORM = 24  # most operations of one function, such as a norm
 _LINES, _NAMES = 2, 4  # of the reference that are named
 _ARITHMETIC = {"add", "sub", "mul", "div", "neg"}  # of these, the numbers are looked for
 _ACTIVATIONS = {*UNARY, "gelu", "erf", "logistic", "leaky_relu", "hardtanh"}
-_SIGNS = {"neg", "negative"}
 _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot_general", "convolution", "conv_general_dilated", "embedding"}
 _BUDGET = 3 * BUDGET  # elements that these attempts compute together
 _Repaired = tuple[int, Step, Repair, dict[int, np.ndarray]]
@@ -178,72 +178,12 @@ def _missing(state: State, steps: Sequence[Step]) -> _Repaired | None:
         if any(name in _PRODUCTS or "backward" in name for name in names):  # whose weights or lines are wrong
             continue
         if step.follows and reference.leaves and not {*sources}.isdisjoint(reference.leaves):
-            use = _place_of_missing(state, step.other, reference, {*names} <= _ACTIVATIONS)
+            use = place_of_missing(state, step.other, reference, {*names} <= _ACTIVATIONS)
             lines = " and ".join(list(dict.fromkeys(o.line or o.module for o in reference.operations))[:_LINES])
             forced = Change(step.number, step.other, state.arrangement(step), None).forced
             shown = ", ".join(names[:_NAMES]) + ", …" * (len(names) > _NAMES)
             repair = Repair(step.other, f"missing: {shown} ({lines})", use, edits=((step.other, forced),))
             return 1, step, repair, {step.other: step.value}
-    return None
-
-
-def _place_of_missing(state: State, value: int, reference: Region, is_activation: bool = False) -> Operation | None:
-    """Where a step after a value is missing: in the code of the module whose parameters it uses, if that is known.
-
-    People leave out an activation where its input is computed, and a sign or a norm of a residual's branch where its
-    output is used.
-    """
-    producer, number = producers(state.candidate.trace), value
-    made: list[Operation] = []  # what passes the value on, and the operation that computed it
-    while number in producer and (not made or made[-1].name in PASSING):
-        made.append(producer[number])
-        number = made[-1].inputs[0] if made[-1].inputs else -1
-    own = list(takewhile(lambda operation: operation.name != USE, made))  # of this use alone
-    made = [operation for operation in made if operation.name != USE]
-    use = next(iter(_use_of(state, value)), None)
-    is_shared = len(own) < len(made)
-    code = _code_of_missing(state, reference)
-    casts = [operation for operation in made if operation.name == "convert_element_type"]
-    cast = next((cast for cast in casts if (is_activation if code is None else cast.line in code)), None)
-    if cast is not None:  # of what the step was applied to
-        return cast
-    if is_activation or not made:
-        return own[-1] if own else use
-    before, after = _first_within(reversed(own), code), None if use is None else _first_within([use], code)
-    before = before or (None if after is not None else _first_within(reversed(made), code))
-    if before is not None and after is not None:
-        is_inner = before.lines not in [operation.lines for operation in made]  # of a module that this one calls
-        if is_inner or _number(before) >= _number(after):  # or of an earlier call of the same code
-            before = None
-    if before is not None or after is not None:
-        return before or after
-    sign = kind(reference.operations[-1]) in _SIGNS
-    is_one_function = use is None or (made[-1].lines[1:] == use.lines[1:] and not is_shared and not sign)
-    return made[-1] if is_one_function else use
-
-
-def _first_within(operations: Iterable[Operation], code: Code | None) -> Operation | None:
-    """The first operation that a line of a module's code calls, as the innermost of these lines does; None if none."""
-    for operation in operations:
-        places = [i for i, line in enumerate(operation.lines) if code is not None and line in code]
-        if places:
-            return replace(operation, lines=operation.lines[places[0] :])
-    return None
-
-
-def _number(operation: Operation) -> int:
-    return int(operation.line.rpartition(":")[2])
-
-
-def _code_of_missing(state: State, reference: Region) -> Code | None:
-    """The code of the module with an unused parameter of this region; if no operation is in it, of the one around."""
-    trace = state.candidate.trace
-    unused = set(trace.unused_parameters())
-    for name, number in trace.parameters.items():
-        if name in unused and not set(reference.leaves).isdisjoint(state.matches.of_candidate.get(number, ())):
-            module = name.rpartition(".")[0]
-            is_called = any(_is_within(o.module, module) for o in trace.operations)
-            return trace.code.get(module if is_called else module.rpartition(".")[0])
     return None
 
 
@@ -397,24 +337,24 @@ def _finished(
     unexplained = error <= ROUNDED if repair is None else error <= FLOAT32 and not (repair.literal or repair.parameter)
     if unexplained:
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
-    if repair is not None and repair.text in AT_ITS_USE and (use := _use_of(state, repair.number)):
+    if repair is not None and repair.text in AT_ITS_USE and (use := use_of(state, repair.number)):
         producer = producers(state.candidate.trace)
         made = producer.get(repair.number)
         while made is not None and made.name in PASSING and made.inputs[0] in producer:
             made = producer[made.inputs[0]]
         is_sum = repair.text == RESIDUALS[0] or not state.reference.trace.gradients  # derivatives lack factors
         is_own = repair.text in RESIDUALS and is_sum
-        is_own = is_own and not _is_returned(state, repair.number, made, use[0], parts[0])
-        idle = _idle_operand(state, repair, parts[0])
+        is_own = is_own and not is_returned(state, repair.number, made, use[0], parts[0])
+        idle = idle_operand(state, repair, parts[0])
         if idle is not None:
             repair = replace(repair, operation=idle)
         elif made is None or made.name in COPYING or is_own:
             # people leave out a residual, or a sign, where it is used
-            repair = replace(repair, operation=_where_both_are(use[0], made))
+            repair = replace(repair, operation=where_both_are(use[0], made))
         elif repair.text in RESIDUALS:
-            repair = replace(repair, operation=_where_both_are(made, use[0]))
-    elif repair is not None and repair.text.startswith(MISSING) and _code_of_missing(state, parts[0]) is not None:
-        repair = replace(repair, operation=_place_of_missing(state, repair.number, parts[0]))
+            repair = replace(repair, operation=where_both_are(made, use[0]))
+    elif repair is not None and repair.text.startswith(MISSING) and code_of_missing(state, parts[0]) is not None:
+        repair = replace(repair, operation=place_of_missing(state, repair.number, parts[0]))
     if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
         values = {**values, step.other: step.value}
     after = state.forced(values, step, repair)
@@ -429,78 +369,9 @@ def _finished(
         after.precedents = (*after.precedents, precedent)
     own = parts[1].operations
     if repair is None and not {*state.matches.of_candidate.get(step.other, ())}.isdisjoint(parts[0].leaves):
-        own = _use_of(state, step.other) or own
+        own = use_of(state, step.other) or own
     own = tuple(operation for operation in own if operation.name != USE) or own
     return step.number, Defect(parts[0].operations, own, error, repair), after
-
-
-def _idle_operand(state: State, repair: Repair, reference: Region) -> Operation | None:
-    """What computes the other operand from the value itself, in a function that returns without it; None if nothing."""
-    trace, producer = state.candidate.trace, producers(state.candidate.trace)
-    live = trace.ancestors()
-    origin = repair.number
-    while origin in producer and producer[origin].name == USE:
-        (origin,) = producer[origin].inputs
-    for number in reference.leaves if repair.text in RESIDUALS else ():
-        for other in state.matches.of_reference.get(number, ()):
-            is_computed = other in producer and producer[other].name not in PASSING
-            if is_computed and other not in live and origin in trace.ancestors([other]):
-                return producer[other]
-    return None
-
-
-def _where_both_are(operation: Operation, other: Operation | None) -> Operation:
-    """An operation at its line in the innermost function that calls both: there all operands of a step are known."""
-    lines, others = operation.lines, () if other is None else other.lines
-    pairs = [(lines[i:], others[k:]) for i in range(len(lines)) for k in range(len(others))]
-    callers = next((one for one, two in pairs if all(a == b for a, b in zip(one, two, strict=False))), ())
-    if not callers and DEPTH in (len(lines), len(others)):  # more are not known
-        return operation
-    return replace(operation, lines=lines[max(len(lines) - len(callers) - 1, 0) :])
-
-
-def _is_returned(state: State, value: int, made: Operation | None, use: Operation, reference: Region) -> bool:
-    """Whether the module whose code computes a value does not use it itself, but uses the step's other operands."""
-    trace = state.candidate.trace
-    paths = [
-        path
-        for path, code in trace.code.items()
-        if made is not None and _is_within(made.module, path) and any(line in code for line in made.lines)
-    ]
-    if not paths or _is_within(use.module, max(paths, key=len)):
-        return False
-    leaves = set(reference.leaves) - {*state.matches.of_candidate.get(value, ())}
-    operands = {n for n, others in state.matches.of_candidate.items() if not leaves.isdisjoint(others)}
-    inside = (o for o in trace.operations if _is_within(o.module, max(paths, key=len)))
-    return any(not operands.isdisjoint(o.inputs) for o in inside)
-
-
-def _is_within(module: str, path: str) -> bool:
-    return not path or module == path or module.startswith(f"{path}.")
-
-
-def _use_of(state: State, number: int) -> tuple[Operation, ...]:
-    """The use of a value that the reference has too, before which a step is missing; none if the value differs.
-
-    Several uses have the line within which all of them are, unless the value is computed there too.
-    """
-    if number not in state.matches.of_candidate:
-        return ()
-    trace, suspect = state.candidate.trace, set(state.suspects[1])
-    made = producers(trace).get(number)
-    if made is not None and made.name == USE:
-        return (made,)
-    passed_on = {o.outputs[0] for o in trace.operations if o.name == USE and number in o.inputs}
-    all_users = [o for o in trace.operations if number in o.inputs]
-    users = [o for o in all_users if not suspect.isdisjoint(o.outputs)] or (all_users if len(all_users) == 1 else [])
-    users += [o for o in trace.operations if not passed_on.isdisjoint(o.outputs) and o not in users]
-    if not users:
-        return ()
-    outer = () if made is None else made.lines
-    own = takewhile(lambda line: line not in outer, users[0].lines)  # the rest may be too far out to be known of both
-    shared = [i for i, line in enumerate(own) if all(line in user.lines for user in users)]
-    lines = users[0].lines[shared[0] if shared else 0 :]
-    return (Operation(USE, (number,), (), users[0].module, lines),)
 
 
 def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:

@@ -19,8 +19,9 @@ def coverage_gaps(reference: Trace, candidate: Trace, weights: WeightMap) -> lis
     sentences += [f"input {name}: is 0 everywhere, so products with it were not tested" for name in zero]
     sentences += [f"{line}: the mask is the same everywhere" for line in _constant_masks(candidate)]
     sentences += [f"{branch} was not taken" for branch in candidate.branches]
+    sentences += [note for trace in (reference, candidate) for note in trace.notes]
     sentences += [_unused(name, reference, weights) for name in candidate.unused_parameters()]
-    values = {name: candidate.values[number] for name, number in candidate.parameters.items()}
+    values = {name: candidate.values.kept(number) for name, number in candidate.parameters.items()}
     constant = [name for name, value in values.items() if value.size > 1 and (value == value.flat[0]).all()]
     if constant:
         names = ", ".join(constant[:_MOST]) + (f" and {len(constant) - _MOST} more" if len(constant) > _MOST else "")
@@ -32,7 +33,7 @@ def _shared(reference: Trace, candidate: Trace, weights: WeightMap) -> Iterator[
     """Parameters with equal values that are separate on one side and one parameter on the other."""
     copies: dict[str, list[str]] = {}  # of each parameter of the reference, the candidate's that are whole copies
     for name, match in weights.matches.items():
-        size = candidate.values[candidate.parameters[name]].size
+        size = candidate.values.kept(candidate.parameters[name]).size
         if len(match.parts) == len(match.sources) == 1 and match.parts[0].layout.source_size == size:
             copies.setdefault(match.sources[0], []).append(name)
     for source, names in copies.items():
@@ -47,7 +48,8 @@ def _shared(reference: Trace, candidate: Trace, weights: WeightMap) -> Iterator[
 def _trained(trace: Trace, names: Sequence[str]) -> list[str]:
     """Those of these parameters that are trained and that an output depends on."""
     unused = {*trace.unused_parameters(), *trace.buffers}
-    return [n for n in names if n not in unused and trace.values[trace.parameters[n]].dtype.kind in "fc"]
+    floating = [n for n in names if trace.values.kind(trace.parameters[n]) in "fc"]
+    return [n for n in floating if n not in unused]
 
 
 def _discrete(trace: Trace) -> Iterator[str]:
@@ -59,7 +61,7 @@ def _discrete(trace: Trace) -> Iterator[str]:
             for operation in reversed(trace.operations):
                 if not before.isdisjoint(operation.outputs):
                     before.update({*operation.inputs} - seen)
-            if any(trace.values[n].dtype.kind in "fc" for n in before):
+            if any(trace.values.kind(n) in "fc" for n in before):
                 yield f"output {name}: has no floating-point numbers, so a small difference before it was not tested"
 
 

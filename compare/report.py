@@ -135,7 +135,7 @@ def expressions(match: Match, reference: Trace) -> list[str]:
     """Where a candidate's parameter comes from, part by part, in NumPy, with notes."""
     texts = []
     for part in match.parts:
-        shape = reference.values[reference.parameters[part.source]].shape
+        shape = reference.values.kept(reference.parameters[part.source]).shape
         text = part.layout.code(f"state[{part.source!r}]", shape)
         text += f" + state[{match.added_to!r}], arranged alike" if match.added_to else ""
         text += f" {'+' if match.shift > 0 else '-'} {abs(match.shift)}" if match.shift else ""

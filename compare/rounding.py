@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .capture.arrays import LARGE, dtype_of, is_narrow
 from .capture.jax_models import as_function
 from .capture.models import is_torch
 from .capture.trace import Trace, dotted, named
@@ -21,6 +22,8 @@ Array = np.ndarray
 # XLA and PyTorch add in another order, and a bias that PyTorch adds before it rounds to bfloat16 has up to 1.9.
 RATIO_BOUND = 3.0
 _INPUTS = 24
+_HUGE = 2**26  # parameters from which on fewer inputs are enough: each gives many errors
+_INPUTS_OF_HUGE = 4
 _NUMBERS = 4096  # elements that the outputs of all inputs should have
 _MOST = 64  # inputs
 _WIDE = 1e3  # an error this many times smaller means a wider dtype
@@ -67,13 +70,15 @@ def compare_rounding(
 
     Each run multiplies the inputs and weights by random factors near 1; equal numbers get equal factors.
     """
-    ends = [(name, t.values[i]) for t in traces for name, i in (t.parameters | t.outputs).items()]
+    ends = [(name, t.values.kept(i)) for t in traces for name, i in (t.parameters | t.outputs).items()]
     complex_names = [name for name, value in ends if value.dtype.kind == "c"]
     if complex_names:
         failure = f"{complex_names[0]}: complex numbers are compared in float64 only"
         return [Rounding(dtype, 0.0, 0.0, 0, failure) for dtype in DTYPES]
     size = sum(traces[0].values[n].size for n in traces[0].outputs.values())
-    count = min(max(_INPUTS, -(-_NUMBERS // max(size, 1))), _MOST)
+    parameters = sum(traces[0].values.kept(n).size for n in traces[0].parameters.values())
+    least = _INPUTS if parameters < _HUGE else _INPUTS_OF_HUGE
+    count = min(max(least, -(-_NUMBERS // max(size, 1))), _MOST)
     varied = varied_values(traces, weights)
     return [_measure(dtype, models, inputs, traces, varied, count) for dtype in DTYPES]
 
@@ -82,23 +87,26 @@ def _measure(
     dtype: str, models: Any, inputs: Any, traces: tuple[Trace, Trace], varied: tuple[set[int], set[int]], count: int
 ) -> Rounding:
     squares, scale = np.zeros(2), 0.0
+    pairs = [(n, o) for n, o in output_pairs(*traces) if traces[0].values[traces[0].outputs[n]].dtype.kind == "f"]
+    oracles: list[dict[str, Array]] = []
     try:
-        narrow = _narrow(traces[0], dtype, computed=True), _narrow(traces[1], dtype, computed=False)
-        runs = [_runner(*each) for each in zip(models, inputs, narrow, (dtype, dtype), strict=True)]
-        for seed in range(count):
-            changes = [_perturbed(*each, seed, dtype) for each in zip(narrow, varied, strict=True)]
-            exact = narrow[0].replay(changes[0])
-            outputs = [run(change) for run, change in zip(runs, changes, strict=True)]
-            for name, other in output_pairs(*traces):
-                number = traces[0].outputs[name]
-                oracle = exact.get(number, narrow[0].values[number])
-                if oracle.dtype.kind != "f":
-                    continue
-                target = traces[1].values[traces[1].outputs[other]]
-                layout = output_layout(traces[0].values[number], target)
-                second = layout.apply(oracle) if layout is not None else oracle.reshape(target.shape)
-                squares += [_squared_error(outputs[0][name], oracle), _squared_error(outputs[1][other], second)]
-                scale += float(np.square(oracle[np.isfinite(oracle)]).sum())
+        for side in (0, 1):  # one after the other: copies of both in this dtype may not fit into the memory
+            narrow = _narrow(traces[side], dtype, computed=side == 0)
+            run = _runner(models[side], inputs[side], narrow, dtype)
+            for seed in range(count):
+                changes = _perturbed(narrow, varied[side], seed, dtype)
+                outputs = run(changes)
+                if side == 0:
+                    exact = narrow.replay(changes)
+                    oracles.append({n: exact.get(i, narrow.values[i]) for n, i in narrow.outputs.items()})
+                for pair in pairs:
+                    oracle = oracles[seed][pair[0]]
+                    if side == 0:
+                        scale += float(np.square(oracle[np.isfinite(oracle)]).sum())
+                    else:
+                        oracle = _as_in_candidate(oracle, traces, pair)
+                    squares[side] += _squared_error(outputs[pair[side]], oracle)
+            del run, narrow
     except Exception as error:  # whatever the model's code raises in this dtype
         return Rounding(dtype, 0.0, 0.0, count, f"{type(error).__name__}: {error}".splitlines()[0])
     errors = np.sqrt(squares / (scale or 1.0))
@@ -108,6 +116,13 @@ def _measure(
     failure = "the candidate computes in a wider dtype" if errors[1] * _WIDE < errors[0] else ""
     result = Rounding(dtype, float(errors[0]), float(errors[1]), count, failure)
     return result if result.ok or dtype != DTYPES[0] else replace(result, casts=_casts(traces[1], result.reference))
+
+
+def _as_in_candidate(oracle: Array, traces: tuple[Trace, Trace], names: tuple[str, str]) -> Array:
+    """An output of the reference in the arrangement of the candidate's."""
+    value, target = (t.values[t.outputs[name]] for t, name in zip(traces, names, strict=True))
+    layout = output_layout(value, target)
+    return layout.apply(oracle) if layout is not None else oracle.reshape(target.shape)
 
 
 def _squared_error(output: Array, oracle: Array) -> float:
@@ -142,16 +157,24 @@ def _casts(trace: Trace, error: float) -> tuple[str, ...]:
 def _narrow(trace: Trace, dtype: str, computed: bool) -> Trace:
     """A trace whose parameters and inputs the dtype can hold; what follows is computed anew if asked for."""
     ends = {*trace.parameters.values(), *trace.inputs.values()}
-    changes = {n: _rounded(trace.values[n], dtype) for n in ends if trace.values[n].dtype.kind == "f"}
-    changes = {n: value for n, value in changes.items() if not np.array_equal(value, trace.values[n], equal_nan=True)}
+    floating = [n for n in ends if trace.values.kind(n) == "f"]
+    changes = {n: _rounded(trace.values.kept(n), dtype) for n in floating}
+    changes = {n: value for n, value in changes.items() if not _are_equal(value, trace.values.kept(n))}
     narrow = copy.copy(trace)
-    narrow.values = list(trace.values)
-    for number, value in (trace.replay(changes) if computed else changes).items():
-        narrow.values[number] = value
+    narrow.values = trace.values.with_changes(trace.replay(changes) if computed else changes)
     return narrow
 
 
+def _are_equal(one: Array, other: Array) -> bool:
+    return one.dtype == other.dtype and (one is other or np.array_equal(one, other, equal_nan=True))
+
+
 def _rounded(value: Array, dtype: str) -> Array:
+    """The numbers that the dtype holds, in float64; of a large array in the dtype itself."""
+    if value.dtype == dtype:
+        return value if is_narrow(value) else value.astype(np.float64)
+    if is_narrow(value):
+        return value.astype(dtype)
     import torch
 
     return torch.from_numpy(np.array(value)).to(getattr(torch, dtype)).double().numpy()
@@ -174,12 +197,17 @@ def _runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
 def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
     import torch
 
+    from .capture.torch_trace import as_tensor
+
     function, parameters = model if isinstance(model, tuple) else (None, None)
     narrow = getattr(torch, dtype)
-    module: Any = copy.deepcopy(model).to("cpu", narrow) if isinstance(model, torch.nn.Module) else None
+    module: Any = None
+    if isinstance(model, torch.nn.Module):  # its large parameters are given in each call
+        large = {id(p): torch.nn.Parameter(torch.empty(0)) for p in model.parameters() if p.numel() >= LARGE}
+        module = copy.deepcopy(model, large).to("cpu", narrow)
 
     def tensor(value: Array) -> torch.Tensor:
-        whole = torch.from_numpy(np.array(value))
+        whole = as_tensor(value) if is_narrow(value) else torch.from_numpy(np.array(value))
         return whole.to(narrow) if whole.is_floating_point() else whole
 
     arrays = _Arrays(trace, tensor)
@@ -200,7 +228,7 @@ def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -
 def _jax_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
     function, parameters = as_function(model)
     compiled = jax.jit(lambda p, i: function(p, *i))
-    arrays = _Arrays(trace, lambda value: jnp.asarray(value, dtype if value.dtype.kind == "f" else None))
+    arrays = _Arrays(trace, lambda value: jnp.asarray(value, dtype if dtype_of(value.dtype).kind == "f" else None))
 
     def run(changes: Mapping[int, Array]) -> Mapping[str, Array]:
         with jax.enable_x64(False), jax.default_matmul_precision("highest"):
@@ -223,7 +251,7 @@ class _Arrays:
         if number in changes:
             return self.convert(changes[number])
         if number not in self.converted:
-            self.converted[number] = self.convert(self.trace.values[number])
+            self.converted[number] = self.convert(self.trace.values.kept(number))
         return self.converted[number]
 
     def tree(self, tree: Any, numbers: Mapping[str, int], changes: Mapping[int, Array]) -> Any:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,27 @@ def function_of(name: str) -> Callable[..., Any]:
         names = [n for n, value in vars(module).items() if inspect.isfunction(value)]
         raise CaptureError(f"{name}: {path} has no function {attribute}; it has {', '.join(names) or 'none'}")
     return function
+
+
+def factory_of(name: str, layers: int | None) -> Callable[..., Any]:
+    """The function that `file.py:name` names, which returns a model; with so many layers, unless they are None.
+
+    Raises:
+        CaptureError: there is none, or it cannot be told the number of layers.
+    """
+    function = function_of(name)
+    if layers is None:
+        return function
+    if "layers" not in inspect.signature(function).parameters:
+        raise CaptureError(f"{name}: has no parameter layers; add layers=None to it, for --layers {layers}")
+    return partial(function, layers=layers)
+
+
+def needs_parameters(factory: Callable[..., Any]) -> bool:
+    """Whether a function that returns a model takes the reference's parameters."""
+    return any(
+        p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in inspect.signature(factory).parameters.values()
+    )
 
 
 def _module(path: Path) -> ModuleType:

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.extend.core import primitives
 
+from .arrays import LARGE, dtype_of, is_narrow, widened
 from .encoding import is_complete
-from .primitives import PRIMITIVES, dtype_of
+from .primitives import PRIMITIVES, VIEWS, read, scan_counts, unknown_parameters
 from .trace import CaptureError, Compute, Operation, Trace, as_float64, dotted, named, own_lines, where_raised
 
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
@@ -38,7 +39,8 @@ def capture_jax(
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         arguments = parameters, tuple(inputs), dict(cotangents or {})
         wide = jax.tree.map(_widen, arguments)
-        closed, shape = _trace(function if cotangents is None else _with_gradients(function), arguments, wide)
+        shapes = jax.tree.map(_shape, wide)
+        closed, shape = _trace(function if cotangents is None else _with_gradients(function), arguments, shapes)
         recorder = _Recorder(Trace("JAX", random=_RANDOM))
         trace = recorder.trace
         flat = jax.tree.leaves(wide)
@@ -109,7 +111,7 @@ class _Recorder:
     def known(self, array: Any, number: int | None = None) -> _Known:
         """An array of the trace, with a new number by default."""
         number = self.trace.add(_to_numpy(array)) if number is None else number
-        return _Known(array if _is_key(array) else self.trace.values[number], number)
+        return _Known(array if _is_key(array) else self.trace.values.kept(number), number)
 
     def evaluate(self, closed: Any, arguments: Sequence[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         """The results of a closed jaxpr; `module` and `lines`: where it is called."""
@@ -138,7 +140,17 @@ class _Recorder:
             return self.evaluate(inner, [self._numbered(value) for value in inputs], module, lines)
         arrays = [value.array for value in inputs]
         primitive = _primitive(equation)
-        outputs = [self.known(result) for result in primitive.results(equation.params, arrays)]
+        unknown = unknown_parameters(name, equation.params)
+        if unknown:
+            self.trace.notes.append(
+                f"{next(iter(lines), module)}: {name}: computed by JAX, because of {', '.join(unknown)}"
+            )
+        try:
+            results = primitive.results(equation.params, arrays)
+        except Exception as error:  # whatever a primitive that is not known here raises
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CaptureError(f"{next(iter(lines), module)}: {name} cannot be computed by itself: {text}") from error
+        outputs = [self.known(result) for result in results]
         literals = {str(i): value.array for i, value in enumerate(inputs) if value.number < 0}
         settings = {key: value for key, value in equation.params.items() if value is not None} | literals
         compute = None if any(map(_is_key, arrays)) else Repeated(primitive, equation.params, settings)
@@ -166,15 +178,16 @@ class _Recorder:
         constants, carried = scan_counts(params)
         inputs = [self._numbered(value) for value in inputs]
         fixed, carry, rows = inputs[:constants], inputs[constants : constants + carried], inputs[constants + carried :]
-        steps = range(params["length"])[:: -1 if params["reverse"] else 1]
+        length, reverse, body = read("scan", params, "length", "reverse", "jaxpr")
+        steps = range(length)[:: -1 if reverse else 1]
         outputs: list[list[_Known]] = []
         for step in steps:
             parts = [self._part("scan", row, step, module, lines) for row in rows]
-            results = self.evaluate(params["jaxpr"], [*fixed, *carry, *parts], f"{module}[{step}]", lines)
+            results = self.evaluate(body, [*fixed, *carry, *parts], f"{module}[{step}]", lines)
             carry = results[:carried]
             outputs.append(results[carried:])
-        ordered = outputs[:: -1 if params["reverse"] else 1]
-        avals = params["jaxpr"].out_avals[carried:]
+        ordered = outputs[:: -1 if reverse else 1]
+        avals = body.out_avals[carried:]
         stacked = [[step[i] for step in ordered] for i in range(len(avals))]
         return [*carry, *(self._stack(s, a, module, lines) for s, a in zip(stacked, avals, strict=True))]
 
@@ -186,24 +199,26 @@ class _Recorder:
     def _stack(self, rows: list[_Known], aval: Any, module: str, lines: tuple[str, ...]) -> _Known:
         arrays = [row.array for row in rows]
         empty = np.zeros((0, *aval.shape), dtype_of(aval.dtype))
-        stack = self.known(np.stack(arrays) if arrays else empty)
+        stack = self.known(np.stack([*map(widened, arrays)]) if arrays else empty)
         self._record("scan.stack", rows, [stack], module, lines, {}, _stacked)
         return stack
 
     def while_loop(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         """Each repetition as it is computed; its module is `module[number]`."""
         inputs = [self._numbered(value) for value in inputs]
-        first, second = params["cond_nconsts"], params["body_nconsts"]
+        first, second, test, repeated = read(
+            "while", params, "cond_nconsts", "body_nconsts", "cond_jaxpr", "body_jaxpr"
+        )
         condition, body, carry = inputs[:first], inputs[first : first + second], inputs[first + second :]
         step = 0
-        while bool(self.evaluate(params["cond_jaxpr"], [*condition, *carry], module, lines)[0].array):
-            carry = self.evaluate(params["body_jaxpr"], [*body, *carry], f"{module}[{step}]", lines)
+        while bool(self.evaluate(test, [*condition, *carry], module, lines)[0].array):
+            carry = self.evaluate(repeated, [*body, *carry], f"{module}[{step}]", lines)
             step += 1
         return carry
 
     def cond(self, params: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         """The branch that the inputs take; the others are named in `branches`."""
-        branches, platforms = params["branches"], params.get("branches_platforms")
+        (branches,), platforms = read("cond", params, "branches"), params.get("branches_platforms")
         if platforms is not None:  # `platform_dependent`: the default, because the others may need the true dtypes
             return self.evaluate(branches[platforms.index(None)], inputs[1:], module, lines)
         taken = min(max(int(inputs[0].array), 0), len(branches) - 1)
@@ -211,14 +226,6 @@ class _Recorder:
             if i != taken:
                 self.trace.branches.append(f"{next(iter(lines), module)}: branch {i} of {len(branches)}")
         return self.evaluate(branches[taken], [self._numbered(value) for value in inputs[1:]], module, lines)
-
-
-def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """The numbers of constants and of carried values of `lax.scan`."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    constants, carried, _ = map(len, params["ft_in"].unpack())  # from jax 0.11 on
-    return constants, carried
 
 
 _CONTROL: dict[str, Callable[..., list[_Known]]] = {
@@ -241,13 +248,24 @@ def _inner(equation: Any) -> Any:
 class Primitive:
     """A primitive, with the dtypes of its results and the places of its inputs that are literals."""
 
-    def __init__(self, name: str, own: Any, dtypes: Sequence[np.dtype | None], places: Sequence[str]):
+    def __init__(
+        self,
+        name: str,
+        own: Any,
+        dtypes: Sequence[np.dtype | None],
+        places: Sequence[str],
+        params: Mapping[str, Any],
+    ):
         self.name, self.own, self.dtypes = name, own, dtypes
         self.places = places if any(places) else ()  # of each input, its key in the settings; empty: no literal
-        self.function = PRIMITIVES.get(name)
+        self.function = None if unknown_parameters(name, params) else PRIMITIVES.get(name)
 
     def results(self, params: Mapping[str, Any], arrays: Sequence[Any]) -> list[Any]:
         """The results in the dtypes of a computation in float64. NumPy's warnings are the caller's."""
+        if self.name in VIEWS and self.function is not None and not _is_key(arrays[0]) and is_narrow(arrays[0]):
+            results = self.function(*arrays, **params)
+            return list(results) if isinstance(results, list) else [results]
+        arrays = [array if _is_key(array) else widened(array) for array in arrays]
         if self.function is None or any(_is_key(array) or array.size == 0 for array in arrays):
             results = self._through_jax(params, arrays)
         else:
@@ -271,7 +289,7 @@ class Primitive:
 def _primitive(equation: Any) -> Primitive:
     dtypes = [None if _has_keys(v.aval) else dtype_of(v.aval.dtype) for v in equation.outvars]
     places = [str(i) if hasattr(atom, "val") else "" for i, atom in enumerate(equation.invars)]
-    return Primitive(equation.primitive.name, equation.primitive, dtypes, places)
+    return Primitive(equation.primitive.name, equation.primitive, dtypes, places, equation.params)
 
 
 class Repeated:
@@ -306,8 +324,8 @@ def repeated(name: str, settings: Mapping[str, Any], description: Mapping[str, A
         return next((function for suffix, function in _OF_LOOPS.items() if name.endswith(suffix)), None)
     own = next((getattr(m, p) for m in (jax.lax, primitives) if hasattr(m, p := f"{name.replace('-', '_')}_p")), None)
     dtypes = [None if dtype is None else np.dtype(dtype) for dtype in description["dtypes"]]
-    primitive = Primitive(name, own, dtypes, description["places"])
-    params = {key: value for key, value in settings.items() if key not in primitive.places}
+    params = {key: value for key, value in settings.items() if key not in description["places"]}
+    primitive = Primitive(name, own, dtypes, description["places"], params)
     complete = is_complete({key: value for key, value in params.items() if key not in _OF_SCATTER})
     if any(dtype is None for dtype in dtypes) or (primitive.function is None and (own is None or not complete)):
         return None
@@ -319,7 +337,7 @@ def _row(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.n
 
 
 def _stacked(arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
-    return [np.stack(arrays)]
+    return [np.stack([*map(widened, arrays)])]
 
 
 _OF_LOOPS: dict[str, Compute] = {".row": _row, "scan.stack": _stacked}
@@ -342,7 +360,15 @@ def _is_key(array: Any) -> bool:
 
 
 def _widen(array: Any) -> Any:
-    return array if _is_key(array) else as_float64(array)
+    """In float64; a large array as it is, because a copy for each may not fit into the memory."""
+    if _is_key(array):
+        return array
+    whole = np.asarray(array)
+    return whole if whole.size >= LARGE and is_narrow(whole) else as_float64(whole)
+
+
+def _shape(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype if _is_key(array) else dtype_of(array.dtype))
 
 
 def _to_numpy(array: Any) -> np.ndarray:

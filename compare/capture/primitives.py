@@ -4,24 +4,20 @@ Each function has the primitive's parameters as keywords, and returns one array 
 computed by JAX.
 """
 
+import importlib.metadata
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy import special  # which JAX depends on
 
+from .arrays import dtype_of, is_narrow
+from .trace import CaptureError
+
 Array = np.ndarray
-
-
-@cache
-def dtype_of(dtype: Any) -> np.dtype:
-    """The dtype in which a value of this dtype is computed: float64 or complex128 for numbers of any width."""
-    kind = np.dtype(dtype)
-    if kind.kind == "c":
-        return np.dtype(np.complex128)
-    return kind if kind.kind in "biu" else np.dtype(np.float64)
 
 
 def dot_general(a: Array, b: Array, *, dimension_numbers: Any, preferred_element_type: Any = None, **_: Any) -> Array:
@@ -147,6 +143,11 @@ def rounded(x: Array, *, rounding_method: Any) -> Array:
     return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0)
 
 
+def converted(x: Array, dtype: np.dtype) -> Array:
+    """x in this dtype; a large array that is kept in a narrower one is read in it later."""
+    return x if is_narrow(x) and dtype_of(x.dtype) == dtype else x.astype(dtype)
+
+
 def elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
     """A function of arrays alone; parameters such as `accuracy` are hints."""
     return lambda *arrays, **_: function(*arrays)
@@ -197,7 +198,7 @@ PRIMITIVES: dict[str, Callable[..., Array | list[Array]]] = {
     **{"argmax": index_of(np.argmax), "argmin": index_of(np.argmin)},
     **{"dot_general": dot_general, "broadcast_in_dim": broadcast_in_dim, "iota": iota, "pad": pad, "sort": sort},
     **{"integer_pow": integer_pow, "dynamic_update_slice": dynamic_update_slice},
-    "convert_element_type": lambda x, *, new_dtype, **_: x.astype(dtype_of(new_dtype)),
+    "convert_element_type": lambda x, *, new_dtype, **_: converted(x, dtype_of(new_dtype)),
     "reshape": lambda x, *dynamic, new_sizes, **_: x.reshape(new_sizes),
     "transpose": lambda x, *, permutation: x.transpose(permutation),
     "squeeze": lambda x, *, dimensions: x.reshape([n for i, n in enumerate(x.shape) if i not in dimensions]),
@@ -212,3 +213,63 @@ PRIMITIVES: dict[str, Callable[..., Array | list[Array]]] = {
     "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
     "optimization_barrier": lambda *arrays, **_: list(arrays),
 }
+
+_NO_EFFECT = ("copy", "stop_gradient", "device_put", "sharding_constraint", "name", "pvary", "optimization_barrier")
+# Parameters that change no number in float64, or that the dtype of the result shows.
+_HINTS = ("accuracy", "precision", "sharding", "out_sharding", "weak_type", "is_stable", "out_dtype")
+_HINTS += ("exponent_bits", "mantissa_bits")
+
+
+def unknown_parameters(name: str, params: Mapping[str, Any]) -> list[str]:
+    """The parameters of a primitive that are given and that its function here does not know."""
+    known = _known(name)
+    return [key for key, value in params.items() if value is not None and known and key not in known]
+
+
+@cache
+def _known(name: str) -> frozenset[str]:
+    """Names of the parameters that are known; empty if all are."""
+    function = None if name in _NO_EFFECT else PRIMITIVES.get(name)
+    return frozenset() if function is None else frozenset((*inspect.signature(function).parameters, *_HINTS))
+
+
+def read(primitive: str, params: Mapping[str, Any], *names: str) -> list[Any]:
+    """Parameters of a primitive.
+
+    Raises:
+        CaptureError: this version of JAX does not have one of them.
+    """
+    missing = next((name for name in names if name not in params), None)
+    if missing is not None:
+        version = importlib.metadata.version("jax")
+        remedy = "record the model with an older version (twinax capture)"
+        raise CaptureError(f"{primitive} has no parameter {missing} in jax {version}; {remedy}")
+    return [params[name] for name in names]
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of constants and of carried values of `lax.scan`."""
+    if "ft_in" in params:  # from jax 0.11 on
+        constants, carried, _ = map(len, params["ft_in"].unpack())
+        return constants, carried
+    constants, carried = read("scan", params, "num_consts", "num_carry")
+    return constants, carried
+
+
+# Those whose results are views of their first input, or the numbers of it.
+VIEWS = frozenset(
+    (
+        *(
+            "reshape",
+            "transpose",
+            "squeeze",
+            "expand_dims",
+            "broadcast_in_dim",
+            "slice",
+            "dynamic_slice",
+            "split",
+            "rev",
+        ),
+        *("convert_element_type", "copy", "stop_gradient", "device_put", "sharding_constraint", "name", "pvary"),
+    )
+)

@@ -1,7 +1,6 @@
 """Records a model into a file: `twinax capture`, and the program that does the same where twinax is not installed."""
 
 import argparse
-import inspect
 import os
 import platform
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .factories import called, function_of, import_path, inputs_of
+from .factories import called, factory_of, import_path, inputs_of, needs_parameters
 from .models import capture
 from .recording import SEED, SUFFIX, Recording
 from .recording_file import write_recording
@@ -24,7 +23,9 @@ _PACKAGES = ("torch", "jax", "flax", "equinox", "numpy", "transformers")
 
 
 @import_path()
-def record(model: str, inputs: str, out: str, gradients: bool = False, dropout: bool = False) -> str:
+def record(
+    model: str, inputs: str, out: str, gradients: bool = False, dropout: bool = False, layers: int | None = None
+) -> str:
     """Record what `file.py:function` returns on these inputs; the line that says what was written.
 
     Raises:
@@ -35,8 +36,8 @@ def record(model: str, inputs: str, out: str, gradients: bool = False, dropout: 
     if not Path(out).absolute().parent.is_dir():
         raise CaptureError(f"{out}: there is no directory {Path(out).parent}")
     given = inputs_of(inputs)
-    factory = function_of(model)
-    if any(p.default is p.empty for p in inspect.signature(factory).parameters.values()):
+    factory = factory_of(model, layers)
+    if needs_parameters(factory):
         raise CaptureError(f"{model}: takes arguments; record a function without any, with whatever parameters it has")
     built = called(model, factory)
     forward = capture(built, given, random=dropout)
@@ -79,8 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", required=True, help=f"file to write; it ends in {SUFFIX}")
     parser.add_argument("--gradients", action="store_true", help="record the gradients of all parameters too")
     parser.add_argument("--dropout", action="store_true", help="the function returns a model in training mode")
+    parser.add_argument("--layers", type=int, help="call the function with layers=N, for a smaller model")
     flags: Any = parser.parse_args(arguments)
     try:
-        print(record(flags.model, flags.inputs, flags.out, flags.gradients, flags.dropout))
+        print(record(flags.model, flags.inputs, flags.out, flags.gradients, flags.dropout, flags.layers))
     except CaptureError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import narrowed
 from .trace import CaptureError, Trace
 
 SUFFIX = ".trace"
@@ -69,8 +70,7 @@ class Recording:
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """The parameters and buffers by name, in float32 where that holds them."""
-        values = {name: self.forward.values[number] for name, number in self.forward.parameters.items()}
-        return {name: narrowed(value) for name, value in values.items()}
+        return {name: narrowed(self.forward.values.kept(number)) for name, number in self.forward.parameters.items()}
 
     def with_arrays(self, arrays: Mapping[str, np.ndarray]) -> "Recording":
         """The recording with other parameters: what depends on them is computed anew.
@@ -96,13 +96,4 @@ def _with_parameters(trace: Trace, arrays: Mapping[str, np.ndarray], file: str) 
                 )
             reached.update(operation.outputs)
     changed = trace.replay(new)
-    return replace(trace, values=[changed.get(number, value) for number, value in enumerate(trace.values)])
-
-
-def narrowed(array: np.ndarray) -> np.ndarray:
-    """The array in float32 if that holds every number, to the last bit."""
-    if array.dtype != np.float64:
-        return array
-    with np.errstate(all="ignore"):
-        narrow = array.astype(np.float32)
-    return narrow if np.array_equal(narrow.astype(np.float64).view(np.int64), array.view(np.int64)) else array
+    return replace(trace, values=trace.values.with_changes(changed))

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import Arrays, narrowed
 from .encoding import decoded, encoded
-from .recording import Recording, narrowed
+from .recording import Recording
 from .source_lines import surroundings
 from .trace import CaptureError, Code, Operation, Trace
 
@@ -189,6 +190,7 @@ def _described(trace: Trace, arrays: _Arrays) -> dict[str, Any]:
         "buffers": sorted(trace.buffers),
         "random": sorted(trace.random),
         "branches": trace.branches,
+        "notes": trace.notes,
         "code": {path: [code.file, code.lines.start, code.lines.stop] for path, code in trace.code.items()},
     }
 
@@ -207,7 +209,7 @@ def _repeated(framework: str) -> Any:
 
 
 def _trace(description: Mapping[str, Any], arrays: _Stored) -> Trace:
-    values = [arrays(key) for key in description["values"]]
+    values = Arrays(arrays(key) for key in description["values"])
     places = [(str(module), tuple(map(str, lines))) for module, lines in description["places"]]
     framework = description["framework"]
     repeated = _repeated(framework)
@@ -235,5 +237,6 @@ def _trace(description: Mapping[str, Any], arrays: _Stored) -> Trace:
         names={str(key): str(value) for key, value in description["names"].items()},
         random=frozenset(description["random"]),
         branches=[str(line) for line in description["branches"]],
+        notes=[str(line) for line in description.get("notes", ())],  # which older files lack
         code={path: Code(file, range(start, stop)) for path, (file, start, stop) in description["code"].items()},
     )

@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,8 +14,14 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
+from .arrays import LARGE, is_narrow, widened
 from .encoding import is_complete
 from .trace import CaptureError, Compute, Operation, Trace, named, own_lines, where_raised
+
+try:
+    from ml_dtypes import bfloat16  # pyright: ignore
+except ImportError:  # it comes with JAX
+    bfloat16 = None
 
 _RANDOM = frozenset(
     (
@@ -47,8 +53,22 @@ def capture_torch(
     Raises:
         CaptureError: the model cannot be copied or called, is in training mode, or draws random numbers.
     """
-    function, parameters, module = _as_function(model, random)
-    recorder = _Recorder(module)
+    leaves = model.parameters() if isinstance(model, nn.Module) else dict(named(model)).values()
+    shared = {_memory(leaf) for leaf in leaves if cotangents is None and _is_large(leaf)}
+    if shared:
+        try:
+            return _captured(model, inputs, cotangents, random, shared)
+        except CaptureError:  # the model writes to one, or insists on one dtype, as the cells of torch.nn do
+            pass
+    return _captured(model, inputs, cotangents, random, frozenset())
+
+
+def _captured(
+    model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None, random: bool, shared: Set[int]
+) -> Trace:
+    """The trace; `shared`: memory of parameters that are not copied, and become float64 where they are used."""
+    function, parameters, module = _as_function(model, random, shared)
+    recorder = _Recorder(module, shared)
     with _settings(backward=cotangents is not None), recorder.modules(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         arguments = [tree_map(_widen, value) for value in inputs]
@@ -85,7 +105,9 @@ def _one_line(what: str) -> Iterator[None]:
         raise CaptureError(f"{what}: {text}") from error
 
 
-def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str, Tensor], nn.Module | None]:
+def _as_function(
+    model: Any, random: bool, shared: Set[int]
+) -> tuple[Callable[..., Any], dict[str, Tensor], nn.Module | None]:
     if isinstance(model, nn.Module):
         training = next(
             (f"{n or type(m).__name__}" for n, m in model.named_modules() if _depends_on_mode(m, random)), None
@@ -94,15 +116,19 @@ def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str
             way = "" if random else ", or compare the dropout too"
             raise CaptureError(f"{training}: is in training mode; call eval() on the module{way}")
         try:
-            twin = copy.deepcopy(model)._apply(_widen_tensor)
-            _widen_attributes(twin)
+            large = {id(p): nn.Parameter(p.detach()) for p in model.parameters() if _is_shared(p, shared)}
+            twin = copy.deepcopy(model, large)._apply(lambda t: t if _is_shared(t, shared) else _widen_tensor(t))
+            _widen_attributes(twin, shared)
         except Exception as error:
             raise CaptureError(f"{type(model).__name__}: cannot be copied: {error}") from error
         tensors = dict(twin.named_parameters(remove_duplicate=False)) | dict(twin.named_buffers(remove_duplicate=False))
         return twin, tensors, twin
     if isinstance(model, tuple) and len(model) == 2 and callable(model[0]):
         copies: dict[int, Any] = {}  # a tensor under two names stays one
-        wide = tree_map(lambda leaf: copies.setdefault(id(leaf), _widen(leaf)), model[1])
+        wide = tree_map(
+            lambda leaf: copies.setdefault(id(leaf), leaf.detach() if _is_shared(leaf, shared) else _widen(leaf)),
+            model[1],
+        )
         tensors = {name: tensor for name, tensor in named(wide) if isinstance(tensor, Tensor)}
         for tensor in tensors.values():
             tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
@@ -113,12 +139,16 @@ def _as_function(model: Any, random: bool) -> tuple[Callable[..., Any], dict[str
     )
 
 
-def _widen_attributes(module: nn.Module) -> None:
+def _is_shared(leaf: Any, shared: Set[int]) -> bool:
+    return isinstance(leaf, Tensor) and _memory(leaf) in shared
+
+
+def _widen_attributes(module: nn.Module, shared: Set[int]) -> None:
     """Widen tensors that are neither parameters nor buffers, each memory once, so that views stay views."""
     wide: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def widened(tensor: Tensor) -> Tensor:
-        if tensor.dtype not in _WIDE:
+        if tensor.dtype not in _WIDE or _is_shared(tensor, shared):
             return tensor
         size = tensor.untyped_storage().nbytes() // tensor.element_size()
         memory = wide.setdefault(
@@ -130,6 +160,12 @@ def _widen_attributes(module: nn.Module) -> None:
         for name, value in [*vars(part).items()]:
             if name not in ("_parameters", "_buffers", "_modules"):
                 vars(part)[name] = tree_map_only(Tensor, widened, value)
+
+
+def _is_large(leaf: Any) -> bool:
+    """Whether a copy of it in float64 may not fit into the memory."""
+    is_tensor = type(leaf) in (Tensor, nn.Parameter) and leaf.device.type == "cpu" and leaf.layout == torch.strided
+    return is_tensor and leaf.dtype in _WIDE and leaf.numel() >= LARGE
 
 
 def _depends_on_mode(module: nn.Module, random: bool) -> bool:
@@ -170,10 +206,11 @@ def _settings(backward: bool) -> Iterator[None]:
 class _Recorder(TorchDispatchMode):
     """Adds every ATen operation to a trace."""
 
-    def __init__(self, module: nn.Module | None):
+    def __init__(self, module: nn.Module | None, shared: Set[int]):
         super().__init__()
         self.trace = Trace("PyTorch", random=_RANDOM)
         self.names = {id(m): name for name, m in module.named_modules()} if module is not None else {}
+        self.shared = shared  # memory that belongs to the user's model
         self.path: list[str] = []
         # tensor -> (number, version of its contents, the tensor itself, so that its id stays its own)
         self.numbers: dict[int, tuple[int, int, Tensor]] = {}
@@ -230,7 +267,7 @@ class _Recorder(TorchDispatchMode):
         """Copy the values that are views of memory to which an operation may write."""
         for tensor in tensors:
             for number in self.views.pop(_memory(tensor), ()):
-                self.trace.values[number] = self.trace.values[number].copy()
+                self.trace.values[number] = self.trace.values.kept(number).copy()
 
     def backward(
         self, outputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], cotangents: Mapping[str, np.ndarray]
@@ -267,7 +304,13 @@ class _Recorder(TorchDispatchMode):
         leaves, structure = tree_flatten((args, kwargs))
         inputs = tuple(self.number(leaf) for leaf in leaves if isinstance(leaf, Tensor))
         if function._schema.is_mutable:
+            written = _written(function, args, kwargs)
+            if any(_memory(tensor) in self.shared for tensor in written):
+                raise CaptureError(f"{function}: writes to a parameter that is not copied")
             self._keep([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            args, kwargs = tree_map_only(
+                Tensor, lambda t: _widen_tensor(t) if _is_shared(t, self.shared) else t, (args, kwargs)
+            )
         elif function is _FRESH or all(result.alias_info is None for result in function._schema.returns):
             # Tensors of a closure, or made from numpy's arrays, have another dtype. Their views must stay views.
             args, kwargs = tree_map_only(Tensor, _widen_tensor, (args, kwargs))
@@ -299,12 +342,13 @@ class Repeated:
         self.tensors = list(tensors)  # which of its arguments are
         self.function: Any = _WITHOUT_STRIDES.get(function, function)
         self.mutable = function._schema.is_mutable
+        self.is_view = not self.mutable and any(result.alias_info is not None for result in function._schema.returns)
 
     def __call__(self, arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
         """The results."""
         rest = iter(arrays)
         full = [
-            _tensor(next(rest), self.mutable) if is_tensor else settings.get(str(i))
+            _tensor(next(rest), self.mutable, self.is_view) if is_tensor else settings.get(str(i))
             for i, is_tensor in enumerate(self.tensors)
         ]
         args, kwargs = tree_unflatten(full, self.structure)
@@ -326,6 +370,7 @@ class Overwritten:
 
     def __call__(self, arrays: Sequence[np.ndarray], settings: Mapping[str, Any]) -> list[np.ndarray]:
         """The contents of the tensor."""
+        arrays = [*map(widened, arrays)]
         memory = np.zeros(max(int(p.max(initial=0)) for p in self.places) + 1, arrays[0].dtype)
         for where, array in zip(self.places, arrays, strict=True):
             memory[where] = array
@@ -358,8 +403,18 @@ def _is_of_tensors(function: Any) -> bool:
     return returned <= {"Tensor", "List[Tensor]"} and bool(returned) and "filename" not in names
 
 
-def _tensor(array: np.ndarray, copied: bool) -> Tensor:
-    """An array as a tensor; a view of its memory if that is possible and nothing writes to it."""
+def as_tensor(array: np.ndarray) -> Tensor:
+    """An array of any dtype as a tensor that shares its memory."""
+    if bfloat16 is not None and array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _tensor(array: np.ndarray, copied: bool, narrow: bool) -> Tensor:
+    """An array as a tensor, in float64 unless it may be narrow; a view of its memory if nothing writes to it."""
+    array = array if narrow else widened(array)
+    if is_narrow(array):
+        return as_tensor(array)
     shared = not copied and array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(np.asarray(array) if shared else np.array(array))  # numpy makes scalars of no axes
 
@@ -371,9 +426,20 @@ def _places(tensor: Tensor) -> np.ndarray:
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
-    """A view of the tensor's memory if it has float64, integers or booleans; otherwise a copy in float64."""
+    """A view of the tensor's memory if that is large or has float64, integers or booleans; else a copy in float64."""
     array = tensor.resolve_conj().resolve_neg().detach()
-    return array.to(_WIDE.get(array.dtype, array.dtype)).numpy()
+    if array.numel() < LARGE or array.dtype not in _WIDE:
+        return array.to(_WIDE.get(array.dtype, array.dtype)).numpy()
+    if array.dtype == torch.bfloat16:  # which NumPy lacks
+        return array.float().numpy() if bfloat16 is None else array.view(torch.int16).numpy().view(bfloat16)
+    return array.numpy()
+
+
+def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors to which an operation writes."""
+    given = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
+    names = [a.name for a in function._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [leaf for name in names for leaf in tree_flatten(given.get(name))[0] if isinstance(leaf, Tensor)]
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

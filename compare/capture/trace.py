@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import Arrays
+
 _CALL = 3000  # numbers that the call of an operation costs beyond those that it computes
 _FIRST = 1024  # numbers of a value that are compared first
 DEPTH = 4  # lines of an operation: its own and those of its callers
@@ -20,7 +22,8 @@ class CaptureError(ValueError):
     """A model cannot be recorded; the message states why, where, and what to do."""
 
 
-Compute = Callable[[Sequence[np.ndarray], Mapping[str, Any]], Sequence[np.ndarray]]  # (inputs, settings) -> outputs
+# (inputs, settings) -> outputs; inputs may be narrow, and outputs that are views of these are as narrow
+Compute = Callable[[Sequence[np.ndarray], Mapping[str, Any]], Sequence[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Trace:
     """
 
     framework: str  # "PyTorch" or "JAX"
-    values: list[np.ndarray] = field(default_factory=list)
+    values: Arrays = field(default_factory=Arrays)
     operations: list[Operation] = field(default_factory=list)
     parameters: dict[str, int] = field(default_factory=dict)
     buffers: frozenset[str] = frozenset()  # names of parameters that are not trained, where the framework tells
@@ -72,7 +75,11 @@ class Trace:
     settled: frozenset[int] = frozenset()  # values that are known to be right, such as those of the forward pass
     random: frozenset[str] = frozenset()  # names of operations that draw random numbers
     branches: list[str] = field(default_factory=list)  # lines of branches that the inputs did not reach
+    notes: list[str] = field(default_factory=list)  # what was computed otherwise than usual, by line
     code: Mapping[str, "Code"] = field(default_factory=dict)  # of modules, by path, where it is known
+
+    def __post_init__(self) -> None:
+        self.values = Arrays(self.values)
 
     def add(self, value: np.ndarray) -> int:
         """The number of a new value."""
@@ -119,7 +126,7 @@ class Trace:
             if computed == limit:
                 break
             computed += 1
-            arrays = [values.get(number, self.values[number]) for number in operation.inputs]
+            arrays = [values[n] if n in values else self.values.kept(n) for n in operation.inputs]
             results = operation.compute(arrays, operation.settings)
             if work is not None:
                 work[0] += _CALL + sum(array.size for array in (*arrays, *results))

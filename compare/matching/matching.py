@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from ..capture.arrays import LARGE, is_narrow, widened
 from ..capture.trace import Operation, Trace
 from .arrangements import Layout, find_layout, real_numbers
 
@@ -19,13 +20,13 @@ ROUNDED = 3e-6  # a port whose constants were rounded to float32 stays below it
 _FEW = 4  # values with fewer different numbers identify nothing
 _FILL = 1e3  # from here on, the largest element may be the fill value of a mask
 _SAMPLE = 64  # elements of a value that are compared first
-_LARGE = 2**20  # from this number of elements on, no copy of a value is kept
 
 
 class Signature:
     """What identifies a value whatever its arrangement: its numbers in order of size, sorted when they are needed."""
 
     def __init__(self, value: Array):
+        """Of a value in any dtype."""
         self.value, self.size = value, value.size
         numbers = self._finite()
         self.scale = float(max(numbers.max(initial=0), -numbers.min(initial=0)))  # the largest |number|
@@ -35,8 +36,9 @@ class Signature:
         self._ordered: Array | None = None
 
     def _finite(self) -> Array:
-        finite = np.isfinite(self.value)
-        return self.value if finite.all() else self.value[finite]
+        value = real_numbers(widened(self.value))
+        finite = np.isfinite(value)
+        return value if finite.all() else value[finite]
 
     @property
     def ordered(self) -> Array:
@@ -44,20 +46,20 @@ class Signature:
         if self._ordered is not None:
             return self._ordered
         ordered = np.sort(self._finite(), axis=None)
-        if ordered.size <= _LARGE:
+        if ordered.size < LARGE:
             self._ordered = ordered
         return ordered
 
 
 def signature(value: Array) -> Signature | None:
     """None for values that identify nothing: integers, booleans, and those with few different numbers."""
-    value = real_numbers(value)
+    kept, value = value, real_numbers(widened(value))
     if value.dtype.kind != "f" or value.size < _FEW:
         return None
     first = {number for number in value.flat[:_FEW].tolist() if isfinite(number)}  # mostly they are different
     if len(first) < _FEW and len(_different(value.flat[:_SAMPLE])) < _FEW and len(_different(value)) < _FEW:
         return None
-    return Signature(value)
+    return Signature(kept if is_narrow(kept) else value)
 
 
 def contents(value: Array) -> int:
@@ -120,7 +122,7 @@ class Values:
 
     def value(self, number: int) -> Array:
         """The value with this number, as changed."""
-        return self.changes.get(number, self.trace.values[number])
+        return self.changes[number] if number in self.changes else self.trace.values[number]
 
     def changed(self, changes: Mapping[int, Array], forced: Iterable[int]) -> Self:
         """These values with further changes, which the values with the numbers `forced` led to."""
@@ -142,7 +144,7 @@ class Values:
         if not self.changes:
             return self.trace
         current = copy(self.trace)
-        current.values = [self.value(number) for number in range(len(self.trace.values))]
+        current.values = self.trace.values.with_changes(self.changes)
         return current
 
     def continued(self, changes: Mapping[int, Array]) -> Self:
@@ -155,8 +157,9 @@ class Side(Values):
 
     def __init__(self, trace: Trace):
         super().__init__(trace)
-        self.by_number = {i: s for i, value in enumerate(trace.values) if (s := signature(value)) is not None}
-        self.contents = {i: contents(trace.values[i]) for i in range(len(trace.values)) if i not in self.by_number}
+        numbers = range(len(trace.values))
+        self.by_number = {i: s for i in numbers if (s := signature(trace.values.kept(i))) is not None}
+        self.contents = {i: contents(trace.values[i]) for i in numbers if i not in self.by_number}
 
     def plain(self) -> Values:
         """The same values without signatures."""
@@ -315,6 +318,11 @@ def _close(one: Array, other: Array, bound: float, largest: float, least: float 
 
 def _near(one: Array, other: Array, slack: Array | float) -> bool:
     """Whether all numbers are within the slack; NaN and infinities equal themselves."""
+    if one.size > LARGE:  # piece by piece, within the processor's cache
+        steps = [slice(i, i + LARGE) for i in range(0, one.size, LARGE)]
+        return all(
+            _near(one[s], other[s], slack[s] if isinstance(slack, np.ndarray) and slack.ndim else slack) for s in steps
+        )
     with np.errstate(invalid="ignore"):  # infinities
         if (np.abs(one - other) <= slack).all():
             return True

@@ -51,14 +51,14 @@ def varied_values(traces: tuple[Trace, Trace], weights: WeightMap) -> tuple[set[
             names[1].update(group[1] - kept)
     numbers = [{t.parameters[n] for n in own & t.parameters.keys()} for t, own in zip(traces, names, strict=True)]
     floating = [
-        {n for n in own | set(t.inputs.values()) if t.values[n].dtype.kind == "f"}
+        {n for n in own | set(t.inputs.values()) if t.values.kind(n) == "f"}
         for t, own in zip(traces, numbers, strict=True)
     ]
     return floating[0], floating[1]
 
 
 def _size(traces: tuple[Trace, Trace], group: tuple[set[str], set[str]]) -> int:
-    return sum(t.values[t.parameters[n]].size for t, names in zip(traces, group, strict=True) for n in names)
+    return sum(t.values.kept(t.parameters[n]).size for t, names in zip(traces, group, strict=True) for n in names)
 
 
 def _groups(

@@ -21,16 +21,16 @@ def with_uses(trace: Trace) -> Trace:
     users: dict[int, list[int]] = {}
     for i, operation in enumerate(trace.operations):
         for number in dict.fromkeys(operation.inputs):
-            if number in made and trace.values[number].dtype.kind == "f" and trace.values[number].size > 1:
+            if number in made and trace.values.kind(number) == "f" and trace.values.kept(number).size > 1:
                 users.setdefault(number, []).append(i)
     result = copy(trace)
-    result.values = list(trace.values)
+    result.values = trace.values.with_changes({})
     inputs = {i: dict[int, int]() for i in range(len(trace.operations))}
     copies: dict[int, list[Operation]] = {}
     for number, places in users.items():
         groups = _groups([trace.operations[i].lines for i in places]) if len(places) > 1 else []
         for lines, members in groups if len(groups) > 1 else ():
-            own = result.add(trace.values[number])
+            own = result.add(trace.values.kept(number))
             first = places[members[0]]
             module = trace.operations[first].module
             copies.setdefault(first, []).append(Operation(USE, (number,), (own,), module, lines, {}, _copy))

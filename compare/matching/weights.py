@@ -5,11 +5,12 @@ of them together (layers stacked for a scan), one with rows of padding added, or
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import numpy as np
 
+from ..capture.arrays import LARGE, widened
 from .arrangements import Layout, find_layout, real_numbers
 
 Array = np.ndarray
@@ -92,7 +93,7 @@ def match_weights(reference: Mapping[str, Array], candidate: Mapping[str, Array]
     matches: dict[str, Match] = {}
     ambiguous: dict[str, tuple[str, ...]] = {}
     for name, array in candidate.items():
-        parts = _whole(array, sums.get(_sum(array), ()), distinct)
+        parts = _whole(array, sums.get(_sum(array), ()), distinct) or _stacked(array, sums, distinct)
         if parts:
             matches[name] = Match(name, parts)
     rest = {name: array for name, array in candidate.items() if name not in matches}
@@ -134,7 +135,9 @@ def _without_ties(arrays: Mapping[str, Array]) -> tuple[dict[str, Array], dict[s
 
 def _sum(array: Array) -> tuple[int, int]:
     """(size, sum of the numbers' bits): equal for all arrangements of an array."""
-    return array.size, int(np.ravel(array).astype(np.float64, copy=False).view(np.uint64).sum())
+    flat = np.ravel(array)
+    pieces = (flat[i : i + LARGE].astype(np.float64, copy=False) for i in range(0, flat.size, LARGE))
+    return array.size, sum(int(piece.view(np.uint64).sum()) for piece in pieces) % 2**64
 
 
 def _by_sum(arrays: Mapping[str, Array]) -> dict[tuple[int, int], list[str]]:
@@ -146,7 +149,7 @@ def _by_sum(arrays: Mapping[str, Array]) -> dict[tuple[int, int], list[str]]:
 
 def _whole(array: Array, sources: Sequence[str], reference: Mapping[str, Array]) -> tuple[Part, ...]:
     """The one part by which an array is an arrangement of one of these, without looking at all parameters."""
-    if 1 not in np.unique(array.flat[:_SAMPLE], return_counts=True)[1]:
+    if 1 not in np.unique(np.asarray(array.flat[:_SAMPLE], np.float64), return_counts=True)[1]:
         return ()  # such as zeros: nothing tells one from another
     for source in sources:
         other = reference[source]
@@ -160,6 +163,20 @@ def _whole(array: Array, sources: Sequence[str], reference: Mapping[str, Array])
         if len(parts) == 1:
             return parts
     return ()
+
+
+def _stacked(
+    array: Array, sums: Mapping[tuple[int, int], Sequence[str]], reference: Mapping[str, Array]
+) -> tuple[Part, ...]:
+    """The parts by which a large array is a stack of layers along its first axis."""
+    parts: list[Part] = []
+    for i in range(len(array)) if array.ndim > 1 and array.size >= LARGE else ():
+        layer = array[i : i + 1]
+        found = _whole(layer, sums.get(_sum(layer), ()), reference)
+        if not found:
+            return ()
+        parts.append(replace(found[0], region=(slice(i, i + 1), *found[0].region[1:])))
+    return tuple(parts)
 
 
 def _holders(arrays: Mapping[str, Array], reference: Mapping[str, Array]) -> dict[str, list[str]]:
@@ -189,12 +206,12 @@ def _match(name: str, array: Array, reference: Mapping[str, Array], sources: Seq
     for shift in (-1, 1):
         for source in sums:
             if _near(array, sums[source] + shift * array.size):
-                parts = _arranged(array, source, reference[source] + float(shift))
+                parts = _arranged(array, source, widened(reference[source]) + float(shift))
                 if parts:
                     return Match(name, parts, shift=shift)
     for one, other in combinations(sums, 2):
         if reference[one].shape == reference[other].shape and _near(array, sums[one] + sums[other]):
-            parts = _arranged(array, one, reference[one] + reference[other])
+            parts = _arranged(array, one, widened(reference[one]) + widened(reference[other]))
             if parts:
                 return Match(name, parts, added_to=other)
     return None

@@ -227,7 +227,7 @@ def _rounded(repair: Repair) -> tuple[int, Defect]:
 
 def trace_weights(reference: Trace, candidate: Trace) -> WeightMap:
     """Which parameters of two traces have the same values."""
-    return match_weights(*({n: t.values[i] for n, i in t.parameters.items()} for t in (reference, candidate)))
+    return match_weights(*({n: t.values.kept(i) for n, i in t.parameters.items()} for t in (reference, candidate)))
 
 
 def _incomparable(reference: Trace, candidate: Trace, weights: WeightMap) -> str:

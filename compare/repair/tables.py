@@ -98,7 +98,7 @@ def _attempts(state: State) -> Iterator[tuple[list[Operation], str, Mapping[int,
 
 def _of_positions(trace: Trace) -> list[Operation]:
     """The operations that only constants and inputs of whole numbers enter, and that lead to an output."""
-    numbers = {n for n in (*trace.inputs.values(), *trace.parameters.values()) if trace.values[n].dtype.kind == "f"}
+    numbers = {n for n in (*trace.inputs.values(), *trace.parameters.values()) if trace.values.kind(n) == "f"}
     live, found = trace.ancestors(), []
     for operation in trace.operations:
         if not numbers.isdisjoint(operation.inputs):

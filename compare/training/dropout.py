@@ -86,7 +86,7 @@ def _settled(trace: Trace, masks: Sequence[_Mask]) -> Trace:
     """A copy of a trace in which the masks are given, not computed."""
     numbers = {mask.number for mask in masks}
     settled = copy(trace)
-    settled.values = list(trace.values)
+    settled.values = trace.values.with_changes({})
     settled.operations = [o for o in trace.operations if numbers.isdisjoint(o.outputs)]
     settled.settled = trace.settled | numbers
     settled.check_deterministic(_REMEDY)

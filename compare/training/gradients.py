@@ -279,7 +279,7 @@ def _places(part: Part) -> Array:
 
 def _extended(trace: Trace) -> Trace:
     trace = copy(trace)
-    trace.values, trace.operations, trace.outputs = list(trace.values), list(trace.operations), {}
+    trace.values, trace.operations, trace.outputs = trace.values.with_changes({}), list(trace.operations), {}
     return trace
 
 

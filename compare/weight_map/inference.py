@@ -160,7 +160,7 @@ def randomized(trace: Trace, names: Sequence[str], seed: int) -> Trace:
         changes[number] = equal.setdefault(key, new)
     result = copy(trace)
     values = trace.replay(changes)
-    result.values = [values.get(number, value) for number, value in enumerate(trace.values)]
+    result.values = trace.values.with_changes(values)
     return result
 
 
@@ -176,7 +176,7 @@ def _with_rules(reference: Trace, candidate: Trace, given: Mapping[str, Match]) 
     arrays = apply_rules(given, state, shapes)
     changed = candidate.replay({candidate.parameters[name]: array for name, array in arrays.items()})
     result = copy(candidate)
-    result.values = [changed.get(number, value) for number, value in enumerate(candidate.values)]
+    result.values = candidate.values.with_changes(changed)
     return result
 
 

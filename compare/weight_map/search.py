@@ -43,7 +43,7 @@ class ParameterSearch:
 
     def __init__(self, reference: Trace, candidate: Trace, names: tuple[Iterable[str], Iterable[str]]):
         self.reference, self.candidate = Side(reference), copy(candidate)
-        self.values = self.candidate.values = list(candidate.values)
+        self.values = self.candidate.values = candidate.values.with_changes({})
         self.sources = blocks(reference, names[0])
         self.arrays = {key: reference.values[block.numbers[0]] for key, block in self.sources.items()}
         self.unused = {key: np.ones(array.size, bool) for key, array in self.arrays.items()}

@@ -20,6 +20,20 @@ from twinax.compare.repair.diagnosis import Diagnosis
 from twinax.compare.rounding import Rounding
 from twinax.compare.training.updates import UpdateDifference
 
+DEEP = """
+import torch
+
+def reference(layers=3):
+    return torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(layers)))
+
+def port(state, layers=3):
+    def run(p, x):
+        for i in range(layers):
+            x = x @ p[f"{i}.weight"].T + p[f"{i}.bias"]
+        return x
+    return run, state
+"""
+
 
 def compare(reference="ref.py:make", candidate="port.py:make", inputs="batch.npz", **flags):
     with one_line_errors():
@@ -83,6 +97,14 @@ SQUASHED = "    return (lambda p, x: port(p, jax.nn.tanh(x))), untrained()[1]"
 EQUAL = Comparison(Diagnosis("equal"), traces=(Trace("PyTorch"), Trace("JAX")))
 
 
+def test_fewer_layers_on_both_sides(files, capsys):
+    (files / "deep.py").write_text(DEEP)
+    assert compare("deep.py:reference", "deep.py:port", layers=2) == 0
+    assert "4 of 4" in capsys.readouterr().out
+    assert compare("deep.py:reference", "deep.py:port") == 0
+    assert "6 of 6" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("status", "changes"),
     [
@@ -136,6 +158,7 @@ def test_exit_status(status, changes, files, monkeypatch, capsys):
         ({"report": "o.html", "json_file": "o.html"}, "o.html: is another output of this command"),
         ({"reference": "ref.py:nothing"}, "ref.py:nothing: returned None; return a model"),
         ({"reference": "ref.py:leaves"}, "ref.py:leaves: failed: SystemExit: 3"),
+        ({"layers": 2}, "ref.py:make: has no parameter layers; add layers=None to it, for --layers 2"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(changes, message, files):

@@ -1,9 +1,11 @@
 """Traces of JAX functions and modules, against JAX's own results in float64."""
 
 import functools
+import re
 
 import equinox
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from parity_tests.compare.capture.test_recording import assert_stored
+from twinax.compare.capture import primitives
 from twinax.compare.capture.jax_models import as_function
 from twinax.compare.capture.jax_trace import capture_jax
 from twinax.compare.capture.primitives import PRIMITIVES
@@ -154,6 +157,34 @@ twice_custom.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
 @pytest.mark.parametrize("name", [*CONTROL, "custom_vjp"])
 def test_control_flow(name):
     assert_traced(CONTROL.get(name, lambda x: twice_custom(x) + 1), rows(3, 3, 3))
+
+
+def test_a_parameter_that_is_not_known_leaves_the_primitive_to_jax(monkeypatch):
+    """As one that a newer JAX has: the line is named, and the result is JAX's."""
+    monkeypatch.setitem(PRIMITIVES, "cumsum", lambda x, *, axis: np.cumsum(x, axis))
+    primitives._known.cache_clear()
+    trace, _ = assert_traced(lambda x: lax.cumsum(x, 1, reverse=True), rows(0, 2, 3))
+    primitives._known.cache_clear()
+    assert len(trace.notes) == 1
+    assert re.fullmatch(rf".*{LINE}:\d+: cumsum: computed by JAX, because of reverse", trace.notes[0])
+    with pytest.raises(
+        CaptureError, match=r"^scan has no parameter num_consts in jax [\d.]+; record the model with an o"
+    ):
+        primitives.scan_counts({"length": 3})
+
+
+@pytest.mark.parametrize("is_evaluable", [True, False])
+def test_a_primitive_that_is_not_known_is_computed_by_jax(is_evaluable):
+    """One of another library."""
+    primitive = jax.extend.core.Primitive("theirs")
+    primitive.def_abstract_eval(lambda x: x)
+    if is_evaluable:
+        primitive.def_impl(lambda x: x + 1)
+        trace = capture_jax(lambda p, x: primitive.bind(x), {}, (rows(0, 2, 3),))
+        np.testing.assert_array_equal(trace.values[trace.outputs["output"]], rows(0, 2, 3) + 1)
+    else:
+        with pytest.raises(CaptureError, match=rf"{LINE}:\d+: theirs cannot be computed by itself: NotImpl"):
+            capture_jax(lambda p, x: primitive.bind(x), {}, (rows(0, 2, 3),))
 
 
 def test_a_branch_that_is_not_taken_is_named():

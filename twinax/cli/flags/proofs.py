@@ -142,6 +142,7 @@ class Compare:
             (name, parameter) pairs that returns a torch optimizer, one that returns an Optax transformation.
         dropout: the functions return models in training mode; the candidate gets the reference's dropout masks.
         no_rounding: leave out the comparison of errors in float32 and bfloat16.
+        layers: call both functions with layers=N, which they use for a smaller model.
         json_file: JSON file to write the results to.
         report: HTML file to write the results to, with the source lines, both traces side by side and the weight map.
     """
@@ -157,6 +158,7 @@ class Compare:
     optimizer: tuple[str, ...] = ()
     dropout: Switch = False
     no_rounding: Switch = False
+    layers: int | None = None
     json_file: JsonFile = None
     report: str | None = None
 
@@ -183,6 +185,7 @@ class Capture:
         out: file to write; it ends in .trace.
         gradients: record the gradients of all parameters too, for twinax compare --gradients.
         dropout: the function returns a model in training mode, for twinax compare --dropout.
+        layers: call the function with layers=N, which it uses for a smaller model.
         program: write the recorder itself to this file (.pyz), and record nothing.
     """
 
@@ -191,6 +194,7 @@ class Capture:
     out: str | None = None
     gradients: Switch = False
     dropout: Switch = False
+    layers: int | None = None
     program: str | None = None
 
     def execute(self) -> int:

@@ -23,7 +23,7 @@ def run(flags: Capture) -> int:
     out = _given("--out", flags.out)
     check_outputs([out], [name.rpartition(":")[0] or name for name in (model, inputs)])
     try:
-        print(record(model, inputs, out, flags.gradients, flags.dropout))
+        print(record(model, inputs, out, flags.gradients, flags.dropout, flags.layers))
     except CaptureError as error:
         raise UsageError(str(error)) from None
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...compare.capture.factories import called, function_of, import_path, inputs_of
+from ...compare.capture.factories import called, factory_of, function_of, import_path, inputs_of, needs_parameters
 from ...compare.capture.parameters import arrays_of
 from ...compare.capture.recording import SUFFIX, Recording
 from ...compare.capture.recording_file import read_recording
@@ -61,11 +61,12 @@ def run(flags: Compare) -> int:
 def _compared(flags: Compare) -> Comparison:
     reference, candidate = (_recording(name, flags.gradients) for name in (flags.reference, flags.candidate))
     reference_inputs, candidate_inputs = _both_inputs(flags, reference, candidate)
-    model = reference or called(flags.reference, function_of(flags.reference))
-    factory = function_of(flags.candidate) if candidate is None else None
-    wants_weights = factory is not None and any(
-        p.default is p.empty for p in inspect.signature(factory).parameters.values()
-    )
+    recorded = next((side.file for side in (reference, candidate) if side is not None), None)
+    if recorded is not None and flags.layers is not None:
+        raise UsageError(f"--layers {flags.layers}: {recorded} has its layers; pass the flag to twinax capture")
+    model = reference or called(flags.reference, factory_of(flags.reference, flags.layers))
+    factory = factory_of(flags.candidate, flags.layers) if candidate is None else None
+    wants_weights = factory is not None and needs_parameters(factory)
     arguments = (arrays_of(model),) if wants_weights else ()
     port = called(flags.candidate, factory, arguments) if factory is not None else candidate
     optimizers = _optimizers(flags.optimizer) if flags.optimizer else None
@@ -75,7 +76,7 @@ def _compared(flags: Compare) -> Comparison:
         both_inputs = reference_inputs, candidate_inputs
         converter, assumed = _inferred_converter(model, port, *both_inputs, flags.write_rules)
     if converter is None and factory is not None and wants_weights:
-        converter = partial(_built_parameters, factory)
+        converter = partial(_built_parameters, factory, (arguments[0], port))
     comparison = compare(
         *(model, port, reference_inputs, candidate_inputs),
         convert=converter,
@@ -119,9 +120,16 @@ def _both_inputs(flags: Compare, reference: Recording | None, candidate: Recordi
     return own, own if flags.candidate_inputs is None else inputs_of(flags.candidate_inputs)
 
 
-def _built_parameters(factory: Callable[..., Any], state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The parameters of the port that a factory builds from the reference's: it is a converter too."""
-    return arrays_of(factory(state))
+def _built_parameters(
+    factory: Callable[..., Any], built: tuple[dict[str, np.ndarray], Any], state: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The parameters of the port that a factory builds from the reference's: it is a converter too.
+
+    `built`: parameters from which a port was built already, and that port.
+    """
+    first, port = built
+    is_same = first.keys() == state.keys() and all(np.may_share_memory(first[n], state[n]) for n in first)
+    return arrays_of(port if is_same else factory(state))
 
 
 def _check_report(report: str | None) -> None:

@@ -65,7 +65,7 @@ class Arrays(list[np.ndarray]):
             array = narrowed(array)
         super().append(array)
 
-    def __getitem__(self, number: Any) -> Any:
+    def __getitem__(self, number: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
         array = super().__getitem__(number)
         return widened(array) if _is_narrow(array.dtype) else array
 

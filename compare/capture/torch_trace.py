@@ -437,7 +437,7 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
 
 def _written(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors to which an operation writes."""
-    given = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
+    given = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | dict(kwargs)
     names = [a.name for a in function._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return [leaf for name in names for leaf in tree_flatten(given.get(name))[0] if isinstance(leaf, Tensor)]
 

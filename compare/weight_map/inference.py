@@ -85,7 +85,7 @@ def infer_weights(
 
 def infer_from_traces(reference: Trace, candidate: Trace, given: Mapping[str, Match] | None = None) -> Inference:
     """The same from traces of both models, of the same inputs."""
-    arrays = [{name: trace.values[n] for name, n in trace.parameters.items()} for trace in (reference, candidate)]
+    arrays = [{name: t.values.kept(n) for name, n in t.parameters.items()} for t in (reference, candidate)]
     learned = learned_parameters(reference, candidate), learned_parameters(candidate, reference)
     fixed = [{n: a for n, a in side.items() if n not in own} for side, own in zip(arrays, learned, strict=True)]
     known = {**match_weights(*fixed).matches, **(given or {})}

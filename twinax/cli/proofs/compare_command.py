@@ -76,7 +76,7 @@ def _compared(flags: Compare) -> Comparison:
         both_inputs = reference_inputs, candidate_inputs
         converter, assumed = _inferred_converter(model, port, *both_inputs, flags.write_rules)
     if converter is None and factory is not None and wants_weights:
-        converter = partial(_built_parameters, factory, (arguments[0], port))
+        converter = partial(_built_parameters, factory, (*arguments, port))
     comparison = compare(
         *(model, port, reference_inputs, candidate_inputs),
         convert=converter,
@@ -121,7 +121,7 @@ def _both_inputs(flags: Compare, reference: Recording | None, candidate: Recordi
 
 
 def _built_parameters(
-    factory: Callable[..., Any], built: tuple[dict[str, np.ndarray], Any], state: dict[str, np.ndarray]
+    factory: Callable[..., Any], built: tuple[Any, ...], state: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The parameters of the port that a factory builds from the reference's: it is a converter too.
 

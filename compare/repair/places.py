@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import takewhile
 
-from ..capture.trace import DEPTH, Code, Operation
+from ..capture.trace import DEPTH, Code, Operation, Trace
 from ..matching.matching import producers
-from ..matching.regions import Region
+from ..matching.regions import ARRANGING, COPYING, Region
 from ..matching.uses import USE
 from .alternatives import kind
 from .edits import Repair
@@ -24,7 +24,8 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     """
     producer, number = producers(state.candidate.trace), value
     made: list[Operation] = []  # what passes the value on, and the operation that computed it
-    while number in producer and (not made or made[-1].name in PASSING):
+    passing = (*PASSING, *ARRANGING) if is_activation else PASSING
+    while number in producer and (not made or made[-1].name in passing):
         made.append(producer[number])
         number = made[-1].inputs[0] if made[-1].inputs else -1
     own = list(takewhile(lambda operation: operation.name != USE, made))  # of this use alone
@@ -36,9 +37,12 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     cast = next((cast for cast in casts if (is_activation if code is None else cast.line in code)), None)
     if cast is not None:  # of what the step was applied to
         return cast
-    if is_activation or not made:
-        return own[-1] if own else use
+    if not made or (is_activation and not own):
+        return use
+    if is_activation:
+        return own[-1] if _is_beside_input(state, reference) else where_both_are(own[-1], use)
     before, after = _first_within(reversed(own), code), None if use is None else _first_within([use], code)
+    after = after or _first_within(_users(state.candidate.trace, [value]), code)
     before = before or (None if after is not None else _first_within(reversed(made), code))
     if before is not None and after is not None:
         is_inner = before.lines not in [operation.lines for operation in made]  # of a module that this one calls
@@ -46,9 +50,40 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
             before = None
     if before is not None or after is not None:
         return before or after
+    if use is not None and _is_on_line_of_use(state, reference):
+        return use
     sign = kind(reference.operations[-1]) in _SIGNS
     is_one_function = use is None or (made[-1].lines[1:] == use.lines[1:] and not is_shared and not sign)
     return made[-1] if is_one_function else use
+
+
+def _is_beside_input(state: State, reference: Region) -> bool:
+    """Whether the reference takes a step in the function that computes its input."""
+    producer, step = producers(state.reference.trace), reference.operations[-1]
+    made = [producer[n] for n in reference.operations[0].inputs if n in producer]
+    return not made or any(operation.lines[1:] == step.lines[1:] for operation in made)
+
+
+def _is_on_line_of_use(state: State, reference: Region) -> bool:
+    """Whether the reference takes a step on the line that uses its result, and not on that which computes its input."""
+    trace, step = state.reference.trace, reference.operations[-1]
+    producer = producers(trace)
+    users = _users(trace, step.outputs)
+    made = [producer[n] for o in reference.operations for n in o.inputs if n in reference.leaves and n in producer]
+    pairs = [(where_both_are(step, o).line, where_both_are(o, step).line) for o in (*users, *made)]
+    return all((a == b) == (i < len(users)) for i, (a, b) in enumerate(pairs)) and bool(users)
+
+
+def _users(trace: Trace, numbers: Iterable[int]) -> list[Operation]:
+    """The operations that compute with these values, or with the same numbers arranged."""
+    same, users = {*numbers}, []
+    for operation in trace.operations:
+        if not same.isdisjoint(operation.inputs):
+            if operation.name in COPYING:
+                same.update(operation.outputs)
+            else:
+                users.append(operation)
+    return users
 
 
 def _first_within(operations: Iterable[Operation], code: Code | None) -> Operation | None:

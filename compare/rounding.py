@@ -11,6 +11,7 @@ import numpy as np
 
 from .capture.arrays import LARGE, dtype_of, is_narrow
 from .capture.jax_models import as_function
+from .capture.jax_trace import by_name
 from .capture.models import is_torch
 from .capture.trace import Trace, dotted, named
 from .matching.matching import output_layout, output_pairs
@@ -211,16 +212,24 @@ def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -
         return whole.to(narrow) if whole.is_floating_point() else whole
 
     arrays = _Arrays(trace, tensor)
+    written = trace.outputs.keys() & trace.parameters.keys()
+
+    def parameter(number: int, changes: Mapping[int, Array]) -> torch.Tensor:
+        value = arrays.array(number, changes)
+        if not trace.derived and not written:
+            return value
+        return value.clone().requires_grad_(bool(trace.derived) and value.is_floating_point())
 
     def run(changes: Mapping[int, Array]) -> Mapping[str, Array]:
         arguments = arrays.tree(tuple(inputs), trace.inputs, changes)
-        with torch.no_grad():
+        values = {name: parameter(number, changes) for name, number in trace.parameters.items()}
+        with torch.set_grad_enabled(bool(trace.derived)):
             if function is None:
-                values = {name: arrays.array(number, changes) for name, number in trace.parameters.items()}
                 result = torch.func.functional_call(module, values, arguments, tie_weights=False)
             else:
-                result = function(arrays.tree(parameters, trace.parameters, changes), *arguments)
-        return {name: leaf.double().numpy() for name, leaf in named(result) if isinstance(leaf, torch.Tensor)}
+                result = function(_replaced(parameters, values), *arguments)
+        leaves = {name: values[name] for name in written} | dict(named(result))
+        return {n: leaf.detach().double().numpy() for n, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
 
     return run
 
@@ -234,7 +243,7 @@ def _jax_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> 
         with jax.enable_x64(False), jax.default_matmul_precision("highest"):
             given = arrays.tree(parameters, trace.parameters, changes)
             result = compiled(given, arrays.tree(tuple(inputs), trace.inputs, changes))
-        return {name: np.asarray(leaf, np.float64) for name, leaf in named(result)}
+        return {name: np.asarray(leaf, np.float64) for name, leaf in by_name(result).items()}
 
     return run
 
@@ -256,9 +265,9 @@ class _Arrays:
 
     def tree(self, tree: Any, numbers: Mapping[str, int], changes: Mapping[int, Array]) -> Any:
         """A tree of parameters or inputs with these values."""
+        return _replaced(tree, {name: self.array(number, changes) for name, number in numbers.items()})
 
-        def leaf(path: Any, old: Any) -> Any:
-            number = numbers.get(dotted(path))
-            return old if number is None else self.array(number, changes)
 
-        return jax.tree_util.tree_map_with_path(leaf, tree)
+def _replaced(tree: Any, arrays: Mapping[str, Any]) -> Any:
+    """A tree with other leaves, by name."""
+    return jax.tree_util.tree_map_with_path(lambda path, old: arrays.get(dotted(path), old), tree)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from .jax_trace import MODULE_SCOPE
-from .trace import CaptureError, Code, dotted
+from .trace import CaptureError, Code, dotted, named
 
 Function = Callable[..., Any]  # (parameters, *inputs) -> outputs
 
@@ -25,7 +25,7 @@ def as_function(model: Any) -> tuple[Function, Any]:
     if isinstance(model, tuple) and len(model) == 2:
         function, parameters = model
         if hasattr(function, "apply") and _is_a(function, "flax.linen", "Module"):
-            return function.apply, parameters
+            return _of_linen(function), parameters
         if callable(function):
             return function, parameters
     if _is_a(model, "flax.nnx", "Module"):
@@ -60,17 +60,23 @@ def _code(cls: type) -> Code | None:
     return Code("/".join(file.parts[-2:]), range(start, start + len(lines)))
 
 
-def with_buffers_fixed(model: Any, function: Function) -> Function:
-    """The model's function, in which variables of NNX and Linen that are no parameters have no gradient."""
+def buffers_of(model: Any) -> frozenset[str]:
+    """The names of variables of NNX and Linen that are no parameters."""
     parameters = as_function(model)[1]
     names = {dotted(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)}
     if _is_a(model, "flax.nnx", "Module"):
         nnx = sys.modules["flax.nnx"]
         trained = nnx.to_flat_state(nnx.state(model, nnx.Param))
-        names -= {".".join(map(str, path)) for path, _ in trained}
-    elif isinstance(model, tuple) and _is_a(model[0], "flax.linen", "Module") and "params" in parameters:
-        names = {name for name in names if name.split(".")[0] != "params"}
-    else:
+        return frozenset(names - {".".join(map(str, path)) for path, _ in trained})
+    if isinstance(model, tuple) and _is_a(model[0], "flax.linen", "Module") and "params" in parameters:
+        return frozenset(name for name in names if name.split(".")[0] != "params")
+    return frozenset()
+
+
+def with_buffers_fixed(model: Any, function: Function) -> Function:
+    """The model's function, in which variables of NNX and Linen that are no parameters have no gradient."""
+    names = buffers_of(model)
+    if not names:
         return function
 
     def run(parameters: Any, *inputs: Any) -> Any:
@@ -88,8 +94,26 @@ def _is_a(model: Any, package: str, name: str) -> bool:
     return kind is not None and isinstance(model, kind)
 
 
+def _of_linen(module: Any) -> Function:
+    """A module's function; collections that it writes to, such as batch statistics, are further outputs."""
+
+    def apply(variables: Any, *inputs: Any) -> Any:
+        try:
+            return module.apply(variables, *inputs)
+        except sys.modules["flax"].errors.ModifyScopeVariableError:
+            written = [name for name in variables if name != "params"]
+            outputs, state = module.apply(variables, *inputs, mutable=written)
+            leaves = jax.tree_util.tree_leaves_with_path(state)
+            return dict(named(outputs)) | {dotted(path): leaf for path, leaf in leaves}
+
+    return apply
+
+
 def _of_nnx(model: Any) -> tuple[Function, Any]:
-    """Variables are the parameters, and arrays that the modules hold as they are; not the state of random numbers."""
+    """Variables are the parameters, and arrays that the modules hold as they are; not the state of random numbers.
+
+    Variables that the module writes to, such as batch statistics, are further outputs.
+    """
     nnx = sys.modules["flax.nnx"]
     graph, state = nnx.split(model)
     flat = [(".".join(map(str, path)), path, leaf) for path, leaf in nnx.to_flat_state(state)]
@@ -107,10 +131,25 @@ def _of_nnx(model: Any) -> tuple[Function, Any]:
             else:
                 leaves.append((path, parameters[name]))
         merged = nnx.merge(graph, nnx.from_flat_state(leaves))
+        before = _variables(merged)
         with module_scopes(merged, nnx.Module):
-            return merged(*inputs)
+            outputs = merged(*inputs)
+        after = _variables(merged)
+        written = {name: array for name, array in after.items() if array is not before.get(name, array)}
+        return dict(named(outputs)) | written if written else outputs
 
     return run, parameters
+
+
+def _variables(module: Any) -> dict[str, Any]:
+    """The arrays of a module's variables; not the state of random numbers."""
+    nnx = sys.modules["flax.nnx"]
+    flat = nnx.to_flat_state(nnx.state(module))
+    return {
+        ".".join(map(str, path)): leaf.get_value()
+        for path, leaf in flat
+        if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.RngState)
+    }
 
 
 def _of_tree(model: Any) -> tuple[Function, Any]:

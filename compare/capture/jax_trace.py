@@ -10,11 +10,13 @@ from jax.extend.core import primitives
 from .arrays import LARGE, dtype_of, is_narrow, widened
 from .encoding import is_complete
 from .primitives import PRIMITIVES, VIEWS, read, scan_counts, unknown_parameters
-from .trace import CaptureError, Compute, Operation, Trace, as_float64, dotted, named, own_lines, where_raised
+from .trace import CaptureError, Compute, Operation, Trace, as_float64, dotted, own_lines, where_raised
 
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
 MODULE_SCOPE = "twinax:"
+_DRAWS = {f"_{name}": f"random.{name}" for name in ("normal", "uniform", "randint", "exponential", "gumbel")}
 _RANDOM = frozenset(("random_bits", "threefry2x32", "random_gamma", "rng_bit_generator", "rng_uniform"))
+_RANDOM |= frozenset(_DRAWS.values())
 # Primitives whose operations are not in the jaxpr.
 _OPAQUE = ("pallas_call", "tpu_custom_call", "ffi_call", "custom_call", "triton_kernel_call", "io_callback")
 _SHARDED = ("shard_map", "xla_pmap", "psum", "all_gather", "ppermute", "all_to_all", "axis_index")
@@ -52,7 +54,7 @@ def capture_jax(
         results = recorder.evaluate(closed, arguments, "", ())
         numbers = jax.tree.unflatten(jax.tree.structure(shape), [r.number for r in results])
         outputs, gradients = (numbers, {}) if cotangents is None else numbers
-        trace.outputs, trace.gradients = dict(named(outputs)), dict(_paths(gradients))
+        trace.outputs, trace.gradients = by_name(outputs), dict(_paths(gradients))
     if not random:
         trace.check_deterministic("switch them off, as with deterministic=True or eval(), or compare the dropout too")
     return trace
@@ -82,8 +84,8 @@ def _with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
             rest = iter(trained)
             full = [next(rest) if is_float else leaf for leaf, is_float in zip(leaves, floating, strict=True)]
             outputs = function(jax.tree.unflatten(structure, full), *inputs)
-            by_name = dict(named(outputs))
-            return {name: by_name[name] for name in cotangents}, outputs
+            leaves_by_name = by_name(outputs)
+            return {name: leaves_by_name[name] for name in cotangents}, outputs
 
         trained = [leaf for leaf, is_float in zip(leaves, floating, strict=True) if is_float]
         ends, pull, outputs = jax.vjp(selected, trained, has_aux=True)
@@ -130,12 +132,18 @@ class _Recorder:
     def _run(self, equation: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         name = equation.primitive.name
         module, lines = _module(equation, module), _lines(equation) or lines
-        if name in _OPAQUE or name in _SHARDED:
+        if name in _OPAQUE or (name in _SHARDED and not _is_local(equation)):
             remedy = "compare the model on one device" if name in _SHARDED else "switch to an implementation in JAX"
             raise CaptureError(f"{next(iter(lines), module)}: {name} does not expose its operations; {remedy}")
         if name in _CONTROL:
             return _CONTROL[name](self, equation.params, inputs, module, lines)
         inner = _inner(equation)
+        if inner is not None and (draw := _draw(equation, inputs)):
+            inputs, scratch = [self._numbered(value) for value in inputs], _Recorder(Trace("JAX"))
+            results = scratch.evaluate(inner, [scratch.known(value.array) for value in inputs], module, lines)
+            outputs = [self.known(result.array) for result in results]
+            self._record(draw, inputs, outputs, module, lines, {}, None)
+            return outputs
         if inner is not None:
             return self.evaluate(inner, [self._numbered(value) for value in inputs], module, lines)
         arrays = [value.array for value in inputs]
@@ -155,6 +163,8 @@ class _Recorder:
         settings = {key: value for key, value in equation.params.items() if value is not None} | literals
         compute = None if any(map(_is_key, arrays)) else Repeated(primitive, equation.params, settings)
         self._record(name, inputs, outputs, module, lines, settings, compute)
+        if "transpose(" in str(equation.source_info.name_stack):
+            self.trace.derived.update(output.number for output in outputs)
         return outputs
 
     def _record(
@@ -243,6 +253,18 @@ def _inner(equation: Any) -> Any:
         if jaxpr is not None and len(getattr(jaxpr, "jaxpr", jaxpr).invars) == len(equation.invars):
             return jaxpr
     return None
+
+
+def _is_local(equation: Any) -> bool:
+    """Whether a collective is over axes of its array alone, as in `vmap` with an `axis_name`."""
+    axes = equation.params.get("axes")
+    return equation.primitive.name == "psum" and axes is not None and all(isinstance(axis, int) for axis in axes)
+
+
+def _draw(equation: Any, inputs: Sequence[_Known]) -> str:
+    """The name of a function of `jax.random` that a call stands for, if it is one of these; else empty."""
+    name = _DRAWS.get(equation.params.get("name", ""), "")
+    return name if name and inputs and _is_key(inputs[0].array) else ""
 
 
 class Primitive:
@@ -379,6 +401,11 @@ def _literal(atom: Any) -> np.ndarray:
     if atom.aval.dtype == jax.dtypes.float0:  # the tangent of integers, which has no value
         return np.zeros(atom.aval.shape, bool)
     return np.asarray(atom.val).astype(dtype_of(atom.aval.dtype))
+
+
+def by_name(outputs: Any) -> dict[str, Any]:
+    """The outputs of a function by their paths."""
+    return {name or "output": leaf for name, leaf in _paths(outputs)}
 
 
 def _paths(tree: Any) -> list[tuple[str, int]]:

@@ -41,7 +41,7 @@ def _capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndar
         return capture_torch(model, inputs, cotangents, random)
     import jax
 
-    from .jax_models import as_function, code_of_modules, with_buffers_fixed
+    from .jax_models import as_function, buffers_of, code_of_modules, with_buffers_fixed
     from .jax_trace import capture_jax
 
     torch = sys.modules.get("torch")
@@ -51,5 +51,5 @@ def _capture(model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndar
     function, parameters = as_function(model)
     function = function if cotangents is None else with_buffers_fixed(model, function)
     trace = capture_jax(function, parameters, arrays, cotangents, random)
-    trace.code = code_of_modules(model)
+    trace.code, trace.buffers = code_of_modules(model), buffers_of(model)
     return trace

@@ -192,7 +192,7 @@ PRIMITIVES: dict[str, Callable[..., Array | list[Array]]] = {
         }.items()
     },
     **{f"reduce_{name}": reduction(getattr(np, name)) for name in ("sum", "max", "min", "prod")},
-    **{"reduce_and": reduction(np.all), "reduce_or": reduction(np.any)},
+    **{"reduce_and": reduction(np.all), "reduce_or": reduction(np.any), "psum": reduction(np.sum)},
     **{"cumsum": cumulative(np.add), "cumprod": cumulative(np.multiply), "cummax": cumulative(np.maximum)},
     **{"cummin": cumulative(np.minimum), "cumlogsumexp": cumulative_logsumexp},
     **{"argmax": index_of(np.argmax), "argmin": index_of(np.argmin)},

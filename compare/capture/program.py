@@ -56,7 +56,7 @@ def record(
 def factors(trace: Trace) -> dict[str, np.ndarray]:
     """Random cotangents of the outputs."""
     random = np.random.default_rng(SEED)
-    values = {name: trace.values[number] for name, number in trace.outputs.items()}
+    values = {name: trace.values[number] for name, number in trace.outputs.items() if name not in trace.buffers}
     return {name: random.standard_normal(value.shape) for name, value in values.items() if value.dtype.kind == "f"}
 
 

@@ -189,6 +189,7 @@ def _described(trace: Trace, arrays: _Arrays) -> dict[str, Any]:
         **{name: dict(getattr(trace, name)) for name in names},
         "buffers": sorted(trace.buffers),
         "random": sorted(trace.random),
+        "derived": sorted(trace.derived),
         "branches": trace.branches,
         "notes": trace.notes,
         "code": {path: [code.file, code.lines.start, code.lines.stop] for path, code in trace.code.items()},
@@ -236,6 +237,7 @@ def _trace(description: Mapping[str, Any], arrays: _Stored) -> Trace:
         buffers=frozenset(description["buffers"]),
         names={str(key): str(value) for key, value in description["names"].items()},
         random=frozenset(description["random"]),
+        derived={range(len(values))[number] for number in description.get("derived", ())},
         branches=[str(line) for line in description["branches"]],
         notes=[str(line) for line in description.get("notes", ())],  # which older files lack
         code={path: Code(file, range(start, stop)) for path, (file, start, stop) in description["code"].items()},

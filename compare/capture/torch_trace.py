@@ -31,10 +31,13 @@ _RANDOM = frozenset(
     )
 )
 _WRITTEN = "written in place"
+_NO_GRAPH = "does not require grad"  # what PyTorch says where gradients are wanted under `no_grad`
 # Changed values have other strides than those that a view was taken of.
 _WITHOUT_STRIDES = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 _WIDE = dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float64)
 _FRESH = torch.ops.aten.lift_fresh.default  # of a tensor that nothing else refers to yet
+_BATCH_NORM = torch.ops.aten.native_batch_norm.default  # it writes to running statistics, unlike what its schema says
+_BATCH_NORM_WITH_STATISTICS = torch.ops.aten._native_batch_norm_legit_functional.default
 _WIDE |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
@@ -48,7 +51,8 @@ def capture_torch(
 
     Fused attention is taken apart. `cotangents`: factors of the outputs with these names; with them the trace has the
     backward pass too, and the gradients of Σ output · cotangent. `random`: whether the outputs may depend on random
-    numbers, which are the same each time; dropout may then be in training mode.
+    numbers, which are the same each time; the module may then be in training mode. Parameters and buffers of a module
+    that the forward pass writes to are further outputs.
 
     Raises:
         CaptureError: the model cannot be copied or called, is in training mode, or draws random numbers.
@@ -57,19 +61,29 @@ def capture_torch(
     shared = {_memory(leaf) for leaf in leaves if cotangents is None and _is_large(leaf)}
     if shared:
         try:
-            return _captured(model, inputs, cotangents, random, shared)
+            return _captured(model, inputs, cotangents, random, shared, backward=False)
         except CaptureError:  # the model writes to one, or insists on one dtype, as the cells of torch.nn do
             pass
-    return _captured(model, inputs, cotangents, random, frozenset())
+    try:
+        return _captured(model, inputs, cotangents, random, frozenset(), backward=cotangents is not None)
+    except CaptureError as error:
+        if cotangents is not None or _NO_GRAPH not in str(error):
+            raise
+    return _captured(model, inputs, None, random, frozenset(), backward=True)  # it computes gradients itself
 
 
 def _captured(
-    model: Any, inputs: Sequence[Any], cotangents: Mapping[str, np.ndarray] | None, random: bool, shared: Set[int]
+    model: Any,
+    inputs: Sequence[Any],
+    cotangents: Mapping[str, np.ndarray] | None,
+    random: bool,
+    shared: Set[int],
+    backward: bool,
 ) -> Trace:
     """The trace; `shared`: memory of parameters that are not copied, and become float64 where they are used."""
     function, parameters, module = _as_function(model, random, shared)
     recorder = _Recorder(module, shared)
-    with _settings(backward=cotangents is not None), recorder.modules(), torch.random.fork_rng(devices=[]):
+    with _settings(backward), recorder.modules(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         arguments = [tree_map(_widen, value) for value in inputs]
         recorder.trace.parameters = {name: recorder.number(tensor) for name, tensor in parameters.items()}
@@ -84,6 +98,7 @@ def _captured(
         with _one_line(f"{type(model).__name__}: the forward pass in float64 failed"), recorder:
             outputs = function(*arguments)
         tensors = {name: value for name, value in named(outputs) if isinstance(value, Tensor)}
+        tensors |= recorder.written(module, tensors)
         recorder.trace.outputs = {name: recorder.number(tensor) for name, tensor in tensors.items()}
         if cotangents is not None:
             with _one_line(f"{type(model).__name__}: the backward pass in float64 failed"):
@@ -169,12 +184,12 @@ def _is_large(leaf: Any) -> bool:
 
 
 def _depends_on_mode(module: nn.Module, random: bool) -> bool:
-    """Whether training mode changes what a module computes, and not by random numbers alone where these are allowed."""
+    """Whether training mode changes what a module computes; with `random` it may."""
     if not module.training:
         return False
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0 and not random
-    return isinstance(module, nn.modules.batchnorm._NormBase)
+    return isinstance(module, nn.modules.batchnorm._NormBase) and not random
 
 
 def _widen(value: Any) -> Any:
@@ -215,6 +230,7 @@ class _Recorder(TorchDispatchMode):
         # tensor -> (number, version of its contents, the tensor itself, so that its id stays its own)
         self.numbers: dict[int, tuple[int, int, Tensor]] = {}
         self.places: dict[tuple[Any, ...], tuple[int, int]] = {}  # memory, offset, shape, … -> (number, version)
+        self.ends_graph = False  # whether the model runs a backward pass through which no gradient can be computed
         self.forward: dict[int, tuple[str, tuple[str, ...]]] = {}  # node of autograd -> (module, lines)
         self.writes: dict[int, list[tuple[int, np.ndarray]]] = {}  # memory -> (number, places) written to it in place
         self.views: dict[int, set[int]] = {}  # memory -> numbers of the values that are views of it
@@ -263,6 +279,19 @@ class _Recorder(TorchDispatchMode):
         self.places[_place(tensor)] = number, tensor._version
         return number
 
+    def written(self, module: nn.Module | None, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters and buffers, but counters, that the forward pass wrote to; without those that it returns."""
+        if module is None:
+            return {}
+        returned = set(map(id, outputs.values()))
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        return {
+            name: tensor
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point() and id(tensor) not in returned and name in self.trace.parameters
+            if self.number(tensor) != self.trace.parameters[name]
+        }
+
     def _keep(self, tensors: Sequence[Tensor]) -> None:
         """Copy the values that are views of memory to which an operation may write."""
         for tensor in tensors:
@@ -273,6 +302,8 @@ class _Recorder(TorchDispatchMode):
         self, outputs: Mapping[str, Tensor], parameters: Mapping[str, Tensor], cotangents: Mapping[str, np.ndarray]
     ) -> None:
         """Record the gradients of the parameters."""
+        if self.ends_graph:
+            raise CaptureError("the model computes gradients itself, without create_graph=True")
         factors = {name: _widen(np.asarray(array)) for name, array in cotangents.items()}
         numbers = {f"cotangent.{name}": self.number(factor) for name, factor in factors.items()}
         self.trace.inputs |= numbers
@@ -287,10 +318,10 @@ class _Recorder(TorchDispatchMode):
 
     def _where(self) -> tuple[str, tuple[str, ...]]:
         """(module, lines) of the operation that is running; in the backward pass, of the one it belongs to."""
+        where = self._module(), _lines()
         node = torch._C._current_autograd_node()
         if node is not None:
-            return self.forward.get(node._sequence_nr(), ("", ()))
-        where = self._module(), _lines()
+            return self.forward.get(node._sequence_nr(), where)
         self.forward.setdefault(torch.autograd._get_sequence_nr() - 1, where)  # pyright: ignore
         return where
 
@@ -314,6 +345,9 @@ class _Recorder(TorchDispatchMode):
         elif function is _FRESH or all(result.alias_info is None for result in function._schema.returns):
             # Tensors of a closure, or made from numpy's arrays, have another dtype. Their views must stay views.
             args, kwargs = tree_map_only(Tensor, _widen_tensor, (args, kwargs))
+        statistics = args[3:5] if function is _BATCH_NORM and args[5] and args[3] is not None else ()
+        if statistics:
+            function = _BATCH_NORM_WITH_STATISTICS
         results = function(*args, **kwargs)
         if "empty" in function._schema.name:  # what is not written to is the same in every run
             tree_map_only(Tensor, Tensor.zero_, results)
@@ -331,7 +365,23 @@ class _Recorder(TorchDispatchMode):
             compute = None if fixed else Repeated(function, [isinstance(leaf, Tensor) for leaf in leaves], structure)
             operation = Operation(name, inputs, tuple(outputs), *self._where(), settings, compute)
             self.trace.operations.append(operation)
+            if torch._C._current_autograd_node() is not None:
+                self.trace.derived.update(outputs)
+                self.ends_graph |= not torch.is_grad_enabled()
+        if statistics:
+            return self._with_statistics(results, statistics)
         return results
+
+    def _with_statistics(self, results: Sequence[Tensor], statistics: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results of batch norm; its running statistics are written to."""
+        self._keep(statistics)
+        for running, new in zip(statistics, results[3:], strict=True):
+            number = self.number(new)
+            running.copy_(new)
+            self.numbers[id(running)] = number, running._version, running
+            self.places[_place(running)] = number, running._version
+            self.writes.setdefault(_memory(running), []).append((number, _places(running)))
+        return results[:3]
 
 
 class Repeated:

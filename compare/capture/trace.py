@@ -74,6 +74,7 @@ class Trace:
     gradients: dict[str, int] = field(default_factory=dict)  # of parameters, where cotangents were given
     settled: frozenset[int] = frozenset()  # values that are known to be right, such as those of the forward pass
     random: frozenset[str] = frozenset()  # names of operations that draw random numbers
+    derived: set[int] = field(default_factory=set)  # values of backward passes that the model itself runs
     branches: list[str] = field(default_factory=list)  # lines of branches that the inputs did not reach
     notes: list[str] = field(default_factory=list)  # what was computed otherwise than usual, by line
     code: Mapping[str, "Code"] = field(default_factory=dict)  # of modules, by path, where it is known
@@ -98,6 +99,14 @@ class Trace:
         for operation in reversed(self.operations):
             if not reached.isdisjoint(operation.outputs):
                 reached.update(operation.inputs)
+        return reached
+
+    def dependents(self, numbers: Iterable[int]) -> set[int]:
+        """Numbers of the values that depend on these; themselves included."""
+        reached = set(numbers)
+        for operation in self.operations if reached else ():
+            if not reached.isdisjoint(operation.inputs):
+                reached.update(operation.outputs)
         return reached
 
     def unused_parameters(self) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from ..capture.arrays import LARGE, is_narrow, widened
 from ..capture.trace import Operation, Trace
 from .arrangements import Layout, find_layout, real_numbers
+from .states import state_pairs
 
 Array = np.ndarray
 EXACT = 1e-9  # a correct port in float64 stays below it
@@ -167,6 +168,13 @@ class Side(Values):
         values.changes, values.forced, values.work = self.changes, self.forced, self.work
         values.deadline = self.deadline
         return values
+
+    def with_outputs(self, outputs: Mapping[str, int]) -> Self:
+        """This side, of whose trace these are the outputs."""
+        side = copy(self)
+        side.trace = copy(self.trace)
+        side.trace.outputs = dict(outputs)
+        return side
 
     def changed(self, changes: Mapping[int, Array], forced: Iterable[int]) -> Self:
         """This side with further changes, which the values with the numbers `forced` led to."""
@@ -378,6 +386,21 @@ def orders_of_axes(value: Array, shape: Sequence[int]) -> Iterator[Array]:
 
 def with_common_outputs(traces: tuple[Trace, Trace]) -> tuple[tuple[Trace, Trace], list[str]]:
     """(traces with the outputs that both have, what is not compared): by name, by numbers, or else by size."""
+    states = state_pairs(*traces)
+    if not states:
+        return _with_common_outputs(traces)
+    outputs = [trace.outputs for trace in traces]
+    rest = tuple(copy(trace) for trace in traces)
+    for side, trace in enumerate(rest):
+        updated = {pair[side] for pair in states}
+        trace.outputs = {name: number for name, number in trace.outputs.items() if name not in updated}
+    (reference, candidate), gaps = _with_common_outputs((rest[0], rest[1]))
+    for side, trace in enumerate((reference, candidate)):
+        trace.outputs |= {pair[side]: outputs[side][pair[side]] for pair in states}
+    return (reference, candidate), gaps
+
+
+def _with_common_outputs(traces: tuple[Trace, Trace]) -> tuple[tuple[Trace, Trace], list[str]]:
     few, many = sorted((0, 1), key=lambda side: len(traces[side].outputs))
     own, others = traces[few].outputs, traces[many].outputs
     if len(own) == len(others) or not own:

@@ -17,6 +17,7 @@ class Defect:
     error: float  # largest difference, relative to the largest number
     repair: Repair | None = None  # a change to the candidate that makes the last value equal
     note: str = ""  # what differs, where it is no operation
+    follows: bool = False  # it is the derivative of what another difference changes, so there is nothing to change
 
     @property
     def rounding(self) -> bool:

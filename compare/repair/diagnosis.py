@@ -7,6 +7,7 @@ it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from time import monotonic
 from typing import Any, Literal
 
@@ -169,6 +170,7 @@ class _Walks:
         """
         differences: list[tuple[int, Defect]] = []
         first = Matches(*self.sides, bounds[0])
+        parts = _parts(*self.sides)
         state = State(*self.sides, first, self.least)
         if state.open_outputs and self.alike is None:
             start = monotonic()
@@ -177,13 +179,15 @@ class _Walks:
         samples = self.samples if self.alike else None
         state.samples = samples
         closed: State | None = None  # after all that differs by more than rounding
-        for bound in bounds:
+        for bound, outputs in product(bounds, parts):
             if bound != state.bound:
                 closed = state
                 sides = state.reference, state.candidate
                 others = {"entering": state.entering, "samples": samples, "taken": state.taken}
                 state = State(*sides, Matches(*sides, bound), self.least, limit=ROUNDED, **others)
             first = state.matches
+            if len(parts) > 1:
+                state = state.with_outputs(*outputs)
             while state.open_outputs and len(differences) < MAX_DEFECTS:
                 if differences and state.candidate.deadline.is_over:
                     break
@@ -191,7 +195,7 @@ class _Walks:
                 if step is None:
                     break
                 number, defect, state = step
-                differences.append((number, defect))
+                differences += [] if defect.follows else [(number, defect)]
             if state.open_outputs:
                 break
         small = [defect.repair is None and defect.error <= FLOAT32 for _, defect in differences]
@@ -212,6 +216,17 @@ class _Walks:
         repaired = defects and all(defect.repair is not None for defect in defects) and not state.open_outputs
         verified = bool(repaired) and outputs_agree(state, self.samples, 2 if self.alike else 1)
         return _Walk(state, defects, verified)
+
+
+def _parts(reference: Side, candidate: Side) -> list[tuple[dict[str, int], dict[str, int]]]:
+    """The outputs in the order in which their differences are found: first those for which no gradient is needed."""
+    outputs = reference.trace.outputs, candidate.trace.outputs
+    later = [side.trace.dependents(side.trace.derived) for side in (reference, candidate)]
+    pairs = output_pairs(reference.trace, candidate.trace)
+    first = [(a, b) for a, b in pairs if outputs[0][a] not in later[0] and outputs[1][b] not in later[1]]
+    if not 0 < len(first) < len(pairs):
+        return [outputs]
+    return [({a: outputs[0][a] for a, _ in first}, {b: outputs[1][b] for _, b in first}), outputs]
 
 
 def _is_rounding(defect: Defect) -> bool:

@@ -127,6 +127,10 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     if repeated is not None:
         _, step, repair, values = repeated
         return _finished(state, step, repair, values)
+    derivative = _derivative(state)
+    if derivative is not None:
+        number, defect, after = _finished(state, derivative, None, {derivative.other: derivative.value})
+        return number, replace(defect, follows=True), after
     # After a first difference there are often more: then it is not worth looking first whether nothing else differs.
     gaining = _in_order_of_trial(_gaining(state)) if state.taken and state.limit > ROUNDED else []
     plain = _repaired(state, [step for step in gaining if step.gain >= _ENOUGH])
@@ -157,6 +161,19 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
         return _finished(state, steps[0], None, {steps[0].other: steps[0].value})
     _, step, repair, values = best
     return _finished(state, step, repair, values)
+
+
+def _derivative(state: State) -> Step | None:
+    """The step up to a derivative that differs because a line that is repaired does; its code needs no change."""
+    trace, repairs = state.candidate.trace, [change.repair for change in state.taken if change.repair is not None]
+    repaired = [repair.operation for repair in repairs if repair.operation is not None]
+    lines = {o.line for o in repaired if trace.derived.isdisjoint(o.outputs)} - {""}
+    derived = {id(o) for o in trace.operations if o.line in lines and not trace.derived.isdisjoint(o.outputs)}
+    for step in _in_order_of_trial(_gaining(state))[:_VARIANTS] if derived and not trace.gradients else ():
+        operations = state.regions(step.number, step.other)[1].operations
+        if step.other in trace.derived and any(id(operation) in derived for operation in operations):
+            return step
+    return None
 
 
 def _unrounded(state: State, step: Step) -> Repair | None:

@@ -441,6 +441,7 @@ class RepairSearch:
         for line, numbers in lines.items():
             solvable = line and 1 < len(numbers) <= _LITERALS and not self.is_discrete and self.budget > 0
             solved = self._solve_all(numbers) if solvable else None
+            numbers, solved = self._fewest(numbers, solved) if solved else (numbers, None)
             short = [_as_in_code(n, s.value) for n, s in zip(solved or (), numbers, strict=bool(solved))]
             for solution in (short, solved) if solved else ():
                 changed = [(s, n) for s, n in zip(numbers, solution, strict=True) if not _rounds_to(n, s.value)]
@@ -538,6 +539,20 @@ class RepairSearch:
             if (np.abs(correction) <= 1e-12 * np.abs(solution)).all():
                 break
         return solution.tolist()
+
+    def _fewest(self, numbers: list[Scalar], solution: list[float]) -> tuple[list[Scalar], list[float]]:
+        """A solution of these numbers or of fewer, if the others may stay as they are."""
+        largest = float(np.abs(real_numbers(self.target)).max(initial=0))
+        for scalar in numbers if self._is_near(numbers, solution, largest) else ():
+            fewer = [other for other in numbers if other is not scalar]
+            solved = self._solve_all(fewer) if fewer else None
+            if solved is not None and self._is_near(fewer, solved, largest):
+                numbers, solution = fewer, solved
+        return numbers, solution
+
+    def _is_near(self, numbers: Sequence[Scalar], solution: Sequence[float], largest: float) -> bool:
+        residual = self._residual(numbers, np.array(solution))
+        return residual is not None and float(np.abs(residual).max(initial=0)) <= self.bound * largest
 
     def _residual(self, numbers: Sequence[Scalar], values: Array) -> Array | None:
         """ends - targets for all inputs, with these numbers in the code; None if that cannot be computed."""

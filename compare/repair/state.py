@@ -129,6 +129,12 @@ class State:
         ]
         self.matched = len(self.matches.of_reference), len(self.reference.by_number)
 
+    def with_outputs(self, reference: Mapping[str, int], candidate: Mapping[str, int]) -> "State":
+        """This state, in which these outputs are compared."""
+        sides = self.reference.with_outputs(reference), self.candidate.with_outputs(candidate)
+        others = self.precedents, self.entering, self.limit, self.samples, self.taken
+        return State(*sides, self.matches, self.least, *others)
+
     def _others(self) -> list[int]:
         """Suspects of the candidate, and what enters them, after which a step may be missing; in order."""
         suspect = set(self.suspects[1])

@@ -203,12 +203,15 @@ def _without_stop(line: str) -> Iterator[None]:
 def cotangents(
     reference: Trace, candidate: Trace, recorded: Sequence[Mapping[str, Array] | None] = (None, None)
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Random cotangents of the outputs, or those that a side was recorded with; the candidate's have its own layout."""
+    """Random cotangents of the outputs, or those that a side was recorded with; the candidate's have its own layout.
+
+    Buffers that the models write to have none.
+    """
     random = np.random.default_rng(SEED)
     factors: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
     for name, other in output_pairs(reference, candidate):
         value, target = reference.values[reference.outputs[name]], candidate.values[candidate.outputs[other]]
-        if value.dtype.kind == "f":
+        if value.dtype.kind == "f" and name not in reference.buffers and other not in candidate.buffers:
             layout = output_layout(value, target)
             places = np.arange(value.size).reshape(value.shape)  # where each of the candidate's elements is
             places = layout.apply(places) if layout is not None else places.reshape(target.shape)

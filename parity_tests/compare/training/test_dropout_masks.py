@@ -144,9 +144,9 @@ def test_attention_of_linen_draws_one_mask_for_all_rows_unless_told_otherwise(re
     assert "mask of shape (1, 1, 12, 12)" in str(different.forward.defects[0])
 
 
-def test_other_random_numbers_are_refused(reference, weights):
+def test_random_numbers_of_other_kinds_are_refused(reference, weights):
     def noisy(p, x):
-        return port()(p, x) + jax.random.normal(jax.random.key(0), x.shape)
+        return port()(p, x) + jax.random.permutation(jax.random.key(0), x)
 
     with pytest.raises(CaptureError, match="only dropout masks"):
         compare(reference, (noisy, weights), INPUTS, dropout=True)

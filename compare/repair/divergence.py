@@ -27,6 +27,7 @@ from .places import code_of_missing, idle_operand, is_returned, place_of_missing
 from .repairs import AT_ITS_USE, BUDGET, MISSING, PASSING, RESIDUALS, WEAK
 from .state import Change, Precedent, State, Step
 from .tables import in_tables
+from .unmasked import unmasked
 
 _CANDIDATES = 24  # reference values tried after the last common one
 _NO_BETTER = 3  # consecutive values without improvement before the search stops
@@ -131,6 +132,9 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     if derivative is not None:
         number, defect, after = _finished(state, derivative, None, {derivative.other: derivative.value})
         return number, replace(defect, follows=True), after
+    without_mask = unmasked(state)
+    if without_mask is not None:
+        return _finished(state, *without_mask)
     # After a first difference there are often more: then it is not worth looking first whether nothing else differs.
     gaining = _in_order_of_trial(_gaining(state)) if state.taken and state.limit > ROUNDED else []
     plain = _repaired(state, [step for step in gaining if step.gain >= _ENOUGH])

@@ -8,6 +8,8 @@ from tempfile import TemporaryDirectory
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# One thread of PyTorch in the processes that tests start, too: waiting threads spin. Before the import of torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings

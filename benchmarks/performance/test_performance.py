@@ -10,7 +10,7 @@ from benchmarks.alternating import Program, alternate, spread, started
 from benchmarks.performance import performance, training_speed
 from benchmarks.performance.training_speed import COMPARED, Size, linen_step, torch_step, twinax_step, update
 
-SIZE = Size("small", 16, 2, 2, 24, 3, 0.0)
+SIZE = Size("small", 16, 2, 1, 24, 3, 0.0, vocabulary=80, length=8)
 
 
 def losses_of(make_step, size):

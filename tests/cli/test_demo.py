@@ -89,7 +89,7 @@ def test_a_short_demo(command, forks, monkeypatch, tmp_path):
     monkeypatch.setattr(ladder, "POOLED", 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    code, out, _ = command("demo", "--updates", "150", "--test", "40")
+    code, out, _ = command("demo", "--updates", "150", "--test", "20")
     rows = {row[0].strip(): row[1].strip() for line in out.splitlines() if len(row := line.strip("│").split("│")) == 2}
     assert code == 0, out
     assert re.fullmatch(r"0 of [\d,]+ translated tokens differ", rows["Flax and PyTorch"])
@@ -97,7 +97,7 @@ def test_a_short_demo(command, forks, monkeypatch, tmp_path):
     assert float(rows["new sentences"].split("BLEU ")[1]) > 12  # 21 after so few updates; 0 without learning
     assert {p.name for p in Path("runs/demo").iterdir()} == {"attention.png", "corpus", "model.pt", "run"}
     code, out, _ = command("translate", "runs/demo/model.pt", "runs/demo/corpus/valid.en", "--beam-size", "1")
-    assert (code, len(out.splitlines())) == (0, 40)
+    assert (code, len(out.splitlines())) == (0, 20)
     for page in PAGES:
         blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
         (block,) = (b for b in blocks if "runs/demo" in b)

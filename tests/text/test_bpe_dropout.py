@@ -225,7 +225,7 @@ def test_batches_of_a_resumed_run_are_the_same(run):
     assert tokens[0] != tokens[1]
 
 
-def test_training_resumes_with_the_next_batch(run, tmp_path):
+def test_training_resumes_with_the_next_batch(run, tmp_path, shared_programs):
     """Interrupted in the middle of an epoch."""
     quiet = Console(quiet=True)
     train(replace(run, loop=replace(run.loop, updates=15)), tmp_path, quiet)

@@ -34,8 +34,15 @@ pytestmark = [
 QUIET = Console(quiet=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def earlier_objects():
+    """Exclude what other files have left in memory from the searches for cycles below."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
-def no_leftovers():
+def no_leftovers(earlier_objects):
     """The coroutines end here, where their warnings are ignored."""
     yield
     gc.collect()

@@ -260,10 +260,9 @@ def test_updates_as_published(name):
 @pytest.mark.parametrize(("name", "as_published"), VARIANTS)
 def test_decoding(name, as_published):
     """The published decoding and both twins give identical tokens; if it raises, the twins reject the model."""
-    sentences = 16
-    comparison = published_decoding.search(name, as_published, sentences)
+    comparison = published_decoding.search(name, as_published)
     assert comparison.ok
-    assert comparison.rejected or comparison.equal == sentences
+    assert comparison.rejected or comparison.equal == published_decoding.SENTENCES
     raises = {("leftover", True): "must match the size", ("d2l_note", True): "cannot be converted to Scalar"}
     expected = raises.get((name, as_published), "none" if name == "lucky_glass" else "ran")
     assert expected in comparison.published

@@ -43,7 +43,7 @@ def small(case):
 @pytest.mark.parametrize("name", SHORT)
 def test_case(name, monkeypatch):
     monkeypatch.setattr(trajectories, "INPUTS", 6)
-    outcome = trajectories.measure(small(CASES[name]), updates=30)
+    outcome = trajectories.measure(small(CASES[name]), updates=24)
     assert outcome.loss <= trajectories.LOSS_BOUND
     assert outcome.handover <= trajectories.LOSS_BOUND
     assert outcome.parameters <= trajectories.PARAMETER_BOUND

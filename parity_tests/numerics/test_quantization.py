@@ -138,8 +138,15 @@ def tiny(**fields: Any) -> Transformer:
         return Transformer.from_arrays(config, {n: jnp.asarray(a) for n, a in random_arrays(config, 0).items()})
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "tied"),
+    [
+        pytest.param("float32", True, id="float32-tied"),
+        pytest.param("bfloat16", False, id="bfloat16-untied"),
+        pytest.param("float32", False, id="float32-untied", marks=pytest.mark.slow),
+        pytest.param("bfloat16", True, id="bfloat16-tied", marks=pytest.mark.slow),
+    ],
+)
 def test_a_quantized_model_decodes_and_scores(tied: bool, dtype: Any) -> None:
     model = tiny(shared_embeddings=tied, tied_output=tied, compute_dtype=dtype)
     quantized = model.quantized()

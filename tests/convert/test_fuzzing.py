@@ -17,29 +17,36 @@ from tests.support.fuzzing_subjects import SUBJECTS
 from twinax.backend.errors import CheckpointError, ConversionError, DataError
 from twinax.cli.process.messages import one_line
 
-COUNT = 15  # per format; its variants share them. `make fuzz` has more
+EVERYDAY, COUNT = 8, 15  # per format; its variants share them. `make fuzz` has more
 VARIANTS = (
     ("orbax, training", "orbax, weights"),
     ("PyTorch, training", "PyTorch, torch_nn", "PyTorch, bare"),
     ("Marian", "BART", "T5", "mBART", "Marian, shards"),
 )
-SHARES = {name: -(-COUNT // len(names)) for names in VARIANTS for name in names}
+VARIANT_COUNTS = {name: len(names) for names in VARIANTS for name in names}
 SAFE = [name for name, subject in SUBJECTS.items() if not subject.is_native]
 NATIVE = [name for name in SUBJECTS if name not in SAFE]
 
 
 @pytest.mark.parametrize("name", SAFE)
 def test_nothing_but_a_refusal_comes_of_damage(name):
-    assert [case for case in cases(_requests(name)) if case.is_finding] == []
+    assert [case for case in cases(_requests(name, 0, EVERYDAY)) if case.is_finding] == []
 
 
 def test_nothing_but_a_refusal_comes_of_damage_to_what_native_code_reads():
-    requests = [request for name in NATIVE for request in _requests(name)]
+    requests = [request for name in NATIVE for request in _requests(name, 0, EVERYDAY)]
     assert [case for case in cases_in_worker(requests) if case.is_finding] == []
 
 
-def _requests(name):
-    return [(name, number) for number in range(SHARES.get(name, COUNT))]
+@pytest.mark.slow
+def test_nothing_but_a_refusal_comes_of_more_damage():
+    safe, native = ([r for name in names for r in _requests(name, EVERYDAY, COUNT)] for names in (SAFE, NATIVE))
+    assert [case for case in (*cases(safe), *cases_in_worker(native)) if case.is_finding] == []
+
+
+def _requests(name, first, last):
+    start, end = (-(-number // VARIANT_COUNTS.get(name, 1)) for number in (first, last))
+    return [(name, number) for number in range(start, end)]
 
 
 JSON = st.recursive(

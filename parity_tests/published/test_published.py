@@ -247,7 +247,7 @@ def test_updates_as_published(name):
 
     `make published` runs 50 per variant.
     """
-    updates = 5
+    updates = 5 if name == "annotated_transformer" else 8  # there, of ten micro-batches each
     comparison = published_training.train(name, as_published=True, updates=updates)
     assert len(comparison.losses) == updates
     assert comparison.loss <= published_training.LOSS_BOUND

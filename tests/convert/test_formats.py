@@ -265,6 +265,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, forks):
 import resource, sys
 from twinax import cli
 sys.argv = ["twinax", "convert", {str(STORED)!r}, sys.argv[1]]
+sys.dont_write_bytecode = True  # or a file of bytecode would be cut short
 resource.setrlimit(resource.RLIMIT_FSIZE, (8000, {resource.RLIM_INFINITY}))
 cli.main()
 """

@@ -413,6 +413,7 @@ def test_a_full_disk_during_a_training_is_one_line(finished, copy, forks):
 import resource, sys
 from twinax.cli.entry import main
 sys.argv = ["twinax", "train", {str(copy)!r}, "--loop.updates", "12"]
+sys.dont_write_bytecode = True  # or a file of bytecode would be cut short
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, {resource.RLIM_INFINITY}))
 main()
 """

@@ -97,7 +97,7 @@ source-mistakes: install
 optimizer-settings: install
 	$(BIN)/python -m benchmarks.compare.optimizer_settings docs/measurements/optimizer-settings.md
 
-# Measure time and memory of comparing models with 110 million parameters. Five minutes.
+# Measure time and memory of comparing models with 0.1 to 1.5 billion parameters. Needs 20 GB of memory. Half an hour.
 comparison-cost: install
 	$(BIN)/python -m benchmarks.compare.comparison_cost docs/measurements/comparison-cost.md
 

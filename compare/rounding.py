@@ -27,6 +27,7 @@ _HUGE = 2**26  # parameters from which on fewer inputs are enough: each gives ma
 _INPUTS_OF_HUGE = 4
 _NUMBERS = 4096  # elements that the outputs of all inputs should have
 _MOST = 64  # inputs
+_ALIGNMENT = 64  # bytes
 _WIDE = 1e3  # an error this many times smaller means a wider dtype
 DTYPES = ("float32", "bfloat16")
 
@@ -77,11 +78,14 @@ def compare_rounding(
         failure = f"{complex_names[0]}: complex numbers are compared in float64 only"
         return [Rounding(dtype, 0.0, 0.0, 0, failure) for dtype in DTYPES]
     size = sum(traces[0].values[n].size for n in traces[0].outputs.values())
-    parameters = sum(traces[0].values.kept(n).size for n in traces[0].parameters.values())
-    least = _INPUTS if parameters < _HUGE else _INPUTS_OF_HUGE
+    least = _INPUTS_OF_HUGE if _is_huge(traces[0]) else _INPUTS
     count = min(max(least, -(-_NUMBERS // max(size, 1))), _MOST)
     varied = varied_values(traces, weights)
     return [_measure(dtype, models, inputs, traces, varied, count) for dtype in DTYPES]
+
+
+def _is_huge(trace: Trace) -> bool:
+    return sum(trace.values.kept(n).size for n in trace.parameters.values()) >= _HUGE
 
 
 def _measure(
@@ -170,12 +174,21 @@ def _are_equal(one: Array, other: Array) -> bool:
     return one.dtype == other.dtype and (one is other or np.array_equal(one, other, equal_nan=True))
 
 
+def _aligned(value: Array, dtype: np.dtype) -> Array:
+    """A copy in this dtype, in memory that JAX can use as it is."""
+    memory = np.empty(value.size * dtype.itemsize + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    copied = memory[start : start + value.size * dtype.itemsize].view(dtype).reshape(value.shape)
+    copied[...] = value
+    return copied
+
+
 def _rounded(value: Array, dtype: str) -> Array:
     """The numbers that the dtype holds, in float64; of a large array in the dtype itself."""
     if value.dtype == dtype:
         return value if is_narrow(value) else value.astype(np.float64)
     if is_narrow(value):
-        return value.astype(dtype)
+        return _aligned(value, np.dtype(dtype))
     import torch
 
     return torch.from_numpy(np.array(value)).to(getattr(torch, dtype)).double().numpy()
@@ -236,13 +249,18 @@ def _torch_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -
 
 def _jax_runner(model: Any, inputs: Sequence[Any], trace: Trace, dtype: str) -> Run:
     function, parameters = as_function(model)
-    compiled = jax.jit(lambda p, i: function(p, *i))
+
+    def called(parameters: Any, inputs: Any) -> Any:
+        return function(parameters, *inputs)
+
+    # As one program, XLA converts all weights in bfloat16 to float32 at once.
+    called = called if _is_huge(trace) else jax.jit(called)
     arrays = _Arrays(trace, lambda value: jnp.asarray(value, dtype if dtype_of(value.dtype).kind == "f" else None))
 
     def run(changes: Mapping[int, Array]) -> Mapping[str, Array]:
         with jax.enable_x64(False), jax.default_matmul_precision("highest"):
             given = arrays.tree(parameters, trace.parameters, changes)
-            result = compiled(given, arrays.tree(tuple(inputs), trace.inputs, changes))
+            result = called(given, arrays.tree(tuple(inputs), trace.inputs, changes))
         return {name: np.asarray(leaf, np.float64) for name, leaf in by_name(result).items()}
 
     return run

@@ -1,8 +1,7 @@
-"""Seconds and memory of `twinax compare` on a large pair: PyTorch's encoder, and a function in JAX with its weights.
+"""Seconds and memory of `twinax compare` by size: PyTorch's encoder, and a function in JAX with its weights.
 
-`python -m benchmarks.compare.comparison_cost PAGE` measures 12 layers of width 768 with 32,000 tokens, 110 million
-parameters, equal and with tanh gelu for erf gelu in every layer, each in a fresh process; `--layers`, `--width` choose
-others, and then nothing is written into the page.
+`python -m benchmarks.compare.comparison_cost PAGE` measures 0.1, 0.5 and 1.5 billion parameters, equal and with tanh
+gelu for erf gelu, each in a fresh process. `--one LAYERS WIDTH WRONG TOKENS` measures one in this process.
 """
 
 import argparse
@@ -22,8 +21,15 @@ from benchmarks.pages import write_table
 from twinax.compare.comparison import compare
 
 Array = Any
-LAYERS, WIDTH, VOCABULARY, TOKENS = 12, 768, 32_000, (2, 32)
-HEADER = ("pair", "parameters", "verdict", "defects", "tracing (s)", "outputs (s)", "rounding (s)", "peak memory (GB)")
+VOCABULARY = 32_000
+CASES = (  # layers, width, layers with a mistake, tokens of each of two sentences
+    *((12, 768, 0, 8), (12, 768, 0, 64), (12, 768, 1, 8), (12, 768, 12, 8)),
+    *((36, 1024, 0, 8), (36, 1024, 1, 8), (48, 1600, 0, 8), (48, 1600, 1, 8)),
+)
+HEADER = (
+    *("parameters", "of both in float32 (GB)", "tokens", "layers with tanh gelu", "verdict", "defects"),
+    *("tracing (s)", "outputs (s)", "rounding (s)", "peak memory (GB)"),
+)
 
 
 class Reference(nn.Module):
@@ -45,8 +51,8 @@ class Reference(nn.Module):
         return self.encoder(self.embedding(ids))
 
 
-def port(layers: int, approximate: bool) -> Any:
-    """The same in JAX, as a function of (parameters, ids)."""
+def port(layers: int, wrong: int) -> Any:
+    """The same in JAX, as a function of (parameters, ids); the last `wrong` layers approximate gelu."""
 
     def norm(p: Any, name: str, x: Array) -> Array:
         x = x - x.mean(-1, keepdims=True)
@@ -66,50 +72,46 @@ def port(layers: int, approximate: bool) -> Any:
         for i in range(layers):
             name = f"encoder.layers.{i}"
             x = x + attention(p, f"{name}.self_attn", norm(p, f"{name}.norm1", x))
-            hidden = jax.nn.gelu(linear(p, f"{name}.linear1", norm(p, f"{name}.norm2", x)), approximate=approximate)
-            x = x + linear(p, f"{name}.linear2", hidden)
+            inner = linear(p, f"{name}.linear1", norm(p, f"{name}.norm2", x))
+            x = x + linear(p, f"{name}.linear2", jax.nn.gelu(inner, approximate=i >= layers - wrong))
         return norm(p, "encoder.norm", x)
 
     return run
 
 
-def measure(layers: int, width: int, approximate: bool) -> tuple[str, ...]:
+def measure(layers: int, width: int, wrong: int, tokens: int) -> tuple[str, ...]:
     """A row of the table, measured in this process; both models are in its memory."""
     reference = Reference(layers, width).eval()
     weights = {
         name: jnp.asarray(p.detach().numpy().T if p.ndim == 2 and "embedding" not in name else p.detach().numpy())
         for name, p in reference.named_parameters()
     }
-    ids = np.random.default_rng(0).integers(0, VOCABULARY, TOKENS)
-    comparison = compare(reference, (port(layers, approximate), weights), (ids,))
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (2, tokens))
+    comparison = compare(reference, (port(layers, wrong), weights), (ids,))
     count = sum(p.numel() for p in reference.parameters())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     seconds = [comparison.seconds.get(part) for part in ("tracing", "outputs", "rounding")]
-    name = "tanh gelu in every layer" if approximate else "equal"
-    findings = f"{count / 1e6:.0f} million", comparison.verdict, str(len(comparison.forward.defects))
-    return name, *findings, *("" if s is None else f"{s:.0f}" for s in seconds), f"{peak:.1f}"
+    findings = f"{count / 1e9:.2f} billion", f"{2 * 4 * count / 1e9:.1f}", str(2 * tokens), f"{wrong} of {layers}"
+    findings = *findings, comparison.verdict, str(len(comparison.forward.defects))
+    return *findings, *("" if s is None else f"{s:.0f}" for s in seconds), f"{peak:.1f}"
 
 
 def main() -> int:
-    """Print the table, and write it into the page unless another size was chosen."""
+    """Write the table into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--width", type=int, default=WIDTH)
-    parser.add_argument("--one", choices=("equal", "different"), help="measure one in this process")
+    parser.add_argument("--one", type=int, nargs=4, metavar=("LAYERS", "WIDTH", "WRONG", "TOKENS"))
     options = parser.parse_args()
     if options.one:
-        print("|".join(measure(options.layers, options.width, options.one == "different")))
+        print("|".join(measure(*options.one)))
         return 0
     rows = []
-    for one in ("equal", "different"):
-        command = [sys.executable, "-m", "benchmarks.compare.comparison_cost", str(options.page), "--one", one]
-        command += ["--layers", str(options.layers), "--width", str(options.width)]
-        result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    for case in CASES:
+        command = [sys.executable, "-m", "benchmarks.compare.comparison_cost", str(options.page), "--one"]
+        result = subprocess.run([*command, *map(str, case)], check=True, stdout=subprocess.PIPE, text=True)
         rows.append(tuple(result.stdout.splitlines()[-1].split("|")))
-        print(*rows[-1], sep="; ")
-    if (options.layers, options.width) == (LAYERS, WIDTH):
-        write_table(options.page, "comparison-cost", HEADER, rows)
+        print(*rows[-1], sep="; ", flush=True)
+    write_table(options.page, "comparison-cost", HEADER, rows)
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 LARGE = 2**20  # elements from which on an array is not kept in a wider dtype than it needs
-_RECENT = 2**27  # elements of large arrays that stay in float64, because they are often read again: 1 GB
+_RECENT = 2**26  # elements of large arrays that stay in float64, because they are often read again: 0.5 GB
 _BEGINNING = 64  # elements that show at once that most arrays need float64
 _recent: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()  # id -> (array, the same in float64)
 

@@ -29,6 +29,7 @@ from .state import State
 MAX_DEFECTS = 24
 _SECONDS = 20.0  # of the search for differences and repairs
 _RUNS = 50  # times that both models could run, if that takes longer
+_MOST_SECONDS = 240.0  # whatever they take
 _NOWHERE = "the outputs differ, but no diverging operation was found"
 _SMALL = 1e-4  # errors below which differences may have added up unnoticed
 
@@ -175,7 +176,7 @@ class _Walks:
         if state.open_outputs and self.alike is None:
             start = monotonic()
             self.alike = self.samples.are_alike(state.matches)
-            state.candidate.deadline.start(max(_SECONDS, _RUNS * (monotonic() - start)))
+            state.candidate.deadline.start(max(_SECONDS, min(_RUNS * (monotonic() - start), _MOST_SECONDS)))
         samples = self.samples if self.alike else None
         state.samples = samples
         closed: State | None = None  # after all that differs by more than rounding

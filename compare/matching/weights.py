@@ -168,9 +168,9 @@ def _whole(array: Array, sources: Sequence[str], reference: Mapping[str, Array])
 def _stacked(
     array: Array, sums: Mapping[tuple[int, int], Sequence[str]], reference: Mapping[str, Array]
 ) -> tuple[Part, ...]:
-    """The parts by which a large array is a stack of layers along its first axis."""
+    """The parts by which an array is a stack of layers along its first axis, without looking at all parameters."""
     parts: list[Part] = []
-    for i in range(len(array)) if array.ndim > 1 and array.size >= LARGE else ():
+    for i in range(len(array)) if array.ndim > 1 else ():
         layer = array[i : i + 1]
         found = _whole(layer, sums.get(_sum(layer), ()), reference)
         if not found:

@@ -46,7 +46,8 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     before = before or (None if after is not None else _first_within(reversed(made), code))
     if before is not None and after is not None:
         is_inner = before.lines not in [operation.lines for operation in made]  # of a module that this one calls
-        if is_inner or _number(before) >= _number(after):  # or of an earlier call of the same code
+        is_late = _number(before) >= _number(after)  # of an earlier call of the same code
+        if is_inner or is_late or _is_on_line_of_use(state, reference):
             before = None
     if before is not None or after is not None:
         return before or after
@@ -70,8 +71,13 @@ def _is_on_line_of_use(state: State, reference: Region) -> bool:
     producer = producers(trace)
     users = _users(trace, step.outputs)
     made = [producer[n] for o in reference.operations for n in o.inputs if n in reference.leaves and n in producer]
-    pairs = [(where_both_are(step, o).line, where_both_are(o, step).line) for o in (*users, *made)]
-    return all((a == b) == (i < len(users)) for i, (a, b) in enumerate(pairs)) and bool(users)
+    return bool(users) and all(_share_a_line(step, o) for o in users) and not any(_share_a_line(step, o) for o in made)
+
+
+def _share_a_line(one: Operation, other: Operation) -> bool:
+    """Whether one line of the innermost function that calls both, or one of them, has both."""
+    is_called = one.line in other.lines or other.line in one.lines
+    return is_called or where_both_are(one, other).line == where_both_are(other, one).line
 
 
 def _users(trace: Trace, numbers: Iterable[int]) -> list[Operation]:

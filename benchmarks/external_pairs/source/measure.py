@@ -1,7 +1,7 @@
 """Measures the diagnosis on mistakes in the source of other projects' ports, by kinds in turn.
 
 `python -m benchmarks.external_pairs.source.measure PAGE PAIRS` writes the tables into the page; PAIRS is the folder
-with the packages. `--seed`, `--count` and `--words` choose other mistakes and ports; then nothing is written.
+with the projects. `--seed`, `--count` and `--words` choose other mistakes and ports; then nothing is written.
 """
 
 import argparse
@@ -26,7 +26,8 @@ from rich.console import Console
 
 from benchmarks.external_pairs.pair import Pair
 from benchmarks.external_pairs.source.mistakes import Mistake, mistakes
-from benchmarks.external_pairs.source.ports import PORTS, Port, imported_from
+from benchmarks.external_pairs.source.ports import PORTS
+from benchmarks.external_pairs.source.ports.port import Port, imported_from
 from benchmarks.pages import write_between, write_table
 from twinax.compare.capture.models import capture
 from twinax.compare.capture.trace import Trace
@@ -35,18 +36,7 @@ from twinax.compare.repair.diagnosis import diagnose_traces
 
 SEED = 1
 COUNT = 8  # mistakes per port
-TUNED = (
-    "bonsai ViT",
-    "bonsai Whisper",
-    "bonsai UMT5",
-    "bonsai Qwen3",
-    "bonsai DINOv3",
-    "bonsai Mamba2",
-    "bonsai V-JEPA 2",
-    "bonsai ConvNeXt",
-    "bonsai LLaDA",
-    "bonsai Qwen3-VL",
-)  # the diagnosis was improved on these
+TUNED = "bonsai"  # the diagnosis was improved on the ports of this project
 NONE = "none"
 _ERROR = Console(stderr=True)
 
@@ -71,16 +61,16 @@ class Result:
 def diagnosed(name: str, folder: Path, seed: int, count: int) -> Iterator[Result]:
     """The result for a correct port, then for mistakes of a sample that have an effect and do not raise."""
     port = PORTS[name]
-    package = port.file.split("/")[0]
     with tempfile.TemporaryDirectory() as place:
-        copy = Path(place)
-        shutil.copytree(folder / package, copy / package, ignore=shutil.ignore_patterns("tests", "*.ipynb"))
-        with imported_from(copy, package):
+        original, copy = Path(place, "original"), Path(place, "copy")
+        port.copy(folder, original)
+        shutil.copytree(original, copy)
+        with imported_from(copy, port.package):
             pair = _built(port, copy)
             inputs = pair.candidate_inputs or pair.inputs
             reference, correct = capture(pair.reference, pair.inputs), capture(pair.candidate, inputs)
         yield _result(name, None, reference, correct)
-        planted = (_planted(port, copy, mistake, inputs) for mistake in sample(port, folder, seed))
+        planted = (_planted(port, copy, mistake, inputs) for mistake in sample(port, original, seed))
         wrong = ((m, trace) for m, trace in planted if trace is not None and not _same_outputs(correct, trace))
         for mistake, trace in islice(wrong, count):
             yield _result(name, mistake, reference, trace)
@@ -98,7 +88,7 @@ def _planted(port: Port, folder: Path, mistake: Mistake, inputs: Sequence[object
     """The trace of a port with a mistake; None if its code raises: then nobody needs a comparison."""
     mistake.apply(folder / port.file)
     try:
-        with imported_from(folder, port.file.split("/")[0]):
+        with imported_from(folder, port.package):
             return mistake, capture(_built(port, folder).candidate, inputs)
     except Exception:
         return mistake, None
@@ -212,8 +202,8 @@ def table(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """A row per port, then one for each half of the ports."""
     planted = [result for result in results if result.mistake != NONE]
     groups = {name: [r for r in planted if r.port == name] for name in dict.fromkeys(r.port for r in planted)}
-    groups["tuned to"] = [r for r in planted if r.port in TUNED]
-    groups["not tuned to"] = [r for r in planted if r.port not in TUNED]
+    groups["tuned to"] = [r for r in planted if r.port.startswith(TUNED)]
+    groups["not tuned to"] = [r for r in planted if not r.port.startswith(TUNED)]
     rows = []
     for name, group in groups.items():
         if group:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.external_pairs.source.measure import _built, _same_outputs, sample
 from benchmarks.external_pairs.source.mistakes import mistakes
-from benchmarks.external_pairs.source.ports import Port
+from benchmarks.external_pairs.source.ports.port import Port
 from twinax.compare.capture.trace import Trace
 
 CODE = '''
@@ -68,14 +68,14 @@ def test_what_no_forward_pass_evaluates_stays(file):
 
 
 def test_a_sample_has_every_kind_before_it_repeats_one(file):
-    port = Port(lambda folder: None, file.name, ("Attention",))
+    port = Port(lambda folder: None, "", file.name, ("Attention",))
     kinds = [mistake.kind for mistake in sample(port, file.parent, 3)]
     assert len({*kinds[: len({*kinds})]}) == len({*kinds})
     assert kinds != [mistake.kind for mistake in sample(port, file.parent, 4)]
 
 
 def test_a_pair_is_the_same_each_time():
-    port = Port(lambda folder: torch.rand(3), "", ())
+    port = Port(lambda folder: torch.rand(3), "", "", ())
     assert torch.equal(_built(port, Path()), _built(port, Path()))
 
 

@@ -1,16 +1,9 @@
-"""Ports of other projects beside the torch classes of `transformers`: how each is built, not its code.
+"""Ports of jax-ml/bonsai: the diagnosis was improved on these."""
 
-Each builder gets the folder that contains the project's package, so that a copy with a mistake can be built too.
-"""
-
-import re
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
-from importlib import import_module, invalidate_caches
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,44 +19,12 @@ from torch import nn
 from benchmarks.external_pairs import pairs
 from benchmarks.external_pairs.pair import Pair, random_parameters
 from benchmarks.external_pairs.pairs import called, only_output
-
-Build = Callable[[Path], Pair]
-
-
-@dataclass(frozen=True)
-class Port:
-    """A port, the file in which mistakes are made, and the functions or classes of it that its forward pass runs."""
-
-    build: Build
-    file: str  # from the folder of the package
-    functions: tuple[str, ...]
-
-
-@contextmanager
-def imported_from(folder: Path, package: str) -> Iterator[None]:
-    """Import a package from this folder, even if another copy of it has been imported."""
-    _forget(package)
-    sys.path.insert(0, str(folder))
-    invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        _forget(package)
-
-
-def _forget(package: str) -> None:
-    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
-        del sys.modules[name]
+from benchmarks.external_pairs.source.ports.port import Build, Port, random_statistics, random_tokens, renamed
 
 
 def _modules(folder: Path, name: str) -> tuple[Any, Any]:
     pairs.bonsai(folder)
     return import_module(f"bonsai.models.{name}.modeling"), import_module(f"bonsai.models.{name}.params")
-
-
-def _tokens(vocab_size: int, length: int = 7) -> np.ndarray:
-    return np.random.default_rng(0).integers(1, vocab_size, (2, length))
 
 
 def qwen3(folder: Path) -> Pair:
@@ -87,7 +48,9 @@ def qwen3(folder: Path) -> Pair:
         cache = modeling.init_cache(settings, len(tokens), tokens.shape[1], 1, jnp.float64)
         return model(tokens, cache=cache, segment_ids=jnp.ones_like(tokens))
 
-    return Pair(only_output(module, "logits", ("input_ids",), use_cache=False), called(inner, run), (_tokens(29),))
+    return Pair(
+        only_output(module, "logits", ("input_ids",), use_cache=False), called(inner, run), (random_tokens(29),)
+    )
 
 
 def dinov3(folder: Path) -> Pair:
@@ -124,7 +87,7 @@ def mamba2(folder: Path) -> Pair:
     )
     assert not left, left
     reference = only_output(module, "logits", ("input_ids",), use_cache=False)
-    return Pair(reference, called(inner, lambda model, tokens: model(tokens)["logits"]), (_tokens(29, 8),))
+    return Pair(reference, called(inner, lambda model, tokens: model(tokens)["logits"]), (random_tokens(29, 8),))
 
 
 def vjepa2(folder: Path) -> Pair:
@@ -168,22 +131,6 @@ def _save(place: str, tensors: Mapping[str, torch.Tensor]) -> None:
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, Path(place) / "model.safetensors")
 
 
-def _random_statistics(module: nn.Module) -> None:
-    """Draw the running statistics of every batch normalization anew; variances are positive."""
-    generator = torch.Generator().manual_seed(1)
-    for name, tensor in module.named_buffers():
-        if name.endswith("running_mean"):
-            tensor.copy_(0.4 * torch.randn(tensor.shape, generator=generator))
-        elif name.endswith("running_var"):
-            tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator))
-
-
-def _renamed(name: str, changes: Sequence[tuple[str, str]]) -> str:
-    for pattern, replacement in changes:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
 def convnext(folder: Path) -> Pair:
     """`ConvNextForImageClassification`: depthwise convolutions of 7 by 7, layer scale, halvings between stages."""
     import transformers
@@ -202,7 +149,7 @@ def convnext(folder: Path) -> Pair:
     changes += [(r"downsampling_layer\.0\.weight", "downsample_layers.0.scale"), ("layer_scale_parameter", "gamma")]
     changes += [("downsampling_layer", "downsample_layers"), (r"layernorm\.weight", "norm.scale")]
     changes += [("layernorm", "norm"), (r"\.weight$", ".kernel")]
-    _fill(inner, {_renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
+    _fill(inner, {renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
     images = np.random.default_rng(0).standard_normal((2, 3, 20, 16))
     candidate = called(inner, lambda model, x: model(x, rngs=None))
     return Pair(only_output(module, "logits", ("pixel_values",)), candidate, (images,), (images.transpose(0, 2, 3, 1),))
@@ -236,7 +183,7 @@ def gemma3(folder: Path) -> Pair:
     with tempfile.TemporaryDirectory() as place:
         changes = [("^model.(vision_tower)", r"\1.vision_model"), ("^model.language_model", "language_model.model")]
         changes += [(r"^model\.(multi)", r"\1")]
-        _save(place, {_renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
+        _save(place, {renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
         inner = params.create_gemma3_from_pretrained(place, settings)
 
     def run(model: Any, tokens: Any, kinds: Any, images: Any) -> Any:
@@ -262,7 +209,7 @@ def resnet(folder: Path) -> Pair:
     sizes: dict[str, Any] = {"embedding_size": 64, "hidden_sizes": [256, 512, 1024, 2048], "depths": [2, 1, 1, 1]}
     module = transformers.ResNetForImageClassification(transformers.ResNetConfig(**sizes, num_labels=7))
     random_parameters(module, scale=0.05)
-    _random_statistics(module)
+    random_statistics(module)
     with tempfile.TemporaryDirectory() as place:
         module.save_pretrained(place)
         inner = params.create_resnet_from_pretrained(place, modeling.ModelConfig([2, 1, 1, 1], 7))
@@ -333,11 +280,11 @@ def llada(folder: Path) -> Pair:
     changes += [("attn_proj", "attn_out"), (r"self_attn\.", ""), (r"mlp\.gate", "ff"), (r"mlp\.down_proj", "ff_out")]
     changes += [(r"mlp\.", "")]
     with tempfile.TemporaryDirectory() as place:
-        _save(place, {_renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
+        _save(place, {renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
         inner = params.create_llada_from_pretrained(place, modeling.ModelConfig(**fields))
     reference = only_output(module, "logits", ("input_ids",), use_cache=False)
     candidate = called(inner, lambda model, tokens: model(tokens, jnp.ones_like(tokens), jax.random.key(0))[0])
-    return Pair(reference, candidate, (_tokens(29),))
+    return Pair(reference, candidate, (random_tokens(29),))
 
 
 class _Graph(nnx.Module, pytree=False):
@@ -366,7 +313,7 @@ def hiera(folder: Path) -> Pair:
     inner = modeling.Hiera(embed_dim=6, num_heads=1, **windows, rngs=nnx.Rngs(0))
     changes = [(r"layer_norm([12])\.weight", r"norm\1.scale"), ("layer_norm", "norm"), ("projection", "proj")]
     changes += [("proj_in", "layers.0"), ("proj_out", "layers.1"), (r"\.weight$", ".kernel")]
-    _fill(inner, {_renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
+    _fill(inner, {renamed(name, changes): tensor for name, tensor in module.state_dict().items()})
     images = np.random.default_rng(0).standard_normal((2, 3, 32, 48))
     reference = only_output(module, "intermediate_hidden_states", ("pixel_values",))
     return Pair(reference, called(inner, lambda model, x: model(x)), (images,), (images.transpose(0, 2, 3, 1),))
@@ -383,7 +330,7 @@ def efficientnet(folder: Path) -> Pair:
     sizes |= {"width_coefficient": 0.25, "depth_coefficient": 1.0, "batch_norm_eps": 1e-5, "num_labels": 7}
     module = transformers.EfficientNetForImageClassification(transformers.EfficientNetConfig(**sizes))
     random_parameters(module)
-    _random_statistics(module)
+    random_statistics(module)
     blocks = [
         modeling.BlockConfig(32, 64, 3, 1, 1, 1, 0.25, "SAME"),
         modeling.BlockConfig(64, 96, 5, 2, 3, 2, 0.25, "SAME"),
@@ -397,7 +344,7 @@ def efficientnet(folder: Path) -> Pair:
     changes += [(r"projection\.project_bn", "bn2"), (r"projection\.", ""), (r"(bn\d?)\.weight", r"\1.scale")]
     changes += [("running_", ""), (r"\.weight$", ".kernel")]
     tensors = {name: tensor for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
-    _fill(inner, {_renamed(name, changes): tensor for name, tensor in tensors.items()})
+    _fill(inner, {renamed(name, changes): tensor for name, tensor in tensors.items()})
     images = np.random.default_rng(0).standard_normal((2, 3, 32, 40))
     reference = only_output(module, "logits", ("pixel_values",))
     return Pair(reference, called(inner, lambda model, x: model(x)), (images,), (images.transpose(0, 2, 3, 1),))
@@ -457,7 +404,7 @@ def sam2_decoder(folder: Path) -> Pair:
     changes += [("upscale_layer_norm.weight", "output_upscaling.layers.1.gain"), (r"\.weight$", ".kernel")]
     changes += [(r"\.gain$", ".weight"), ("upscale_layer_norm", "output_upscaling.layers.1")]
     changes += [("upscale_conv1", "output_upscaling.layers.0"), ("upscale_conv2", "output_upscaling.layers.3")]
-    _fill(inner, {_renamed(name, changes): tensor for name, tensor in tensors.items()})
+    _fill(inner, {renamed(name, changes): tensor for name, tensor in tensors.items()})
     shapes = [(1, 16, 3, 5), (1, 16, 3, 5), (1, 2, 7, 16), (1, 16, 3, 5), (1, 2, 12, 20), (1, 4, 6, 10)]
     rng = np.random.default_rng(0)
     image, places, prompts, dense, fine, coarse = (rng.standard_normal(shape) for shape in shapes)
@@ -506,7 +453,7 @@ def sam2_prompts(folder: Path) -> Pair:
     changes += [("layer_norm1", "layers.1"), ("layer_norm2", "layers.4"), ("conv1", "layers.0"), ("conv2", "layers.3")]
     changes += [("conv3", "layers.6"), (r"(embed|embeddings\.\d)\.weight", r"\1.embedding"), (r"\.weight$", ".kernel")]
     changes += [(r"\.gain$", ".weight")]
-    _fill(inner, {_renamed(name, changes): tensor for name, tensor in tensors.items()})
+    _fill(inner, {renamed(name, changes): tensor for name, tensor in tensors.items()})
     rng = np.random.default_rng(0)
     points, labels, masks = (
         rng.uniform(0, 32, (1, 2, 3, 2)),
@@ -562,14 +509,14 @@ def vae(folder: Path) -> Pair:
     ]
     changes += [("downsample.conv", "downsamplers"), ("upsample.conv", "upsamplers.conv"), ("nin_short", "conv_short")]
     changes += [(r"(norm\w*)\.weight", r"\1.scale"), (r"\.weight$", ".kernel")]
-    tensors = {_renamed(name, changes): tensor for name, tensor in module.state_dict().items()}
+    tensors = {renamed(name, changes): tensor for name, tensor in module.state_dict().items()}
     _fill(inner, {name: t[:, :, 0, 0] if "to_" in name and t.ndim == 4 else t for name, t in tensors.items()})
     images = np.random.default_rng(0).standard_normal((2, 3, 8, 12))
     return Pair(module.eval(), called(inner, lambda model, x: model(x)), (images,), (images.transpose(0, 2, 3, 1),))
 
 
 def _bonsai(build: Build, name: str, functions: str) -> Port:
-    return Port(build, f"bonsai/models/{name}/modeling.py", tuple(functions.split()))
+    return Port(build, "bonsai", f"bonsai/models/{name}/modeling.py", tuple(functions.split()))
 
 
 _GEMMA3 = """SiglipVision SiglipAttention SiglipMLP SiglipEncoder Gemma3 sharded _generate apply count_left compute
@@ -577,7 +524,7 @@ repeat make merge batched LayerCache init_cache"""
 _QWEN3_VL = """RMSNorm Sharded Qwen3VLPatch Qwen3VLVisionM Qwen3VLVisionA Qwen3VLVisionB Qwen3VLMLP Qwen3VLAttention
 Qwen3VLDecoder Qwen3VLTextM Qwen3VLFor Qwen3VLModel LayerCache init_cache _generate rotate apply _apply repeat merge
 batched make"""
-PORTS: dict[str, Port] = {
+BONSAI = {
     "bonsai ViT": _bonsai(pairs.vit, "vit", "ViT Transformer Feed Multi Patch Embed"),
     "bonsai Whisper": _bonsai(pairs.whisper, "whisper", "Whisper"),
     "bonsai UMT5": _bonsai(pairs.umt5, "umt5", "T5 UMT5"),
@@ -589,10 +536,12 @@ PORTS: dict[str, Port] = {
     "bonsai Gemma 3": _bonsai(gemma3, "gemma3", _GEMMA3),
     "bonsai Qwen3-VL": _bonsai(qwen3_vl, "qwen3_vl", _QWEN3_VL),
     "bonsai LLaDA": _bonsai(llada, "llada", "Sharded count compute RMSNorm sharded_attention LLaDA"),
-    "bonsai SAM 2 Hiera": Port(hiera, "bonsai/models/sam2/model_hiera_det.py", ("",)),
-    "bonsai SAM 2 masks": Port(sam2_decoder, "bonsai/models/sam2/model_mask_decoder.py", ("",)),
-    "bonsai SAM 2 attention": Port(sam2_decoder, "bonsai/models/sam2/model_transformer.py", ("Attention", "TwoWay")),
-    "bonsai SAM 2 prompts": Port(sam2_prompts, "bonsai/models/sam2/model_prompt_encoder.py", ("",)),
+    "bonsai SAM 2 Hiera": Port(hiera, "bonsai", "bonsai/models/sam2/model_hiera_det.py", ("",)),
+    "bonsai SAM 2 masks": Port(sam2_decoder, "bonsai", "bonsai/models/sam2/model_mask_decoder.py", ("",)),
+    "bonsai SAM 2 attention": Port(
+        sam2_decoder, "bonsai", "bonsai/models/sam2/model_transformer.py", ("Attention", "TwoWay")
+    ),
+    "bonsai SAM 2 prompts": Port(sam2_prompts, "bonsai", "bonsai/models/sam2/model_prompt_encoder.py", ("",)),
     "bonsai VAE": _bonsai(vae, "vae", "Resnet Down scaled Attention UNet Encoder Up Decoder VAE"),
     "bonsai EfficientNet": _bonsai(efficientnet, "efficientnet", "Squeeze MBConv EfficientNet round"),
     "bonsai ResNet": _bonsai(resnet, "resnet", "Bottleneck Downsample BlockGroup Stem ResNet"),

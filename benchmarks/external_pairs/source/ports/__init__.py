@@ -3,7 +3,13 @@
 Each builder gets the folder that contains the project's package, so that a copy with a mistake can be built too.
 """
 
+from benchmarks.external_pairs.source.ports.bart_base_jax import BART_BASE_JAX
 from benchmarks.external_pairs.source.ports.bonsai import BONSAI
+from benchmarks.external_pairs.source.ports.dac_jax import DAC_JAX
+from benchmarks.external_pairs.source.ports.esmjax import ESMJAX
+from benchmarks.external_pairs.source.ports.flaxmodels import FLAXMODELS
+from benchmarks.external_pairs.source.ports.mamba_jax import MAMBA_JAX
 from benchmarks.external_pairs.source.ports.port import Port
+from benchmarks.external_pairs.source.ports.tpu_rwkv import TPU_RWKV
 
-PORTS: dict[str, Port] = {**BONSAI}
+PORTS: dict[str, Port] = {**BONSAI, **FLAXMODELS, **ESMJAX, **TPU_RWKV, **MAMBA_JAX, **BART_BASE_JAX, **DAC_JAX}

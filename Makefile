@@ -85,11 +85,11 @@ mutations: install
 	$(BIN)/python -m benchmarks.mutations docs/measurements/mutations.md
 
 PAIRS ?= ../shared/data/pairs
-# Plant defects in pairs of models and diagnose them. PAIRS: models of other projects.
+# Plant defects in pairs of models and diagnose them. PAIRS: the folder with the package bonsai.
 external-pairs: install
 	$(BIN)/python -m benchmarks.external_pairs.measure docs/measurements/external-pairs.md $(PAIRS)
 
-# Make mistakes in the source files of ports and diagnose them. PAIRS: models of other projects.
+# Make mistakes in the source files of ports and diagnose them. PAIRS: the folder with the projects.
 source-mistakes: install
 	$(BIN)/python -m benchmarks.external_pairs.source.measure docs/measurements/source-mistakes.md $(PAIRS)
 

@@ -7,9 +7,12 @@ from benchmarks.external_pairs.source.ports.bart_base_jax import BART_BASE_JAX
 from benchmarks.external_pairs.source.ports.bonsai import BONSAI
 from benchmarks.external_pairs.source.ports.dac_jax import DAC_JAX
 from benchmarks.external_pairs.source.ports.esmjax import ESMJAX
+from benchmarks.external_pairs.source.ports.flax_mixtral import FLAX_MIXTRAL
 from benchmarks.external_pairs.source.ports.flaxmodels import FLAXMODELS
+from benchmarks.external_pairs.source.ports.llama_2_jax import LLAMA_2_JAX
 from benchmarks.external_pairs.source.ports.mamba_jax import MAMBA_JAX
 from benchmarks.external_pairs.source.ports.port import Port
 from benchmarks.external_pairs.source.ports.tpu_rwkv import TPU_RWKV
 
-PORTS: dict[str, Port] = {**BONSAI, **FLAXMODELS, **ESMJAX, **TPU_RWKV, **MAMBA_JAX, **BART_BASE_JAX, **DAC_JAX}
+_PROJECTS = (BONSAI, FLAXMODELS, ESMJAX, TPU_RWKV, MAMBA_JAX, BART_BASE_JAX, DAC_JAX, LLAMA_2_JAX, FLAX_MIXTRAL)
+PORTS: dict[str, Port] = {name: port for project in _PROJECTS for name, port in project.items()}

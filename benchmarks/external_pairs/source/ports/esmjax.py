@@ -34,7 +34,7 @@ def esm2(folder: Path) -> Pair:
     changes += [(r"attention\.self\.(query|key|value)", r"self_attn.\1_proj"), ("query_proj", "q_proj")]
     changes += [("key_proj", "k_proj"), ("value_proj", "v_proj"), (r"attention\.output\.dense", "self_attn.out_proj")]
     changes += [("self_attn_ln", "self_attn_layer_norm"), (r"intermediate\.dense", "fc1"), (r"output\.dense", "fc2")]
-    changes += [(r"\d\.LayerNorm", lambda m: m.group().replace("LayerNorm", "final_layer_norm"))]
+    changes += [(r"(\d)\.LayerNorm", r"\1.final_layer_norm")]
     changes += [("^lm_head", "encoder.lm_head")]
     tensors = {renamed(name, changes): tensor.detach() for name, tensor in module.state_dict().items()}
     arrays = loader.convert_encoder(tensors, {"model": fields}, lm_head=True)

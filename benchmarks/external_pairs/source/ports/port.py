@@ -72,8 +72,13 @@ def _forget(package: str) -> None:
 def without(*names: str) -> Iterator[None]:
     """Import modules that no forward pass uses though they are not installed; their decorators change nothing."""
     stub = mock.MagicMock(typechecked=lambda function: function)
-    with mock.patch.dict(sys.modules, dict.fromkeys(names, stub)):
+    missing = {name: stub for name in names if name not in sys.modules}
+    sys.modules.update(missing)
+    try:
         yield
+    finally:
+        for name in missing:
+            del sys.modules[name]
 
 
 def random_tokens(vocab_size: int, length: int = 7) -> np.ndarray:

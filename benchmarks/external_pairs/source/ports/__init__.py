@@ -15,16 +15,6 @@ from benchmarks.external_pairs.source.ports.mistral_jax import MISTRAL_JAX
 from benchmarks.external_pairs.source.ports.port import Port
 from benchmarks.external_pairs.source.ports.tpu_rwkv import TPU_RWKV
 
-_PROJECTS = (
-    BONSAI,
-    FLAXMODELS,
-    ESMJAX,
-    TPU_RWKV,
-    MAMBA_JAX,
-    BART_BASE_JAX,
-    DAC_JAX,
-    LLAMA_2_JAX,
-    MISTRAL_JAX,
-    FLAX_MIXTRAL,
-)
+_PROJECTS = BONSAI, FLAXMODELS, ESMJAX, TPU_RWKV, MAMBA_JAX, BART_BASE_JAX, DAC_JAX, LLAMA_2_JAX, MISTRAL_JAX
+_PROJECTS += (FLAX_MIXTRAL,)
 PORTS: dict[str, Port] = {name: port for project in _PROJECTS for name, port in project.items()}

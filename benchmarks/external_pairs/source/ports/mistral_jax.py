@@ -51,7 +51,7 @@ def mistral(folder: Path) -> Pair:
     fields: dict[str, Any] = {"dim": 18, "n_layers": 2, "n_heads": 3, "n_kv_heads": 1, "head_dim": 6, "hidden_dim": 22}
     settings = SimpleNamespace(**fields, vocab_size=29, sliding_window=4, norm_eps=1e-5)
     inner = modeling.Transformer(settings, key=jax.random.key(0), dtype=jnp.float32)
-    layers = list(module.model.layers)
+    layers: list[Any] = list(module.model.layers)
 
     def places(model: Any) -> list[Any]:
         block = model.layers

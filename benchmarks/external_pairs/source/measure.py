@@ -65,7 +65,7 @@ def diagnosed(name: str, folder: Path, seed: int, count: int) -> Iterator[Result
         original, copy = Path(place, "original"), Path(place, "copy")
         port.copy(folder, original)
         shutil.copytree(original, copy)
-        with imported_from(copy, port.package):
+        with imported_from(copy, port.packages):
             pair = _built(port, copy)
             inputs = pair.candidate_inputs or pair.inputs
             reference, correct = capture(pair.reference, pair.inputs), capture(pair.candidate, inputs)
@@ -88,7 +88,7 @@ def _planted(port: Port, folder: Path, mistake: Mistake, inputs: Sequence[object
     """The trace of a port with a mistake; None if its code raises: then nobody needs a comparison."""
     mistake.apply(folder / port.file)
     try:
-        with imported_from(folder, port.package):
+        with imported_from(folder, port.packages):
             return mistake, capture(_built(port, folder).candidate, inputs)
     except Exception:
         return mistake, None

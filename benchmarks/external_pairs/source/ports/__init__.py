@@ -9,12 +9,14 @@ from benchmarks.external_pairs.source.ports.dac_jax import DAC_JAX
 from benchmarks.external_pairs.source.ports.esmjax import ESMJAX
 from benchmarks.external_pairs.source.ports.flax_mixtral import FLAX_MIXTRAL
 from benchmarks.external_pairs.source.ports.flaxmodels import FLAXMODELS
+from benchmarks.external_pairs.source.ports.hubert_base_jax import HUBERT_BASE_JAX
 from benchmarks.external_pairs.source.ports.llama_2_jax import LLAMA_2_JAX
 from benchmarks.external_pairs.source.ports.mamba_jax import MAMBA_JAX
 from benchmarks.external_pairs.source.ports.mistral_jax import MISTRAL_JAX
 from benchmarks.external_pairs.source.ports.port import Port
+from benchmarks.external_pairs.source.ports.t5_jax import T5_JAX
 from benchmarks.external_pairs.source.ports.tpu_rwkv import TPU_RWKV
 
 _PROJECTS = BONSAI, FLAXMODELS, ESMJAX, TPU_RWKV, MAMBA_JAX, BART_BASE_JAX, DAC_JAX, LLAMA_2_JAX, MISTRAL_JAX
-_PROJECTS += (FLAX_MIXTRAL,)
+_PROJECTS += FLAX_MIXTRAL, HUBERT_BASE_JAX, T5_JAX
 PORTS: dict[str, Port] = {name: port for project in _PROJECTS for name, port in project.items()}

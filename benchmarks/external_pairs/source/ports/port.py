@@ -32,17 +32,22 @@ class Port:
     functions: tuple[str, ...]
     changes: Changes = ()  # texts of the package that are replaced in the copy; no line moves
 
+    beside: tuple[str, ...] = ()  # other packages of the project that it imports
+
     @property
-    def package(self) -> str:
-        """The package of the file."""
-        return self.file.split("/")[0]
+    def packages(self) -> tuple[str, ...]:
+        """The packages that are copied and imported; a module beside no others is one."""
+        return self.file.split("/")[0].removesuffix(".py"), *self.beside
 
     def copy(self, projects: Path, place: Path) -> None:
-        """Copy the package, changed, from the folder of all projects."""
-        package = projects / self.project / self.package
-        if not package.is_dir():
-            raise ModuleNotFoundError(f"{package} is no folder")
-        shutil.copytree(package, place / self.package, ignore=shutil.ignore_patterns("tests", "*.ipynb", "images"))
+        """Copy the packages, changed, from the folder of all projects."""
+        for name in self.packages:
+            package = projects / self.project / name
+            if package.is_dir():
+                shutil.copytree(package, place / name, ignore=shutil.ignore_patterns("tests", "*.ipynb"))
+            else:
+                place.mkdir(exist_ok=True)
+                shutil.copy(package.with_suffix(".py"), place)
         for file in place.rglob("*.py") if self.changes else ():
             text = file.read_text()
             for old, new in self.changes:
@@ -51,20 +56,20 @@ class Port:
 
 
 @contextmanager
-def imported_from(folder: Path, package: str) -> Iterator[None]:
-    """Import a package from this folder, even if another copy of it has been imported."""
-    _forget(package)
+def imported_from(folder: Path, packages: Sequence[str]) -> Iterator[None]:
+    """Import packages from this folder, even if other copies of them have been imported."""
+    _forget(packages)
     sys.path.insert(0, str(folder))
     invalidate_caches()
     try:
         yield
     finally:
         sys.path.remove(str(folder))
-        _forget(package)
+        _forget(packages)
 
 
-def _forget(package: str) -> None:
-    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+def _forget(packages: Sequence[str]) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in packages]:
         del sys.modules[name]
 
 

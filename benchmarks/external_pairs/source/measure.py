@@ -62,7 +62,7 @@ def diagnosed(name: str, folder: Path, seed: int, count: int) -> Iterator[Result
     """The result for a correct port, then for mistakes of a sample that have an effect and do not raise."""
     port = PORTS[name]
     with tempfile.TemporaryDirectory() as place:
-        original, copy = Path(place, "original"), Path(place, "copy")
+        original, copy = (Path(place, name, port.project) for name in ("original", "copy"))
         port.copy(folder, original)
         shutil.copytree(original, copy)
         with imported_from(copy, port.packages):

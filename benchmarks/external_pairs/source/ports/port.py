@@ -31,7 +31,6 @@ class Port:
     file: str  # from that folder
     functions: tuple[str, ...]
     changes: Changes = ()  # texts of the package that are replaced in the copy; no line moves
-
     beside: tuple[str, ...] = ()  # other packages of the project that it imports
 
     @property
@@ -46,7 +45,7 @@ class Port:
             if package.is_dir():
                 shutil.copytree(package, place / name, ignore=shutil.ignore_patterns("tests", "*.ipynb"))
             else:
-                place.mkdir(exist_ok=True)
+                place.mkdir(parents=True, exist_ok=True)
                 shutil.copy(package.with_suffix(".py"), place)
         for file in place.rglob("*.py") if self.changes else ():
             text = file.read_text()

@@ -4,6 +4,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import nn
@@ -63,7 +64,7 @@ def hubert(folder: Path) -> Pair:
     named |= {"positional_embedding.conv.layer_instance.kernel": kernel.numpy().T}
     named |= {"positional_embedding.conv.layer_instance/kernel/scale": scale.numpy()}
     sound = np.random.default_rng(0).standard_normal((2, 2000))
-    candidate = linen_called(modeling.HuBERTEncoder(2), named, lambda model, x: model(x, train=False)[0])
+    candidate = linen_called(modeling.HuBERTEncoder(2, jnp.float64), named, lambda model, x: model(x, train=False)[0])
     return Pair(_Padded(module).eval(), candidate, (sound,))
 
 

@@ -22,10 +22,8 @@ from twinax.compare.comparison import compare
 
 Array = Any
 VOCABULARY = 32_000
-CASES = (  # layers, width, layers with a mistake, tokens of each of two sentences
-    *((12, 768, 0, 8), (12, 768, 0, 64), (12, 768, 1, 8), (12, 768, 12, 8)),
-    *((36, 1024, 0, 8), (36, 1024, 1, 8), (48, 1600, 0, 8), (48, 1600, 1, 8)),
-)
+# layers, width, layers with a mistake, tokens of each of two sentences
+CASES = ((12, 768, 0, 8), (12, 768, 0, 64), (12, 768, 12, 8), (36, 1024, 0, 8), (48, 1600, 0, 8))
 HEADER = (
     *("parameters", "of both in float32 (GB)", "tokens", "layers with tanh gelu", "verdict", "defects"),
     *("tracing (s)", "outputs (s)", "rounding (s)", "peak memory (GB)"),

@@ -39,7 +39,7 @@ class Draft:
     def __init__(self, trace: Trace):
         self.original = trace
         self.trace = copy(trace)
-        self.trace.values = list(trace.values)
+        self.trace.values = trace.values.with_changes({})
         self.trace.operations = list(trace.operations)
 
     def number(self, value: Array) -> int:

@@ -61,7 +61,7 @@ def _planted(entry: Checked, model: Callable[[], Model]) -> Trace | None:
     inputs = [jnp.asarray(a, "float32" if np.asarray(a).dtype.kind == "f" else None) for a in entry.inputs[1]]
     with jax.enable_x64(False), jax.default_matmul_precision("highest"):
         outputs = jax.tree.leaves(function(narrow, *inputs))
-    values = list(trace.values)
+    values = trace.values.with_changes({})
     effect = 0.0
     for number, output in zip(trace.outputs.values(), outputs, strict=True):
         effect = max(effect, float(np.abs(values[number] - output).max() / np.abs(values[number]).max(initial=1e-300)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from .jax_trace import MODULE_SCOPE
 from .trace import CaptureError, Code, dotted, named
@@ -156,7 +157,8 @@ def _of_tree(model: Any) -> tuple[Function, Any]:
     """A callable tree: its arrays are the parameters, its other leaves stay as they are."""
     paths, structure = jax.tree_util.tree_flatten_with_path(model)
     names = [jax.tree_util.keystr(path).lstrip(".").replace("[", ".").replace("]", "") for path, _ in paths]
-    parameters = {name: leaf for name, (_, leaf) in zip(names, paths, strict=True) if hasattr(leaf, "dtype")}
+    kinds = jax.Array, np.ndarray, np.generic
+    parameters = {name: leaf for name, (_, leaf) in zip(names, paths, strict=True) if isinstance(leaf, kinds)}
 
     def run(parameters: Mapping[str, Any], *inputs: Any) -> Any:
         leaves = [parameters.get(name, leaf) for name, (_, leaf) in zip(names, paths, strict=True)]

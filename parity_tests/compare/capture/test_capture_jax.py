@@ -188,6 +188,19 @@ def test_a_primitive_that_is_not_known_is_computed_by_jax(is_evaluable):
             capture_jax(lambda p, x: primitive.bind(x), {}, (rows(0, 2, 3),))
 
 
+def test_a_dtype_in_a_field_of_a_module_is_no_parameter():
+    class Cast(equinox.Module):
+        scale: jax.Array
+        dtype: type = jnp.float32
+
+        def __call__(self, x):
+            return (x * self.scale).astype(self.dtype)
+
+    trace = capture_jax(*as_function(Cast(jnp.ones(3))), (rows(0, 2, 3),))
+    assert list(trace.parameters) == ["scale"]
+    np.testing.assert_array_equal(trace.values[trace.outputs["output"]], rows(0, 2, 3))
+
+
 def test_a_branch_that_is_not_taken_is_named():
     trace, _ = assert_traced(lambda x: lax.cond(x.sum() > 1e9, jnp.sin, jnp.cos, x), rows(0, 2, 2))
     (branch,) = trace.branches

@@ -39,6 +39,10 @@ def earlier_objects():
     """Exclude what other files have left in memory from the searches for cycles below."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ from twinax.compare.matching.matching import EXACT, same_order
 from twinax.compare.repair.diagnosis import diagnose_traces
 
 SEED = 1
-COUNT = 8  # mistakes per port
+COUNT = 6  # mistakes per port
 TUNED = "bonsai"  # the diagnosis was improved on the ports of this project
 NONE = "none"
 _ERROR = Console(stderr=True)

@@ -49,7 +49,7 @@ def factory_of(name: str, layers: int | None) -> Callable[..., Any]:
     """The function that `file.py:name` names, which returns a model; with so many layers, unless they are None.
 
     Raises:
-        CaptureError: there is none, or it cannot be told the number of layers.
+        CaptureError: there is none, or it has no parameter `layers`.
     """
     function = function_of(name)
     if layers is None:

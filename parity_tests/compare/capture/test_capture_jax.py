@@ -177,14 +177,14 @@ def test_a_parameter_that_is_not_known_leaves_the_primitive_to_jax(monkeypatch):
 @pytest.mark.parametrize("is_evaluable", [True, False])
 def test_a_primitive_that_is_not_known_is_computed_by_jax(is_evaluable):
     """One of another library."""
-    primitive = jax.extend.core.Primitive("theirs")
+    primitive = jax.extend.core.Primitive("custom")
     primitive.def_abstract_eval(lambda x: x)
     if is_evaluable:
         primitive.def_impl(lambda x: x + 1)
         trace = capture_jax(lambda p, x: primitive.bind(x), {}, (rows(0, 2, 3),))
         np.testing.assert_array_equal(trace.values[trace.outputs["output"]], rows(0, 2, 3) + 1)
     else:
-        with pytest.raises(CaptureError, match=rf"{LINE}:\d+: theirs cannot be computed by itself: NotImpl"):
+        with pytest.raises(CaptureError, match=rf"{LINE}:\d+: custom cannot be computed by itself: NotImpl"):
             capture_jax(lambda p, x: primitive.bind(x), {}, (rows(0, 2, 3),))
 
 

@@ -93,16 +93,16 @@ def test_a_correct_port_is_equal_in_outputs_and_gradients(reference, candidate):
     ],
 )
 def test_a_mistake_beside_random_numbers_is_the_only_difference(reference, candidate, mistake):
-    port = lambda p, x: candidate(p, x, mistake)  # noqa: E731
-    (defect,) = compare((reference, TENSORS), (port, ARRAYS), (X,), dropout=True).forward.defects
+    port = (lambda p, x: candidate(p, x, mistake)), ARRAYS
+    (defect,) = compare((reference, TENSORS), port, (X,), dropout=True).forward.defects
     assert [*defect.lines] == [line_of(mistake)]
     if mistake == "range":
         assert "random numbers from 0 to 18; those of training/test_draws.py:" in str(defect)
 
 
 def test_random_numbers_that_one_side_alone_draws_are_named():
-    port = lambda p, x: autoencoder_port(p, x, "missing")  # noqa: E731
-    comparison = compare((autoencoder, TENSORS), (port, ARRAYS), (X,), dropout=True)
+    port = (lambda p, x: autoencoder_port(p, x, "missing")), ARRAYS
+    comparison = compare((autoencoder, TENSORS), port, (X,), dropout=True)
     assert str(comparison.forward.defects[0]).endswith("normal random numbers that the candidate does not have")
 
 

@@ -10,7 +10,7 @@ from jax.extend.core import primitives
 from .arrays import LARGE, dtype_of, is_narrow, widened
 from .encoding import is_complete
 from .primitives import PRIMITIVES, VIEWS, read, scan_counts, unknown_parameters
-from .trace import CaptureError, Compute, Operation, Trace, as_float64, dotted, own_lines, where_raised
+from .trace import DEPTH, CaptureError, Compute, Operation, Trace, as_float64, dotted, own_lines, where_raised
 
 # Scopes that name a module's path begin with it (see `jax_models`); others are part of the name stack.
 MODULE_SCOPE = "twinax:"
@@ -131,7 +131,7 @@ class _Recorder:
 
     def _run(self, equation: Any, inputs: list[_Known], module: str, lines: tuple[str, ...]) -> list[_Known]:
         name = equation.primitive.name
-        module, lines = _module(equation, module), _lines(equation) or lines
+        module, lines = _module(equation, module), _with_callers(_lines(equation), lines)
         if name in _OPAQUE or (name in _SHARDED and not _is_local(equation)):
             remedy = "compare the model on one device" if name in _SHARDED else "switch to an implementation in JAX"
             raise CaptureError(f"{next(iter(lines), module)}: {name} does not expose its operations; {remedy}")
@@ -420,6 +420,12 @@ def _module(equation: Any, outer: str) -> str:
     if MODULE_SCOPE in scopes:
         return scopes.rpartition(MODULE_SCOPE)[2].partition("/")[0]
     return outer or scopes
+
+
+def _with_callers(lines: tuple[str, ...], callers: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines of an equation, with those of the call of its program: JAX may know no caller of what it has cached."""
+    is_whole = len(lines) == DEPTH or {*callers[-1:]} <= {*lines}
+    return lines if is_whole else (*lines, *callers)[:DEPTH]
 
 
 def _lines(equation: Any) -> tuple[str, ...]:

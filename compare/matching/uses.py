@@ -16,8 +16,11 @@ USE = "use"  # as a use of a value is named, which computes nothing
 
 
 def with_uses(trace: Trace) -> Trace:
-    """The trace with a copy of each computed value for each line that uses it, if several do; numbers stay the same."""
-    made = {number for operation in trace.operations for number in operation.outputs}
+    """The trace with a copy of each input and computed value for each line that uses it, if several do.
+
+    Numbers stay the same.
+    """
+    made = {*trace.inputs.values(), *(number for operation in trace.operations for number in operation.outputs)}
     users: dict[int, list[int]] = {}
     for i, operation in enumerate(trace.operations):
         for number in dict.fromkeys(operation.inputs):

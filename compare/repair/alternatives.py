@@ -64,8 +64,8 @@ class Alternative:
 
 def alternatives(operation: Operation, inputs: Sequence[Array], output: Array, below: int) -> Iterator[Alternative]:
     """Other outputs of an operation with one output, of the same shape and a rank below this, the lowest first."""
-    sources = (_settings, _swapped, _substituted, _bypassed, _rearranged_inputs, _of_two, _bounded)
-    for rank, source in zip((0, 0, 0, 2, 2, 2, 3), sources, strict=True):
+    sources = (_settings, _swapped, _substituted, _negated, _bypassed, _rearranged_inputs, _of_two, _bounded)
+    for rank, source in zip((0, 0, 0, 1, 2, 2, 2, 3), sources, strict=True):
         for value, text in source(operation, inputs, output) if rank < below else ():
             if value.shape == output.shape and value.dtype == output.dtype:
                 yield Alternative(value, text, rank)
@@ -197,12 +197,13 @@ def _swapped(operation: Operation, inputs: Sequence[Array], output: Array) -> Fo
 def _substituted(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
     """Another function of the same inputs."""
     name = kind(operation)
-    operands = [*inputs, *(v for v in operation.settings.values() if isinstance(v, np.ndarray))]
+    operands = _operands(operation, inputs)
     if name in COMPARING and len(operands) == 2:
         for text, function in _COMPARISONS.items():
-            yield function(*operands), f"{name} → {text}"
+            value = function(*operands)
+            if not np.array_equal(value, ~output):
+                yield value, f"{name} → {text}"
     if output.dtype == bool:
-        yield ~output, f"{name}: True and False swapped"
         for axis, step in ((axis, step) for axis in range(output.ndim) for step in (-1, 1)):
             yield np.roll(output, step, axis), f"{name}: mask moved by {step} along axis {axis}"
             for fill in (False, True):
@@ -241,6 +242,22 @@ def shifted(array: Array, axis: int, step: int, fill: Any) -> Array:
     index[axis] = slice(0, step) if step > 0 else slice(step, None)
     moved[tuple(index)] = fill
     return moved
+
+
+def _negated(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:
+    """True for False: people rather exchange the cases of a selection."""
+    if output.dtype != bool:
+        return
+    operands = _operands(operation, inputs)
+    if kind(operation) in COMPARING and len(operands) == 2:
+        for text, function in _COMPARISONS.items():
+            if np.array_equal(function(*operands), ~output):
+                yield ~output, f"{kind(operation)} → {text}"
+    yield ~output, f"{kind(operation)}: True and False swapped"
+
+
+def _operands(operation: Operation, inputs: Sequence[Array]) -> list[Array]:
+    return [*inputs, *(v for v in operation.settings.values() if isinstance(v, np.ndarray))]
 
 
 def _bypassed(operation: Operation, inputs: Sequence[Array], output: Array) -> Found:

@@ -12,10 +12,8 @@ from ..matching.matching import (
     alignments,
     difference,
     distance,
-    producers,
     signature,
 )
-from ..matching.regions import COPYING
 from ..matching.samples import Samples
 from ..matching.uses import USE
 from .alternatives import UNARY, kind
@@ -23,11 +21,12 @@ from .defect import Defect
 from .edits import FLOAT32, Edit, Edits, Repair, edited
 from .float32_constants import rounded_constant, unrounded_constant
 from .folded_biases import unfolded
-from .places import code_of_missing, idle_operand, is_returned, place_of_missing, use_of, where_both_are
-from .repairs import AT_ITS_USE, BUDGET, MISSING, PASSING, RESIDUALS, WEAK
+from .places import code_of_missing, place_of_missing, place_of_operand, use_of
+from .repairs import AT_ITS_USE, BUDGET, MISSING, PRODUCTS, WEAK
 from .state import Change, Precedent, State, Step
 from .tables import in_tables
 from .unmasked import unmasked
+from .unpacked import unpacked
 
 _CANDIDATES = 24  # reference values tried after the last common one
 _NO_BETTER = 3  # consecutive values without improvement before the search stops
@@ -44,9 +43,8 @@ _SHARE = 4  # a weak repair counts where this times what matches after it is no 
 _SEARCHED = 8  # steps for which repairs are tried
 _OF_A_NORM = 24  # most operations of one function, such as a norm
 _LINES, _NAMES = 2, 4  # of the reference that are named
-_ARITHMETIC = {"add", "sub", "mul", "div", "neg"}  # of these, the numbers are looked for
+_ARITHMETIC = {"add", "sub", "mul", "div", "neg", "pow"}  # of these, the numbers are looked for
 _ACTIVATIONS = {*UNARY, "gelu", "erf", "logistic", "leaky_relu", "hardtanh"}
-_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot_general", "convolution", "conv_general_dilated", "embedding"}
 _BUDGET = 3 * BUDGET  # elements that these attempts compute together
 _Repaired = tuple[int, Step, Repair, dict[int, np.ndarray]]
 
@@ -132,9 +130,9 @@ def next_step(state: State) -> tuple[int, Defect, State] | None:
     if derivative is not None:
         number, defect, after = _finished(state, derivative, None, {derivative.other: derivative.value})
         return number, replace(defect, follows=True), after
-    without_mask = unmasked(state)
-    if without_mask is not None:
-        return _finished(state, *without_mask)
+    found = unmasked(state) or (unpacked(state) if state.limit > ROUNDED else None)
+    if found is not None:
+        return _finished(state, *found)
     # After a first difference there are often more: then it is not worth looking first whether nothing else differs.
     gaining = _in_order_of_trial(_gaining(state)) if state.taken and state.limit > ROUNDED else []
     plain = _repaired(state, [step for step in gaining if step.gain >= _ENOUGH])
@@ -196,10 +194,11 @@ def _missing(state: State, steps: Sequence[Step]) -> _Repaired | None:
         sources = state.matches.of_candidate.get(step.other, ())
         if not 0 < len(reference.operations) <= _OF_A_NORM or {*names} <= _ARITHMETIC:
             continue
-        if any(name in _PRODUCTS or "backward" in name for name in names):  # whose weights or lines are wrong
+        if any(name in PRODUCTS or "backward" in name for name in names):  # whose weights or lines are wrong
             continue
         if step.follows and reference.leaves and not {*sources}.isdisjoint(reference.leaves):
-            use = place_of_missing(state, step.other, reference, {*names} <= _ACTIVATIONS)
+            is_activation = {*names} <= _ACTIVATIONS | _ARITHMETIC and not _ACTIVATIONS.isdisjoint(names)
+            use = place_of_missing(state, step.other, reference, is_activation)
             lines = " and ".join(list(dict.fromkeys(o.line or o.module for o in reference.operations))[:_LINES])
             forced = Change(step.number, step.other, state.arrangement(step), None).forced
             shown = ", ".join(names[:_NAMES]) + ", …" * (len(names) > _NAMES)
@@ -358,22 +357,8 @@ def _finished(
     unexplained = error <= ROUNDED if repair is None else error <= FLOAT32 and not (repair.literal or repair.parameter)
     if unexplained:
         repair = rounded_constant((state.reference, state.candidate), parts, state.matches) or repair
-    if repair is not None and repair.text in AT_ITS_USE and (use := use_of(state, repair.number)):
-        producer = producers(state.candidate.trace)
-        made = producer.get(repair.number)
-        while made is not None and made.name in PASSING and made.inputs[0] in producer:
-            made = producer[made.inputs[0]]
-        is_sum = repair.text == RESIDUALS[0] or not state.reference.trace.gradients  # derivatives lack factors
-        is_own = repair.text in RESIDUALS and is_sum
-        is_own = is_own and not is_returned(state, repair.number, made, use[0], parts[0])
-        idle = idle_operand(state, repair, parts[0])
-        if idle is not None:
-            repair = replace(repair, operation=idle)
-        elif made is None or made.name in COPYING or is_own:
-            # people leave out a residual, or a sign, where it is used
-            repair = replace(repair, operation=where_both_are(use[0], made))
-        elif repair.text in RESIDUALS:
-            repair = replace(repair, operation=where_both_are(made, use[0]))
+    if repair is not None and repair.text in AT_ITS_USE:
+        repair = replace(repair, operation=place_of_operand(state, repair, parts[0]))
     elif repair is not None and repair.text.startswith(MISSING) and code_of_missing(state, parts[0]) is not None:
         repair = replace(repair, operation=place_of_missing(state, repair.number, parts[0]))
     if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
@@ -396,9 +381,12 @@ def _finished(
 
 
 def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """(candidate's value, the reference's value in its shape)."""
+    """(candidate's value, the reference's value in its shape); True and False are not in the place of other numbers."""
+    source = state.reference.value(number)
+    is_mask = bool(((source == 0) | (source == 1)).all())
     for other in others:
-        for value in alignments(state.reference.value(number), state.candidate.value(other)):
+        target = state.candidate.value(other)
+        for value in alignments(source, target) if is_mask or target.dtype != bool else ():
             yield other, value
 
 

@@ -1,6 +1,7 @@
 """The line at which a step is missing: where its input is computed, where its result is used, or in a module's code."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
@@ -10,10 +11,11 @@ from ..matching.regions import ARRANGING, COPYING, Region
 from ..matching.uses import USE
 from .alternatives import kind
 from .edits import Repair
-from .repairs import PASSING, RESIDUALS
+from .repairs import PASSING, PRODUCTS, RESIDUALS
 from .state import State
 
 _SIGNS = {"neg", "negative"}
+_PARTS = {"slice", "dynamic_slice", "aten.slice"}
 
 
 def place_of_missing(state: State, value: int, reference: Region, is_activation: bool = False) -> Operation | None:
@@ -25,7 +27,13 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     producer, number = producers(state.candidate.trace), value
     made: list[Operation] = []  # what passes the value on, and the operation that computed it
     passing = (*PASSING, *ARRANGING) if is_activation else PASSING
-    while number in producer and (not made or made[-1].name in passing):
+    users = Counter(n for operation in state.candidate.trace.operations for n in operation.inputs)
+
+    def is_passed_on(operation: Operation) -> bool:
+        is_part = is_activation and operation.name in _PARTS and users[operation.inputs[0]] == 1
+        return is_part or operation.name in passing
+
+    while number in producer and (not made or is_passed_on(made[-1])):
         made.append(producer[number])
         number = made[-1].inputs[0] if made[-1].inputs else -1
     own = list(takewhile(lambda operation: operation.name != USE, made))  # of this use alone
@@ -40,7 +48,8 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     if not made or (is_activation and not own):
         return use
     if is_activation:
-        return own[-1] if _is_beside_input(state, reference) else where_both_are(own[-1], use)
+        is_inner = _is_beside_input(state, reference) and not _is_called_without(state, own[-1], reference)
+        return own[-1] if is_inner else where_both_are(own[-1], use)
     before, after = _first_within(reversed(own), code), None if use is None else _first_within([use], code)
     after = after or _first_within(_users(state.candidate.trace, [value]), code)
     before = before or (None if after is not None else _first_within(reversed(made), code))
@@ -63,6 +72,18 @@ def _is_beside_input(state: State, reference: Region) -> bool:
     producer, step = producers(state.reference.trace), reference.operations[-1]
     made = [producer[n] for n in reference.operations[0].inputs if n in producer]
     return not made or any(operation.lines[1:] == step.lines[1:] for operation in made)
+
+
+def _is_called_without(state: State, made: Operation, reference: Region) -> bool:
+    """Whether the function that computes a value is called elsewhere too, where the reference takes no such step."""
+    step = reference.operations[-1]
+    for other in state.candidate.trace.operations:
+        if other.name == made.name and other.lines[:1] == made.lines[:1] and other.lines[1:2] != made.lines[1:2]:
+            sources = state.matches.of_candidate.get(other.outputs[0], ())
+            names = {kind(user) for user in _users(state.reference.trace, sources)}
+            if sources and kind(step) not in names and kind(reference.operations[0]) not in names:
+                return True
+    return False
 
 
 def _is_on_line_of_use(state: State, reference: Region) -> bool:
@@ -117,7 +138,73 @@ def code_of_missing(state: State, reference: Region) -> Code | None:
     return None
 
 
-def idle_operand(state: State, repair: Repair, reference: Region) -> Operation | None:
+def place_of_operand(state: State, repair: Repair, reference: Region) -> Operation | None:
+    """Where a sign is missing, or a step with a value of the reference: where a value is used, or computed.
+
+    People leave out a sign where the value is used, and a residual where the port adds its others; else in the
+    function that uses the sum, unless that is called later.
+    """
+    use = next(iter(use_of(state, repair.number)), None)
+    if use is None:
+        return repair.operation
+    producer = producers(state.candidate.trace)
+    made = producer.get(_computed(producer, repair.number))
+    idle = _idle_operand(state, repair, reference)
+    if idle is not None:
+        is_here = not _adds_where_it_computes(state) and _uses_where_it_adds(state, reference)
+        return where_both_are(idle, use) if is_here else idle
+    if made is None or made.name in COPYING:
+        return where_both_are(use, made)
+    if repair.text not in RESIDUALS:
+        return repair.operation
+    is_sum = repair.text == RESIDUALS[0] or not state.reference.trace.gradients  # derivatives lack factors
+    if not is_sum or _is_returned(state, repair.number, made, use, reference):
+        return where_both_are(made, use)
+    if repair.text == RESIDUALS[0] and _adds_where_it_computes(state):
+        return made
+    before, after = where_both_are(made, use), where_both_are(use, made)
+    is_later = before.line.rpartition(":")[0] == after.line.rpartition(":")[0] and _number(after) < _number(before)
+    return before if is_later else after
+
+
+def _computed(producer: Mapping[int, Operation], number: int) -> int:
+    """The value that one passes on."""
+    while number in producer and producer[number].name in PASSING and producer[number].inputs[0] in producer:
+        number = producer[number].inputs[0]
+    return number
+
+
+def _adds_where_it_computes(state: State) -> bool:
+    """Whether the function that computes a residual's branch adds it too, at every residual that both sides have.
+
+    A branch has a product; a recurrence without one is no residual.
+    """
+    trace, matched = state.candidate.trace, state.matches.of_candidate
+    producer = producers(trace)
+    order = {n: i for i, operation in enumerate(trace.operations) for n in operation.outputs}
+    found: list[bool] = []
+    for operation in trace.operations:
+        if kind(operation) == "add" and operation.outputs[0] in matched and len(operation.inputs) == 2:
+            early, late = sorted((_computed(producer, n) for n in operation.inputs), key=lambda n: order.get(n, -1))
+            shapes = {trace.values.kept(n).shape for n in (early, late, *operation.outputs)}
+            is_residual = early in order and len(shapes) == 1
+            between = trace.ancestors([late]) & trace.dependents([early]) if is_residual else set()
+            if any(kind(o) in PRODUCTS and not between.isdisjoint(o.outputs) for o in trace.operations):
+                found.append(producer[late].lines[1:] == operation.lines[1:])
+    return bool(found) and all(found)
+
+
+def _uses_where_it_adds(state: State, reference: Region) -> bool:
+    """Whether the reference's function that adds goes on with the sum, and does not return it."""
+    step = next((o for o in reference.operations if kind(o) == "add"), reference.operations[-1])
+    for user in _users(state.reference.trace, step.outputs):
+        one, other = where_both_are(step, user), where_both_are(user, step)
+        if one.lines == step.lines and _number(other) > _number(one):
+            return True
+    return False
+
+
+def _idle_operand(state: State, repair: Repair, reference: Region) -> Operation | None:
     """What computes the other operand from the value itself, in a function that returns without it; None if nothing."""
     trace, producer = state.candidate.trace, producers(state.candidate.trace)
     live = trace.ancestors()
@@ -132,17 +219,7 @@ def idle_operand(state: State, repair: Repair, reference: Region) -> Operation |
     return None
 
 
-def where_both_are(operation: Operation, other: Operation | None) -> Operation:
-    """An operation at its line in the innermost function that calls both: there all operands of a step are known."""
-    lines, others = operation.lines, () if other is None else other.lines
-    pairs = [(lines[i:], others[k:]) for i in range(len(lines)) for k in range(len(others))]
-    callers = next((one for one, two in pairs if all(a == b for a, b in zip(one, two, strict=False))), ())
-    if not callers and DEPTH in (len(lines), len(others)):  # more are not known
-        return operation
-    return replace(operation, lines=lines[max(len(lines) - len(callers) - 1, 0) :])
-
-
-def is_returned(state: State, value: int, made: Operation | None, use: Operation, reference: Region) -> bool:
+def _is_returned(state: State, value: int, made: Operation | None, use: Operation, reference: Region) -> bool:
     """Whether the module whose code computes a value does not use it itself, but uses the step's other operands."""
     trace = state.candidate.trace
     paths = [
@@ -156,6 +233,16 @@ def is_returned(state: State, value: int, made: Operation | None, use: Operation
     operands = {n for n, others in state.matches.of_candidate.items() if not leaves.isdisjoint(others)}
     inside = (o for o in trace.operations if _is_within(o.module, max(paths, key=len)))
     return any(not operands.isdisjoint(o.inputs) for o in inside)
+
+
+def where_both_are(operation: Operation, other: Operation | None) -> Operation:
+    """An operation at its line in the innermost function that calls both: there all operands of a step are known."""
+    lines, others = operation.lines, () if other is None else other.lines
+    pairs = [(lines[i:], others[k:]) for i in range(len(lines)) for k in range(len(others))]
+    callers = next((one for one, two in pairs if all(a == b for a, b in zip(one, two, strict=False))), ())
+    if not callers and DEPTH in (len(lines), len(others)):  # more are not known
+        return operation
+    return replace(operation, lines=lines[max(len(lines) - len(callers) - 1, 0) :])
 
 
 def _is_within(module: str, path: str) -> bool:

@@ -49,6 +49,7 @@ WEAK = 3  # from this rank on, another place may have a simpler repair
 _FACTOR = 4  # rank of a factor that is in neither code
 PASSING = (USE, "copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot_general", "convolution", "conv_general_dilated", "embedding"}
 _VALUE = "a value of the reference"
 MISSING = "missing: "
 RESIDUALS = tuple(f"{MISSING}{symbol} {_VALUE}" for symbol in "+-*/")
@@ -612,7 +613,7 @@ class RepairSearch:
         """A step that the candidate leaves out: with one of the reference's values, or with a number."""
         names = {number: name for name, number in self.sides[0].trace.parameters.items()}
         operands: list[tuple[Operand, str]] = []
-        operands += [(self._operand(n), names.get(n, _VALUE)) for n in self.regions[0].leaves]
+        operands += [(each, names.get(n, _VALUE)) for n in self.regions[0].leaves for each in self._operands(n)]
         operands += [(np.asarray(s.value), f"{s.value:.9g}") for s in scalars(self.sides[0], self.regions[0])]
         used = (self.side.value(n) for operation in self.region.operations for n in operation.inputs)
         sizes = sorted({size for value in used for size in value.shape if size > 1})
@@ -637,13 +638,15 @@ class RepairSearch:
             edits = ((self.region.end, partial(literal, scalar, ratio)),)
             yield _Attempt(5, Repair(self.region.end, f"missing: * {ratio:.9g}", last, edits=edits), end * ratio)
 
-    def _operand(self, number: int) -> Operand:
-        """A value of the reference; the candidate's if it has the same numbers in another shape, as channels last."""
+    def _operands(self, number: int) -> Iterator[Operand]:
+        """A value of the reference, and the candidate's with the same numbers in another shape, as channels last."""
         value = self.sides[0].value(number)
-        for other in self.partners.get(number, ()):
-            if value.ndim > 1 and self.side.value(other).shape != value.shape:
-                return 1, other
-        return 0, number
+        yield 0, number
+        shapes = {value.shape}
+        for other in self.partners.get(number, ()) if value.ndim > 1 else ():
+            if self.side.value(other).shape not in shapes:
+                shapes.add(self.side.value(other).shape)
+                yield 1, other
 
     def _places(self) -> Iterator[tuple[int, Operation]]:
         """The region's values with their operations; one that is only passed on counts where it is passed on."""
@@ -657,14 +660,15 @@ class RepairSearch:
                     yield number, operation
 
     def _entering(self) -> Iterator[tuple[int, Operation]]:
-        """(computed value that nothing outside uses, or the end of an empty region; the operation that computed it)."""
+        """(value that nothing outside uses, or the end of an empty region; the operation that computed or uses it)."""
         inside = set(map(id, self.region.operations))
         shared = {n for o in self.side.trace.operations if id(o) not in inside for n in o.inputs}
-        made = self.made
+        inputs = {*self.side.trace.inputs.values()}
         for number in self.region.leaves:
             is_index = self.side.value(number).dtype.kind == "i"  # whose other uses may not be seen to differ
-            if number in made and (number not in shared or not inside or is_index):
-                yield number, made[number]
+            operation = self.made.get(number) or (self._user(number) if number in inputs else None)
+            if operation is not None and (number not in shared or not inside or is_index):
+                yield number, operation
 
     def _explanations(self) -> Iterator[_Attempt]:
         """The end as one known function of a value that enters the region, or that is computed on the way.

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..capture.trace import Operation, Trace
 from ..matching.matching import difference, producers, signature
+from ..matching.regions import SELECTIONS
 from .alternatives import COMPARING, alternatives, kind
 from .defect import Defect
 from .edits import Edits, Repair, computed_otherwise
@@ -54,10 +55,24 @@ def _finished(
     largest = float(np.abs(changes[other]).max(initial=0)) or 1.0
     error = float(difference(changes[other], target).max(initial=0)) / largest
     edits: Edits = tuple((o.outputs[0], partial(computed_otherwise, o, text)) for o in operations)
-    repair = Repair(operations[0].outputs[0], text, operations[0], edits=edits)
+    selection = _selection(state, changes)
+    named = text if selection is None else f"{kind(selection)}: inputs 2 and 3 swapped"
+    repair = Repair(operations[0].outputs[0], named, selection or operations[0], edits=edits)
     step = Step(number, other, changes[other], rank[2], rank[0])
     defect = Defect(() if made is None else (made,), (operations[0],), error, repair)
     return number, defect, state.forced(values, step, repair)
+
+
+def _selection(state: State, changes: Mapping[int, Array]) -> Operation | None:
+    """The only line that selects numbers of the model by the opposite mask after a change: rather its cases are."""
+    of_positions = {id(operation) for operation in _of_positions(state.candidate.trace)}
+    found: list[Operation] = []
+    for operation in state.candidate.trace.operations:
+        if operation.name in SELECTIONS and id(operation) not in of_positions:
+            masks = [n for n in operation.inputs if n in changes and changes[n].dtype == bool]
+            if any(np.array_equal(changes[n], ~state.candidate.value(n)) for n in masks):
+                found.append(operation)
+    return found[0] if found and all(operation.line == found[0].line for operation in found) else None
 
 
 def _plainness(operation: Operation, text: str) -> int:

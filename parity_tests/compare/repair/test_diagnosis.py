@@ -67,10 +67,11 @@ def heads(y):
 
 def attention(p, x, mask, name, wrong):
     packed = x @ p[f"{name}.in_proj_weight"].T + p[f"{name}.in_proj_bias"]
-    q, k, v = jnp.split(packed, 3, -1)
-    scores = heads(q) @ heads(k).transpose(0, 1, 3, 2) / (D // HEADS) ** 0.5
     if "q and k" in wrong:
-        scores = heads(k) @ heads(q).transpose(0, 1, 3, 2) / (D // HEADS) ** 0.5  # q and k
+        k, q, v = jnp.split(packed, 3, -1)  # q and k
+    else:
+        q, k, v = jnp.split(packed, 3, -1)
+    scores = heads(q) @ heads(k).transpose(0, 1, 3, 2) / (D // HEADS) ** 0.5
     if "scale" in wrong:
         scores = scores * (D // HEADS) ** 0.5  # scale
     scores = jnp.where(mask, scores, -jnp.inf)
@@ -135,7 +136,7 @@ REPAIRS = {
     "axis": "should be softmax over axis 3",
     "heads": "axes 1 and 2 joined in the other order",
     "mask": "concatenate: mask moved by -1 along axis 3",
-    "q and k": "div: input 1 with axes 2 and 3 swapped",
+    "q and k": "split: outputs 1 and 2 in another order",
 }
 
 

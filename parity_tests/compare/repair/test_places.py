@@ -1,0 +1,136 @@
+"""The line at which a residual, an activation or an order of parts is named, by how the rest of the port is written."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from twinax.compare.repair.diagnosis import diagnose
+
+D, LAYERS = 6, 2
+X = np.random.default_rng(0).standard_normal((2, 5, D))
+
+
+class Layer(nn.Module):
+    """Two branches that are added, each with a norm after it or before it; a gate; a mask."""
+
+    def __init__(self, is_after):
+        super().__init__()
+        self.is_after = is_after
+        self.q, self.gate = nn.Linear(D, D), nn.Linear(D, 2 * D)
+        self.up, self.down = nn.Linear(D, D), nn.Linear(D, D)
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
+
+    def forward(self, x):
+        y = x if self.is_after else self.norms[0](x)
+        q = self.q(y)
+        mask = torch.ones(5, 5).tril().bool()
+        x = x + torch.softmax((q @ y.mT).masked_fill(~mask, -torch.inf), -1) @ y
+        x = self.norms[0](x) if self.is_after else x
+        y = x if self.is_after else self.norms[1](x)
+        one, two = self.gate(y).chunk(2, -1)
+        x = x + self.down(torch.tanh(self.up(nn.functional.silu(one[:, :5]) * two)))
+        return self.norms[1](x) if self.is_after else x
+
+
+class Reference(nn.Module):
+    """The layers."""
+
+    def __init__(self, is_after):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(is_after) for _ in range(LAYERS))
+        self.last = nn.Linear(D, D)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
+
+
+def linear(p, name, x):
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def norm(p, name, x):
+    x = x - x.mean(-1, keepdims=True)
+    return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def attention(p, name, y, wrong):
+    q = linear(p, f"{name}.q", y)
+    mask = jnp.tril(jnp.ones((5, 5), bool))
+    scores = q @ y.mT
+    cases = (-1e9, scores) if wrong == "cases" else (scores, -1e9)
+    return jax.nn.softmax(jnp.where(mask, *cases), -1) @ y  # cases
+
+
+def gated(p, name, y, wrong):
+    if wrong == "parts":
+        two, one = jnp.split(linear(p, f"{name}.gate", y), 2, -1)  # parts
+    else:
+        one, two = jnp.split(linear(p, f"{name}.gate", y), 2, -1)
+    hidden = linear(p, f"{name}.up", jax.nn.silu(one) * two)  # tanh
+    hidden = hidden[:, :5]
+    if wrong != "tanh":
+        hidden = jnp.tanh(hidden)
+    return linear(p, f"{name}.down", hidden)
+
+
+def after(p, name, x, wrong):
+    """Adds in the function that goes on with the sum."""
+    y = attention(p, name, x, wrong)  # branch of the attention
+    if wrong == "branch":
+        y = x
+    elif wrong != "skip":
+        y = x + y
+    x = norm(p, f"{name}.norms.0", y)  # sum with the attention
+    return norm(p, f"{name}.norms.1", x + gated(p, name, x, wrong))
+
+
+def attended(p, name, x, wrong):
+    y = norm(p, f"{name}.norms.0", x)
+    return x + attention(p, name, y, wrong)
+
+
+def before(p, name, x, wrong):
+    """Adds in the function that computes the branch."""
+    x = attended(p, name, x, wrong)
+    y = norm(p, f"{name}.norms.1", x)
+    if wrong == "last skip":
+        return gated(p, name, y, wrong)  # last skip
+    return x + gated(p, name, y, wrong)
+
+
+@pytest.mark.parametrize(
+    ("port", "wrong", "owner", "text"),
+    [
+        (after, "skip", after, "# sum with the attention"),
+        (after, "branch", after, "# branch of the attention"),
+        (before, "last skip", before, "# last skip"),  # not in the next layer, whose norm is the first to differ
+        (after, "tanh", gated, "# tanh"),  # not at the slice
+        (after, "parts", gated, "# parts"),  # not where they are multiplied
+        (after, "cases", attention, "# cases"),  # not where the mask is made
+    ],
+)
+def test_it_is_the_line_that_people_change(port, wrong, owner, text):
+    torch.manual_seed(1)
+    module = Reference(port is after).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def model(p, x, wrong=wrong):
+        for i in range(LAYERS):
+            x = port(p, f"layers.{i}", x, wrong)
+        return linear(p, "last", x)
+
+    assert diagnose(module, (lambda p, x: model(p, x, ""), parameters), (X,)).verdict == "equal"
+    defect = diagnose(module, (model, parameters), (X,)).defects[0]
+    lines, start = inspect.getsourcelines(owner)
+    (number,) = (i for i, line in enumerate(lines, start) if text in line)
+    assert defect.lines[:1] == (f"repair/{__file__.rpartition('/')[2]}:{number}",), str(defect)

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
+import numpy as np
+
 from ..capture.trace import DEPTH, Code, Operation, Trace
 from ..matching.matching import producers
 from ..matching.regions import ARRANGING, COPYING, Region
@@ -36,6 +38,8 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     while number in producer and (not made or is_passed_on(made[-1])):
         made.append(producer[number])
         number = made[-1].inputs[0] if made[-1].inputs else -1
+    if made and made[0].name not in passing and any(_are_equal(state, value, n) for n in made[0].inputs):
+        return made[0]  # the rest of the step, such as a factor of one
     own = list(takewhile(lambda operation: operation.name != USE, made))  # of this use alone
     made = [operation for operation in made if operation.name != USE]
     use = next(iter(use_of(state, value)), None)
@@ -65,6 +69,10 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     sign = kind(reference.operations[-1]) in _SIGNS
     is_one_function = use is None or (made[-1].lines[1:] == use.lines[1:] and not is_shared and not sign)
     return made[-1] if is_one_function else use
+
+
+def _are_equal(state: State, one: int, other: int) -> bool:
+    return np.array_equal(state.candidate.value(one), state.candidate.value(other))
 
 
 def _is_beside_input(state: State, reference: Region) -> bool:
@@ -150,9 +158,10 @@ def place_of_operand(state: State, repair: Repair, reference: Region) -> Operati
     producer = producers(state.candidate.trace)
     made = producer.get(_computed(producer, repair.number))
     idle = _idle_operand(state, repair, reference)
+    adds_inside = _adds_where_it_computes(state)
     if idle is not None:
-        is_here = not _adds_where_it_computes(state) and _uses_where_it_adds(state, reference)
-        return where_both_are(idle, use) if is_here else idle
+        is_inside = not _uses_where_it_adds(state, reference) if adds_inside is None else adds_inside
+        return idle if is_inside else where_both_are(idle, use)
     if made is None or made.name in COPYING:
         return where_both_are(use, made)
     if repair.text not in RESIDUALS:
@@ -160,7 +169,7 @@ def place_of_operand(state: State, repair: Repair, reference: Region) -> Operati
     is_sum = repair.text == RESIDUALS[0] or not state.reference.trace.gradients  # derivatives lack factors
     if not is_sum or _is_returned(state, repair.number, made, use, reference):
         return where_both_are(made, use)
-    if repair.text == RESIDUALS[0] and _adds_where_it_computes(state):
+    if repair.text == RESIDUALS[0] and adds_inside:
         return made
     before, after = where_both_are(made, use), where_both_are(use, made)
     is_later = before.line.rpartition(":")[0] == after.line.rpartition(":")[0] and _number(after) < _number(before)
@@ -174,10 +183,10 @@ def _computed(producer: Mapping[int, Operation], number: int) -> int:
     return number
 
 
-def _adds_where_it_computes(state: State) -> bool:
+def _adds_where_it_computes(state: State) -> bool | None:
     """Whether the function that computes a residual's branch adds it too, at every residual that both sides have.
 
-    A branch has a product; a recurrence without one is no residual.
+    None if they have none. A branch has a product; a recurrence without one is no residual.
     """
     trace, matched = state.candidate.trace, state.matches.of_candidate
     producer = producers(trace)
@@ -191,7 +200,7 @@ def _adds_where_it_computes(state: State) -> bool:
             between = trace.ancestors([late]) & trace.dependents([early]) if is_residual else set()
             if any(kind(o) in PRODUCTS and not between.isdisjoint(o.outputs) for o in trace.operations):
                 found.append(producer[late].lines[1:] == operation.lines[1:])
-    return bool(found) and all(found)
+    return all(found) if found else None
 
 
 def _uses_where_it_adds(state: State, reference: Region) -> bool:

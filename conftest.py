@@ -85,6 +85,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_sessionfinish():
+    """What is left goes with the process; pytest would search it for cycles five times."""
+    import gc
+
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_this_file():
     """Drop compiled programs at the end of a test file if memory is short: JAX keeps them, in all gigabytes."""

@@ -6,6 +6,7 @@ it.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import product
 from time import monotonic
@@ -213,6 +214,14 @@ class _Walks:
             differences = [each for each, is_small in zip(differences, small, strict=True) if not is_small]
             if not any(defect.rounding for _, defect in differences):
                 differences += [_rounded(repair) for repair in constants]
+        kept = tuple(change for change in state.taken if change.repair is not None)
+        if differences and 0 < len(kept) < len(state.taken) and not state.open_outputs:
+            only_repaired = copy(state)
+            only_repaired.taken = kept
+            if outputs_agree(only_repaired, self.samples, 2 if self.alike else 1):
+                # the others have no effect on the outputs, such as rows of padding that attend to other values
+                state = only_repaired
+                differences = [(number, defect) for number, defect in differences if defect.repair is not None]
         defects = [defect for _, defect in sorted(differences, key=lambda entry: (_is_rounding(entry[1]), entry[0]))]
         repaired = defects and all(defect.repair is not None for defect in defects) and not state.open_outputs
         verified = bool(repaired) and outputs_agree(state, self.samples, 2 if self.alike else 1)

@@ -60,6 +60,8 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     if before is not None and after is not None:
         is_inner = before.lines not in [operation.lines for operation in made]  # of a module that this one calls
         is_late = _number(before) >= _number(after)  # of an earlier call of the same code
+        if is_late and _follows_its_input(state, reference):
+            return before
         if is_inner or is_late or _is_on_line_of_use(state, reference):
             before = None
     if before is not None or after is not None:
@@ -67,8 +69,10 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     if use is not None and _is_on_line_of_use(state, reference):
         return use
     sign = kind(reference.operations[-1]) in _SIGNS
-    is_one_function = use is None or (made[-1].lines[1:] == use.lines[1:] and not is_shared and not sign)
-    return made[-1] if is_one_function else use
+    if use is None or (made[-1].lines[1:] == use.lines[1:] and not is_shared and not sign):
+        return made[-1]
+    is_at_the_end = not is_shared and not sign and _follows_its_input(state, reference)
+    return where_both_are(made[-1], use) if is_at_the_end else use
 
 
 def _are_equal(state: State, one: int, other: int) -> bool:
@@ -80,6 +84,16 @@ def _is_beside_input(state: State, reference: Region) -> bool:
     producer, step = producers(state.reference.trace), reference.operations[-1]
     made = [producer[n] for n in reference.operations[0].inputs if n in producer]
     return not made or any(operation.lines[1:] == step.lines[1:] for operation in made)
+
+
+def _follows_its_input(state: State, reference: Region) -> bool:
+    """Whether the reference takes a step later in the same call in which its input is computed."""
+    producer, step = producers(state.reference.trace), reference.operations[-1]
+    for made in (producer[n] for n in reference.operations[0].inputs if n in producer):
+        one, other = where_both_are(made, step), where_both_are(step, made)
+        if one.line.rpartition(":")[0] == other.line.rpartition(":")[0] and _number(one) < _number(other):
+            return True
+    return False
 
 
 def _is_called_without(state: State, made: Operation, reference: Region) -> bool:

@@ -31,7 +31,7 @@ from benchmarks.external_pairs.source.ports.port import Port, imported_from
 from benchmarks.pages import write_between, write_table
 from twinax.compare.capture.models import capture
 from twinax.compare.capture.trace import Trace
-from twinax.compare.matching.matching import EXACT, same_order
+from twinax.compare.matching.matching import EXACT, same_order, with_common_outputs
 from twinax.compare.repair.diagnosis import diagnose_traces
 
 SEED = 1
@@ -107,7 +107,7 @@ def _same_outputs(one: Trace, other: Trace) -> bool:
 
 def _result(name: str, mistake: Mistake | None, reference: Trace, candidate: Trace) -> Result:
     start = time.perf_counter()
-    found = diagnose_traces(reference, candidate)
+    found = diagnose_traces(*with_common_outputs((reference, candidate))[0])
     seconds = time.perf_counter() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     first = next(iter(found.defects), None)

@@ -261,6 +261,24 @@ def test_parameters_lines_and_what_no_output_needs():
     assert lines["tanh"] == f"capture/{LINE}:{first + 2}"
 
 
+@jax.jit
+def compiled(x):
+    return jnp.sin(x)
+
+
+def calling(parameters, x):
+    y = jnp.tanh(compiled(x))
+    return compiled(y)  # whose program is cached
+
+
+def test_lines_of_a_compiled_function_have_those_of_each_call():
+    trace = capture_jax(calling, {"w": np.ones(2)}, (np.ones(2),))
+    lines = [operation.lines[:2] for operation in trace.operations if operation.name == "sin"]
+    inner, first = (function.__code__.co_firstlineno + 1 for function in (compiled.__wrapped__, calling))
+    inner += 1  # its decorator
+    assert lines == [(f"capture/{LINE}:{inner}", f"capture/{LINE}:{first + i}") for i in range(2)]
+
+
 def test_replay_continues_with_changed_values():
     x = rows(0, 2, 3)
     trace = capture_jax(layer, PARAMETERS, (x,))

@@ -133,4 +133,66 @@ def test_it_is_the_line_that_people_change(port, wrong, owner, text):
     defect = diagnose(module, (model, parameters), (X,)).defects[0]
     lines, start = inspect.getsourcelines(owner)
     (number,) = (i for i, line in enumerate(lines, start) if text in line)
-    assert defect.lines[:1] == (f"repair/{__file__.rpartition('/')[2]}:{number}",), str(defect)
+    assert defect.lines[:1] == (_line(number),), str(defect)
+
+
+class ChannelsFirst(nn.Module):
+    """A gate after a sum over positions, with channels before them."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.scale = nn.Linear(D, 2 * D), nn.Parameter(torch.linspace(0.5, 2, D)[:, None])
+
+    def forward(self, x):
+        one, two = self.project(x).mT.chunk(2, 1)
+        y = one.cumsum(-1) + self.scale * one
+        return nn.functional.silu(two) * y
+
+
+def test_the_order_of_axes_of_the_whole_port_is_no_part_of_a_difference():
+    module = ChannelsFirst().eval()
+
+    def model(p, x):
+        one, two = jnp.split(linear(p, "project", x), 2, -1)
+        y = jnp.cumsum(one, 1) + p["scale"][:, 0] * one
+        return jax.nn.gelu(two) * y  # gelu for silu
+
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    (defect,) = diagnose(module, (model, parameters), (X,)).defects
+    last = inspect.getsourcelines(model)[1] + 3
+    assert {line for operation in defect.candidate for line in operation.lines[:1]} == {_line(last)}
+
+
+def test_rows_of_padding_that_no_output_needs_are_no_difference():
+    mask = np.array([1.0, 1.0, 1.0, 0.0, 0.0])
+
+    def reference(p, x):
+        return nn.functional.relu(x @ p["weight"].T) @ p["weight"] * torch.tensor(mask)[:, None]
+
+    def port(p, x):
+        hidden = x @ p["weight"].T
+        hidden = jnp.where(mask[:, None] > 0, hidden, jnp.sin(3 * hidden) + hidden**2)
+        return jax.nn.silu(hidden) @ p["weight"] * mask[:, None]  # silu for relu
+
+    weight = np.random.default_rng(1).standard_normal((D, D))
+    found = diagnose((reference, {"weight": torch.tensor(weight)}), (port, {"weight": weight}), (X,))
+    (defect,) = found.defects
+    assert (defect.lines, found.verified) == ((_line(inspect.getsourcelines(port)[1] + 3),), True)
+
+
+def test_a_step_before_anything_else_is_named():
+    module = nn.Linear(D, D).eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def reference(p, x):
+        return nn.functional.linear(x * 0.25, p["weight"], p["bias"])
+
+    def port(p, x):
+        return x @ p["weight"].T + p["bias"]
+
+    (defect,) = diagnose((reference, dict(module.named_parameters())), (port, parameters), (X,)).defects
+    assert str(defect.repair) == "missing: * 0.25"
+
+
+def _line(number):
+    return f"repair/{__file__.rpartition('/')[2]}:{number}"

@@ -32,6 +32,7 @@ _SECONDS = 20.0  # of the search for differences and repairs
 _RUNS = 50  # times that both models could run, if that takes longer
 _MOST_SECONDS = 240.0  # whatever they take
 _NOWHERE = "the outputs differ, but no diverging operation was found"
+_FEW = 8  # changes, up to which each is left out for once
 _SMALL = 1e-4  # errors below which differences may have added up unnoticed
 
 
@@ -214,18 +215,35 @@ class _Walks:
             differences = [each for each, is_small in zip(differences, small, strict=True) if not is_small]
             if not any(defect.rounding for _, defect in differences):
                 differences += [_rounded(repair) for repair in constants]
-        kept = tuple(change for change in state.taken if change.repair is not None)
-        if differences and 0 < len(kept) < len(state.taken) and not state.open_outputs:
-            only_repaired = copy(state)
-            only_repaired.taken = kept
-            if outputs_agree(only_repaired, self.samples, 2 if self.alike else 1):
-                # the others have no effect on the outputs, such as rows of padding that attend to other values
-                state = only_repaired
-                differences = [(number, defect) for number, defect in differences if defect.repair is not None]
+        if not state.open_outputs and not constants:
+            needed = self._needed(state)
+            repairs = [change.repair for change in needed.taken]
+            if len(needed.taken) < len(state.taken):
+                state = needed
+                differences = [each for each in differences if any(each[1].repair is repair for repair in repairs)]
         defects = [defect for _, defect in sorted(differences, key=lambda entry: (_is_rounding(entry[1]), entry[0]))]
         repaired = defects and all(defect.repair is not None for defect in defects) and not state.open_outputs
         verified = bool(repaired) and outputs_agree(state, self.samples, 2 if self.alike else 1)
         return _Walk(state, defects, verified)
+
+    def _needed(self, state: State) -> State:
+        """The state without the changes that have no effect on the outputs, as in rows of padding that no output needs.
+
+        Only repairs can tell: a value that is taken from the reference hides all differences before it.
+        """
+        needed, count = copy(state), 2 if self.alike else 1
+        needed.taken = tuple(change for change in state.taken if change.repair is not None)
+        is_rounded = any(change.repair is not None and change.repair.rounding for change in state.taken)
+        if is_rounded or not needed.taken:
+            return state
+        if needed.taken != state.taken and not outputs_agree(needed, self.samples, count):
+            return state
+        for change in needed.taken if 1 < len(needed.taken) <= _FEW else ():
+            fewer = copy(needed)
+            fewer.taken = tuple(other for other in needed.taken if other is not change)
+            if fewer.taken and outputs_agree(fewer, self.samples, count):
+                needed = fewer
+        return needed
 
 
 def _parts(reference: Side, candidate: Side) -> list[tuple[dict[str, int], dict[str, int]]]:

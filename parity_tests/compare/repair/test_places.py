@@ -33,7 +33,7 @@ class Layer(nn.Module):
         x = self.norms[0](x) if self.is_after else x
         y = x if self.is_after else self.norms[1](x)
         one, two = self.gate(y).chunk(2, -1)
-        x = x + self.down(torch.tanh(self.up(nn.functional.silu(one[:, :5]) * two)))
+        x = x + self.down(torch.tanh(self.up(nn.functional.silu(one) * two)))
         return self.norms[1](x) if self.is_after else x
 
 
@@ -73,7 +73,8 @@ def gated(p, name, y, wrong):
         two, one = jnp.split(linear(p, f"{name}.gate", y), 2, -1)  # parts
     else:
         one, two = jnp.split(linear(p, f"{name}.gate", y), 2, -1)
-    hidden = linear(p, f"{name}.up", jax.nn.silu(one) * two)  # tanh
+    padded = jnp.pad(jax.nn.silu(one) * two, ((0, 0), (0, 2), (0, 0)))
+    hidden = linear(p, f"{name}.up", padded)  # tanh
     hidden = hidden[:, :5]
     if wrong != "tanh":
         hidden = jnp.tanh(hidden)
@@ -165,33 +166,43 @@ def test_the_order_of_axes_of_the_whole_port_is_no_part_of_a_difference():
 
 def test_rows_of_padding_that_no_output_needs_are_no_difference():
     mask = np.array([1.0, 1.0, 1.0, 0.0, 0.0])
+    weights = {f"{i}": np.random.default_rng(i).standard_normal((D, D)) for i in range(LAYERS)}
 
     def reference(p, x):
-        return nn.functional.relu(x @ p["weight"].T) @ p["weight"] * torch.tensor(mask)[:, None]
+        for i in range(LAYERS):
+            hidden = x @ p[f"{i}"].T
+            for _ in range(10):
+                hidden = torch.sin(hidden)
+            x = x + nn.functional.relu(hidden) @ p[f"{i}"]
+        return x * torch.tensor(mask)[:, None]
 
     def port(p, x):
-        hidden = x @ p["weight"].T
-        hidden = jnp.where(mask[:, None] > 0, hidden, jnp.sin(3 * hidden) + hidden**2)
-        return jax.nn.silu(hidden) @ p["weight"] * mask[:, None]  # silu for relu
+        for i in range(LAYERS):
+            hidden = x @ p[f"{i}"].T
+            hidden = jnp.where(mask[:, None] > 0, hidden, jnp.cos(3 * hidden) + hidden**2)
+            for _ in range(10):
+                hidden = jnp.sin(hidden)
+            x = x + jax.nn.silu(hidden) @ p[f"{i}"]  # silu for relu
+        return x * mask[:, None]
 
-    weight = np.random.default_rng(1).standard_normal((D, D))
-    found = diagnose((reference, {"weight": torch.tensor(weight)}), (port, {"weight": weight}), (X,))
-    (defect,) = found.defects
-    assert (defect.lines, found.verified) == ((_line(inspect.getsourcelines(port)[1] + 3),), True)
+    tensors = {name: torch.tensor(weight) for name, weight in weights.items()}
+    found = diagnose((reference, tensors), (port, weights), (X,))
+    line = _line(inspect.getsourcelines(port)[1] + 6)
+    assert ([defect.lines for defect in found.defects], found.verified) == ([(line,)] * LAYERS, True)
 
 
 def test_a_step_before_anything_else_is_named():
-    module = nn.Linear(D, D).eval()
-    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    parameters = {"shift": X[0, 0], "weight": X[1, :4]}
 
     def reference(p, x):
-        return nn.functional.linear(x * 0.25, p["weight"], p["bias"])
+        return (x + p["shift"]) @ p["weight"].T
 
     def port(p, x):
-        return x @ p["weight"].T + p["bias"]
+        return x @ p["weight"].T
 
-    (defect,) = diagnose((reference, dict(module.named_parameters())), (port, parameters), (X,)).defects
-    assert str(defect.repair) == "missing: * 0.25"
+    tensors = {name: torch.tensor(array) for name, array in parameters.items()}
+    (defect,) = diagnose((reference, tensors), (port, parameters), (X,)).defects
+    assert str(defect.repair) == "missing: + shift"
 
 
 def _line(number):

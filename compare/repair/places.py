@@ -89,11 +89,13 @@ def _is_beside_input(state: State, reference: Region) -> bool:
 def _follows_its_input(state: State, reference: Region) -> bool:
     """Whether the reference takes a step later in the same call in which its input is computed."""
     producer, step = producers(state.reference.trace), reference.operations[-1]
-    for made in (producer[n] for n in reference.operations[0].inputs if n in producer):
-        one, other = where_both_are(made, step), where_both_are(step, made)
-        if one.line.rpartition(":")[0] == other.line.rpartition(":")[0] and _number(one) < _number(other):
-            return True
-    return False
+    return any(_is_before(producer[n], step) for n in reference.operations[0].inputs if n in producer)
+
+
+def _is_before(one: Operation, other: Operation) -> bool:
+    """Whether an operation is on an earlier line than another in the function that calls both, if that is known."""
+    lines = [where_both_are(*pair).line.rpartition(":") for pair in ((one, other), (other, one))]
+    return bool(lines[0][0]) and lines[0][0] == lines[1][0] and int(lines[0][2]) < int(lines[1][2])
 
 
 def _is_called_without(state: State, made: Operation, reference: Region) -> bool:
@@ -185,9 +187,7 @@ def place_of_operand(state: State, repair: Repair, reference: Region) -> Operati
         return where_both_are(made, use)
     if repair.text == RESIDUALS[0] and adds_inside:
         return made
-    before, after = where_both_are(made, use), where_both_are(use, made)
-    is_later = before.line.rpartition(":")[0] == after.line.rpartition(":")[0] and _number(after) < _number(before)
-    return before if is_later else after
+    return where_both_are(made, use) if _is_before(use, made) else where_both_are(use, made)
 
 
 def _computed(producer: Mapping[int, Operation], number: int) -> int:
@@ -219,11 +219,10 @@ def _adds_where_it_computes(state: State) -> bool | None:
 
 def _uses_where_it_adds(state: State, reference: Region) -> bool:
     """Whether the reference's function that adds goes on with the sum, and does not return it."""
-    step = next((o for o in reference.operations if kind(o) == "add"), reference.operations[-1])
-    for user in _users(state.reference.trace, step.outputs):
-        one, other = where_both_are(step, user), where_both_are(user, step)
-        if one.lines == step.lines and _number(other) > _number(one):
-            return True
+    trace = state.reference.trace
+    for step in [o for o in reference.operations if kind(o) == "add"][:1]:
+        users = _users(trace, step.outputs)
+        return any(where_both_are(step, o).lines == step.lines and _is_before(step, o) for o in users)
     return False
 
 

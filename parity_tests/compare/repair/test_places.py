@@ -205,5 +205,22 @@ def test_a_step_before_anything_else_is_named():
     assert str(defect.repair) == "missing: + shift"
 
 
+@pytest.mark.parametrize("wrong", ["branch", "last norm"])
+def test_a_reference_without_lines_of_its_own(wrong):
+    module = nn.TransformerEncoderLayer(D, 1, 4, dropout=0.0, batch_first=True).eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def port(p, x):
+        q, k, v = jnp.split(x @ p["self_attn.in_proj_weight"].T + p["self_attn.in_proj_bias"], 3, -1)
+        y = linear(p, "self_attn.out_proj", jax.nn.softmax(q @ k.mT / D**0.5, -1) @ v)
+        x = norm(p, "norm1", x if wrong == "branch" else x + y)
+        x = x + linear(p, "linear2", jax.nn.relu(linear(p, "linear1", x)))
+        return x if wrong == "last norm" else norm(p, "norm2", x)
+
+    defect = diagnose(module, (port, parameters), (X,)).defects[0]
+    assert defect.repair is not None
+    assert "missing: " in str(defect.repair)
+
+
 def _line(number):
     return f"repair/{__file__.rpartition('/')[2]}:{number}"

@@ -13,7 +13,7 @@ from ..matching.regions import ARRANGING, COPYING, Region
 from ..matching.uses import USE
 from .alternatives import kind
 from .edits import Repair
-from .repairs import PASSING, PRODUCTS, RESIDUALS
+from .repairs import FACTORS, PASSING, PRODUCTS, RESIDUALS
 from .state import State
 
 _SIGNS = {"neg", "negative"}
@@ -165,8 +165,8 @@ def code_of_missing(state: State, reference: Region) -> Code | None:
 def place_of_operand(state: State, repair: Repair, reference: Region) -> Operation | None:
     """Where a sign is missing, or a step with a value of the reference: where a value is used, or computed.
 
-    People leave out a sign where the value is used, and a residual where the port adds its others; else in the
-    function that uses the sum, unless that is called later.
+    People leave out a sign where the value is used, a factor where the other one is computed, and a residual where the
+    port adds its others; else in the function that uses the sum, unless that is called later.
     """
     use = next(iter(use_of(state, repair.number)), None)
     if use is None:
@@ -174,6 +174,11 @@ def place_of_operand(state: State, repair: Repair, reference: Region) -> Operati
     producer = producers(state.candidate.trace)
     made = producer.get(_computed(producer, repair.number))
     idle = _idle_operand(state, repair, reference)
+    is_factor = repair.text in FACTORS and not state.reference.trace.gradients  # derivatives lack factors
+    if is_factor and idle is not None:
+        return where_both_are(use, idle)
+    if is_factor and made is not None and where_both_are(made, use).lines == made.lines:
+        return made
     adds_inside = _adds_where_it_computes(state)
     if idle is not None:
         is_inside = not _uses_where_it_adds(state, reference) if adds_inside is None else adds_inside
@@ -227,16 +232,19 @@ def _uses_where_it_adds(state: State, reference: Region) -> bool:
 
 
 def _idle_operand(state: State, repair: Repair, reference: Region) -> Operation | None:
-    """What computes the other operand from the value itself, in a function that returns without it; None if nothing."""
+    """What computes the other operand, which nothing uses; a residual's branch, from the value itself."""
     trace, producer = state.candidate.trace, producers(state.candidate.trace)
     live = trace.ancestors()
     origin = repair.number
     while origin in producer and producer[origin].name == USE:
         (origin,) = producer[origin].inputs
-    for number in reference.leaves if repair.text in RESIDUALS else ():
+    shape = state.candidate.value(origin).shape
+    operands = (*reference.leaves, *(n for operation in reference.operations for n in operation.outputs))
+    for number in operands if repair.text in RESIDUALS else ():
         for other in state.matches.of_reference.get(number, ()):
             is_computed = other in producer and producer[other].name not in PASSING
-            if is_computed and other not in live and origin in trace.ancestors([other]):
+            is_factor = repair.text in FACTORS and state.candidate.value(other).shape == shape
+            if is_computed and other not in live and (is_factor or origin in trace.ancestors([other])):
                 return producer[other]
     return None
 

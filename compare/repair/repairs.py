@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 
 import numpy as np
 from scipy import special
@@ -48,11 +48,13 @@ BUDGET = 2e8  # elements that all attempts for one region compute together
 WEAK = 3  # from this rank on, another place may have a simpler repair
 _FACTOR = 4  # rank of a factor that is in neither code
 PASSING = (USE, "copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
+_COMPUTED = 5  # rank of a step with a value that only the reference computes
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot_general", "convolution", "conv_general_dilated", "embedding"}
 _VALUE = "a value of the reference"
 MISSING = "missing: "
 RESIDUALS = tuple(f"{MISSING}{symbol} {_VALUE}" for symbol in "+-*/")
+FACTORS = RESIDUALS[2:]
 AT_ITS_USE = (f"{MISSING}negative", *RESIDUALS)  # named at the use of a value
 _LAST = 10  # rank after all others
 _LINES = 3  # of code that may stand in one function's place
@@ -63,6 +65,7 @@ _LITERALS = 4  # most numbers of a line that are solved for together
 _FEW = 64  # numbers, from which on one other input excludes a coincidence
 _DIFFERENT = 8  # numbers, from which on they are equal by no coincidence, though no other input changes them
 _OTHERS = 4  # other inputs where there are fewer
+_OPERANDS = 24  # most operations of the reference whose values are tried as operands
 _NEAR = 3  # most operations between a parameter and the value that it projects to
 _FAILURES = (
     ValueError,
@@ -621,14 +624,19 @@ class RepairSearch:
         made = self.made
         entering = list(self._entering())
         whole = [(number, operation) for number, operation in entering if self.side.value(number).dtype.kind == "i"]
-        for number, operation in (*whole, *self._places(), *(each for each in entering if each not in whole)):
+        places = [*whole, *self._places(), *(each for each in entering if each not in whole)]
+        own = self.regions[0].operations if len(self.regions[0].operations) <= _OPERANDS else ()
+        inner = [n for operation in own for n in operation.outputs if n != self.regions[0].end]
+        computed = [(each, _VALUE) for n in inner for each in self._operands(n)]
+        # a number explains more than a value that the candidate does not have
+        for (operands, least), (number, operation) in product(((operands, 0), (computed, _COMPUTED)), places):
             for place, alternative in enumerate(inserted(self.sides, number, operands)):
                 edits = ((number, partial(insertion, number, operands, place)),)
                 own = operation
                 while alternative.text not in RESIDUALS and own.name in PASSING and own.inputs[0] in made:
                     own = made[own.inputs[0]]  # people leave out a number or a parameter where the value is computed
                 repair = Repair(number, alternative.text, own, edits=edits)
-                yield _Attempt(alternative.rank, repair, alternative.value)
+                yield _Attempt(max(alternative.rank, least), repair, alternative.value)
         end = self.side.value(self.region.end)
         last = self.region.operations[-1] if self.region.operations else None
         with np.errstate(all="ignore"):

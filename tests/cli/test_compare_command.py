@@ -173,7 +173,10 @@ def test_what_cannot_be_used_is_one_line(changes, message, files):
     assert not (files / "o.html").exists()
 
 
-@pytest.mark.parametrize(("name", "written"), [("compare", "report.html"), ("porting", "weights.py")])
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [("compare", "report.html"), pytest.param("porting", "weights.py", marks=pytest.mark.slow)],
+)
 def test_a_worked_example_prints_what_the_page_shows(name, written, command, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text()
     folder = tmp_path / "example"

@@ -109,7 +109,7 @@ OTHERS = {
 
 
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=3)
+@settings(max_examples=1)
 def test_every_primitive_is_jax_s(seed):
     x, y = rows(seed, 3, 4), rows(seed + 1, 3, 4)
     functions = {name: (getattr(lax, name), (x,)) for name in ONE}

@@ -137,6 +137,50 @@ def test_it_is_the_line_that_people_change(port, wrong, owner, text):
     assert defect.lines[:1] == (_line(number),), str(defect)
 
 
+class Gated(nn.Module):
+    """The layer with a gate of LLaMA and its kin."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(D, 9), nn.Linear(D, 9), nn.Linear(9, D)
+
+    def forward(self, x):
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def together(p, x, wrong):
+    gate, up = p["gate.weight"].T, p["up.weight"].T
+    match wrong:
+        case "gate":
+            x = x @ up + p["up.bias"]  # gate
+        case "up":
+            x = jax.nn.silu(x @ gate + p["gate.bias"])  # up
+        case _:
+            x = jax.nn.silu(x @ gate + p["gate.bias"]) * (x @ up + p["up.bias"])
+    return linear(p, "down", x)
+
+
+def apart(p, x, wrong):
+    gate, up = jax.nn.silu(linear(p, "gate", x)), linear(p, "up", x)
+    x = {"gate": up, "up": gate}.get(wrong)
+    x = gate * up if x is None else x
+    return linear(p, "down", x)  # where they are multiplied
+
+
+@pytest.mark.parametrize("wrong", ["gate", "up"])
+@pytest.mark.parametrize(("port", "text"), [(together, "# {}"), (apart, "# where they are multiplied")])
+def test_a_factor_is_left_out_where_the_other_is_computed(port, text, wrong):
+    torch.manual_seed(2)
+    module = Gated().eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    assert diagnose(module, (lambda p, x: port(p, x, ""), parameters), (X,)).verdict == "equal"
+    (defect,) = diagnose(module, (lambda p, x: port(p, x, wrong), parameters), (X,)).defects
+    lines, start = inspect.getsourcelines(port)
+    (number,) = (i for i, line in enumerate(lines, start) if text.format(wrong) in line)
+    assert defect.lines[:1] == (_line(number),), str(defect)
+    assert "missing: * a value of the reference" in str(defect.repair)
+
+
 class ChannelsFirst(nn.Module):
     """A gate after a sum over positions, with channels before them."""
 

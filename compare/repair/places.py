@@ -182,7 +182,7 @@ def place_of_operand(state: State, repair: Repair, reference: Region) -> Operati
     adds_inside = _adds_where_it_computes(state)
     if idle is not None:
         is_inside = not _uses_where_it_adds(state, reference) if adds_inside is None else adds_inside
-        return idle if is_inside else where_both_are(idle, use)
+        return _within_branch(state, repair.number, idle) if is_inside else where_both_are(idle, use)
     if made is None or made.name in COPYING:
         return where_both_are(use, made)
     if repair.text not in RESIDUALS:
@@ -191,8 +191,17 @@ def place_of_operand(state: State, repair: Repair, reference: Region) -> Operati
     if not is_sum or _is_returned(state, repair.number, made, use, reference):
         return where_both_are(made, use)
     if repair.text == RESIDUALS[0] and adds_inside:
-        return made
+        early, matched = state.candidate.trace.ancestors(made.outputs), state.matches.of_reference
+        operands = [n for leaf in reference.leaves for n in matched.get(leaf, ()) if n in early]
+        return _within_branch(state, operands[0], made) if operands else made
     return where_both_are(made, use) if _is_before(use, made) else where_both_are(use, made)
+
+
+def _used(producer: Mapping[int, Operation], number: int) -> int:
+    """The value that is used."""
+    while number in producer and producer[number].name == USE:
+        (number,) = producer[number].inputs
+    return number
 
 
 def _computed(producer: Mapping[int, Operation], number: int) -> int:
@@ -235,9 +244,7 @@ def _idle_operand(state: State, repair: Repair, reference: Region) -> Operation 
     """What computes the other operand, which nothing uses; a residual's branch, from the value itself."""
     trace, producer = state.candidate.trace, producers(state.candidate.trace)
     live = trace.ancestors()
-    origin = repair.number
-    while origin in producer and producer[origin].name == USE:
-        (origin,) = producer[origin].inputs
+    origin = _used(producer, repair.number)
     shape = state.candidate.value(origin).shape
     operands = (*reference.leaves, *(n for operation in reference.operations for n in operation.outputs))
     for number in operands if repair.text in RESIDUALS else ():
@@ -247,6 +254,14 @@ def _idle_operand(state: State, repair: Repair, reference: Region) -> Operation 
             if is_computed and other not in live and (is_factor or origin in trace.ancestors([other])):
                 return producer[other]
     return None
+
+
+def _within_branch(state: State, value: int, last: Operation) -> Operation:
+    """The last operation of a branch that begins with a value, at its line in the function that calls all of it."""
+    trace = state.candidate.trace
+    branch = trace.ancestors(last.outputs) & trace.dependents([_used(producers(trace), value)])
+    operations = (o for o in trace.operations if not branch.isdisjoint(o.outputs) and o.name not in PASSING)
+    return where_both_are(last, next(operations, None))
 
 
 def _is_returned(state: State, value: int, made: Operation | None, use: Operation, reference: Region) -> bool:

@@ -625,13 +625,13 @@ class RepairSearch:
         entering = list(self._entering())
         whole = [(number, operation) for number, operation in entering if self.side.value(number).dtype.kind == "i"]
         places = [*whole, *self._places(), *(each for each in entering if each not in whole)]
-        own = self.regions[0].operations if len(self.regions[0].operations) <= _OPERANDS else ()
-        inner = [n for operation in own for n in operation.outputs if n != self.regions[0].end]
+        theirs = self.regions[0].operations if len(self.regions[0].operations) <= _OPERANDS else ()
+        inner = [n for operation in theirs for n in operation.outputs if n != self.regions[0].end]
         computed = [(each, _VALUE) for n in inner for each in self._operands(n)]
         # a number explains more than a value that the candidate does not have
-        for (operands, least), (number, operation) in product(((operands, 0), (computed, _COMPUTED)), places):
-            for place, alternative in enumerate(inserted(self.sides, number, operands)):
-                edits = ((number, partial(insertion, number, operands, place)),)
+        for (values, least), (number, operation) in product(((operands, 0), (computed, _COMPUTED)), places):
+            for place, alternative in enumerate(inserted(self.sides, number, values)):
+                edits = ((number, partial(insertion, number, values, place)),)
                 own = operation
                 while alternative.text not in RESIDUALS and own.name in PASSING and own.inputs[0] in made:
                     own = made[own.inputs[0]]  # people leave out a number or a parameter where the value is computed

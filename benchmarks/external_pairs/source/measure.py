@@ -37,7 +37,8 @@ from twinax.compare.repair.diagnosis import diagnose_traces
 SEED = 1
 COUNT = 6  # mistakes per port
 # The diagnosis was improved on mistakes in the ports of these projects.
-TUNED = ("bonsai", "flaxmodels", "esmjax", "tpu_rwkv", "mamba-jax", "bart-base-jax")
+TUNED = ("bonsai", "flaxmodels", "esmjax", "tpu_rwkv", "mamba-jax", "bart-base-jax", "DAC-JAX", "llama-2-jax")
+TUNED += ("mistral_jax", "FlaxMixtral", "hubert-base-jax", "t5-jax")
 NONE = "none"
 _ERROR = Console(stderr=True)
 

@@ -101,9 +101,10 @@ def before(p, name, x, wrong):
     """Adds in the function that computes the branch."""
     x = attended(p, name, x, wrong)
     y = norm(p, f"{name}.norms.1", x)
-    if wrong == "last skip":
-        return gated(p, name, y, wrong)  # last skip
-    return x + gated(p, name, y, wrong)
+    y = gated(p, name, y, wrong)  # last branch
+    if wrong in ("last skip", "last branch"):
+        return y if wrong == "last skip" else x
+    return x + y
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,8 @@ def before(p, name, x, wrong):
     [
         (after, "skip", after, "# sum with the attention"),
         (after, "branch", after, "# branch of the attention"),
-        (before, "last skip", before, "# last skip"),  # not in the next layer, whose norm is the first to differ
+        (before, "last skip", before, "# last branch"),  # not in the next layer, whose norm is the first to differ
+        (before, "last branch", before, "# last branch"),  # not within what computes it
         (after, "tanh", gated, "# tanh"),  # not at the slice
         (after, "parts", gated, "# parts"),  # not where they are multiplied
         (after, "cases", attention, "# cases"),  # not where the mask is made

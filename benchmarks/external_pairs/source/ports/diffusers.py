@@ -60,7 +60,8 @@ def transformer(folder: Path) -> Pair:
 _FUNCTIONS = ("FlaxAttention", "FlaxBasicTransformerBlock", "FlaxTransformer2DModel", "FlaxFeedForward", "FlaxGEGLU")
 # two differences that this port has: gelu by tanh, and another epsilon of the first norm
 _CHANGES = (("nn.gelu(hidden_gelu)", "nn.gelu(hidden_gelu, approximate=False)"),)
-_CHANGES += (("nn.GroupNorm(num_groups=32, epsilon=1e-5)\n\n        inner_dim", "nn.GroupNorm(num_groups=32, epsilon=1e-6)\n\n        inner_dim"),)
+_NORM = "nn.GroupNorm(num_groups=32, epsilon={})\n\n        inner_dim"
+_CHANGES += ((_NORM.format("1e-5"), _NORM.format("1e-6")),)
 DIFFUSERS = {
     "diffusers residual block": Port(
         residual_block, "diffusers/src", "diffusers/models/resnet_flax.py", ("FlaxResnetBlock2D",)

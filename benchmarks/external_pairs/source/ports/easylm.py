@@ -16,8 +16,7 @@ _MISSING += ("transformers.modeling_flax_outputs", "transformers.modeling_flax_u
 
 
 def llama(folder: Path) -> Pair:
-    """`LlamaForCausalLM` with groups of queries; each head's rows in the order of neighboring pairs, as the port's are.
-    """
+    """`LlamaForCausalLM` with groups of queries; a head's rows are reordered, as the port rotates neighbors."""
     import transformers
 
     with without(*_MISSING):
@@ -26,7 +25,7 @@ def llama(folder: Path) -> Pair:
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 16}
     module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, pad_token_id=0))
     random_parameters(module)
-    fields = sizes | {name: 0.0 for name in ("embedding_dropout", "feedforward_dropout", "attention_dropout")}
+    fields = sizes | dict.fromkeys(("embedding_dropout", "feedforward_dropout", "attention_dropout"), 0.0)
     fields |= {"residue_dropout": 0.0, "fcm_min_ratio": 0.0, "fcm_max_ratio": 0.0, "initializer_range": 0.02}
     fields |= {"remat_policy": "", "scan_attention": False, "scan_mlp": False, "tie_word_embeddings": False}
     fields |= {"output_attentions": False, "output_hidden_states": False, "rope_theta": 1e4}

@@ -49,6 +49,8 @@ def resnet(folder: Path) -> Pair:
 
 
 JAX_RESNET = {
-    "jax-resnet": Port(resnet, "jax-resnet", "jax_resnet/resnet.py", ("ResNetStem", "ResNetSkip", "ResNetBlock", "ResNet")),
+    "jax-resnet": Port(
+        resnet, "jax-resnet", "jax_resnet/resnet.py", ("ResNetStem", "ResNetSkip", "ResNetBlock", "ResNet")
+    ),
     "jax-resnet blocks": Port(resnet, "jax-resnet", "jax_resnet/common.py", ("ConvBlock",)),
 }

@@ -4,9 +4,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
+from flax import traverse_util
 
 from benchmarks.external_pairs.pair import Pair, random_parameters
 from benchmarks.external_pairs.pairs import only_output
@@ -14,7 +15,7 @@ from benchmarks.external_pairs.source.ports.port import Port, random_tokens, ren
 
 
 def gpt_neox(folder: Path) -> Pair:
-    """`GPTNeoXForCausalLM`: parallel residuals, rotary positions in a quarter of a head; gelu by tanh as in the port."""
+    """`GPTNeoXForCausalLM`: parallel residuals, rotary positions in half of a head, gelu by tanh."""
     import transformers
 
     modeling: Any = import_module("minimal20b_flax.model")
@@ -29,23 +30,16 @@ def gpt_neox(folder: Path) -> Pair:
     changes += [("attention.query_key_value", "qkv_proj"), ("attention.dense", "output_proj")]
     changes += [("mlp.dense_h_to_4h", "ff_up_proj"), ("mlp.dense_4h_to_h", "ff_down_proj")]
     changes += [(r"norm\.weight", "norm.scale"), (r"\.weight", ".kernel")]
-    state = module.state_dict()
-
-    def layer(prefix: str) -> dict[str, dict[str, np.ndarray]]:
-        tree: dict[str, dict[str, np.ndarray]] = {}
-        for name, tensor in state.items():
-            if name.startswith(prefix):
-                place, _, leaf = renamed(name.removeprefix(prefix), changes).rpartition(".")
-                tree.setdefault(place, {})[leaf] = (tensor.T if tensor.ndim == 2 else tensor).numpy()
-        return tree
-
-    layers = [layer(f"gpt_neox.layers.{i}.") for i in range(2)]
-    stacked = {name: {leaf: np.stack([one[name][leaf] for one in layers]) for leaf in layers[0][name]} for name in layers[0]}
-    norm = {"scale": state["gpt_neox.final_layer_norm.weight"].numpy(), "bias": state["gpt_neox.final_layer_norm.bias"].numpy()}
+    arrays = {
+        tuple(renamed(name, changes).split(".")): (tensor.T if tensor.ndim == 2 else tensor).numpy()
+        for name, tensor in module.state_dict().items()
+    }
+    tree = traverse_util.unflatten_dict(arrays)
+    body = tree["gpt_neox"]
     parameters = {
-        "embed_in": {"embed": {"kernel": state["gpt_neox.embed_in.weight"].numpy()}},
-        "transformer": stacked,
-        "embed_out": {"norm": norm, "embed_out": {"kernel": state["lm_head.weight"].T.numpy()}},
+        "embed_in": {"embed": {"kernel": body["embed_in"]["kernel"].T}},
+        "transformer": jax.tree.map(lambda *layers: np.stack(layers), *body["layers"].values()),
+        "embed_out": {"norm": body["final_layer_norm"], "embed_out": tree["lm_head"]},
     }
     model = modeling.GPTNeoX20BModel(config)
     mask = jnp.zeros((2, 1, 7, 7))

@@ -18,6 +18,8 @@ from .states import state_pairs
 Array = np.ndarray
 EXACT = 1e-9  # a correct port in float64 stays below it
 ROUNDED = 3e-6  # a port whose constants were rounded to float32 stays below it
+# errors of an operation whose inputs were changed to what does not fit, as of another shape
+FAILURES = ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError
 _FEW = 4  # values with fewer different numbers identify nothing
 _FILL = 1e3  # from here on, the largest element may be the fill value of a mask
 _SAMPLE = 64  # elements of a value that are compared first
@@ -136,8 +138,14 @@ class Values:
     def replay(
         self, changes: Mapping[int, Array], operations: Iterable[Operation] | None = None, limit: int | None = None
     ) -> dict[int, Array]:
-        """The values that these changes lead to, themselves included; after at most `limit` operations."""
-        return self._current.replay(changes, operations, self.forced, limit, self.work)
+        """The values that these changes lead to, themselves included; after at most `limit` operations.
+
+        If an operation cannot be computed with them, nothing follows.
+        """
+        try:
+            return self._current.replay(changes, operations, self.forced, limit, self.work)
+        except FAILURES:
+            return dict(changes)
 
     @cached_property
     def _current(self) -> Trace:

@@ -17,6 +17,7 @@ _REARRANGING = (
 )
 COPYING = (  # a value's numbers, or some of them
     *(*_REARRANGING, "use", "slice", "dynamic_slice", "split", "gather", "convert_element_type", "aten.slice"),
+    "aten._to_copy",
     *("aten.select", "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind"),
 )
 SELECTIONS = ("select_n", "aten.where", "aten.masked_fill", "aten.masked_fill_")

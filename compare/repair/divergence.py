@@ -21,7 +21,7 @@ from .defect import Defect
 from .edits import FLOAT32, Edit, Edits, Repair, edited
 from .float32_constants import rounded_constant, unrounded_constant
 from .folded_biases import unfolded
-from .places import code_of_missing, place_of_missing, place_of_operand, use_of
+from .places import code_of_missing, place_of_call, place_of_missing, place_of_operand, use_of
 from .repairs import AT_ITS_USE, BUDGET, MISSING, PRODUCTS, WEAK
 from .state import Change, Precedent, State, Step
 from .tables import in_tables
@@ -361,6 +361,8 @@ def _finished(
         repair = replace(repair, operation=place_of_operand(state, repair, parts[0]))
     elif repair is not None and repair.text.startswith(MISSING) and code_of_missing(state, parts[0]) is not None:
         repair = replace(repair, operation=place_of_missing(state, repair.number, parts[0]))
+    elif repair is not None and repair.operation is not None and repair.operation.lines[1:] and not repair.parameter:
+        repair = replace(repair, operation=place_of_call(state, repair.operation))
     if repair is None or not repair.parameter:  # a repair's value may inherit what is left of other differences
         values = {**values, step.other: step.value}
     after = state.forced(values, step, repair)
@@ -381,12 +383,13 @@ def _finished(
 
 
 def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """(candidate's value, the reference's value in its shape); True and False are not in the place of other numbers."""
+    """(candidate's value, the reference's value in its shape); of the same kind: numbers, complex numbers, booleans."""
     source = state.reference.value(number)
     is_mask = bool(((source == 0) | (source == 1)).all())
     for other in others:
         target = state.candidate.value(other)
-        for value in alignments(source, target) if is_mask or target.dtype != bool else ():
+        fits = (is_mask or target.dtype != bool) and (source.dtype.kind == "c") == (target.dtype.kind == "c")
+        for value in alignments(source, target) if fits else ():
             yield other, value
 
 

@@ -1,7 +1,7 @@
 """The line at which a step is missing: where its input is computed, where its result is used, or in a module's code."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
@@ -66,6 +66,12 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
             before = None
     if before is not None or after is not None:
         return before or after
+    beside = _use_beside(state, value, reference)
+    if beside is not None:
+        return beside
+    if use is not None and _is_in_function_of_use(state, reference):
+        users = _users(state.candidate.trace, [value])
+        return users[0] if len({user.lines[1:] for user in users}) == 1 else use
     if use is not None and _is_on_line_of_use(state, reference):
         return use
     sign = kind(reference.operations[-1]) in _SIGNS
@@ -119,6 +125,57 @@ def _is_on_line_of_use(state: State, reference: Region) -> bool:
     return bool(users) and all(_share_a_line(step, o) for o in users) and not any(_share_a_line(step, o) for o in made)
 
 
+def _is_in_function_of_use(state: State, reference: Region) -> bool:
+    """Whether the reference takes a step in the call that uses its result, and not in that which computes its input."""
+    trace, step = state.reference.trace, reference.operations[-1]
+    producer = producers(trace)
+    users, own = _users(trace, step.outputs), (step.module, step.lines[1:])
+    entering = [_computed(producer, n) for o in reference.operations for n in o.inputs if n in reference.leaves]
+    made = [producer[n] for n in entering if n in producer]
+    inside, before = ({(o.module, o.lines[1:]) for o in operations} for operations in (users, made))
+    return bool(step.module) and inside == {own} and own not in before
+
+
+def _use_beside(state: State, value: int, reference: Region) -> Operation | None:
+    """The product of a value and a parameter that stands beside the unused ones of a step, at its own line."""
+    trace, producer = state.candidate.trace, producers(state.candidate.trace)
+    names = {number: name for name, number in trace.parameters.items()}
+    with_names: list[tuple[Operation, str]] = []
+    for operation in trace.operations:
+        sources = [_source(producer, number) for number in operation.inputs]
+        with_names += [(operation, names[number]) for number in sources if number in names]
+    groups = {_group(name) for name in _missing_parameters(state, reference)} - {""}
+    users = {id(user) for user in _users(trace, [value]) if kind(user) in PRODUCTS}
+    for user, name in with_names:
+        if id(user) in users and _group(name) in groups:
+            module = name.rpartition(".")[0]
+            others = {operation.line for operation, other in with_names if not other.startswith(f"{module}.")}
+            places = [i for i, line in enumerate(user.lines) if line not in others]
+            return replace(user, lines=user.lines[places[0] :]) if places else user
+    return None
+
+
+def _source(producer: Mapping[int, Operation], number: int) -> int:
+    """The value of which one is computed alone, such as the parameters of all layers of which it is a layer's."""
+    while number in producer and len(producer[number].inputs) == 1:
+        (number,) = producer[number].inputs
+    return number
+
+
+def _group(name: str) -> str:
+    """The name that a parameter's module has in common with those beside it."""
+    return name.rpartition(".")[0].rpartition(".")[0]
+
+
+def _missing_parameters(state: State, reference: Region) -> Iterator[str]:
+    """The unused parameters of the candidate that a region of the reference uses."""
+    trace, producer = state.candidate.trace, producers(state.candidate.trace)
+    partners = {other for leaf in reference.leaves for other in state.matches.of_reference.get(leaf, ())}
+    sources = {_source(producer, number) for number in partners}
+    unused = set(trace.unused_parameters())
+    yield from (name for name, number in trace.parameters.items() if name in unused and number in sources)
+
+
 def _share_a_line(one: Operation, other: Operation) -> bool:
     """Whether one line of the innermost function that calls both, or one of them, has both."""
     is_called = one.line in other.lines or other.line in one.lines
@@ -153,12 +210,10 @@ def _number(operation: Operation) -> int:
 def code_of_missing(state: State, reference: Region) -> Code | None:
     """The code of the module with an unused parameter of this region; if no operation is in it, of the one around."""
     trace = state.candidate.trace
-    unused = set(trace.unused_parameters())
-    for name, number in trace.parameters.items():
-        if name in unused and not set(reference.leaves).isdisjoint(state.matches.of_candidate.get(number, ())):
-            module = name.rpartition(".")[0]
-            is_called = any(_is_within(o.module, module) for o in trace.operations)
-            return trace.code.get(module if is_called else module.rpartition(".")[0])
+    for name in _missing_parameters(state, reference):
+        module = name.rpartition(".")[0]
+        is_called = any(_is_within(o.module, module) for o in trace.operations)
+        return trace.code.get(module if is_called else _group(name))
     return None
 
 
@@ -202,6 +257,22 @@ def _used(producer: Mapping[int, Operation], number: int) -> int:
     while number in producer and producer[number].name == USE:
         (number,) = producer[number].inputs
     return number
+
+
+def place_of_call(state: State, operation: Operation) -> Operation:
+    """Where an operation is to be changed: in the code that calls its function, if another call of it is right."""
+    matched, changed = state.matches.of_candidate, state.candidate.changes
+    calls: dict[tuple[str, ...], list[Operation]] = {}
+    for other in state.candidate.trace.operations:
+        if other.name == operation.name and other.lines[:1] == operation.lines[:1]:
+            calls.setdefault(other.lines[1:], []).append(other)
+    own = calls.get(operation.lines[1:], [])
+    places = [i for i, other in enumerate(own) if other.outputs == operation.outputs]
+    for lines, operations in calls.items():
+        is_alike = lines[:1] != operation.lines[1:2] and len(operations) == len(own) and bool(places)
+        if is_alike and all(n in matched and n not in changed for n in operations[places[0]].outputs):
+            return replace(operation, lines=operation.lines[1:])
+    return operation
 
 
 def _computed(producer: Mapping[int, Operation], number: int) -> int:

@@ -10,7 +10,7 @@ from scipy import special
 
 from ..capture.trace import Operation
 from ..matching.arrangements import real_numbers
-from ..matching.matching import EXACT, Side, Values, alignments, producers, same_order
+from ..matching.matching import EXACT, FAILURES, Side, Values, alignments, producers, same_order
 from ..matching.regions import ARRANGING, SELECTIONS, Region, Scalar, constants, extended, scalars
 from ..matching.uses import USE
 from .alternatives import COMPARING, UNARY, alternatives, arrangements, kind
@@ -47,7 +47,7 @@ Array = np.ndarray
 BUDGET = 2e8  # elements that all attempts for one region compute together
 WEAK = 3  # from this rank on, another place may have a simpler repair
 _FACTOR = 4  # rank of a factor that is in neither code
-PASSING = (USE, "copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach")
+PASSING = (USE, "copy", "convert_element_type", "stop_gradient", "aten.clone", "aten.detach", "aten._to_copy")
 _COMPUTED = 5  # rank of a step with a value that only the reference computes
 _POWERS = ((1.0, ""), (0.5, " ** 0.5"))  # powers of an axis's size by which code multiplies or divides
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "dot_general", "convolution", "conv_general_dilated", "embedding"}
@@ -67,15 +67,6 @@ _DIFFERENT = 8  # numbers, from which on they are equal by no coincidence, thoug
 _OTHERS = 4  # other inputs where there are fewer
 _OPERANDS = 24  # most operations of the reference whose values are tried as operands
 _NEAR = 3  # most operations between a parameter and the value that it projects to
-_FAILURES = (
-    ValueError,
-    IndexError,
-    TypeError,
-    RuntimeError,
-    AssertionError,
-    ZeroDivisionError,
-)  # an attempt does not fit
-
 
 Further = Callable[[int], list[tuple[Sides, Array]]]  # so many other inputs: values of both sides, and the target
 
@@ -178,15 +169,11 @@ class RepairSearch:
         return None if best is None else (best.rank, best.repair, best.changes)
 
     def _end(self, changes: Mapping[int, Array]) -> Array | None:
-        """The region's end after changes; None if it cannot be computed, or no longer has its shape."""
+        """The region's end after changes; None if it no longer has its shape."""
         before = self.side.work[0]
-        try:
-            with np.errstate(all="ignore"):
-                values = self.side.replay(changes, self.region.operations)
-        except _FAILURES:
-            return None
-        finally:
-            self.budget -= self.side.work[0] - before
+        with np.errstate(all="ignore"):
+            values = self.side.replay(changes, self.region.operations)
+        self.budget -= self.side.work[0] - before
         end = values.get(self.region.end, self.side.value(self.region.end))
         return end if end.shape == self.target.shape else None
 
@@ -223,7 +210,7 @@ class RepairSearch:
         try:
             with np.errstate(all="ignore"):
                 return edited(sides, edits, self.region.operations)
-        except _FAILURES:
+        except FAILURES:
             return None
         finally:
             self.budget -= sides[1].work[0] - before

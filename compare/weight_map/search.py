@@ -16,7 +16,7 @@ import numpy as np
 
 from ..capture.trace import Operation, Trace
 from ..matching.arrangements import Layout
-from ..matching.matching import Side, alignments, producers, signature
+from ..matching.matching import FAILURES, Side, alignments, producers, signature
 from ..matching.weights import Part
 from .blocks import Block, Dependencies, blocks, elements, live_values, used_repeatedly, users
 from .guesses import Guess, guesses
@@ -31,7 +31,6 @@ _MOST_EVALUATIONS = 6_000  # per step
 _MOST_TRIES = 600  # per value and pool of sources
 _MOST_CLOSE = 60  # tries in which closeness is computed
 _WINDOW = 30  # values examined in a step
-_FAILURES = (ValueError, IndexError, TypeError, RuntimeError, AssertionError, ZeroDivisionError)  # it does not fit
 _LOOKUPS = ("gather", "index", "embedding", "take", "select")  # they reach only some rows of a table
 
 
@@ -95,7 +94,7 @@ class ParameterSearch:
                         changes |= {
                             n: r for n, r in zip(operation.outputs, results, strict=True) if n not in self.pinned
                         }
-        except _FAILURES:
+        except FAILURES:
             return None
         return changes.get(number, self.values[number])
 

@@ -268,5 +268,86 @@ def test_a_reference_without_lines_of_its_own(wrong):
     assert "missing: " in str(defect.repair)
 
 
+class Ended(nn.Module):
+    """A norm before the last layer, called where the layers are."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.last = nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(x + self.one(x)))
+
+
+def ended(p, x, wrong=False):
+    x = x if wrong else norm(p, "norm", x)
+    return linear(p, "last", x)  # last norm
+
+
+def test_a_norm_is_missing_where_the_parameters_beside_its_own_are_used():
+    module = Ended().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    parameters: dict[str, dict[str, np.ndarray]] = {"body": {}, "end": {}}
+    for name, tensor in module.named_parameters():
+        parameters["body" if name.startswith("one") else "end"][name] = tensor.detach().numpy()
+
+    def model(p, x, wrong=True):
+        x = x + linear(p["body"], "one", x)
+        return ended(p["end"], x, wrong)
+
+    assert diagnose(module, (lambda p, x: model(p, x, False), parameters), (X,)).verdict == "equal"
+    defect = diagnose(module, (model, parameters), (X,)).defects[0]
+    assert defect.lines[:1] == (_line(inspect.getsourcelines(ended)[1] + 2),), str(defect)
+
+
+class Twice(nn.Module):
+    """One function that is called with an activation and without one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.two(torch.relu(self.one(x)))
+
+
+def layer(p, name, x, is_last=False):
+    x = linear(p, name, x)
+    return x if is_last else jax.nn.relu(x)
+
+
+def test_a_wrong_setting_of_one_call_is_named_there():
+    module = Twice().eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def port(p, x):
+        x = layer(p, "one", x)
+        return layer(p, "two", x, is_last=False)
+
+    (defect,) = diagnose(module, (port, parameters), (X,)).defects
+    assert str(defect.repair) == "without max"
+    assert defect.lines[:1] == (_line(inspect.getsourcelines(port)[1] + 2),)
+
+
+def test_an_attempt_that_cannot_be_computed_is_no_repair():
+    """A number takes the place of a complex one, of which there is only the real part afterwards."""
+    weight = np.random.default_rng(0).standard_normal((D, D))
+
+    def reference(p, x):
+        x = x @ p["w"].T
+        one, two = x[..., ::2], x[..., 1::2]
+        return torch.tanh(torch.cat((one - 0.5 * two, two + 0.5 * one), -1)) @ p["w"]
+
+    def port(p, x):
+        x = x @ p["w"].T
+        turned = jax.lax.complex(x[..., ::2], x[..., 1::2]) * (1 + 0.6j)
+        return jnp.tanh(jnp.concatenate((jnp.real(turned), jnp.imag(turned)), -1)) @ p["w"]
+
+    tensors = {"w": torch.tensor(weight)}
+    assert diagnose((reference, tensors), (port, {"w": weight}), (X,)).verdict == "different"
+
+
 def _line(number):
     return f"repair/{__file__.rpartition('/')[2]}:{number}"

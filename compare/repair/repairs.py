@@ -612,8 +612,8 @@ class RepairSearch:
         entering = list(self._entering())
         whole = [(number, operation) for number, operation in entering if self.side.value(number).dtype.kind == "i"]
         places = [*whole, *self._places(), *(each for each in entering if each not in whole)]
-        theirs = self.regions[0].operations if len(self.regions[0].operations) <= _OPERANDS else ()
-        inner = [n for operation in theirs for n in operation.outputs if n != self.regions[0].end]
+        reference = self.regions[0].operations if len(self.regions[0].operations) <= _OPERANDS else ()
+        inner = [n for operation in reference for n in operation.outputs if n != self.regions[0].end]
         computed = [(each, _VALUE) for n in inner for each in self._operands(n)]
         # a number explains more than a value that the candidate does not have
         for (values, least), (number, operation) in product(((operands, 0), (computed, _COMPUTED)), places):

@@ -302,6 +302,69 @@ def test_a_norm_is_missing_where_the_parameters_beside_its_own_are_used():
     assert defect.lines[:1] == (_line(inspect.getsourcelines(ended)[1] + 2),), str(defect)
 
 
+class Scaled(nn.Module):
+    """A norm in one module with its scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, D))
+
+    def forward(self, x):
+        y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * y
+
+
+class Blocks(nn.Module):
+    """A choice that these inputs never make, and two residuals."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.unit, self.last = nn.Linear(D, D), Scaled(), nn.Linear(D, D), nn.Linear(D, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        y = torch.where(x[..., :1] > 9, torch.full_like(x, 0.3), x)
+        x = torch.tanh(y) + torch.sin(3 * x)
+        for _ in range(2):
+            x = torch.sin(x + torch.tanh(self.unit(self.norm(x))))
+        return self.last(x)
+
+
+def scaled(p, x, wrong):
+    y = x if wrong == "norm" else x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+    return p["norm.weight"] * y  # norm
+
+
+def chosen(p, x, wrong):
+    x = linear(p, "first", x)
+    cases = (x, 0.3) if wrong == "cases" else (0.3, x)
+    y = jnp.where(x[..., :1] > 9, *cases)  # cases
+    return jnp.tanh(y) + jnp.sin(3 * x)
+
+
+def unit(p, x, wrong):
+    y = jnp.tanh(linear(p, "unit", scaled(p, x, wrong)))  # sum
+    return x if wrong == "sum" else x + y
+
+
+@pytest.mark.parametrize(("wrong", "owner"), [("norm", scaled), ("cases", chosen), ("sum", unit)])
+def test_it_is_in_the_function_that_does_the_rest(wrong, owner):
+    torch.manual_seed(4)
+    module = Blocks().eval()
+    parameters = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+    def model(p, x, wrong=wrong):
+        x = jnp.sin(unit(p, chosen(p, x, wrong), "norm" if wrong == "norm" else ""))
+        x = jnp.sin(unit(p, x, wrong))
+        return linear(p, "last", x)
+
+    assert diagnose(module, (lambda p, x: model(p, x, ""), parameters), (X,)).verdict == "equal"
+    defect = diagnose(module, (model, parameters), (X,)).defects[0]
+    lines, start = inspect.getsourcelines(owner)
+    (number,) = (i for i, line in enumerate(lines, start) if f"# {wrong}" in line)
+    assert defect.lines[:1] == (_line(number),), str(defect)
+
+
 class Twice(nn.Module):
     """One function that is called with an activation and without one."""
 

@@ -33,10 +33,10 @@ def _rows(seed: int, *shape: int) -> np.ndarray:
 
 def residual_block(folder: Path) -> Pair:
     """`ResnetBlock2D`: group norms, convolutions, an embedding of the time added in between."""
-    theirs, ours = (import_module(f"diffusers.models.resnet{end}") for end in ("", "_flax"))
-    module = theirs.ResnetBlock2D(in_channels=_CHANNELS, out_channels=2 * _CHANNELS, temb_channels=10, eps=1e-5)
+    modeling, port = (import_module(f"diffusers.models.resnet{end}") for end in ("", "_flax"))
+    module = modeling.ResnetBlock2D(in_channels=_CHANNELS, out_channels=2 * _CHANNELS, temb_channels=10, eps=1e-5)
     random_parameters(module)
-    inner = ours.FlaxResnetBlock2D(_CHANNELS, 2 * _CHANNELS)
+    inner = port.FlaxResnetBlock2D(_CHANNELS, 2 * _CHANNELS)
     picture, time = _rows(0, 2, _CHANNELS, 5, 4), _rows(1, 2, 10)
     candidate = linen_called(inner, _arrays(module), lambda model, *inputs: model(*inputs))
     return Pair(module.eval(), candidate, (picture, time), (picture.transpose(0, 2, 3, 1), time))
@@ -44,12 +44,12 @@ def residual_block(folder: Path) -> Pair:
 
 def transformer(folder: Path) -> Pair:
     """`Transformer2DModel`: a picture's pixels attend to each other and to a text; its gated layers."""
-    theirs = import_module("diffusers.models.transformers.transformer_2d")
-    ours = import_module("diffusers.models.attention_flax")
+    modeling = import_module("diffusers.models.transformers.transformer_2d")
+    port = import_module("diffusers.models.attention_flax")
     sizes: dict[str, Any] = {"num_attention_heads": 4, "attention_head_dim": 8, "in_channels": _CHANNELS}
-    module = theirs.Transformer2DModel(**sizes, cross_attention_dim=10)
+    module = modeling.Transformer2DModel(**sizes, cross_attention_dim=10)
     random_parameters(module)
-    inner = ours.FlaxTransformer2DModel(_CHANNELS, 4, 8)
+    inner = port.FlaxTransformer2DModel(_CHANNELS, 4, 8)
     picture, text = _rows(0, 2, _CHANNELS, 3, 4), _rows(1, 2, 5, 10)
     candidate = linen_called(inner, _arrays(module), lambda model, *inputs: model(*inputs))
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from .cache_directory import cache_directory
+
 # JAX's default of one second would skip all programs of a small model's decoding, which together take seconds.
 _THRESHOLD = "jax_persistent_cache_min_compile_time_secs"
 
@@ -23,8 +25,7 @@ def use_compilation_cache() -> Path | None:
         jax.config.update(_THRESHOLD, 0.0)
     if (configured := getattr(jax.config, "jax_compilation_cache_dir", None)) is not None:
         return Path(configured)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = home / "twinax" / "xla"
+    directory = cache_directory("xla")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:  # no home, or one that cannot be written

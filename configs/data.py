@@ -11,15 +11,16 @@ _FILES = (".tsv", ".csv", ".json", ".jsonl", ".parquet", ".txt")
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """Location of the training and validation pairs: two parallel text files, or a dataset with two columns.
+    """Location of the training and validation pairs: two parallel text files, a dataset with two columns, or a store.
 
     Raises:
-        ConfigError: neither or both are set, or a column is missing.
+        ConfigError: none or two of them are set, or a column is missing.
     """
 
     src: str | None = None  # source text file, one sentence per line; .gz too
     tgt: str | None = None  # target text file, line by line the translation of src
     dataset: str | None = None  # file (.tsv .csv .json .jsonl .parquet, .txt in SCAN's format), directory or hub name
+    store: str | None = None  # folder that `twinax data --store` wrote, with the validation pairs and the tokenizer
     subset: str | None = None  # subset of a hub dataset or a directory, such as "de-en" of opus_books
     split: str = "train"  # training split of the dataset
     src_column: str | None = None  # column name, or a language code within a `translation` column
@@ -37,8 +38,11 @@ class CorpusConfig:
             if (getattr(self, src) is None) != (getattr(self, tgt) is None):
                 name, missing = (src, tgt) if getattr(self, tgt) is None else (tgt, src)
                 raise ConfigError(f"{name}={getattr(self, name)!r}: needs {missing} too, the other side's file")
+        if self.store is not None:
+            self._check_store()
+            return
         if (self.src is None) == (self.dataset is None):
-            raise ConfigError(f"dataset={self.dataset!r}: give either src and tgt, or dataset")
+            raise ConfigError(f"dataset={self.dataset!r}: give either src and tgt, or dataset, or store")
         if (self.src_column is None) != (self.tgt_column is None):
             raise ConfigError(f"src_column={self.src_column!r}, tgt_column={self.tgt_column!r}: give both or neither")
         if self.valid_src is not None and (self.valid_dataset or self.valid_split):
@@ -50,6 +54,12 @@ class CorpusConfig:
             raise ConfigError(f"held_out={self.held_out}: must be at least 1")
         if self.held_out is not None and self.validation is not None:
             raise ConfigError(f"held_out={self.held_out}: conflicts with the validation data; omit one of them")
+
+    def _check_store(self) -> None:
+        """Raises: ConfigError if another field is set beside a store."""
+        for f in fields(self):
+            if f.name != "store" and (value := getattr(self, f.name)) != f.default:
+                raise ConfigError(f"{f.name}={value!r}: store={self.store!r} has all pairs; omit one of them")
 
     @property
     def validation(self) -> "CorpusConfig | None":
@@ -101,6 +111,7 @@ ROLES = ("pad", "bos", "eos", "unk")
 _TRAINING_FIELDS = (
     *("kind", "vocab_size", "min_frequency", "joint", "split", "languages", "lowercase", "normalization"),
     "special_order",
+    "sample",
 )
 
 
@@ -116,6 +127,7 @@ class TokenizerConfig:
     load: tuple[str, ...] = ()  # existing tokenizers: one file or directory for both sides, or source's and target's
     vocab_size: int | None = None  # maximum, special tokens included; None: 45 · sqrt(pairs), 1,000 to 32,000
     min_frequency: int = 1  # minimum count of a word, or of a pair that bpe merges; unigram ignores it
+    sample: int = 2_000_000  # pairs that it is trained on, evenly spaced, of a larger corpus
     joint: bool = True  # one tokenizer for both languages
     split: Split = "whitespace"  # pre-tokenization; punctuation: at whitespace too; unspaced: for Chinese, Japanese
     bpe_dropout: float = 0.0  # probability that a merge is skipped in training, drawn again in every epoch
@@ -146,8 +158,9 @@ class TokenizerConfig:
             raise ConfigError(f"special tokens {', '.join(map(repr, tokens))}: must differ, and none may be empty")
         if self.vocab_size is not None and self.vocab_size <= len(tokens):
             raise ConfigError(f"vocab_size={self.vocab_size}: must be above {len(tokens)}, the special tokens")
-        if self.min_frequency < 1:
-            raise ConfigError(f"min_frequency={self.min_frequency}: must be at least 1")
+        for name in ("min_frequency", "sample"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name}={value}: must be at least 1")
         if not 0 <= self.bpe_dropout < 1:
             raise ConfigError(f"bpe_dropout={self.bpe_dropout}: must be at least 0 and below 1")
         if self.bpe_dropout and self.kind != "bpe" and not self.load:

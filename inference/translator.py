@@ -28,7 +28,8 @@ from ..flax_transformer.module import named_arrays
 from ..flax_transformer.scoring import attention_maps, score
 from ..formulas.decoding import NAN_LOGITS
 from ..formulas.padding import pad, round_up
-from ..train.data.prepare import Tokenizers, lacks_language, with_target_language
+from ..train.data.fitting import lacks_language, with_target_language
+from ..train.data.tokenizer_pair import Tokenizers
 from ..train.text.tokenizer import Tokenizer
 from ..train.text.tokenizer_files import needed_files
 

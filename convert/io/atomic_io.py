@@ -1,4 +1,7 @@
-"""Atomic writing of files and directories: complete and synced to disk, or absent. Only `replace_file` overwrites."""
+"""Atomic writing of files and directories: complete and synced to disk, or absent.
+
+Only `replace_file` and `replaced_file` overwrite.
+"""
 
 import fcntl
 import json
@@ -114,13 +117,18 @@ def replace_file(path: Path, text: str) -> None:
     if path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK)):
         path.write_text(text, encoding="utf-8")
         return
+    with replaced_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """A temporary file to write to, which is synced and renamed to `path` at the end, whatever was there."""
     path = path.resolve()  # a symbolic link is kept
     mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
     with _temporary(path, _make_file) as temporary:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        _sync(temporary)
         temporary.chmod(mode & 0o777)
         temporary.replace(path)
 

@@ -16,7 +16,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 from twinax.configs.data import TokenizerConfig
 from twinax.inference.translator import load
-from twinax.train.data.prepare import Tokenizers
+from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.languages import M2M100, NLLB
 from twinax.train.text.pretrained import load_tokenizer
 

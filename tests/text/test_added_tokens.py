@@ -12,7 +12,8 @@ from parity_tests.support.text import LANGUAGES, VARIANTS, reference_tokenizer, 
 from twinax import TransformerConfig
 from twinax.backend.errors import DataError
 from twinax.configs.data import TokenizerConfig
-from twinax.train.data.prepare import Tokenizers, with_target_language
+from twinax.train.data.fitting import with_target_language
+from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.languages import NLLB
 from twinax.train.text.pretrained import load_tokenizer
 

@@ -12,7 +12,8 @@ from parity_tests.support.text import LANGUAGES, VARIANTS, compare_text, referen
 from twinax import TransformerConfig
 from twinax.backend.errors import DataError
 from twinax.configs.data import TokenizerConfig
-from twinax.train.data.prepare import Tokenizers, with_target_language
+from twinax.train.data.fitting import with_target_language
+from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.pretrained import load_tokenizer
 
 NOUNS, VERBS = ("Haus", "Hund", "Mädchen", "Baum", "See"), ("schläft", "läuft", "steht am Ufer", "ist größer")

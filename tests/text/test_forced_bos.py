@@ -15,7 +15,7 @@ from twinax.inference.translator import load
 from twinax.parity.coverage import Coverage
 from twinax.parity.harness import Report
 from twinax.parity.ladder import Ladder
-from twinax.train.data.prepare import Tokenizers
+from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.pretrained import load_for_model
 
 STORED = Path(__file__).parents[1] / "checkpoints" / "v1"

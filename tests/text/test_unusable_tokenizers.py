@@ -11,7 +11,8 @@ from twinax import convert, torch_reference
 from twinax.backend.errors import DataError
 from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.run import RunConfig
-from twinax.train.data.prepare import Tokenizers, prepare
+from twinax.train.data.prepare import prepare
+from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.pretrained import load_for_model
 
 # The ids of BART's special tokens, and words, up to the 31 tokens of the small random BART.

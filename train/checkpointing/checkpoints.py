@@ -30,7 +30,7 @@ from ...convert.formats.run import AVERAGED, CHECKPOINTS, CONFIG, is_checkpoint
 from ...convert.io.untrusted import check_declared_size
 from ...convert.port import flax_specs
 from ...flax_transformer.module import on_host
-from ..data.prepare import Tokenizers
+from ..data.tokenizer_pair import Tokenizers
 from ..step.partitioning import on_one_device
 from ..step.step import TrainState, abstract_state
 from ..tracking.metrics import best_update, read_validations

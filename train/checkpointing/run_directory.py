@@ -23,7 +23,8 @@ from ...configs.training import ENDING
 from ...convert.formats.run import CONFIG, DATA, LOCK
 from ...convert.io.atomic_io import is_temporary, replace_file
 from ..data.buckets import Bucket
-from ..data.prepare import PreparedRun, Tokenizers, prepare
+from ..data.prepare import PreparedRun, prepare
+from ..data.tokenizer_pair import Tokenizers
 from ..loop.warm_start import InitialWeights
 from ..processes.process_group import ProcessGroup
 from ..step.partitioning import Placement
@@ -139,8 +140,12 @@ def _wait_for(path: Path) -> None:
     raise RunError(f"{path}: process 0 has written it, but it is not here; the run directory must be on shared storage")
 
 
-def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -> PreparedRun:
-    """Prepare a run that was started before, with its directory's tokenizers and batch shapes; write nothing.
+def prepare_again(
+    directory: Path, run: RunConfig, say: Callable[[str], None], store: Path | None = None
+) -> PreparedRun:
+    """Prepare a run that was started before, with its directory's tokenizers and batch shapes; write nothing there.
+
+    `store`: as `prepare`.
 
     Raises:
         RunError: the directory belongs to a run with other settings or another corpus.
@@ -151,7 +156,8 @@ def prepare_again(directory: Path, run: RunConfig, say: Callable[[str], None]) -
     if tokenizers is None:
         raise RunError(f"{directory}: has no tokenizer; the run cannot be resumed without it")
     try:
-        prepared = prepare(_with_first_values(run, first_run), tokenizers, buckets, first_run.model, say, is_gradual)
+        run = _with_first_values(run, first_run)
+        prepared = prepare(run, tokenizers, buckets, first_run.model, say, is_gradual, store)
     except DataError as error:
         raise DataError(
             f"{error} (if the corpus of {directory} has moved, pass its new paths; a different run needs "

@@ -7,7 +7,7 @@ Source: Provilkov et al. 2020, "BPE-Dropout: Simple and Effective Subword Regula
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +16,11 @@ from ...backend.errors import DataError
 from ..text.tokenization import FastTokenizer
 from ..text.tokenizer import Tokenizer
 from .buckets import Bucket
-from .dataset import EncodedPairs, concatenate
+from .dataset import concatenate
+from .store import StoredPairs
 
 _CHUNK = 10_000  # sentences segmented together
+_NO_BPE = "bpe_dropout: needs a BPE tokenizer; omit it, or train one with --tokenizer.kind bpe"
 _NEVER = np.iinfo(np.int64).max  # rank of an impossible merge
 
 
@@ -28,125 +30,167 @@ class Merges(NamedTuple):
     pairs: np.ndarray  # sorted
     ranks: np.ndarray  # of each pair; the lowest is merged first
     merged: np.ndarray  # the id that a pair becomes
-    parts: dict[int, tuple[int, int]]  # the pair that became an id
+    characters: np.ndarray  # the ids of the characters or bytes of each id before any merge, one id after another
+    firsts: np.ndarray  # place of the first character of each id
+    sizes: np.ndarray  # number of characters of each id
     size: int  # of the vocabulary
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "Merges":
-        """Those of a tokenizer. Raises: DataError if it is not of BPE."""
+    def of(cls, tokenizer: Tokenizer, largest_id: int = 0) -> "Merges":
+        """Those of a tokenizer, for ids up to a largest one. Raises: DataError if it is not of BPE."""
         model = json.loads(tokenizer.fast.to_str())["model"] if isinstance(tokenizer, FastTokenizer) else {}
         if model.get("type") != "BPE":
-            raise DataError("bpe_dropout: needs a BPE tokenizer; omit it, or train one with --tokenizer.kind bpe")
+            raise DataError(_NO_BPE)
         vocabulary, prefix = model["vocab"], model.get("continuing_subword_prefix") or ""
-        size = max(vocabulary.values()) + 1
+        size = max(largest_id, *vocabulary.values(), *tokenizer.vocabulary().values()) + 1
         if not model["merges"]:
             raise DataError("bpe_dropout: the tokenizer has no merges; train one with a larger --tokenizer.vocab-size")
         if model.get("ignore_merges"):
             raise DataError("bpe_dropout: the tokenizer has words that no merges give (ignore_merges); omit it")
         texts = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
         ids = np.array([[vocabulary[a], vocabulary[b], vocabulary[a + b.removeprefix(prefix)]] for a, b in texts])
-        parts = {int(merged): (int(left), int(right)) for left, right, merged in ids[::-1]}
+        characters = _characters(ids, size)
+        sizes = np.array([len(part) for part in characters])
         pairs, ranks = np.unique(ids[:, 0] * size + ids[:, 1], return_index=True)
-        return cls(pairs, ranks, ids[ranks, 2], parts, size)
+        flat = np.array([i for part in characters for i in part], np.int32)
+        return cls(pairs, ranks, ids[ranks, 2], flat, np.cumsum(sizes) - sizes, sizes, size)
 
-    def characters(self, token: int) -> list[int]:
-        """The ids of a token's characters or bytes, before any merge."""
-        if token not in self.parts:
-            return [token]
-        return [character for part in self.parts[token] for character in self.characters(part)]
+
+def _characters(merges: np.ndarray, size: int) -> list[list[int]]:
+    """The characters of each id; of several merges that give an id, the first one counts."""
+    parts = {merged: (left, right) for left, right, merged in merges[::-1].tolist()}
+    characters: dict[int, list[int]] = {}
+
+    def expand(token: int) -> list[int]:
+        if token not in characters:
+            characters[token] = [i for part in parts[token] for i in expand(part)] if token in parts else [token]
+        return characters[token]
+
+    return [expand(token) for token in range(size)]
 
 
 class Characters(NamedTuple):
-    """All sentences of a side before any merge."""
+    """Some sentences of a side before any merge."""
 
     ids: np.ndarray  # of the characters or bytes of all sentences, one after another
     begins_word: np.ndarray  # whether each is the first of a word; merges stay within a word
     starts: np.ndarray  # first character of each sentence, and the end of the last
 
     @classmethod
-    def of(
-        cls, tokenizer: Tokenizer, merges: Merges, texts: Sequence[str], encoded: Sequence[np.ndarray]
-    ) -> "Characters":
-        """Those of texts, from their ids, which may have special tokens around them."""
-        expanded: dict[int, list[int]] = {}
-        ids, begins_word = [], []  # of each sentence
-        for sentence, starts in zip(encoded, _word_starts(tokenizer, texts, encoded), strict=True):
-            characters = [expanded.setdefault(token, merges.characters(token)) for token in sentence.tolist()]
-            ids.append(np.array([i for part in characters for i in part], np.int32))
-            firsts = zip(characters, starts, strict=True)
-            begins_word.append(np.array([start and i == 0 for part, start in firsts for i in range(len(part))], bool))
-        all_ids, bounds = concatenate(ids)
-        return cls(all_ids, np.concatenate(begins_word), bounds)
+    def of(cls, merges: Merges, sentences: Sequence[tuple[np.ndarray, np.ndarray]]) -> "Characters":
+        """Those of sentences, each as (ids, whether each id begins a word)."""
+        tokens, bounds = concatenate([ids for ids, _ in sentences])
+        begins_word, _ = concatenate([starts for _, starts in sentences])
+        sizes = merges.sizes[tokens]
+        ends = np.cumsum(sizes)
+        places = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)  # of each character within its token
+        ids = merges.characters[np.repeat(merges.firsts[tokens], sizes) + places]
+        return cls(ids, np.repeat(begins_word, sizes).astype(bool) & (places == 0), np.concatenate([[0], ends])[bounds])
 
 
-def _word_starts(tokenizer: Tokenizer, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> Iterator[list[bool]]:
-    """Whether each token begins a word; a special token around the text is a word of its own."""
-    assert isinstance(tokenizer, FastTokenizer)  # as its merges were read
-    for start in range(0, len(texts), _CHUNK):
-        encodings = tokenizer.encodings(texts[start : start + _CHUNK])
-        for encoding, sentence in zip(encodings, encoded[start : start + _CHUNK], strict=True):
-            numbers, length = encoding.word_ids, len(encoding.ids)
-            places = (k for k in range(len(sentence)) if sentence[k : k + length].tolist() == encoding.ids)
-            if (before := next(places, None)) is None:
-                raise DataError("bpe_dropout: the tokenizer splits a text differently with special tokens; omit it")
-            inner = [i == 0 or number is None or number != numbers[i - 1] for i, number in enumerate(numbers)]
-            yield [True] * before + inner + [True] * (len(sentence) - length - before)
+def word_starts(tokenizer: Tokenizer, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> np.ndarray:
+    """For all ids of these texts, whether each begins a word; a special token around a text is a word of its own.
+
+    Raises:
+        DataError: the tokenizer is not of BPE, or segments a text differently with special tokens.
+    """
+    if not isinstance(tokenizer, FastTokenizer):
+        raise DataError(_NO_BPE)
+    begins_word: list[bool] = []
+    for encoding, sentence in zip(tokenizer.encodings(texts), encoded, strict=True):
+        numbers, length = encoding.word_ids, len(encoding.ids)
+        places = (k for k in range(len(sentence)) if sentence[k : k + length].tolist() == encoding.ids)
+        if (before := next(places, None)) is None:
+            raise DataError("bpe_dropout: the tokenizer splits a text differently with special tokens; omit it")
+        begins_word += [True] * before
+        begins_word += [i == 0 or number is None or number != numbers[i - 1] for i, number in enumerate(numbers)]
+        begins_word += [True] * (len(sentence) - length - before)
+    return np.array(begins_word, np.uint8)
 
 
 class BpeDropout:
     """The sentences of a corpus, segmented anew in every epoch; each merge is skipped with probability `rate`.
 
     Raises:
-        DataError: a tokenizer is not of BPE.
+        DataError: a tokenizer is not of BPE, or the store does not know which ids begin a word.
     """
 
-    def __init__(
-        self,
-        tokenizers: tuple[Tokenizer, Tokenizer],
-        pairs: Sequence[tuple[str, str]],
-        encoded: EncodedPairs,
-        rate: float,
-        seed: int,
-    ):
+    def __init__(self, tokenizers: tuple[Tokenizer, Tokenizer], encoded: StoredPairs, rate: float, seed: int):
         self.encoded, self.rate, self.seed = encoded, rate, seed
-        indices = range(len(encoded))
-        sides = encoded.sources(indices), encoded.targets(indices)
-        self._merges = [Merges.of(tokenizer) for tokenizer in tokenizers]
-        self._characters = [
-            Characters.of(tokenizer, merges, [pair[side] for pair in pairs], ids)
-            for side, (tokenizer, merges, ids) in enumerate(zip(tokenizers, self._merges, sides, strict=True))
-        ]
+        self.merges = [Merges.of(*side) for side in zip(tokenizers, encoded.largest_ids, strict=True)]
+        if not encoded.has_word_starts:
+            raise DataError(
+                f"bpe_dropout={rate}: {encoded.folder} was prepared without it; prepare it again, or omit it"
+            )
 
-    def epoch(self, number: int, buckets: Sequence[Bucket]) -> EncodedPairs:
+    def epoch(self, number: int, buckets: Sequence[Bucket]) -> "SegmentedPairs":
         """The pairs of an epoch; one that becomes too long for every bucket keeps the segmentation without dropout."""
-        sides = [
-            segment(characters, merges, self.rate, (self.seed, number, side))
-            for side, (characters, merges) in enumerate(zip(self._characters, self._merges, strict=True))
-        ]
-        pairs = EncodedPairs(*concatenate(sides[0]), *concatenate(sides[1]))
+        return SegmentedPairs(self, number, buckets)
+
+    def segment(self, rows: np.ndarray, side: int, epoch: int) -> list[np.ndarray]:
+        """The ids of the sentences of these pairs in an epoch."""
+        characters = Characters.of(self.merges[side], self.encoded.word_starts(rows, side))
+        return segment(characters, rows, self.merges[side], self.rate, (self.seed, epoch, side))
+
+
+def check_merges(tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
+    """Raises: DataError if a tokenizer is not of BPE."""
+    for tokenizer in tokenizers:
+        Merges.of(tokenizer)
+
+
+class SegmentedPairs:
+    """The pairs of an epoch. Only their lengths are kept; a sentence is segmented again whenever it is read."""
+
+    def __init__(self, dropout: BpeDropout, epoch: int, buckets: Sequence[Bucket]):
+        self._dropout, self._epoch = dropout, epoch
         shapes = np.array([(bucket.src_length, bucket.tgt_length) for bucket in buckets])
-        too_long = np.flatnonzero(~(pairs.lengths[:, None] <= shapes).all(-1).any(-1))
-        for i, src, tgt in zip(too_long, self.encoded.sources(too_long), self.encoded.targets(too_long), strict=True):
-            sides[0][i], sides[1][i] = src, tgt
-        return EncodedPairs(*concatenate(sides[0]), *concatenate(sides[1])) if len(too_long) else pairs
+        self.lengths = dropout.encoded.lengths.astype(np.uint16 if shapes.max() < 2**16 else np.int32)
+        self._keep_mask = np.zeros(len(self.lengths), bool)  # of pairs that are segmented without dropout
+        for first in range(0, len(self.lengths), _CHUNK):
+            rows = np.arange(first, min(first + _CHUNK, len(self.lengths)))
+            sides = [[len(ids) for ids in dropout.segment(rows, side, epoch)] for side in (0, 1)]
+            lengths = np.stack([sides[0], np.array(sides[1]) - 1], axis=1)
+            fits = (lengths[:, None] <= shapes).all(-1).any(-1)
+            self.lengths[rows[fits]] = lengths[fits]
+            self._keep_mask[rows] = ~fits
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def sources(self, rows: Iterable[int]) -> list[np.ndarray]:
+        """Ids of the sources of these pairs."""
+        return self._sentences(rows, 0, self._dropout.encoded.sources)
+
+    def targets(self, rows: Iterable[int]) -> list[np.ndarray]:
+        """Ids of the targets of these pairs, start and end included."""
+        return self._sentences(rows, 1, self._dropout.encoded.targets)
+
+    def _sentences(
+        self, rows: Iterable[int], side: int, encoded: Callable[[np.ndarray], list[np.ndarray]]
+    ) -> list[np.ndarray]:
+        numbers = np.fromiter(rows, np.int64)
+        sentences = self._dropout.segment(numbers, side, self._epoch) if len(numbers) else []
+        kept = np.flatnonzero(self._keep_mask[numbers])
+        for i, ids in zip(kept.tolist(), encoded(numbers[kept]), strict=True):
+            sentences[i] = ids
+        return sentences
 
 
-def segment(characters: Characters, merges: Merges, rate: float, key: tuple[int, ...]) -> list[np.ndarray]:
+def segment(
+    characters: Characters, numbers: np.ndarray, merges: Merges, rate: float, key: tuple[int, ...]
+) -> list[np.ndarray]:
     """The ids of each sentence after BPE with dropout; `key` and a sentence's number determine its random numbers."""
-    sentences = []
-    for first in range(0, len(characters.starts) - 1, _CHUNK):
-        starts = characters.starts[first : first + _CHUNK + 1]
-        part = slice(starts[0], starts[-1])
-        words = np.cumsum(characters.begins_word[part])
-        numbers = np.repeat(np.arange(first, first + len(starts) - 1), np.diff(starts))
-        places = np.arange(starts[0], starts[-1]) - characters.starts[numbers]
-        state = np.zeros(len(places), np.uint64)
-        for word in (*key, numbers, places):
-            state = _mix(state, np.atleast_1d(word))
-        ids, order = _merge(characters.ids[part].astype(np.int64), words, merges, rate, state)
-        ends = np.searchsorted(order, starts[1:] - starts[0])
-        sentences += np.split(ids.astype(np.int32), ends[:-1])
-    return sentences
+    starts = characters.starts
+    words = np.cumsum(characters.begins_word)
+    sentences = np.repeat(np.arange(len(numbers)), np.diff(starts))
+    places = np.arange(starts[-1]) - starts[sentences]
+    state = np.zeros(len(places), np.uint64)
+    for word in (*key, numbers[sentences], places):
+        state = _mix(state, np.atleast_1d(word))
+    ids, order = _merge(characters.ids.astype(np.int64), words, merges, rate, state)
+    ends = np.searchsorted(order, starts[1:])
+    return np.split(ids.astype(np.int32), ends[:-1])
 
 
 def _merge(

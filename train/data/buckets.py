@@ -12,6 +12,7 @@ import numpy as np
 
 # Pairs on which shapes are chosen. In larger corpora, batches that are not full are negligible.
 _SAMPLE = 100_000
+_BLOCK = 1_000_000  # pairs looked at together, so that memory does not grow with the corpus
 _INTERVAL = 30  # batches, at most, between the beginnings of two shapes
 
 
@@ -31,9 +32,9 @@ def choose_buckets(lengths: np.ndarray, tokens: int, number: int = 16) -> list[B
     batches. A batch has at most `tokens` tokens per side, padding included, or one sentence.
     """
     lengths = np.asarray(lengths)
-    longest = lengths.max(0)
+    longest = lengths.max(0).astype(int)
     stride = -(-len(lengths) // _SAMPLE)
-    sample = lengths[::stride]
+    sample = lengths[::stride].astype(int)
     pairs, counts = np.unique(sample, axis=0, return_counts=True)
     shapes = [longest]
     for part in np.array_split(sample[np.argsort(sample[:, 0], kind="stable")], max(1, number // 2)):
@@ -105,8 +106,17 @@ def _count_filled(shapes: np.ndarray, own_pairs: np.ndarray, sizes: Sequence[int
 def _own_shape(shapes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """(P,) index of the cheapest shape (K, 2) that holds each pair (P, 2)."""
     order = _by_cost(shapes)
-    fits = (shapes[order][None] >= lengths[:, None]).all(-1)
-    return order[fits.argmax(1)]
+    sizes = [np.unique(side) for side in shapes.T]
+    # which shape it is depends only on the smallest size of each side that holds a pair
+    grid = np.stack(np.meshgrid(*sizes, indexing="ij"), axis=-1)
+    fits = (shapes[order] >= grid[:, :, None]).all(-1)
+    table = order[fits.argmax(-1)].astype(np.uint16)
+    own_shapes = np.empty(len(lengths), np.uint16)
+    for start in range(0, len(lengths), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        sides = zip(sizes, lengths[rows].T, strict=True)
+        own_shapes[rows] = table[tuple(np.searchsorted(size, side).clip(max=len(size) - 1) for size, side in sides)]
+    return own_shapes
 
 
 def _by_cost(shapes: np.ndarray) -> np.ndarray:
@@ -142,10 +152,12 @@ def plan_epoch(lengths: np.ndarray, buckets: Sequence[Bucket], seed: int, epoch:
     Deterministic: equal arguments give equal plans, in any process and with any number of workers.
     """
     rng = np.random.default_rng([seed, epoch])
-    shuffled = rng.permutation(len(lengths))
+    shuffled = np.arange(len(lengths), dtype=np.uint32 if len(lengths) < 2**32 else np.int64)
+    rng.shuffle(shuffled)
     shapes = np.array([bucket[:2] for bucket in buckets])
-    own_shapes = _own_shape(shapes, np.asarray(lengths)[shuffled])
+    own_shapes = _own_shape(shapes, np.asarray(lengths))[shuffled]
     waiting = [shuffled[own_shapes == i] for i in range(len(buckets))]
+    del shuffled, own_shapes
     batches, numbers = [], []
     for i, next_larger in _smallest_first(shapes):
         size = buckets[i].sentences

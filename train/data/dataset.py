@@ -8,115 +8,45 @@ import signal
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from hashlib import sha256
-from itertools import islice
 from multiprocessing import parent_process, resource_tracker
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...backend.errors import DataError
 from ...formulas.padding import Ids, pad
-from ..text.tokenizer import Tokenizer
 from .buckets import Bucket, Plan, count_batches, introduce_gradually, plan_epoch
 
 if TYPE_CHECKING:
     from .bpe_dropout import BpeDropout
 
-_CHUNK = 10_000  # pairs encoded per call
 _AHEAD = 8  # batches to prefetch
 
 
-class EncodedPairs(NamedTuple):
-    """P pairs: the ids of all sentences of a side concatenated, each with its special tokens."""
-
-    src: np.ndarray
-    src_starts: np.ndarray  # (P + 1,) start of each sentence, and the end of the last
-    tgt: np.ndarray  # start, sentence, end: the decoder reads all but the last token, labels are all but the first
-    tgt_starts: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.src_starts) - 1
+class Pairs(Protocol):
+    """P pairs of sentences, each with its special tokens."""
 
     @property
     def lengths(self) -> np.ndarray:
         """(P, 2): number of tokens that the encoder and the decoder read."""
-        return np.stack([np.diff(self.src_starts), np.diff(self.tgt_starts) - 1], axis=1)
+        ...
 
     def sources(self, rows: Iterable[int]) -> list[np.ndarray]:
         """Ids of the sources of these pairs."""
-        return [self.src[self.src_starts[i] : self.src_starts[i + 1]] for i in rows]
+        ...
 
     def targets(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Ids of the targets of these pairs, start and end included."""
-        return [self.tgt[self.tgt_starts[i] : self.tgt_starts[i + 1]] for i in rows]
+        """Ids of the targets of these pairs: start, sentence, end.
 
-    def fingerprint(self) -> str:
-        """A hash of all ids; the same corpus and tokenizers give the same hash."""
-        digest = sha256()
-        for array in self:
-            digest.update(array.tobytes())
-        return digest.hexdigest()[:16]
-
-
-class Counts(NamedTuple):
-    """Statistics of a corpus: how many pairs were read, kept and dropped, and their tokens."""
-
-    read: int
-    kept: int
-    empty: int  # dropped: a side has no token, or nothing but spaces
-    too_long: int  # dropped: a side is longer than allowed
-    tokens: tuple[int, int]  # of source and target in the kept pairs, special tokens not counted
-    unknown: tuple[int, int]  # of these, unknown ones
-
-
-class Sides(NamedTuple):
-    """The tokenizers of both sides and the length limits."""
-
-    src: Tokenizer
-    tgt: Tokenizer
-    first_ids: Sequence[int]  # what the decoder reads before a target: its start, and a language if one is forced
-    longest: tuple[int, int]  # tokens of a source and of a target, special ones included
-
-
-def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides, name: str) -> tuple[EncodedPairs, np.ndarray, Counts]:
-    """(ids, (P,) index in the corpus of each kept pair, statistics).
-
-    Raises:
-        DataError: all pairs were dropped.
-    """
-    src, tgt, indices = [], [], []
-    too_long, empty, total = 0, 0, 0
-    pairs = iter(pairs)
-    while chunk := list(islice(pairs, _CHUNK)):
-        ids = sides.src.encode_sources([pair[0] for pair in chunk]), sides.tgt.encode([pair[1] for pair in chunk])
-        for texts, a, b in zip(chunk, *ids, strict=True):
-            total += 1
-            if len(a) <= sides.src.added or not b or not all(map(str.strip, texts)):  # some tokenizers encode spaces
-                empty += 1
-            elif len(a) > sides.longest[0] or len(b) + len(sides.first_ids) > sides.longest[1]:
-                too_long += 1
-            else:
-                indices.append(total - 1)
-                src.append(np.array(a, np.int32))
-                tgt.append(np.array([*sides.first_ids, *b, sides.tgt.eos_id], np.int32))
-    if not indices:
-        raise DataError(
-            f"{name}: all {total} pairs are dropped: {empty} have an empty side, {too_long} are longer than "
-            f"{sides.longest[0]} source or {sides.longest[1]} target tokens"
-        )
-    encoded = EncodedPairs(*concatenate(src), *concatenate(tgt))
-    added = sides.src.added, len(sides.first_ids) + 1
-    tokens = tuple(len(ids) - n * len(indices) for ids, n in zip((encoded.src, encoded.tgt), added, strict=True))
-    unknown = int((encoded.src == sides.src.unk_id).sum()), int((encoded.tgt == sides.tgt.unk_id).sum())
-    return encoded, np.array(indices), Counts(total, len(indices), empty, too_long, (tokens[0], tokens[1]), unknown)
+        The decoder reads all but the last token, labels are all but the first.
+        """
+        ...
 
 
 def concatenate(sentences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(ids of all sentences, start of each sentence and the end of the last)."""
-    starts = np.concatenate([[0], np.cumsum([len(ids) for ids in sentences])])
-    return np.concatenate(sentences), starts
+    starts = np.concatenate([[0], np.cumsum([len(ids) for ids in sentences], dtype=np.int64)])
+    return np.concatenate([np.empty(0, np.int32), *sentences]), starts
 
 
 class PaddedBatch(NamedTuple):
@@ -137,7 +67,7 @@ class PlannedBatch(NamedTuple):
 
 
 def pad_rows(
-    encoded: EncodedPairs,
+    encoded: Pairs,
     pairs: Sequence[int] | np.ndarray,
     bucket: Bucket,
     pad_id: int,
@@ -192,7 +122,7 @@ class Batches:
 
     def __init__(
         self,
-        encoded: EncodedPairs,
+        encoded: Pairs,
         buckets: Sequence[Bucket],
         pad_id: int,
         seed: int,
@@ -204,7 +134,7 @@ class Batches:
         self.encoded, self.buckets, self.pad_id = encoded, list(buckets), pad_id
         self.seed, self.total = seed, total
         self._rows, self._bpe_dropout, self._is_gradual = rows, bpe_dropout, is_gradual
-        self._epochs: dict[int, tuple[EncodedPairs, Plan]] = {}  # the last two: one is trained on, the other prefetched
+        self._epochs: dict[int, tuple[Pairs, Plan]] = {}  # the last two: one is trained on, the other prefetched
         self._starts = {0: 0}  # the first batch of epochs
         self.per_epoch = count_batches(encoded.lengths, self.buckets)  # without BPE dropout
 
@@ -238,11 +168,11 @@ class Batches:
         """The plan of an epoch."""
         return self._epoch(epoch)[1]
 
-    def pairs(self, epoch: int) -> EncodedPairs:
+    def pairs(self, epoch: int) -> Pairs:
         """The pairs as an epoch reads them."""
         return self._epoch(epoch)[0]
 
-    def _epoch(self, number: int) -> tuple[EncodedPairs, Plan]:
+    def _epoch(self, number: int) -> tuple[Pairs, Plan]:
         epochs = self._epochs  # read once: other threads may replace it
         if number not in epochs:
             encoded = self.encoded

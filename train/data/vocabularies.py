@@ -5,7 +5,8 @@ from typing import NamedTuple
 from ...configs.data import TokenizerConfig
 from ...convert.checkpoint import Checkpoint
 from ..text.tokenizer import Tokenizer
-from .prepare import Tokenizers, lacks_language
+from .fitting import lacks_language
+from .tokenizer_pair import Tokenizers
 
 
 class Vocabularies(NamedTuple):

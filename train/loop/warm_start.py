@@ -21,7 +21,8 @@ from ...convert.port import flax_specs
 from ...convert.weight_files.wrappers import describe_stripped
 from ...flax_transformer.model import Transformer
 from ..checkpointing.checkpoints import folder_of, read_run, source_of
-from ..data.prepare import FROM_TOKENIZERS, Tokenizers
+from ..data.fitting import FROM_TOKENIZERS
+from ..data.tokenizer_pair import Tokenizers
 from ..text.tokenizer_files import needed_files
 
 

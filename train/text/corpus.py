@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...backend.errors import DataError
-from ...configs.data import CorpusConfig
+from ...configs.data import CorpusConfig, is_file
 from ...configs.json_text import parse_json
 
 Pairs = Iterator[tuple[str, str]]
@@ -33,6 +33,17 @@ def read_pairs(config: CorpusConfig) -> Pairs:
     if first is None:
         raise DataError(f"{config.dataset or config.src}: has no sentence pair")
     return itertools.chain([first], pairs)
+
+
+def identity_of(config: CorpusConfig) -> dict[str, Any]:
+    """JSON values that change when the files of a corpus do. Raises: DataError if `datasets` cannot load it."""
+    names = config.src, config.tgt, config.dataset
+    if config.dataset is not None and not is_file(config.dataset):
+        rows, columns = _load_dataset(config, config.dataset, None)
+        return {"fingerprint": rows._fingerprint, "columns": columns}
+    paths = [Path(name) for name in names if name is not None and Path(name).is_file()]
+    files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns, path.stat().st_ino] for path in paths]
+    return {"files": files, "columns": [config.src_column, config.tgt_column]}
 
 
 def _parallel(config: CorpusConfig) -> Pairs:
@@ -183,6 +194,22 @@ def _columns_of(config: CorpusConfig, name: str) -> tuple[str, str]:
 
 def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pairs:
     """A file through its builder, or a directory or hub name directly."""
+    rows, names = _load_dataset(config, name, builder)
+    iterator = iter(rows.select_columns(names))
+    number = 0
+    while True:
+        number += 1
+        try:
+            row = next(iterator, None)
+        except Exception as error:  # invalid UTF-8 is noticed only on reading
+            raise DataError(f"{name}, row {number}: cannot be read: {' '.join(str(error).split())[:200]}") from None
+        if row is None:
+            return
+        yield _text(name, f"row {number}", names[0], row), _text(name, f"row {number}", names[1], row)
+
+
+def _load_dataset(config: CorpusConfig, name: str, builder: str | None) -> tuple[Any, list[str]]:
+    """(the rows of a `datasets.Dataset`, the names of both columns)."""
     import datasets
 
     wanted = _columns_of(config, name)
@@ -201,26 +228,11 @@ def _with_datasets(config: CorpusConfig, name: str, builder: str | None) -> Pair
         text = " ".join(f"{error} {cause if cause is not error else ''}".split())
         raise DataError(f"{name}: datasets cannot load it: {text[:300]}") from None
     assert isinstance(rows, datasets.Dataset)
+    prefix, columns = "", rows.column_names
     if "translation" in rows.column_names:
-        rows = rows.flatten()
-        prefix = "translation."
-        columns = [c for c in rows.column_names if c.startswith("translation.")]
-        columns = [c.removeprefix(prefix) for c in columns]
-    else:
-        prefix = ""
-        columns = rows.column_names
-    names = [prefix + c if c in columns else _missing(name, c, columns) for c in wanted]
-    iterator = iter(rows.select_columns(names))
-    number = 0
-    while True:
-        number += 1
-        try:
-            row = next(iterator, None)
-        except Exception as error:  # invalid UTF-8 is noticed only on reading
-            raise DataError(f"{name}, row {number}: cannot be read: {' '.join(str(error).split())[:200]}") from None
-        if row is None:
-            return
-        yield _text(name, f"row {number}", names[0], row), _text(name, f"row {number}", names[1], row)
+        rows, prefix = rows.flatten(), "translation."
+        columns = [c.removeprefix(prefix) for c in rows.column_names if c.startswith(prefix)]
+    return rows, [prefix + c if c in columns else _missing(name, c, columns) for c in wanted]
 
 
 def _files_of_saved(folder: Path, split: str | None) -> dict[str, list[str]]:

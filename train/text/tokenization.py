@@ -4,6 +4,7 @@ A tokenizer is saved in the form that `transformers.PreTrainedTokenizerFast` loa
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -203,21 +204,19 @@ def read_fast(content: bytes, name: str) -> LibraryTokenizer:
     return fast
 
 
-def train_tokenizers(config: TokenizerConfig, sources: Sequence[str], targets: Sequence[str]) -> list[FastTokenizer]:
+def train_tokenizers(config: TokenizerConfig, sources: Iterable[str], targets: Iterable[str]) -> list[FastTokenizer]:
     """One tokenizer if it is joint and uses no spaCy rules, else one per side.
 
     Raises:
         DataError: one cannot be trained, or spaCy is needed but not installed.
     """
     if not config.languages:
-        sides = [[*sources, *targets]] if config.joint else [sources, targets]
+        sides = [chain(sources, targets)] if config.joint else [sources, targets]
         return [train_tokenizer(config, texts) for texts in sides]
     for language in config.languages:
         check_language(language)
-    sides = [
-        list(split_words(texts, language)) for texts, language in zip((sources, targets), config.languages, strict=True)
-    ]
-    tokenizers = [train_tokenizer(config, texts) for texts in ([sides[0] + sides[1]] if config.joint else sides)]
+    sides = [split_words(texts, language) for texts, language in zip((sources, targets), config.languages, strict=True)]
+    tokenizers = [train_tokenizer(config, texts) for texts in ([chain(*sides)] if config.joint else sides)]
     return [
         FastTokenizer(tokenizer.fast, tokenizer.special_tokens, language)
         for tokenizer, language in zip(tokenizers * (2 if config.joint else 1), config.languages, strict=True)
@@ -259,6 +258,8 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]
     prepare_text(fast, config)
     try:
         fast.train_from_iterator(sentences, trainer)
+    except DataError:  # of the sentences
+        raise
     except Exception as error:  # the library raises a bare Exception
         raise DataError(f"a {config.kind} tokenizer of {config.vocab_size} tokens cannot be trained: {error}") from None
     return FastTokenizer(fast, {role: getattr(config, f"{role}_token") for role in ROLES}).frame_sources(config)

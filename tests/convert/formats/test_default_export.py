@@ -18,7 +18,8 @@ from twinax.convert.formats.hugging_face import fitting_families
 from twinax.flax_transformer import Transformer
 from twinax.parity.functions import random_arrays
 from twinax.presets.runs import RUNS, run_preset
-from twinax.train.data.prepare import Tokenizers, with_tokenizers
+from twinax.train.data.fitting import with_tokenizers
+from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.tokenization import train_tokenizer
 
 DEFAULT = RunConfig(corpus=CorpusConfig(dataset="x"))

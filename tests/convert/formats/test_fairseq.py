@@ -28,7 +28,8 @@ from twinax.convert import Checkpoint, ConversionError
 from twinax.convert.formats import fairseq as fairseq_format
 from twinax.convert.formats.fairseq_dictionary import read_dictionary
 from twinax.convert.layouts import fairseq
-from twinax.train.data.prepare import Tokenizers, prepare
+from twinax.train.data.prepare import prepare
+from twinax.train.data.tokenizer_pair import Tokenizers
 
 NAME = "fairseq, post-norm"
 pytestmark = pytest.mark.filterwarnings("ignore")  # `transformers` warns about changes in later versions

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.stores import store_of
 from twinax.backend.errors import DataError
 from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.run import RunConfig
 from twinax.train.data.buckets import Bucket, choose_buckets
-from twinax.train.data.dataset import Batches, Sides, encode_pairs, pad_rows
-from twinax.train.data.prepare import Tokenizers, prepare, with_tokenizers
+from twinax.train.data.dataset import Batches, pad_rows
+from twinax.train.data.encoding import Sides
+from twinax.train.data.fitting import with_tokenizers
+from twinax.train.data.prepare import prepare
+from twinax.train.data.tokenizer_pair import Tokenizers
 from twinax.train.text.tokenization import train_tokenizer
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g"]
@@ -30,11 +34,11 @@ def sides(longest=(8, 8), **settings):
 
 
 def test_special_tokens_around_sentences():
-    dataset, row_numbers, counts = encode_pairs([("a", "b a")], sides(source_bos=True, source_eos=False), "x")
+    dataset = store_of([("a", "b a")], sides(source_bos=True, source_eos=False))
     assert dataset.sources([0])[0].tolist() == [1, A]
     assert dataset.targets([0])[0].tolist() == [1, B, A, 2]
     assert dataset.lengths.tolist() == [[2, 3]]
-    assert (row_numbers.tolist(), counts.tokens, counts.unknown) == ([0], (1, 2), (0, 0))
+    assert (dataset.counts.tokens, dataset.counts.unknown) == ((1, 2), (0, 0))
     src, tgt, labels = pad_rows(dataset, [0], Bucket(3, 4, 2), 0)
     assert src.tolist() == [[1, A, 0], [0, 0, 0]]
     assert tgt.tolist() == [[1, B, A, 0], [0, 0, 0, 0]]
@@ -44,7 +48,7 @@ def test_special_tokens_around_sentences():
 @pytest.mark.parametrize("start", [0, 2, 7])
 def test_targets_begin_with_the_decoder_s_start(start):
     """The start token is EOS in BART and padding in Marian, not BOS."""
-    dataset, _, _ = encode_pairs([("a", "b a")], sides()._replace(first_ids=[start]), "x")
+    dataset = store_of([("a", "b a")], sides()._replace(first_ids=[start]))
     assert dataset.targets([0])[0].tolist() == [start, B, A, 2]
     assert pad_rows(dataset, [0], Bucket(3, 4, 1), 0).tgt_tokens.tolist() == [[start, B, A, 0]]
 
@@ -54,8 +58,8 @@ def test_spaces_alone_are_an_empty_side(pair):
     """A byte tokenizer encodes spaces as tokens."""
     byte_tokenizer = train_tokenizer(TokenizerConfig(split="bytes", vocab_size=300), ["a b"])
     assert all(byte_tokenizer.encode([text])[0] for text in pair if text)
-    _, row_numbers, counts = encode_pairs([pair, ("a", "b")], Sides(byte_tokenizer, byte_tokenizer, [1], (20, 20)), "x")
-    assert (row_numbers.tolist(), counts.empty) == ([1], 1)
+    dataset = store_of([pair, ("a", "b")], Sides(byte_tokenizer, byte_tokenizer, [1], (20, 20)), texts=True)
+    assert (dataset.texts(2), dataset.counts.empty) == ([("a", "b")], 1)
 
 
 @given(st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=30))
@@ -67,10 +71,12 @@ def test_every_pair_is_kept_or_counted(pairs):
     expected = [i for i in range(len(pairs)) if not empty[i] and not long[i]]
     if not expected:
         with pytest.raises(DataError, match=f"all {len(pairs)} pairs are dropped: {sum(empty)} have an empty side"):
-            encode_pairs(pairs, sides((6, 5)), "x")
+            store_of(pairs, sides((6, 5)))
         return
-    dataset, numbers, counts = encode_pairs(pairs, sides((6, 5)), "x")
-    assert numbers.tolist() == expected
+    dataset = store_of(pairs, sides((6, 5)), texts=True)
+    counts = dataset.counts
+    for number in (0, len(pairs) // 2, len(pairs)):
+        assert dataset.texts(number) == [pairs[i] for i in expected if i < number]
     assert counts.read == len(pairs) == counts.kept + counts.empty + counts.too_long
     assert counts.empty == sum(empty)
     assert counts.tokens == tuple(sum(lengths[i][side] for i in expected) for side in (0, 1))
@@ -95,7 +101,7 @@ def ctrl_c():
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_batches_do_not_depend_on_who_makes_them():
-    dataset, _, _ = encode_pairs(corpus(), sides(), "x")
+    dataset = store_of(corpus(), sides())
     buckets = choose_buckets(dataset.lengths, 60, 4)
     total = Batches(dataset, buckets, 0, 7, 0).per_epoch * 2 + 3
     batches = Batches(dataset, buckets, 0, 7, total)

@@ -11,7 +11,8 @@ from ...convert import Checkpoint
 from ...convert.formats.file_layouts import system_of
 from ...inference.translator import Translator
 from ...published.registry import RECIPES
-from ...train.data.prepare import Tokenizers, check_fits
+from ...train.data.fitting import check_fits
+from ...train.data.tokenizer_pair import Tokenizers
 from ...train.text.pretrained import load_for_model
 from ...train.text.tokenization import FILE
 from ..usage import UsageError

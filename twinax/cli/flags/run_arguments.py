@@ -20,7 +20,8 @@ from . import train_help
 
 # Flags of the corpus, which every run needs, also work without their prefix.
 _SHORT = {f"--{f.name.replace('_', '-')}": f"--corpus.{f.name.replace('_', '-')}" for f in fields(CorpusConfig)}
-_CORPUS = ("--corpus.src", "--corpus.dataset")
+del _SHORT["--store"]  # of `twinax data`: the one to write
+_CORPUS = ("--corpus.src", "--corpus.dataset", "--corpus.store")
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,12 @@ class Arguments:
     run: RunConfig
     out: Path
     plot: str | None
+    store: str | None
     print_config: bool
 
 
-def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool = False) -> Arguments:
-    """Parse a command line into a run.
+def parse(arguments: Sequence[str], prog: str, description: str, *, data: bool = False) -> Arguments:
+    """Parse a command line into a run; `data`: with the flags of `twinax data`.
 
     Raises:
         UsageError: the run does not exist, or flags contradict each other.
@@ -49,10 +51,10 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
         raise UsageError(f"{misplaced_name}: the name of a run must come first, as in {prog} {misplaced_name}")
     base = _base(name, directory, words)
     if {"-h", "--help"} & {*words}:
-        train_help.show(prog, description, base or RunConfig(corpus=tyro.MISSING_NONPROP), plot)
+        train_help.show(prog, description, base or RunConfig(corpus=tyro.MISSING_NONPROP), data)
         sys.exit(0)
     words = ["--help" if word == "--help-all" else word for word in words]
-    kind = _command(base, plot)
+    kind = _command(base, data)
     try:
         parsed: Any = tyro.cli(kind, args=words, prog=prog, description=description)
     except ConfigError as error:
@@ -70,7 +72,8 @@ def parse(arguments: Sequence[str], prog: str, description: str, *, plot: bool =
     out = directory if not starts_anew else Path(parsed.out or Path("runs") / (name or "own").replace(":", "-"))
     run = _with_available_pretokenizer(parsed.run, base) if starts_anew else parsed.run
     assert out is not None
-    return Arguments(name, run, out, parsed.plot if plot else None, parsed.print_config)
+    plot, store = (parsed.plot, parsed.store) if data else (None, None)
+    return Arguments(name, run, out, plot, store, parsed.print_config)
 
 
 def _long(word: str) -> str:
@@ -157,11 +160,12 @@ def _settings_of(path: str, adapter: str | None) -> Any:
         return settings_of(Path(path), adapter)
 
 
-def _command(base: RunConfig | None, plot: bool) -> Any:
+def _command(base: RunConfig | None, data: bool) -> Any:
     """The dataclass that tyro fills: the fields of the run, and the command's own flags."""
     no_name = tyro.conf.arg(name="")
     out_help = tyro.conf.arg(help="run directory; an existing one is resumed (default: runs/NAME, or runs/own)")
-    plot_help = tyro.conf.arg(help="picture of the lengths to write (.png, .pdf, .svg)")
+    plot_help = tyro.conf.arg(help=train_help.DATA["--plot"])
+    store_help = tyro.conf.arg(help=train_help.DATA["--store"])
 
     @dataclass
     class Command:
@@ -169,14 +173,15 @@ def _command(base: RunConfig | None, plot: bool) -> Any:
         out: Annotated[str | None, out_help] = None
         print_config: Annotated[bool, tyro.conf.arg(help="print the run as JSON and exit")] = False
 
-    if not plot:
+    if not data:
         return Command
 
     @dataclass
-    class WithPlot(Command):
+    class DataCommand(Command):
         plot: Annotated[str | None, plot_help] = None
+        store: Annotated[str | None, store_help] = None
 
-    return WithPlot
+    return DataCommand
 
 
 def completion_class(name: str) -> Any:

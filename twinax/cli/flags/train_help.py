@@ -30,9 +30,14 @@ FIRST = {
     "--loop.epochs": "passes over the corpus; None: 30, but at least 2,000 updates",
     "--loop.patience": "validations without a better metric before the run ends; None: never",
 }
+# Of `twinax data` alone.
+DATA = {
+    "--plot": "picture of the lengths to write (.png, .pdf, .svg)",
+    "--store": "folder to write the encoded pairs to, for --corpus.store of `twinax train`",
+}
 
 
-def show(prog: str, description: str, run: RunConfig, plot: bool) -> None:
+def show(prog: str, description: str, run: RunConfig, data: bool) -> None:
     """Print the usage, the description and the settings of FIRST with the defaults of a run."""
     console = Console()
     console.print(f"usage: {prog} [-h] [NAME|RUN] [OPTIONS]\n", markup=False, highlight=False)
@@ -43,8 +48,8 @@ def show(prog: str, description: str, run: RunConfig, plot: bool) -> None:
         section, dot, name = flag.removeprefix("--").partition(".")
         default = f" (default: {_default(run, section, name)})" if dot else ""
         table.add_row(flag, text + default)
-    if plot:
-        table.add_row("--plot", "picture of the lengths to write (.png, .pdf, .svg)")
+    for flag, text in DATA.items() if data else ():
+        table.add_row(flag, text)
     table.add_row("--print-config", "print the run as JSON and exit")
     console.print(table, highlight=False)
     console.print(f"\nall settings: {prog} --help-all, or docs/settings.md", markup=False, highlight=False)

@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -183,6 +183,10 @@ lint: install
 # Check types with pyright.
 types: install
 	$(BIN)/pyright
+
+# Prepare corpora of 1 and 10 million pairs, and kill a preparation 20 times. Half an hour, estimated.
+corpus-scale: install
+	$(BIN)/python -m benchmarks.corpus.scale docs/measurements/corpus-scale.md
 
 # Train on a small artificial language, translate, and prove the result. Two minutes.
 demo: install

@@ -111,11 +111,11 @@ def _own_shape(shapes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     grid = np.stack(np.meshgrid(*sizes, indexing="ij"), axis=-1)
     fits = (shapes[order] >= grid[:, :, None]).all(-1)
     table = order[fits.argmax(-1)].astype(np.uint16)
+    places = [np.searchsorted(size, np.arange(size[-1] + 1)) for size in sizes]  # by length
     own_shapes = np.empty(len(lengths), np.uint16)
     for start in range(0, len(lengths), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        sides = zip(sizes, lengths[rows].T, strict=True)
-        own_shapes[rows] = table[tuple(np.searchsorted(size, side).clip(max=len(size) - 1) for size, side in sides)]
+        src, tgt = lengths[start : start + _BLOCK].T
+        own_shapes[start : start + _BLOCK] = table[places[0].take(src, mode="clip"), places[1].take(tgt, mode="clip")]
     return own_shapes
 
 
@@ -155,9 +155,11 @@ def plan_epoch(lengths: np.ndarray, buckets: Sequence[Bucket], seed: int, epoch:
     shuffled = np.arange(len(lengths), dtype=np.uint32 if len(lengths) < 2**32 else np.int64)
     rng.shuffle(shuffled)
     shapes = np.array([bucket[:2] for bucket in buckets])
-    own_shapes = _own_shape(shapes, np.asarray(lengths))[shuffled]
-    waiting = [shuffled[own_shapes == i] for i in range(len(buckets))]
-    del shuffled, own_shapes
+    own_shapes = _own_shape(shapes, np.asarray(lengths))
+    blocks = [shuffled[start : start + _BLOCK] for start in range(0, len(shuffled), _BLOCK)]
+    parts = [_split(block, own_shapes[block], len(buckets)) for block in blocks]
+    waiting = [np.concatenate(own) for own in zip(*parts, strict=True)]
+    del shuffled, own_shapes, blocks, parts
     batches, numbers = [], []
     for i, next_larger in _smallest_first(shapes):
         size = buckets[i].sentences
@@ -168,6 +170,12 @@ def plan_epoch(lengths: np.ndarray, buckets: Sequence[Bucket], seed: int, epoch:
         numbers += [i] * len(rows)
     order = rng.permutation(len(batches))
     return Plan([batches[i] for i in order], [numbers[i] for i in order])
+
+
+def _split(pairs: np.ndarray, own_shapes: np.ndarray, number: int) -> list[np.ndarray]:
+    """The pairs of each shape, in their order."""
+    order = np.argsort(own_shapes, kind="stable")
+    return np.split(pairs[order], np.cumsum(np.bincount(own_shapes, minlength=number))[:-1])
 
 
 def introduce_gradually(plan: Plan) -> Plan:

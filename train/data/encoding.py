@@ -1,6 +1,7 @@
 """Sentence pairs to ids: which pairs are dropped, and counts of what was read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -72,9 +73,7 @@ def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides) -> Encoded:
     """The ids of the pairs that have tokens on both sides and are not too long."""
     src, tgt, indices, texts = [], [], [], []
     too_long, empty, total = 0, 0, 0
-    pairs = iter(pairs)
-    while chunk := list(islice(pairs, _CHUNK)):
-        ids = sides.src.encode_sources([pair[0] for pair in chunk]), sides.tgt.encode([pair[1] for pair in chunk])
+    for chunk, ids in _tokenized(iter(pairs), sides):
         for pair, a, b in zip(chunk, *ids, strict=True):
             total += 1
             if len(a) <= sides.src.added or not b or not all(map(str.strip, pair)):  # some tokenizers encode spaces
@@ -93,6 +92,25 @@ def encode_pairs(pairs: Iterable[tuple[str, str]], sides: Sides) -> Encoded:
     words = [sum(len(pair[side].split()) for pair in texts) for side in (0, 1)]
     kept = total, len(indices), empty, too_long
     return Encoded(encoded, texts, indices, Counts(*kept, _two(tokens), _two(unknown), _two(words)))
+
+
+def _tokenized(
+    pairs: Iterator[tuple[str, str]], sides: Sides
+) -> Iterator[tuple[list[tuple[str, str]], tuple[list[list[int]], list[list[int]]]]]:
+    """(some pairs, ids of their sides); the next ones are tokenized meanwhile."""
+
+    def tokenize(chunk: list[tuple[str, str]]) -> tuple[list[list[int]], list[list[int]]]:
+        return sides.src.encode_sources([pair[0] for pair in chunk]), sides.tgt.encode([pair[1] for pair in chunk])
+
+    with ThreadPoolExecutor(1) as thread:
+        ahead = None
+        while chunk := list(islice(pairs, _CHUNK)):
+            task = chunk, thread.submit(tokenize, chunk)
+            if ahead is not None:
+                yield ahead[0], ahead[1].result()
+            ahead = task
+        if ahead is not None:
+            yield ahead[0], ahead[1].result()
 
 
 def _two(numbers: Sequence[int]) -> tuple[int, int]:

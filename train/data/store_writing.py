@@ -110,8 +110,7 @@ def _write(folder: Path, request: Request, say: Say) -> None:
         say(f"{request.name}: {counts.read:,} of {request.total:,} pairs were encoded before")
     pairs = islice(iter(request.pairs), counts.read, None)
     begin, last_line, earlier = time.monotonic(), time.monotonic(), counts.read
-    while chunk := list(islice(pairs, _PAIRS)):
-        encoded = encode_pairs(chunk, request.sides)
+    while (encoded := encode_pairs(islice(pairs, _PAIRS), request.sides)).counts.read:
         starts = _word_starts(request.sides, encoded) if request.word_starts else None
         with replaced_file(folder / shard_name(len(infos))) as temporary:
             info = write_shard(temporary, encoded, counts.read, starts, request.texts)

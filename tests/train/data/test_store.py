@@ -90,6 +90,7 @@ def test_an_interrupted_preparation_goes_on(after, tmp_path, monkeypatch):
     encode = store_writing.encode_pairs
 
     def recorded(pairs, sides):
+        pairs = list(pairs)
         encoded.extend(pairs)
         return encode(pairs, sides)
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.data import BatchConfig, CleaningConfig, CorpusConfig, TokenizerConfig
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.execution import ExecutionConfig
 from twinax.configs.run import LoopConfig, RunConfig
@@ -27,6 +27,7 @@ _SECTIONS: dict[str, tuple[type, str]] = {
     "The model": (TransformerConfig, "`--model.d-model 128` of `twinax train`, and so on"),
     "The training step": (TrainingConfig, "`--training.learning-rate 1e-3`"),
     "The corpus": (CorpusConfig, "`--src a.de`, `--dataset opus_books`: with or without the prefix `corpus.`"),
+    "Cleaning": (CleaningConfig, "`--cleaning.max-ratio 3`"),
     "Tokenizers": (TokenizerConfig, "`--tokenizer.kind bpe`"),
     "Batches": (BatchConfig, "`--batches.tokens 4096`"),
     "The loop": (LoopConfig, "`--loop.epochs 10`"),

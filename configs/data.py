@@ -11,7 +11,7 @@ _FILES = (".tsv", ".csv", ".json", ".jsonl", ".parquet", ".txt")
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    """Location of the training and validation pairs: two parallel text files, a dataset with two columns, or a store.
+    """Location of the training and validation pairs: two parallel text files, a dataset, a store or a mixture.
 
     Raises:
         ConfigError: none or two of them are set, or a column is missing.
@@ -21,6 +21,7 @@ class CorpusConfig:
     tgt: str | None = None  # target text file, line by line the translation of src
     dataset: str | None = None  # file (.tsv .csv .json .jsonl .parquet, .txt in SCAN's format), directory or hub name
     store: str | None = None  # folder that `twinax data --store` wrote, with the validation pairs and the tokenizer
+    mixture: str | None = None  # .toml or .json file of several corpora, with their validation pairs
     subset: str | None = None  # subset of a hub dataset or a directory, such as "de-en" of opus_books
     split: str = "train"  # training split of the dataset
     src_column: str | None = None  # column name, or a language code within a `translation` column
@@ -38,11 +39,12 @@ class CorpusConfig:
             if (getattr(self, src) is None) != (getattr(self, tgt) is None):
                 name, missing = (src, tgt) if getattr(self, tgt) is None else (tgt, src)
                 raise ConfigError(f"{name}={getattr(self, name)!r}: needs {missing} too, the other side's file")
-        if self.store is not None:
-            self._check_store()
-            return
+        for name in ("store", "mixture"):
+            if getattr(self, name) is not None:
+                self._check_alone(name)
+                return
         if (self.src is None) == (self.dataset is None):
-            raise ConfigError(f"dataset={self.dataset!r}: give either src and tgt, or dataset, or store")
+            raise ConfigError(f"dataset={self.dataset!r}: give src and tgt, or dataset, or store, or mixture")
         if (self.src_column is None) != (self.tgt_column is None):
             raise ConfigError(f"src_column={self.src_column!r}, tgt_column={self.tgt_column!r}: give both or neither")
         if self.valid_src is not None and (self.valid_dataset or self.valid_split):
@@ -55,11 +57,11 @@ class CorpusConfig:
         if self.held_out is not None and self.validation is not None:
             raise ConfigError(f"held_out={self.held_out}: conflicts with the validation data; omit one of them")
 
-    def _check_store(self) -> None:
-        """Raises: ConfigError if another field is set beside a store."""
+    def _check_alone(self, name: str) -> None:
+        """Raises: ConfigError if another field is set beside a store or a mixture."""
         for f in fields(self):
-            if f.name != "store" and (value := getattr(self, f.name)) != f.default:
-                raise ConfigError(f"{f.name}={value!r}: store={self.store!r} has all pairs; omit one of them")
+            if f.name != name and (value := getattr(self, f.name)) != f.default:
+                raise ConfigError(f"{f.name}={value!r}: {name}={getattr(self, name)!r} has all pairs; omit one of them")
 
     @property
     def validation(self) -> "CorpusConfig | None":
@@ -112,6 +114,7 @@ _TRAINING_FIELDS = (
     *("kind", "vocab_size", "min_frequency", "joint", "split", "languages", "lowercase", "normalization"),
     "special_order",
     "sample",
+    "tags",
 )
 
 
@@ -139,6 +142,7 @@ class TokenizerConfig:
     eos_token: str = "</s>"
     unk_token: str = "<unk>"
     special_order: tuple[str, ...] = ROLES  # the roles of ids 0, 1, 2, 3
+    tags: tuple[str, ...] = ()  # further special tokens, from id 4 on; those of a mixture are added
     source_bos: bool = False  # whether a source starts with BOS; a loaded directory overrides this
     source_eos: bool = True  # whether a source ends with EOS; a loaded directory overrides this
     src_lang: str | None = (
@@ -147,13 +151,13 @@ class TokenizerConfig:
     tgt_lang: str | None = None  # language of the targets; None: what the model's config sets
 
     def __post_init__(self) -> None:
-        for name in ("load", "languages", "special_order"):
+        for name in ("load", "languages", "special_order", "tags"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         check_field_types(self)
         if sorted(self.special_order) != sorted(ROLES):
             raise ConfigError(f"special_order={self.special_order!r}: must be an order of {', '.join(ROLES)}")
-        tokens = self.special_tokens
+        tokens = [*self.special_tokens, *self.tags]
         if len(set(tokens)) < len(tokens) or "" in tokens:
             raise ConfigError(f"special tokens {', '.join(map(repr, tokens))}: must differ, and none may be empty")
         if self.vocab_size is not None and self.vocab_size <= len(tokens):
@@ -207,6 +211,26 @@ class TokenizerConfig:
         """A copy whose `vocab_size`, if None, follows from the number of pairs."""
         size = round(min(max(45 * pairs**0.5, 1000), 32_000), -2)
         return self if self.vocab_size is not None or self.load else replace(self, vocab_size=int(size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleaningConfig:
+    """Training pairs that are dropped for their text. By default none is.
+
+    Raises:
+        ConfigError: a field has an invalid value.
+    """
+
+    duplicates: bool = False  # pairs that are equal to an earlier one, or to a held-out one
+    identical: bool = False  # pairs whose sides are equal
+    max_ratio: float | None = None  # of the tokens of the longer side to those of the shorter one
+    src_script: str | None = None  # Unicode script that half of a source's letters must have, such as Latin, Cyrillic
+    tgt_script: str | None = None  # the same for targets
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        if self.max_ratio is not None and not self.max_ratio >= 1:
+            raise ConfigError(f"max_ratio={self.max_ratio}: must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from ..backend.errors import ConfigError
-from .data import BatchConfig, CorpusConfig, TokenizerConfig
+from .data import BatchConfig, CleaningConfig, CorpusConfig, TokenizerConfig
 from .execution import ExecutionConfig
 from .schema import TransformerConfig
 from .sharding import ShardingConfig
@@ -92,6 +92,7 @@ class RunConfig:
     both_directions: bool = False  # also train and validate on every pair with source and target swapped
     init_from: str | None = None  # run, checkpoint or Hugging Face directory that the initial weights are loaded from
     adapter: str | None = None  # directory of a LoRA adapter, merged into the initial weights
+    cleaning: CleaningConfig = field(default_factory=CleaningConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     batches: BatchConfig = field(default_factory=BatchConfig)
     model: TransformerConfig = field(default_factory=_default_model)
@@ -165,6 +166,7 @@ class RunConfig:
             values = migrate(values)
         kinds = {
             "corpus": CorpusConfig,
+            "cleaning": CleaningConfig,
             "tokenizer": TokenizerConfig,
             "batches": BatchConfig,
             "training": TrainingConfig,
@@ -172,7 +174,7 @@ class RunConfig:
             "sharding": ShardingConfig,
             "execution": ExecutionConfig,
         }
-        values = {"sharding": {}, "execution": {}, **values}  # earlier versions had none
+        values = {"cleaning": {}, "sharding": {}, "execution": {}, **values}  # earlier versions had none
         options = {name: values.pop(name, None) for name in ("init_from", "adapter")}
         options["both_directions"] = values.pop("both_directions", False)
         if mismatch := sorted({*kinds, "model"} ^ set(values)):

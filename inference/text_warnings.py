@@ -12,9 +12,9 @@ from .translator import Sources, Translator
 _EXAMPLES = 3
 
 
-def text_warnings(translator: Translator, sources: Sources) -> Iterator[str]:
-    """One line per sign that these sources would be translated badly, although each can be translated."""
-    lines = {number: text for number, text in enumerate(sources.texts, 1) if text.strip()}
+def text_warnings(translator: Translator, sources: Sources, first: int = 1) -> Iterator[str]:
+    """One line per sign that these sources, whose first has number `first`, would be translated badly."""
+    lines = {number: text for number, text in enumerate(sources.texts, first) if text.strip()}
     tokenizer = translator.tokenizers.src
     prefix_of = tokenizer.language_prefix if isinstance(tokenizer, SentencePieceTokenizer) else lambda text: ""
     prefixes = [*filter(None, map(prefix_of, lines.values()))]  # not text: `_language_warnings` has those unknown

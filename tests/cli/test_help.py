@@ -148,8 +148,8 @@ def test_names_of_other_toolkits_are_answered_with_flags_that_exist(name, flags_
             "--top-k: not available: twinax does not sample; --beam-size selects greedy decoding or beam search",
         ),
         (
-            ("translate", "x", "--output", "y"),
-            "--output: not available: translations go to standard output: twinax translate CHECKPOINT FILE > OUTPUT",
+            ("translate", "x", "--output-file", "y"),
+            "--output-file: in twinax, use --output",
         ),
         (
             ("train", "--report_to", "none"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
 
 import twinax
 from twinax.backend.errors import CheckpointError, ConfigError, DataError
+from twinax.cli.text.resumable_output import ResumableOutput
+from twinax.cli.usage import UsageError
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.training import TrainingConfig
 from twinax.flax_transformer import named_arrays
@@ -41,7 +44,7 @@ def test_texts_keep_their_places(translator):
 
 
 def test_the_command_tokenizes_a_line_once_and_a_truncated_one_again(tmp_path, command, monkeypatch):
-    """In windows too, whose truncated lines keep their numbers; the warning needs the tokens of all lines first."""
+    """In windows too, whose truncated lines keep their numbers."""
     encode, encoded = FastTokenizer.encode_sources, []
 
     def spy(self, texts, longest=None):
@@ -50,11 +53,12 @@ def test_the_command_tokenizes_a_line_once_and_a_truncated_one_again(tmp_path, c
 
     monkeypatch.setattr(FastTokenizer, "encode_sources", spy)
     monkeypatch.setattr(FastTokenizer, "encode", lambda self, texts: pytest.fail(f"tokenized again: {texts}"))
-    monkeypatch.setattr("twinax.cli.text.text_commands._WINDOW", 3)
+    monkeypatch.setattr("twinax.cli.text.text_commands._FIRST_WINDOW", 2)
+    monkeypatch.setattr("twinax.cli.text.text_commands._GROWTH", 1)
     (tmp_path / "text").write_text("\n".join(TEXTS) + "\n")
     status, out, err = command("translate", MODEL, tmp_path / "text")
     assert (status, out.splitlines()) == (0, LARGE)
-    assert encoded == [*TEXTS, TEXTS[4]]
+    assert encoded == [*TEXTS[:6], TEXTS[4], *TEXTS[6:]]
     assert [line for line in err.splitlines() if "truncated" in line] == [
         "twinax: line 5: has more than 8 tokens and was truncated"
     ]
@@ -238,16 +242,87 @@ def test_a_bar_on_the_terminal_takes_nothing_from_the_output(command, monkeypatc
 
 
 def test_long_files_come_window_by_window_and_the_log_says_how_far(command, monkeypatch, files):
-    monkeypatch.setattr("twinax.cli.text.text_commands._WINDOW", 2)
+    monkeypatch.setattr("twinax.cli.text.text_commands._FIRST_WINDOW", 2)
     monkeypatch.setattr("twinax.train.tracking.progress._QUIET", -1.0)
     Path("src").write_text("\n\n" + Path("src").read_text())
     code, out, err = command("translate", MODEL, "src", "--attention", "a.png")
     assert (code, out) == (0, "\n\n" + "".join(text + "\n" for text in LARGE))
-    assert [line for line in err.splitlines() if line.startswith("lines")][-1] == "lines: 9 of 9"
+    last_line = [line for line in err.splitlines() if line.startswith("lines")][-1]
+    assert re.fullmatch(r"lines, [\d,]+ per second: 9 of 9", last_line)
     assert "twinax: line 7: has more than 8 tokens" in err
     assert Path("a.png").is_file()
     Path("src").write_text("\n\n \n")
     assert command("translate", MODEL, "src", "--attention", "b.png")[0] == 2
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr("twinax.cli.text.text_commands._FIRST_WINDOW", 2)
+    monkeypatch.setattr("twinax.cli.text.text_commands._GROWTH", 1)
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_an_interrupted_output_goes_on(written, command, monkeypatch, files):
+    """No window is translated twice; what a killed process wrote after its last state is written again."""
+    command_of = ("translate", MODEL, "src", "--output", "out", "--scores", "--beam-size", "1")
+    write, calls = ResumableOutput.write, []
+
+    def interrupted(self, sources, lines):
+        if len(calls) == written:
+            with Path("out.part").open("a") as file:
+                file.write("half a li")
+            raise KeyboardInterrupt
+        calls.append(sources)
+        write(self, sources, lines)
+
+    with monkeypatch.context() as context:
+        context.setattr(ResumableOutput, "write", interrupted)
+        assert command(*command_of)[0] == 130
+    assert not Path("out").exists()
+    for other in (("--beam-size", "2"), ("--n-best", "2", "--beam-size", "2")):
+        status, _, err = command(*command_of, *other)
+        assert (status, err.count("\n")) == (2, 1)
+        assert err.startswith("twinax: out.part: was begun with other settings (")
+    if written:
+        text = Path("src").read_text()
+        Path("src").write_text("x" + text)
+        status, _, err = command(*command_of)
+        assert (status, "out.part: was begun with other source lines" in err) == (2, True)
+        Path("src").write_text("")
+        status, _, err = command(*command_of)
+        assert (status, "out.part: was begun with a longer source" in err) == (2, True)
+        Path("src").write_text(text)
+    hypotheses, translated = Translator.hypotheses, []
+
+    def spy(self, texts, *rest):
+        translated.extend(texts.texts)
+        return hypotheses(self, texts, *rest)
+
+    monkeypatch.setattr(Translator, "hypotheses", spy)
+    assert command(*command_of)[:2] == (0, "")
+    assert translated == TEXTS[2 * written :]
+    _, out, _ = command("translate", MODEL, "src", "--scores", "--beam-size", "1")
+    assert Path("out").read_text() == out
+    assert sorted(path.name for path in Path().iterdir() if path.name.startswith("out")) == ["out"]
+    status, _, err = command(*command_of)
+    assert (status, err) == (2, "twinax: out: exists; remove it, or name another file\n")
+
+
+def test_an_output_that_is_in_use_or_not_ours_is_left_alone(command, files):
+    Path("out.part").write_text("mine\n")
+    status, _, err = command("translate", MODEL, "src", "--output", "out")
+    assert (status, err) == (2, "twinax: out.part: exists without out.part.json; remove it, or name another output\n")
+    assert Path("out.part").read_text() == "mine\n"
+    Path("out.part").unlink()
+    first = ResumableOutput("out", {})
+    with pytest.raises(UsageError, match=r"^out.part: another process writes it; wait for it, or name another output"):
+        ResumableOutput("out", {})
+    first.write(["a"], ["A"])
+    first._file.close()
+    Path("out.part").write_text("")
+    with pytest.raises(UsageError, match=r"^out.part.json: cannot be used \(out.part is shorter than it states\)"):
+        ResumableOutput("out", {})
 
 
 def test_the_longest_translation(command, files):
@@ -328,7 +403,7 @@ def test_score(command, files):
         (("translate", MODEL, "src", "--attention", "no/x.png"), "no/x.png: there is no directory no"),
         (("evaluate", MODEL, "--src", "src", "--tgt", "short"), "src has 7 lines and short has 1"),
         (("evaluate", MODEL, "--src", "src", "--tgt", "tgt", "--tokenize", "x"), "tokenize='x': must be one of"),
-        (("evaluate", MODEL), "dataset=None: give either src and tgt, or dataset"),
+        (("evaluate", MODEL), "dataset=None: give src and tgt, or dataset, or store, or mixture"),
         (("evaluate", MODEL, "--src", "src"), "src='src': needs tgt too"),
         (("evaluate", MODEL, "--dataset", "no.txt"), "no.txt: there is no such file"),
         (("evaluate", MODEL, "--dataset", "a.tsv", "--split", "test"), "a.tsv': a single file has no split (test)"),

@@ -220,7 +220,7 @@ def test_batches_of_a_resumed_run_are_the_same(run):
     tokens = [
         sum(int((batches[i].arrays.labels != 0).sum()) for i in range(starts[e], starts[e + 1])) for e in range(2)
     ]
-    plain = sum(len(ids) - 1 for ids in prepared.train.targets(range(len(prepared.train))))
+    plain = sum(len(ids) - 1 for ids in prepared.train.encoded.targets(range(len(prepared.train.lengths))))
     assert plain < min(tokens)
     assert tokens[0] != tokens[1]
 

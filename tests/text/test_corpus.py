@@ -188,8 +188,8 @@ def test_damaged_missing_and_empty_files(folder):
 WRONG = {
     "src='a': needs tgt too, the other side's file": {"src": "a"},
     "tgt='a': needs src too, the other side's file": {"tgt": "a"},
-    "dataset=None: give either src and tgt, or dataset, or store": {},
-    "dataset='x': give either src and tgt, or dataset, or store": {"src": "a", "tgt": "b", "dataset": "x"},
+    "dataset=None: give src and tgt, or dataset, or store, or mixture": {},
+    "dataset='x': give src and tgt, or dataset, or store, or mixture": {"src": "a", "tgt": "b", "dataset": "x"},
     "src_column='de', tgt_column=None: give both or neither": {"dataset": "x", "src_column": "de"},
 }
 

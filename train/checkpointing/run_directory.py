@@ -163,7 +163,7 @@ def prepare_again(
             f"{error} (if the corpus of {directory} has moved, pass its new paths; a different run needs "
             "its own directory)"
         ) from None
-    if (fingerprint := _fingerprint(prepared)) != first_fingerprint:
+    if (fingerprint := prepared.fingerprint()) != first_fingerprint:
         part = "training" if fingerprint.split()[0] != first_fingerprint.split()[0] else "validation"
         counts = ", ".join(f"{count.kept:,} of {name}" for name, count in prepared.counts.items())
         raise RunError(
@@ -233,12 +233,8 @@ def _is_leftover(path: Path) -> bool:
     return path.name in (DATA, SOURCE, "tokenizer", "source_tokenizer", "target_tokenizer") or is_temporary(path)
 
 
-def _fingerprint(prepared: PreparedRun) -> str:
-    return f"{prepared.train.fingerprint()} {prepared.valid.fingerprint()}"
-
-
 def _describe(prepared: PreparedRun) -> str:
     counts = {name: part._asdict() for name, part in prepared.counts.items()}
     shapes = [list(bucket) for bucket in prepared.buckets]
-    values = {"shapes": shapes, "gradual": prepared.is_gradual, "ids": _fingerprint(prepared), "counts": counts}
+    values = {"shapes": shapes, "gradual": prepared.is_gradual, "ids": prepared.fingerprint(), "counts": counts}
     return json.dumps(values, indent=2) + "\n"

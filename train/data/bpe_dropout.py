@@ -17,6 +17,7 @@ from ..text.tokenization import FastTokenizer
 from ..text.tokenizer import Tokenizer
 from .buckets import Bucket
 from .dataset import concatenate
+from .encoding import Counts
 from .store import StoredPairs
 
 _CHUNK = 10_000  # sentences segmented together
@@ -115,6 +116,8 @@ class BpeDropout:
         DataError: a tokenizer is not of BPE, or the store does not know which ids begin a word.
     """
 
+    is_varying = True
+
     def __init__(self, tokenizers: tuple[Tokenizer, Tokenizer], encoded: StoredPairs, rate: float, seed: int):
         self.encoded, self.rate, self.seed = encoded, rate, seed
         self.merges = [Merges.of(*side) for side in zip(tokenizers, encoded.largest_ids, strict=True)]
@@ -122,6 +125,20 @@ class BpeDropout:
             raise DataError(
                 f"bpe_dropout={rate}: {encoded.folder} was prepared without it; prepare it again, or omit it"
             )
+
+    @property
+    def counts(self) -> Counts:
+        """What was read, kept and dropped."""
+        return self.encoded.counts
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(P, 2): number of tokens that the encoder and the decoder read, without dropout."""
+        return self.encoded.lengths
+
+    def fingerprint(self) -> str:
+        """A hash of all ids without dropout."""
+        return self.encoded.fingerprint()
 
     def epoch(self, number: int, buckets: Sequence[Bucket]) -> "SegmentedPairs":
         """The pairs of an epoch; one that becomes too long for every bucket keeps the segmentation without dropout."""

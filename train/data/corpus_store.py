@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...backend.errors import ConfigError, DataError
-from ...configs.data import TokenizerConfig
+from ...configs.data import CleaningConfig, TokenizerConfig
 from ...configs.json_text import parse_json
 from ...configs.run import RunConfig, differences
 from ...convert.io.atomic_io import replace_file
@@ -30,6 +30,7 @@ class CorpusStore(NamedTuple):
     first_ids: list[int]  # what the decoder reads before a target
     longest: tuple[int, int]  # tokens of a source and of a target, at most
     tokenizer: TokenizerConfig
+    cleaning: CleaningConfig
     both_directions: bool
 
     @classmethod
@@ -47,7 +48,7 @@ class CorpusStore(NamedTuple):
                 raise DataError(f"{folder}: has format {values['format']}, not {FORMAT}: another twinax wrote it")
             if values.pop("checksum") != checksum_of_json(values):
                 raise ValueError("does not match its checksum")
-            tokenizer = TokenizerConfig(**values["tokenizer"])
+            settings = TokenizerConfig(**values["tokenizer"]), CleaningConfig(**values["cleaning"])
         except DataError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -62,7 +63,7 @@ class CorpusStore(NamedTuple):
             values["originals"],
             values["first_ids"],
             (values["longest"][0], values["longest"][1]),
-            tokenizer,
+            *settings,
             values["both_directions"],
         )
 
@@ -71,6 +72,7 @@ class CorpusStore(NamedTuple):
         self.tokenizers.save(folder)
         values: dict[str, Any] = {name: getattr(self, name) for name in ("originals", "first_ids", "both_directions")}
         values |= {"format": FORMAT, "longest": list(self.longest), "tokenizer": _plain(asdict(self.tokenizer))}
+        values["cleaning"] = asdict(self.cleaning)
         values["tokenizers"] = self.tokenizers.digest()
         values["checksum"] = checksum_of_json(values)
         replace_file(folder / _DESCRIPTION, json.dumps(values, indent=1) + "\n")
@@ -82,9 +84,12 @@ class CorpusStore(NamedTuple):
         if run.tokenizer not in (tokenizer, default):
             changes = "; ".join(differences(run.tokenizer, tokenizer, "tokenizer."))
             raise ConfigError(f"{changes}: the store's pairs are encoded with its own tokenizer; omit the setting")
+        if run.cleaning not in (self.cleaning, CleaningConfig()):
+            changes = "; ".join(differences(run.cleaning, self.cleaning, "cleaning."))
+            raise ConfigError(f"{changes}: the store's pairs were cleaned when it was prepared; omit the setting")
         if run.both_directions and not self.both_directions:
             raise ConfigError("both_directions=True: the store has one direction; prepare it again with both")
-        return replace(run, tokenizer=tokenizer, both_directions=self.both_directions)
+        return replace(run, tokenizer=tokenizer, cleaning=self.cleaning, both_directions=self.both_directions)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

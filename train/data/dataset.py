@@ -10,15 +10,12 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from multiprocessing import parent_process, resource_tracker
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ...formulas.padding import Ids, pad
 from .buckets import Bucket, Plan, count_batches, introduce_gradually, plan_epoch
-
-if TYPE_CHECKING:
-    from .bpe_dropout import BpeDropout
 
 _AHEAD = 8  # batches to prefetch
 
@@ -40,6 +37,21 @@ class Pairs(Protocol):
 
         The decoder reads all but the last token, labels are all but the first.
         """
+        ...
+
+
+class Epochs(Protocol):
+    """The pairs of a run, which may be others in every epoch."""
+
+    is_varying: bool  # whether they are
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(P, 2): number of tokens that the encoder and the decoder read, of every pair once."""
+        ...
+
+    def epoch(self, number: int, buckets: Sequence[Bucket]) -> Pairs:
+        """The pairs of an epoch."""
         ...
 
 
@@ -113,30 +125,30 @@ def _end_with_parent() -> None:
 class Batches:
     """All batches of a run in order; they depend on corpus, shapes and seed alone.
 
-    `rows` are the numbers of the rows to read from the batches of each bucket; None: all. With `bpe_dropout`, the
-    lengths of an epoch's pairs, and so the number of its batches, are its own. `is_gradual`: in the first epoch, shapes
-    begin one after the other.
+    `rows` are the numbers of the rows to read from the batches of each bucket; None: all. Where epochs vary, each has a
+    number of batches of its own. `is_gradual`: in the first epoch, shapes begin one after the other.
 
     It is a grain data source, read in this process or in worker processes.
     """
 
     def __init__(
         self,
-        encoded: Pairs,
+        source: Epochs,
         buckets: Sequence[Bucket],
         pad_id: int,
         seed: int,
         total: int,
         rows: Sequence[np.ndarray] | None = None,
-        bpe_dropout: "BpeDropout | None" = None,
         is_gradual: bool = False,
     ):
-        self.encoded, self.buckets, self.pad_id = encoded, list(buckets), pad_id
+        self.source, self.buckets, self.pad_id = source, list(buckets), pad_id
         self.seed, self.total = seed, total
-        self._rows, self._bpe_dropout, self._is_gradual = rows, bpe_dropout, is_gradual
+        self._rows, self._is_gradual = rows, is_gradual
         self._epochs: dict[int, tuple[Pairs, Plan]] = {}  # the last two: one is trained on, the other prefetched
         self._starts = {0: 0}  # the first batch of epochs
-        self.per_epoch = count_batches(encoded.lengths, self.buckets)  # without BPE dropout
+        self.per_epoch = 0  # 0: each epoch has a number of its own
+        if not source.is_varying:
+            self.per_epoch = count_batches(source.epoch(0, self.buckets).lengths, self.buckets)
 
     def __len__(self) -> int:
         return self.total
@@ -151,7 +163,7 @@ class Batches:
 
     def position(self, index: int) -> tuple[int, int]:
         """(epoch, number in the epoch) of a batch."""
-        if self._bpe_dropout is None:
+        if self.per_epoch:
             return divmod(index, self.per_epoch)
         starts = self._starts  # read once, as other threads replace it
         epoch = max(epoch for epoch, start in starts.items() if start <= index)
@@ -161,7 +173,7 @@ class Batches:
         return epoch, index - starts[epoch]
 
     def resume(self, index: int, epoch: int, number: int) -> None:
-        """States the position of a batch, so that earlier epochs need not be segmented to compute it."""
+        """States the position of a batch, so that earlier epochs need not be planned to compute it."""
         self._starts = {0: 0, epoch: index - number}
 
     def plan(self, epoch: int) -> Plan:
@@ -175,9 +187,7 @@ class Batches:
     def _epoch(self, number: int) -> tuple[Pairs, Plan]:
         epochs = self._epochs  # read once: other threads may replace it
         if number not in epochs:
-            encoded = self.encoded
-            if self._bpe_dropout is not None:
-                encoded = self._bpe_dropout.epoch(number, self.buckets)
+            encoded = self.source.epoch(number, self.buckets)
             plan = plan_epoch(encoded.lengths, self.buckets, self.seed, number)
             if number == 0 and self._is_gradual:
                 plan = introduce_gradually(plan)

@@ -1,7 +1,7 @@
 """Prepares a run: tokenizers, encoded pairs, batch shapes, and the config with all sizes."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,14 +9,16 @@ import numpy as np
 import tokenizers as library
 
 from ...backend.cache_directory import cache_directory
-from ...backend.errors import DataError
-from ...configs.data import TokenizerConfig
+from ...backend.errors import ConfigError, DataError
+from ...configs.data import CleaningConfig, CorpusConfig, TokenizerConfig
+from ...configs.mixture import Mixture, MixtureCorpus
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ...convert.io.checksums import checksum_of_json
 from ..text.unknown_tokens import unknown_warning
 from .bpe_dropout import BpeDropout, check_merges
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
+from .cleaning import REASONS, Cleaning
 from .corpus_store import TRAIN, VALID, CorpusStore
 from .dataset import Batches
 from .encoding import Counts, Sides
@@ -28,6 +30,7 @@ from .fitting import (
     with_target_language,
     with_tokenizers,
 )
+from .mixture import Corpus, MixedCorpus
 from .parts import Part, parts_of
 from .store import StoredPairs
 from .store_writing import Request, stored_pairs
@@ -37,31 +40,44 @@ Say = Callable[[str], None]
 _DROPPED_WARNING = 0.05  # share of dropped pairs above which a warning is printed
 
 
+class ValidationPart(NamedTuple):
+    """The validation pairs of a corpus."""
+
+    name: str  # of the corpus in a mixture; else empty
+    pairs: StoredPairs
+    references: list[str]  # texts of the targets, without the swapped pairs, which come last
+    model: TransformerConfig  # with the languages of the corpus
+
+
 class PreparedRun(NamedTuple):
     """Everything that is determined before the first update."""
 
     run: RunConfig  # with all sizes filled in
     tokenizers: Tokenizers
-    train: StoredPairs
-    valid: StoredPairs
-    references: list[str]  # texts of the targets of `valid`, without the swapped pairs, which come last
+    train: Corpus
+    valid: list[ValidationPart]
     buckets: list[Bucket]
-    bpe_dropout: BpeDropout | None
     is_gradual: bool  # whether shapes begin one after the other; False in runs of earlier versions
 
     @property
     def counts(self) -> dict[str, Counts]:
         """What was read, kept and dropped of train and valid."""
-        return {"train": self.train.counts, "valid": self.valid.counts}
+        valid = Counts()
+        for part in self.valid:
+            valid = valid.plus(part.pairs.counts)
+        return {"train": self.train.counts, "valid": valid}
+
+    def fingerprint(self) -> str:
+        """Hashes of all ids, of the training and of the validation pairs."""
+        valid = MixedCorpus([part.pairs for part in self.valid], [1] * len(self.valid))
+        return f"{self.train.fingerprint()} {valid.fingerprint()}"
 
     def batches(self, rows: Sequence[np.ndarray] | None = None) -> Batches:
         """The run's batches in order; `rows` are those to read from the batches of each bucket, by default all."""
         run = self.run
         assert run.loop.updates is not None  # `prepare` has set it
         pad_id, seed = run.model.pad_id, run.training.seed
-        return Batches(
-            self.train, self.buckets, pad_id, seed, run.loop.updates, rows, self.bpe_dropout, self.is_gradual
-        )
+        return Batches(self.train, self.buckets, pad_id, seed, run.loop.updates, rows, self.is_gradual)
 
 
 def prepare(
@@ -82,37 +98,71 @@ def prepare(
         DataError: the corpus or a tokenizer cannot be used, or a tokenizer has tokens beyond `sizes`.
         ConfigError: the config is inconsistent with the corpus.
     """
+    mixture = _mixture_of(run)
     if run.corpus.store is not None:
-        run, corpus = _read(run, Path(run.corpus.store), tokenizers, sizes)
+        runs, corpora = _read(run, Path(run.corpus.store), tokenizers, sizes)
     else:
-        run, corpus = _encode(run, tokenizers, sizes, store, say)
-    tokenizers, train, valid = corpus.tokenizers, corpus.train, corpus.valid
+        if store is not None and run.corpus.mixture is not None:
+            raise ConfigError(f"store={store}: holds one corpus, but mixture={run.corpus.mixture!r} has several")
+        runs, corpora = _encode(run, mixture, tokenizers, sizes, store, say)
+    run, tokenizers = runs[0], corpora[0].tokenizers
+    train = _mixed(run, mixture, corpora, say)
     say(describe_tokens(run.tokenizer, train.counts))
     warning = unknown_warning(tokenizers.src, train.counts.unknown[0], train.counts.tokens[0])
     if warning is not None and (run.init_from is not None or run.tokenizer.load):
         say(f"warning: {warning}")
-    for name, part in {"train": train, "valid": valid}.items():
-        _check_ids(part, run.model, tokenizers, name)
-        say(describe_counts(name, part.counts, corpus.longest))
-        if (share := 1 - part.counts.kept / part.counts.read) > _DROPPED_WARNING:
-            say(f"warning: {share:.0%} of the {name} pairs are dropped; check the files and the length limits")
+    valid = []
+    for member, own_run, corpus in zip(mixture.corpora, runs, corpora, strict=True):
+        prefix = f"{member.name}, " if len(corpora) > 1 else ""
+        for name, pairs in {"train": corpus.train, "valid": corpus.valid}.items():
+            _check_ids(pairs, run.model, tokenizers, f"{prefix}{name}")
+            say(describe_counts(f"{prefix}{name}", pairs.counts, corpus.longest))
+            if (share := (pairs.counts.empty + pairs.counts.too_long) / pairs.counts.read) > _DROPPED_WARNING:
+                say(f"warning: {share:.0%} of the {name} pairs are dropped; check the files and the length limits")
+        references = [target for _, target in corpus.valid.texts(corpus.originals)]
+        valid.append(ValidationPart(prefix and member.name, corpus.valid, references, own_run.model))
     run = replace(run, batches=run.batches.sized(int(train.lengths.sum(0).max())))
-    bpe_dropout, lengths = None, train.lengths
-    if rate := run.tokenizer.bpe_dropout:
-        bpe_dropout = BpeDropout(tokenizers, train, rate, run.training.seed)
-        first_epoch = bpe_dropout.epoch(0, [Bucket(*corpus.longest, 1)])
-        lengths = np.maximum(first_epoch.lengths, lengths)  # a shape must hold a pair without dropout
+    lengths = train.epoch(0, [Bucket(*corpora[0].longest, 1)]).lengths
+    if run.tokenizer.bpe_dropout:  # a shape must hold a pair without dropout
+        plain = MixedCorpus([corpus.train for corpus in corpora], _copies(mixture, corpora))
+        lengths = np.maximum(plain.epoch(0, []).lengths, lengths)
     if buckets is None:
         say("choosing batch shapes")
     buckets = list(buckets or buckets_of(run, lengths, run.batches.shapes))
     run = run.resolved(count_batches(lengths, buckets))
-    references = [target for _, target in valid.texts(corpus.originals)]
-    return PreparedRun(run, tokenizers, train, valid, references, buckets, bpe_dropout, is_gradual)
+    return PreparedRun(run, tokenizers, train, valid, buckets, is_gradual)
+
+
+def _mixture_of(run: RunConfig) -> Mixture:
+    """The corpora of a run."""
+    if run.corpus.mixture is not None:
+        return Mixture.read(run.corpus.mixture)
+    corpus = run.corpus if run.corpus.store is None else CorpusConfig(src="-", tgt="-")
+    return Mixture(corpora=(MixtureCorpus(name="corpus", corpus=corpus),))
+
+
+def _copies(mixture: Mixture, corpora: Sequence[CorpusStore]) -> list[float]:
+    sizes = {member.name: len(c.train) for member, c in zip(mixture.corpora, corpora, strict=True)}
+    return [*mixture.copies(sizes).values()]
+
+
+def _mixed(run: RunConfig, mixture: Mixture, corpora: Sequence[CorpusStore], say: Say) -> Corpus:
+    """The training pairs of all corpora, with BPE-dropout if the run has it."""
+    parts: list[Corpus] = [corpus.train for corpus in corpora]
+    if rate := run.tokenizer.bpe_dropout:
+        parts = [BpeDropout(c.tokenizers, c.train, rate, run.training.seed + 2**32 * i) for i, c in enumerate(corpora)]
+    copies = _copies(mixture, corpora)
+    if len(parts) == 1 and copies == [1]:
+        return parts[0]
+    for member, part, number in zip(mixture.corpora, parts, copies, strict=True):
+        tag = "" if member.tag is None else f", with {member.tag}"
+        say(f"{member.name}: {part.counts.kept:,} pairs, {number:g} times per epoch{tag}")
+    return MixedCorpus(parts, copies)
 
 
 def _read(
     run: RunConfig, folder: Path, tokenizers: Tokenizers | None, sizes: TransformerConfig | None
-) -> tuple[RunConfig, CorpusStore]:
+) -> tuple[list[RunConfig], list[CorpusStore]]:
     """(the run with the sizes of its model, the store of its corpus).
 
     Raises:
@@ -136,54 +186,85 @@ def _read(
                 f"{folder}: has a {side} of {longest} tokens, and the limit of this run is {limit}; prepare it again "
                 "with the run's flags"
             )
-    return run, corpus
+    return [run], [corpus]
 
 
 def _encode(
-    run: RunConfig, tokenizers: Tokenizers | None, sizes: TransformerConfig | None, store: Path | None, say: Say
-) -> tuple[RunConfig, CorpusStore]:
-    """(the run with the sizes of its model, its corpus as a store)."""
-    part, valid_part = parts_of(run.corpus, run.both_directions)
-    first_pair = next(iter(part))
-    say(f"first pair: {first_pair[0][:100]!r} and {first_pair[1][:100]!r}")
-    run = replace(run, tokenizer=run.tokenizer.sized(part.originals))
-    tokenizers = tokenizers or make_tokenizers(run.tokenizer, part, say)
+    run: RunConfig,
+    mixture: Mixture,
+    tokenizers: Tokenizers | None,
+    sizes: TransformerConfig | None,
+    store: Path | None,
+    say: Say,
+) -> tuple[list[RunConfig], list[CorpusStore]]:
+    """For each corpus, (the run with the sizes of its model and the corpus' languages, its pairs)."""
+    parts = [parts_of(member.corpus, run.both_directions) for member in mixture.corpora]
+    for part, _ in parts:
+        first_pair = next(iter(part))
+        say(f"first pair: {first_pair[0][:100]!r} and {first_pair[1][:100]!r}")
+    run = replace(run, tokenizer=run.tokenizer.sized(sum(part.originals for part, _ in parts)))
+    if not run.tokenizer.load and run.init_from is None:
+        tags = tuple(dict.fromkeys((*run.tokenizer.tags, *mixture.tags)))
+        run = replace(run, tokenizer=replace(run.tokenizer, tags=tags))
+    tokenizers = tokenizers or make_tokenizers(run.tokenizer, [part for part, _ in parts], say)
     if run.both_directions:
         check_both_directions(tokenizers)
-    run, tokenizers = _fitted(run, tokenizers, sizes)
-    sides = _sides(run, tokenizers)
+    runs, corpora = [], []
+    for member, (part, valid_part) in zip(mixture.corpora, parts, strict=True):
+        languages = {
+            name: getattr(member, name) for name in ("src_lang", "tgt_lang") if getattr(member, name) is not None
+        }
+        own_run, own_tokenizers = _fitted(run, tokenizers, sizes, languages)
+        sides = _sides(own_run, own_tokenizers, member.tag)
+        train = _stored(part, sides, run.cleaning, say, store and store / TRAIN, bool(run.tokenizer.bpe_dropout))
+        valid = _stored(valid_part, sides, CleaningConfig(), say, store and store / VALID, texts=True)
+        settings = list(sides.first_ids), sides.longest, run.tokenizer, run.cleaning, run.both_directions
+        corpora.append(CorpusStore(own_tokenizers, train, valid, valid_part.originals, *settings))
+        runs.append(own_run)
+    if store is not None:
+        corpora[0].write_description(store)
+    return runs, corpora
+
+
+def _stored(
+    part: Part,
+    sides: Sides,
+    cleaning: CleaningConfig,
+    say: Say,
+    folder: Path | None,
+    word_starts: bool = False,
+    texts: bool = False,
+) -> StoredPairs:
+    """The pairs of a part in a folder, by default in the cache; encoded unless they are there."""
     key = {
-        "tokenizers": tokenizers.digest(),
+        **part.key(),
+        "tokenizers": Tokenizers(sides.src, sides.tgt).digest(),
         "first_ids": list(sides.first_ids),
         "longest": list(sides.longest),
+        "tag": sides.tag,
+        "word_starts": word_starts,
+        "texts": texts,
+        "cleaning": asdict(cleaning),
         "version": library.__version__,
     }
-
-    def stored(pairs: Part, name: str, **needs: bool) -> StoredPairs:
-        part_key = {**pairs.key(), **key, **needs}
-        request = Request(pairs.name, pairs, len(pairs), sides, part_key, **needs)
-        folder = cache_directory("corpora") / checksum_of_json(part_key) if store is None else store / name
-        return stored_pairs(folder, request, say)
-
-    train = stored(part, TRAIN, word_starts=bool(run.tokenizer.bpe_dropout))
-    valid = stored(valid_part, VALID, texts=True)
-    settings = list(sides.first_ids), sides.longest, run.tokenizer, run.both_directions
-    corpus = CorpusStore(tokenizers, train, valid, valid_part.originals, *settings)
-    if store is not None:
-        corpus.write_description(store)
-    return run, corpus
+    drop = None if cleaning == CleaningConfig() else lambda: Cleaning(cleaning, part).reason
+    request = Request(part.name, part, len(part), sides, key, word_starts, texts, drop)
+    return stored_pairs(folder or cache_directory("corpora") / checksum_of_json(key), request, say)
 
 
-def _fitted(run: RunConfig, tokenizers: Tokenizers, sizes: TransformerConfig | None) -> tuple[RunConfig, Tokenizers]:
-    """(the run with the sizes and ids of its model, the tokenizers with its languages)."""
+def _fitted(
+    run: RunConfig, tokenizers: Tokenizers, sizes: TransformerConfig | None, languages: Mapping[str, str] | None = None
+) -> tuple[RunConfig, Tokenizers]:
+    """(the run with the sizes and ids of its model, the tokenizers with its languages, or with these)."""
     if sizes is None:
         model = with_tokenizers(run.model, tokenizers)
     else:
         for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
             check_fits(sizes, tokenizer, side)
         model = run.model.replace(**{name: getattr(sizes, name) for name in FROM_TOKENIZERS})
-    if run.tokenizer.src_lang is not None or run.tokenizer.tgt_lang is not None:
-        tokenizers = tokenizers.with_languages(run.tokenizer.src_lang, run.tokenizer.tgt_lang)
+    codes = {"src_lang": run.tokenizer.src_lang, "tgt_lang": run.tokenizer.tgt_lang, **(languages or {})}
+    if any(code is not None for code in codes.values()):
+        tokenizers = tokenizers.with_languages(codes["src_lang"], codes["tgt_lang"])
         model = with_target_language(model, tokenizers)
     check_language(model, tokenizers)
     if run.tokenizer.bpe_dropout:
@@ -191,14 +272,14 @@ def _fitted(run: RunConfig, tokenizers: Tokenizers, sizes: TransformerConfig | N
     return replace(run, model=model), tokenizers
 
 
-def _sides(run: RunConfig, tokenizers: Tokenizers) -> Sides:
+def _sides(run: RunConfig, tokenizers: Tokenizers, tag: str | None = None) -> Sides:
     """How the pairs are encoded. Raises: DataError if the model has no start token for the decoder."""
     model = run.model
     if model.decoder_start_id is None:
         raise DataError("decoder_start_id=None: the model's config must set the start token of the decoder")
     longest = run.batches.max_src_length or model.max_length, run.batches.max_tgt_length or model.max_length
     first_ids = [i for i in (model.decoder_start_id, model.forced_bos_id) if i is not None]
-    return Sides(*tokenizers, first_ids, longest)
+    return Sides(*tokenizers, first_ids, longest, tag)
 
 
 def buckets_of(run: RunConfig, lengths: np.ndarray, shapes: int) -> list[Bucket]:
@@ -210,9 +291,10 @@ def buckets_of(run: RunConfig, lengths: np.ndarray, shapes: int) -> list[Bucket]
 
 def describe_counts(part: str, counts: Counts, longest: tuple[int, int]) -> str:
     """One line on the pairs read and dropped."""
+    cleaned = [f", {n:,} {reason}" for n, reason in zip(counts.cleaned, REASONS, strict=True) if n]
     return (
         f"{part}: {counts.kept:,} of {counts.read:,} pairs; dropped {counts.empty:,} with an empty side and "
-        f"{counts.too_long:,} longer than {longest[0]} source or {longest[1]} target tokens"
+        f"{counts.too_long:,} longer than {longest[0]} source or {longest[1]} target tokens{''.join(cleaned)}"
     )
 
 

@@ -1,10 +1,13 @@
 """Corpus statistics of a run: tables for a terminal, and a plot of the lengths."""
 
+from collections.abc import Callable
 from os import PathLike
 
 import numpy as np
 from rich.table import Table
 
+from .cleaning import REASONS
+from .encoding import Counts
 from .prepare import PreparedRun
 
 _BINS, _WIDTH = 12, 24  # rows of a histogram in the terminal, and characters of its longest bar
@@ -23,6 +26,7 @@ def _corpus_table(prepared: PreparedRun) -> Table:
         "kept": lambda c: f"{c.kept:,}",
         "dropped: an empty side": lambda c: f"{c.empty:,}",
         "dropped: too long": lambda c: f"{c.too_long:,}",
+        **{f"dropped: {reason}": _cleaned(i) for i, reason in enumerate(REASONS) if train.cleaned[i]},
         "source tokens": lambda c: f"{c.tokens[0]:,}",
         "target tokens": lambda c: f"{c.tokens[1]:,}",
         "unknown in sources": lambda c: f"{c.unknown[0] / c.tokens[0]:.3%}",
@@ -33,6 +37,10 @@ def _corpus_table(prepared: PreparedRun) -> Table:
     sizes = prepared.run.model
     table.add_row("vocabulary, source and target", f"{sizes.src_vocab_size:,}, {sizes.tgt_vocab_size:,}", "")
     return table
+
+
+def _cleaned(i: int) -> Callable[[Counts], str]:
+    return lambda counts: f"{counts.cleaned[i]:,}"
 
 
 def _length_table(prepared: PreparedRun) -> Table:

@@ -19,6 +19,7 @@ import xxhash
 from ...backend.errors import DataError
 from ...configs.json_text import parse_json
 from ...convert.io.checksums import checksum_of_json
+from .buckets import Bucket
 from .encoding import Counts, Encoded
 
 FORMAT = 1
@@ -141,11 +142,13 @@ def _side_of(batch: pa.RecordBatch, name: str) -> _Side:
 
 
 class StoredPairs:
-    """P pairs of a store, whose ids are read when they are asked for.
+    """P pairs of a store, the same in every epoch, whose ids are read when they are asked for.
 
     Raises:
         DataError: the store is incomplete, damaged, or of another version of twinax.
     """
+
+    is_varying = False
 
     def __init__(self, folder: Path):
         self.folder, self.index = folder, read_index(folder)
@@ -169,6 +172,10 @@ class StoredPairs:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def epoch(self, number: int, buckets: Sequence[Bucket]) -> "StoredPairs":
+        """The pairs of an epoch: all."""
+        return self
 
     def _lengths(self) -> np.ndarray:
         """(P, 2): number of tokens that the encoder and the decoder read."""

@@ -17,7 +17,7 @@ from ...backend.errors import DataError
 from ...configs.json_text import parse_json
 from ...convert.io.atomic_io import replaced_file
 from .bpe_dropout import word_starts
-from .encoding import Counts, Encoded, Sides, check_kept, encode_pairs
+from .encoding import Counts, Drop, Encoded, Sides, check_kept, encode_pairs
 from .store import INDEX, LOCK, Shard, ShardInfo, StoredPairs, index_of, shard_name, write_shard
 
 KEY = "key.json"  # what a store is of; written first
@@ -36,6 +36,7 @@ class Request(NamedTuple):
     key: Mapping[str, Any]  # JSON values that determine the content
     word_starts: bool = False  # for BPE-dropout
     texts: bool = False
+    cleaning: Callable[[], Drop] | None = None  # makes what decides about the pairs
 
 
 def stored_pairs(folder: Path, request: Request, say: Say) -> StoredPairs:
@@ -108,9 +109,10 @@ def _write(folder: Path, request: Request, say: Say) -> None:
         counts = counts.plus(info.counts)
     if counts.read:
         say(f"{request.name}: {counts.read:,} of {request.total:,} pairs were encoded before")
+    drop = None if request.cleaning is None else request.cleaning()
     pairs = islice(iter(request.pairs), counts.read, None)
     begin, last_line, earlier = time.monotonic(), time.monotonic(), counts.read
-    while (encoded := encode_pairs(islice(pairs, _PAIRS), request.sides)).counts.read:
+    while (encoded := encode_pairs(islice(pairs, _PAIRS), request.sides, drop, counts.read)).counts.read:
         starts = _word_starts(request.sides, encoded) if request.word_starts else None
         with replaced_file(folder / shard_name(len(infos))) as temporary:
             info = write_shard(temporary, encoded, counts.read, starts, request.texts)

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -105,8 +106,8 @@ class Tokenizers(NamedTuple):
             return checksum_of_json(checksums_of_files(Path(folder)))
 
 
-def make_tokenizers(config: TokenizerConfig, part: Part, say: Say) -> Tokenizers:
-    """Those that the config loads, else those trained on a sample of the pairs, or kept from an earlier training.
+def make_tokenizers(config: TokenizerConfig, parts: Sequence[Part], say: Say) -> Tokenizers:
+    """Those that the config loads, else those trained on a sample of the parts, or kept from an earlier training.
 
     Raises:
         DataError: a tokenizer cannot be loaded or trained.
@@ -114,25 +115,26 @@ def make_tokenizers(config: TokenizerConfig, part: Part, say: Say) -> Tokenizers
     if config.load:
         return Tokenizers.of([load_tokenizer(path, config) for path in config.load])
     settings = {**asdict(config), "load": None, "bpe_dropout": None, "src_lang": None, "tgt_lang": None}
-    key = {**part.key(), "settings": settings, "version": library.__version__}
+    key = {"parts": [part.key() for part in parts], "settings": settings, "version": library.__version__}
     folder = cache_directory("tokenizers") / checksum_of_json(key)
     if folder.is_dir():
         with suppress(DataError):
             if (known := Tokenizers.load(folder)) is not None:
                 return known
-    size = min(config.sample, part.originals)
+    total = sum(part.originals for part in parts)
+    size = min(config.sample, total)
     noun = "the tokenizer" if config.joint else "the tokenizers"
-    pairs = f" on {size:,} of {part.originals:,} pairs" if size < part.originals else ""
+    pairs = f" on {size:,} of {total:,} pairs" if size < total else ""
     say(f"training {noun}{pairs}: {config.kind}, at most {config.vocab_size:,} tokens")
-    trained = Tokenizers.of(train_tokenizers(config, *(_sample(part, side, size) for side in (0, 1))))
+    trained = Tokenizers.of(train_tokenizers(config, *(_sample(parts, side, size) for side in (0, 1))))
     with suppress(ConversionError), new_directory(folder) as temporary:  # another process may be faster
         trained.save(temporary)
     return Tokenizers.load(folder) or trained
 
 
-def _sample(part: Part, side: int, size: int) -> Iterator[str]:
-    """The sentences of `size` pairs of a part, evenly spaced."""
-    total = part.originals
-    for number, pair in enumerate(part.texts()):
+def _sample(parts: Sequence[Part], side: int, size: int) -> Iterator[str]:
+    """The sentences of `size` pairs, evenly spaced in the parts one after another."""
+    total = sum(part.originals for part in parts)
+    for number, pair in enumerate(chain.from_iterable(part.texts() for part in parts)):
         if (number + 1) * size // total > number * size // total:
             yield pair[side]

@@ -191,7 +191,7 @@ class _Loop:
         A checkpoint of another program, which does not know the epochs, counts all batches in epoch 0.
         """
         position = [int(self.state.update), *map(int, self.state.position)]
-        if self.prepared.bpe_dropout is not None and position[1]:
+        if self.prepared.train.is_varying and position[1]:
             self.batches.resume(*position)
         expected = [self.update, *self.batches.position(self.update)]
         if position not in (expected, [self.update, 0, self.update]):

@@ -233,7 +233,7 @@ def train_tokenizer(config: TokenizerConfig, sentences: Iterable[str | list[str]
     if config.vocab_size is None:
         sentence_list = list(sentences)
         config, sentences = config.sized(len(sentence_list)), iter(sentence_list)
-    special, unk = config.special_tokens, config.unk_token
+    special, unk = [*config.special_tokens, *config.tags], config.unk_token
     common: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "special_tokens": special,

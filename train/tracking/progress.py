@@ -28,7 +28,7 @@ _POLL = 1.0  # seconds between checks whether a line is due, so that a long step
 
 
 @contextmanager
-def progress_bar(*, in_bytes: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(*, in_bytes: bool = False) -> Iterator[Callable[[str, int, int | None], None]]:
     """Yield `show(label, completed, total)`: a transient bar on standard error, or a line there every half minute.
 
     `in_bytes`: the numbers are bytes, shown in larger units and with their rate.
@@ -46,10 +46,11 @@ def progress_bar(*, in_bytes: bool = False) -> Iterator[Callable[[str, int, int]
         redirect_stdout=sys.stdout.isatty(),  # otherwise what is printed to a file would go to the terminal
     )
 
-    def show(label: str, completed: int, total: int) -> None:
+    def show(label: str, completed: int, total: int | None) -> None:
         nonlocal line
         bar.update(task, description=label, completed=completed, total=total)
-        counts = (f"{n / 1e6:,.0f} MB" if in_bytes else f"{n:,}" for n in (completed, total))
+        numbers = (completed,) if total is None else (completed, total)
+        counts = (f"{n / 1e6:,.0f} MB" if in_bytes else f"{n:,}" for n in numbers)
         line = f"{label}: {' of '.join(counts)}"
         print_if_due()
 

@@ -167,15 +167,14 @@ def test_the_loss_of_validation_is_a_mean_over_tokens(run):
         ),
         data.run.model,
     )
-    assert len({sum(len(data.valid.targets([i])[0]) for i in rows) for rows in validation._plan.batches}) > 1
+    pairs = data.valid[0].pairs
+    assert len({sum(len(pairs.targets([i])[0]) for i in rows) for rows in validation._plans[0].batches}) > 1
     transformer = flax_transformer.Transformer(model, rngs=nnx.Rngs(0))
     arrays = {name: 3 * array for name, array in flax_transformer.named_arrays(transformer).items()}
     twin = convert.to_torch(flax_transformer.Transformer.from_arrays(model, arrays)).eval()
     losses = []
-    for i in range(len(data.valid)):
-        src, tgt = (
-            torch.from_numpy(side([i])[0].astype(int))[None] for side in (data.valid.sources, data.valid.targets)
-        )
+    for i in range(len(pairs)):
+        src, tgt = (torch.from_numpy(side([i])[0].astype(int))[None] for side in (pairs.sources, pairs.targets))
         logits = twin(src, tgt[:, :-1]).detach()[0]
         losses += torch.nn.functional.cross_entropy(logits, tgt[0, 1:], reduction="none").tolist()
     assert validation.measure(arrays)["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
@@ -187,7 +186,7 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
     variant = replace(run, tokenizer=replace(run.tokenizer, lowercase=lowercase))
     data = prepare(replace(variant, loop=replace(run.loop, translations=20)))
     tokenizer, eos = data.tokenizers.tgt, data.run.model.eos_id
-    sentences = [reference.split()[: max(2, len(reference.split()) * 2 // 3)] for reference in data.references]
+    sentences = [reference.split()[: max(2, len(reference.split()) * 2 // 3)] for reference in data.valid[0].references]
     texts = [" ".join([*words[:-1], "A"]) for words in sentences]
     ids = [[*row, eos] for row in tokenizer.encode(texts)]
     remaining_ids = iter(ids)
@@ -204,14 +203,14 @@ def test_validation_has_sacrebleu_s_figure(run, lowercase, monkeypatch):
         data, Placement.of(data.run.sharding, data.run.model), ProcessGroup(), Programs(in_background=False)
     )._translate(flax_transformer.named_arrays(flax_transformer.Transformer(data.run.model, rngs=nnx.Rngs(0))))
     hypotheses = [text.lower() if lowercase else text for text in texts]
-    expected = sacrebleu.corpus_bleu(hypotheses, [data.references], lowercase=lowercase).score
-    reverse_bleu = sacrebleu.corpus_bleu(data.references, [hypotheses], lowercase=lowercase).score
+    expected = sacrebleu.corpus_bleu(hypotheses, [data.valid[0].references], lowercase=lowercase).score
+    reverse_bleu = sacrebleu.corpus_bleu(data.valid[0].references, [hypotheses], lowercase=lowercase).score
     assert result["bleu"] == pytest.approx(expected, abs=1e-9)
     assert abs(expected - reverse_bleu) > 1
     assert [sample[2] for sample in result["samples"]] == hypotheses[:3]
-    assert [sample[1] for sample in result["samples"]] == data.references[:3]
+    assert [sample[1] for sample in result["samples"]] == data.valid[0].references[:3]
     if lowercase:
-        assert sacrebleu.corpus_bleu(hypotheses, [data.references]).score < expected - 1
+        assert sacrebleu.corpus_bleu(hypotheses, [data.valid[0].references]).score < expected - 1
 
 
 def test_a_metric_that_was_not_measured(one_shape, tmp_path):

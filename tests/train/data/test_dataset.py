@@ -148,10 +148,10 @@ def test_prepare_fits_the_model_to_the_tokenizer_and_counts(files):
     model = data.run.model
     assert model.src_vocab_size == model.tgt_vocab_size == len(WORDS) + 4
     assert (model.eos_id, model.pad_id, model.bos_id, model.decoder_start_id) == (1, 2, 3, 3)
-    assert len(data.references) == len(data.valid)
-    assert data.tokenizers.tgt.decode([t[1:-1] for t in data.valid.targets(range(len(data.valid)))]) == [
-        *data.references
-    ]
+    (part,) = data.valid
+    assert len(part.references) == len(part.pairs)
+    targets = part.pairs.targets(range(len(part.pairs)))
+    assert data.tokenizers.tgt.decode([ids[1:-1] for ids in targets]) == part.references
     counts = data.counts
     assert sum(c.read for c in counts.values()) == 102
     assert sum(c.empty for c in counts.values()) == sum(c.too_long for c in counts.values()) == 1
@@ -166,7 +166,7 @@ def test_both_directions(files, held_out):
     """The swapped pairs follow the others, with the same tokenizer; no held-out pair is trained on when swapped."""
 
     def texts(data, part):
-        pairs = getattr(data, part)
+        pairs = data.train if part == "train" else data.valid[0].pairs
         src, tgt = (side(range(len(pairs))) for side in (pairs.sources, pairs.targets))
         decode = data.tokenizers.tgt.decode
         return list(zip(decode([ids[:-1] for ids in src]), decode([ids[1:-1] for ids in tgt]), strict=True))
@@ -190,7 +190,7 @@ def test_both_directions(files, held_out):
     for part in ("train", "valid"):
         pairs = texts(one, part)
         assert texts(both, part) == pairs + [pair[::-1] for pair in pairs]
-    assert both.references == one.references  # BLEU is that of one direction
+    assert both.valid[0].references == one.valid[0].references  # BLEU is that of one direction
 
 
 def test_both_directions_need_one_tokenizer_without_languages(files):

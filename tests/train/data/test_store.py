@@ -89,10 +89,10 @@ def test_an_interrupted_preparation_goes_on(after, tmp_path, monkeypatch):
     lines, encoded = [], []
     encode = store_writing.encode_pairs
 
-    def recorded(pairs, sides):
+    def recorded(pairs, *rest):
         pairs = list(pairs)
         encoded.extend(pairs)
-        return encode(pairs, sides)
+        return encode(pairs, *rest)
 
     monkeypatch.setattr(store_writing, "encode_pairs", recorded)
     stored = stored_pairs(tmp_path, request(), lines.append)
@@ -244,7 +244,11 @@ def test_a_second_start_reads_encodes_and_trains_nothing(files, monkeypatch):
         again = prepare(run_of(files), tokenizers=second.tokenizers)
     for data in (second, again):
         assert ids_of(data.train) == ids_of(first.train)
-        assert (data.references, data.counts, data.buckets) == (first.references, first.counts, first.buckets)
+        assert (data.valid[0].references, data.counts, data.buckets) == (
+            first.valid[0].references,
+            first.counts,
+            first.buckets,
+        )
     path = Path(files["src"])
     path.write_text(path.read_text().replace("Mann", "dog"))  # the same number of pairs
     assert ids_of(prepare(run_of(files)).train) != ids_of(first.train)
@@ -295,7 +299,7 @@ def test_a_store_takes_the_place_of_the_text(dropout, files, tmp_path):
     corpus = CorpusConfig(store=str(tmp_path / "moved"))
     from_store = prepare(RunConfig(corpus=corpus, tokenizer=TokenizerConfig(bpe_dropout=dropout)))
     assert replace(from_store.run, corpus=from_text.run.corpus) == from_text.run
-    assert from_store.references == from_text.references
+    assert from_store.valid[0].references == from_text.valid[0].references
     for a, b in zip(from_store.batches().read(0), from_text.batches().read(0), strict=True):
         assert a[:3] == b[:3]
         assert all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))

@@ -96,8 +96,8 @@ _TRANSLATE = _table(
         f"{_ABSENT}the name of the file follows that of the checkpoint: twinax translate CHECKPOINT FILE",
     ),
     (
-        "--output --output-file --results-path --predictions-file --hyp -o -output",
-        f"{_ABSENT}translations go to standard output: twinax translate CHECKPOINT FILE > OUTPUT",
+        "--output-file --results-path --predictions-file --hyp -o -output",
+        "--output",
     ),
 )
 _CONVERT = _table(
@@ -129,7 +129,7 @@ FOREIGN: dict[str, dict[str, str]] = {
 
 # Flags with several values, of which a second one of the same name would replace the first.
 LISTS = ("--references", "--optimizer", "--tokenizer", "--languages", "--scores")
-LISTS += ("--tokenizer.load", "--tokenizer.languages", "--tokenizer.special-order")
+LISTS += ("--tokenizer.load", "--tokenizer.languages", "--tokenizer.special-order", "--tokenizer.tags")
 
 
 def check_flags(command: str, words: Sequence[str]) -> None:

@@ -14,8 +14,9 @@ from .shared import CheckpointPath, Decoding, Framework, JsonFile, Languages, Qu
 class Translate(Languages, Decoding):
     """Translate a file or standard input line by line; an empty line gives an empty line.
 
-    Translations are printed 256 lines at a time. A line with more tokens than the model's maximum is truncated, with a
-    warning. If standard input is a terminal, each line is translated as you enter it; Ctrl-D ends.
+    Lines are read and translated in windows of 256 to 16,384, sorted by length within; the output is in order. A line
+    with more tokens than the model's maximum is truncated, with a warning. If standard input is a terminal, each line
+    is translated as you enter it; Ctrl-D ends.
 
     Example: twinax translate runs/de_en input.de > output.en
 
@@ -24,6 +25,7 @@ class Translate(Languages, Decoding):
             file, a fairseq checkpoint or its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
         source: text file, one sentence per line (.gz too); default: standard input.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
+        output: file to write the translations to; the same command continues it after an interruption.
         n_best: translations per line; if more than 1, each output line begins with the source line number and a tab.
         scores: print each translation's score and a tab before it.
         attention: picture to write of the attention weights of the first translation (.png, .pdf, .svg).
@@ -35,6 +37,7 @@ class Translate(Languages, Decoding):
     checkpoint: CheckpointPath
     source: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[FILE]")] = None
     adapter: str | None = None
+    output: str | None = None
     n_best: int = 1
     scores: bool = False
     attention: str | None = None
@@ -46,7 +49,7 @@ class Translate(Languages, Decoding):
         _check_quantization(self.quantize, self.framework)
         check_exists(self.checkpoint, *filter(None, (self.source, self.adapter)))
         check_picture("--attention", self.attention)
-        check_outputs([self.attention], [self.source])
+        check_outputs([self.attention, self.output], [self.source, self.checkpoint])
         with one_line_errors():
             _check_framework(self.framework)
             return import_without_gc("twinax.cli.text.text_commands").translate(self)

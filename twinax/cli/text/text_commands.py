@@ -1,11 +1,17 @@
 """`twinax translate` and `twinax score`: text in, text or numbers out."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from ...configs.data import CorpusConfig, is_file
 from ...configs.decoding import BEAM_SIZE, DecodingConfig
+from ...convert.io.checksums import checksum_of, checksum_of_json
 from ...inference.attention_plot import attention_plot
 from ...inference.text_warnings import text_warnings
 from ...inference.translator import Hypothesis, Sources, Translator, load
@@ -15,8 +21,9 @@ from ..flags.shared import Quantization
 from ..flags.text import Score, Translate
 from ..process.messages import set_encoding_errors
 from ..usage import UsageError, enable_compilation_cache, report_assumed
+from .resumable_output import ResumableOutput
 
-_WINDOW = 256  # lines translated before the first one is printed
+_FIRST_WINDOW, _GROWTH, _LARGEST_WINDOW = 256, 4, 16_384  # lines translated before they are printed
 
 
 def translate(flags: Translate) -> int:
@@ -29,34 +36,69 @@ def translate(flags: Translate) -> int:
     decoding = decoding_config(translator, settings, flags.ignore_generation_config)
     picture_done = flags.attention is None
 
-    def show(sources: Sources, first: int, progress: Callable[[int], None] = lambda count: None) -> None:
+    def lines_of(sources: Sources, first: int, progress: Callable[[int], None] = lambda count: None) -> list[str]:
         nonlocal picture_done
         for i in sources.too_long:
             longest = translator.config.max_length
             print(f"twinax: line {first + i}: has more than {longest} tokens and was truncated", file=sys.stderr)
         results = translator.hypotheses(sources, decoding, flags.framework, progress)
-        for i, hypotheses in enumerate(results):
-            for line in _lines_of(hypotheses, first + i, flags.n_best, flags.scores):
-                print(line, flush=True)
         picture_done = picture_done or _draw(translator, sources.texts, results, flags.attention)
+        numbered = enumerate(results, first)
+        return [line for i, n_best in numbered for line in _lines_of(n_best, i, flags.n_best, flags.scores)]
 
-    if flags.source is None and sys.stdin is not None and sys.stdin.isatty():
+    if flags.output is None and flags.source is None and sys.stdin is not None and sys.stdin.isatty():
         print("one sentence per line; Ctrl-D ends", file=sys.stderr)
         for number, line in enumerate(_terminal_lines(), 1):
             sources = translator.sources([line])
             warn_about_text(translator, sources)
-            show(sources, number)
+            print(*lines_of(sources, number), sep="\n", flush=True)
     else:
-        sources = translator.sources(_source_lines(flags.source))
-        warn_about_text(translator, sources)
-        total = len(sources.texts)
+        output = None if flags.output is None else ResumableOutput(flags.output, _identity(translator, flags, decoding))
+        total, has_warned, begin, before = _number_of_lines(flags.source), False, time.monotonic(), 0
         with progress_bar() as progress:
-            for start in range(0, total, _WINDOW):
-                window = sources.window(start, _WINDOW)
-                show(window, start + 1, lambda count, start=start: progress("lines", start + count, total))
+
+            def show(count: int) -> None:
+                rate = (count - before) / max(time.monotonic() - begin, 1e-3)
+                progress(f"lines, {rate:,.0f} per second", count, total)
+
+            for first, texts in _windows(_source_lines(flags.source)):
+                if output is not None and output.has(texts):
+                    before = first + len(texts) - 1
+                    continue
+                sources = translator.sources(texts)
+                has_warned = has_warned or warn_about_text(translator, sources, first)
+                lines = lines_of(sources, first, lambda count, first=first: show(first - 1 + count))
+                show(first - 1 + len(texts))  # blank ones included
+                if output is not None:
+                    output.write(texts, lines)
+                elif lines:
+                    print(*lines, sep="\n", flush=True)
+        if output is not None:
+            output.finish()
     if not picture_done:
         raise UsageError(f"--attention {flags.attention}: no line has text to draw")
     return 0
+
+
+def _windows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    """(number of the first line, lines) of windows that grow, so that output begins soon and padding stays small."""
+    first, size = 1, _FIRST_WINDOW
+    while window := list(islice(lines, size)):
+        yield first, window
+        first, size = first + len(window), min(_GROWTH * size, _LARGEST_WINDOW)
+
+
+def _number_of_lines(path: str | None) -> int | None:
+    """The number of lines of a text file, for the progress; None of standard input."""
+    return None if path is None else sum(1 for _ in corpus.read_lines(path))
+
+
+def _identity(translator: Translator, flags: Translate, decoding: DecodingConfig) -> dict[str, Any]:
+    """What determines a translation: the weights and the settings."""
+    arrays = translator.checkpoint.arrays
+    weights = checksum_of_json({name: checksum_of(np.asarray(arrays[name])) for name in arrays})
+    names = ("checkpoint", "adapter", "src_lang", "tgt_lang", "forced_bos", "scores", "quantize", "framework")
+    return {"weights": weights, "decoding": asdict(decoding), **{name: getattr(flags, name) for name in names}}
 
 
 def score(flags: Score) -> int:
@@ -104,10 +146,15 @@ def decoding_in(
     return translator
 
 
-def warn_about_text(translator: Translator, sources: Sources) -> None:
-    """Warn of signs that these sources will be translated badly: unknown tokens, no language, no task prefix."""
-    for warning in text_warnings(translator, sources):
+def warn_about_text(translator: Translator, sources: Sources, first: int = 1) -> bool:
+    """Warn of signs that these sources will be translated badly: unknown tokens, no language, no task prefix.
+
+    `first`: the number of the first line. Return whether there was a warning.
+    """
+    warnings = [*text_warnings(translator, sources, first)]
+    for warning in warnings:
         print(f"twinax: {warning}", file=sys.stderr)
+    return bool(warnings)
 
 
 def check_decoding(flags: Mapping[str, Any]) -> None:

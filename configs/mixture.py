@@ -36,8 +36,6 @@ class MixtureCorpus:
             raise ConfigError(f"name={self.name!r}: must not be empty, and have no slash")
         if self.copies is not None and not self.copies > 0:
             raise ConfigError(f"copies={self.copies}: must be above 0; omit the corpus otherwise")
-        if self.corpus.store is not None or self.corpus.mixture is not None:
-            raise ConfigError(f"{self.name}: a corpus of a mixture must be text or a dataset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +101,11 @@ class Mixture:
             raise ConfigError(f"{path}: {error}") from None
 
     def write(self, path: str) -> None:
-        """To a .json file that `read` reads."""
+        """To a .json file that `read` reads. Raises: ConfigError if a corpus is no text or dataset."""
         corpora = []
         for corpus in self.corpora:
+            if corpus.corpus.store is not None or corpus.corpus.mixture is not None:
+                raise ConfigError(f"{corpus.name}: a corpus of a mixture must be text or a dataset")
             values = {**asdict(corpus.corpus), **asdict(replace(corpus, corpus=CorpusConfig(src="a", tgt="b")))}
             del values["corpus"]
             paths = {name: str(Path(values[name]).resolve()) for name in _PATHS if _is_path(name, values[name])}

@@ -283,7 +283,7 @@ def test_training_from_trained_weights_has_settings_of_its_own(command, corpus):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either src and tgt, or dataset"),
+        ([], "give src and tgt, or dataset, or store, or mixture"),
         (
             ["multi30k_en"],
             "twinax: multi30k_en: is neither a predefined run (multi30k_de_en, multi30k_en_de, ",

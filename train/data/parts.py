@@ -7,7 +7,8 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ class Part:
     corpus: CorpusConfig
     contents: Contents
     name: str  # for messages
-    held_out: np.ndarray  # sorted numbers of the pairs that are held out
+    number_held_out: int = 0
     is_held_out: bool = False
     both_directions: bool = False
 
@@ -51,7 +52,12 @@ class Part:
     @property
     def originals(self) -> int:
         """Number of pairs without the swapped ones."""
-        return len(self.held_out) if self.is_held_out else self.contents.pairs - len(self.held_out)
+        return self.number_held_out if self.is_held_out else self.contents.pairs - self.number_held_out
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Sorted numbers of the pairs that are held out."""
+        return _held_out(self.contents.pairs, self.number_held_out)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         yield from self.texts()
@@ -78,35 +84,38 @@ class Part:
 
     def key(self) -> dict[str, Any]:
         """JSON values that determine the pairs."""
-        part = "all" if not len(self.held_out) else "held out" if self.is_held_out else "not held out"
+        part = "all" if not self.number_held_out else "held out" if self.is_held_out else "not held out"
         return {
             "contents": self.contents.digest,
-            "part": [part, len(self.held_out)],
+            "part": [part, self.number_held_out],
             "both_directions": self.both_directions,
         }
 
 
 def parts_of(corpus: CorpusConfig, both_directions: bool) -> tuple[Part, Part]:
     """(training pairs, validation pairs). Raises: DataError, as `read_pairs`, or if no training pair remains."""
-    contents, none = contents_of(corpus), np.empty(0, np.int64)
+    contents = contents_of(corpus)
     name = corpus.dataset or f"{corpus.src}, {corpus.tgt}"
     if (validation := corpus.validation) is not None:
-        valid = Part(validation, contents_of(validation), "validation", none, both_directions=both_directions)
-        return Part(corpus, contents, name, none, both_directions=both_directions), valid
+        valid = Part(validation, contents_of(validation), "validation", both_directions=both_directions)
+        return Part(corpus, contents, name, both_directions=both_directions), valid
     number = corpus.held_out or min(_MAX_HELD_OUT, max(1, contents.pairs // 20))
     if number >= contents.pairs:
         raise DataError(
             f"{corpus.dataset or corpus.src}: has {contents.pairs} pairs, of which {number} are held out for "
             "validation; no training pair remains"
         )
-    # Independent of the run's seed: runs with different seeds have the same validation set.
-    order = np.arange(contents.pairs, dtype=np.uint32 if contents.pairs < 2**32 else np.int64)
-    np.random.default_rng([0, contents.pairs]).shuffle(order)
-    held_out = np.sort(order[:number])
-    return (
-        Part(corpus, contents, name, held_out, both_directions=both_directions),
-        Part(corpus, contents, "validation", held_out, is_held_out=True, both_directions=both_directions),
-    )
+    train = Part(corpus, contents, name, number, both_directions=both_directions)
+    return train, replace(train, name="validation", is_held_out=True)
+
+
+@lru_cache(maxsize=4)
+def _held_out(pairs: int, number: int) -> np.ndarray:
+    """Sorted numbers of the pairs to hold out, whatever the run's seed: all runs have the same validation pairs."""
+    order = np.arange(pairs, dtype=np.uint32 if pairs < 2**32 else np.int64)
+    if number:
+        np.random.default_rng([0, pairs]).shuffle(order)
+    return np.sort(order[:number])
 
 
 def contents_of(corpus: CorpusConfig) -> Contents:

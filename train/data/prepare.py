@@ -10,11 +10,12 @@ import tokenizers as library
 
 from ...backend.cache_directory import cache_directory
 from ...backend.errors import ConfigError, DataError
-from ...configs.data import CleaningConfig, CorpusConfig, TokenizerConfig
+from ...configs.data import CleaningConfig, TokenizerConfig
 from ...configs.mixture import Mixture, MixtureCorpus
 from ...configs.run import RunConfig
 from ...configs.schema import TransformerConfig
 from ...convert.io.checksums import checksum_of_json
+from ..text.corpus import read_pairs
 from ..text.unknown_tokens import unknown_warning
 from .bpe_dropout import BpeDropout, check_merges
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
@@ -137,8 +138,7 @@ def _mixture_of(run: RunConfig) -> Mixture:
     """The corpora of a run."""
     if run.corpus.mixture is not None:
         return Mixture.read(run.corpus.mixture)
-    corpus = run.corpus if run.corpus.store is None else CorpusConfig(src="-", tgt="-")
-    return Mixture(corpora=(MixtureCorpus(name="corpus", corpus=corpus),))
+    return Mixture(corpora=(MixtureCorpus(name="corpus", corpus=run.corpus),))
 
 
 def _copies(mixture: Mixture, corpora: Sequence[CorpusStore]) -> list[float]:
@@ -199,8 +199,8 @@ def _encode(
 ) -> tuple[list[RunConfig], list[CorpusStore]]:
     """For each corpus, (the run with the sizes of its model and the corpus' languages, its pairs)."""
     parts = [parts_of(member.corpus, run.both_directions) for member in mixture.corpora]
-    for part, _ in parts:
-        first_pair = next(iter(part))
+    for member in mixture.corpora:
+        first_pair = next(read_pairs(member.corpus))
         say(f"first pair: {first_pair[0][:100]!r} and {first_pair[1][:100]!r}")
     run = replace(run, tokenizer=run.tokenizer.sized(sum(part.originals for part, _ in parts)))
     if not run.tokenizer.load and run.init_from is None:

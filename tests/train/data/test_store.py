@@ -3,6 +3,7 @@
 import shutil
 import threading
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -300,7 +301,7 @@ def test_a_store_takes_the_place_of_the_text(dropout, files, tmp_path):
     from_store = prepare(RunConfig(corpus=corpus, tokenizer=TokenizerConfig(bpe_dropout=dropout)))
     assert replace(from_store.run, corpus=from_text.run.corpus) == from_text.run
     assert from_store.valid[0].references == from_text.valid[0].references
-    for a, b in zip(from_store.batches().read(0), from_text.batches().read(0), strict=True):
+    for a, b in islice(zip(from_store.batches().read(0), from_text.batches().read(0), strict=True), 40):
         assert a[:3] == b[:3]
         assert all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))
     assert not (tmp_path / "cache").exists()

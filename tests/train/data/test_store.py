@@ -250,6 +250,8 @@ def test_a_second_start_reads_encodes_and_trains_nothing(files, monkeypatch):
             first.counts,
             first.buckets,
         )
+    words = prepare(run_of(files, kind="word")).tokenizers  # other settings, another tokenizer
+    assert words.src.vocabulary() != first.tokenizers.src.vocabulary()
     path = Path(files["src"])
     path.write_text(path.read_text().replace("Mann", "dog"))  # the same number of pairs
     assert ids_of(prepare(run_of(files)).train) != ids_of(first.train)

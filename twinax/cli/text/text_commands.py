@@ -61,7 +61,7 @@ def translate(flags: Translate) -> int:
                 rate = (count - before) / max(time.monotonic() - begin, 1e-3)
                 progress(f"lines, {rate:,.0f} per second", count, total)
 
-            for first, texts in _windows(_source_lines(flags.source)):
+            for first, texts in windows(_source_lines(flags.source)):
                 if output is not None and output.has(texts):
                     before = first + len(texts) - 1
                     continue
@@ -80,7 +80,7 @@ def translate(flags: Translate) -> int:
     return 0
 
 
-def _windows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+def windows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     """(number of the first line, lines) of windows that grow, so that output begins soon and padding stays small."""
     first, size = 1, _FIRST_WINDOW
     while window := list(islice(lines, size)):

@@ -162,6 +162,7 @@ def test_training_validates_each_corpus_and_resumes_exactly(folder, tmp_path):
     tokens = [sum(len(ids) - 1 for ids in part.pairs.targets(range(5))) for part in data.valid]
     weighted = sum(record[f"{part.name}/loss"] * n for part, n in zip(data.valid, tokens, strict=True)) / sum(tokens)
     assert record["loss"] == pytest.approx(weighted, rel=1e-6)
+    assert record["genuine/loss"] != pytest.approx(record["domain/loss"], rel=1e-3)
     assert {"genuine/bleu", "domain/bleu", "bleu"} <= record.keys()
     alone = run_of(tmp_path, corpus=member(folder, "domain").corpus, tokenizer=data.run.tokenizer)
     assert prepare(alone, data.tokenizers).valid[0].pairs.fingerprint() == data.valid[1].pairs.fingerprint()

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from twinax.train.data import parts, store_writing
 from twinax.train.data.corpus_store import CorpusStore
 from twinax.train.data.encoding import Sides
 from twinax.train.data.prepare import prepare
-from twinax.train.data.store import INDEX, StoredPairs
+from twinax.train.data.store import INDEX, Shard, StoredPairs
 from twinax.train.data.store_writing import Request, stored_pairs
 from twinax.train.text.tokenization import train_tokenizer
 
@@ -30,7 +31,7 @@ WORDS = ["ein", "Mann", "läuft", "über", "den", "Platz", "日本", "a", "dog"]
 TOKENIZER = train_tokenizer(TokenizerConfig(vocab_size=60), [" ".join(WORDS)] * 3)
 SIDES = Sides(TOKENIZER, TOKENIZER, [1], (12, 12))
 SENTENCES = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
-PAIRS = [(" ".join(WORDS[i % 7 :][:3]), " ".join(WORDS[: 1 + i % 5])) for i in range(50)]
+PAIRS = [("" if i == 3 else " ".join(WORDS[i % 7 :][:3]), " ".join(WORDS[: 1 + i % 5])) for i in range(50)]
 
 
 @pytest.fixture
@@ -145,6 +146,18 @@ def test_no_damaged_byte_gives_other_ids(name, data, whole, tmp_path_factory):
     finally:
         shutil.rmtree(folder)
     assert line == "" or (line.startswith(str(folder)) and "\n" not in line)
+
+
+def test_no_damaged_size_makes_arrow_read_beyond_the_file(whole, tmp_path):
+    """They lie before the first sentence; without a check, some flipped bits end the process."""
+    content = (whole.folder / "00000.arrow").read_bytes()
+    first_ids = content.index(whole.sources([0])[0].astype(np.uint16).tobytes())
+    for place in range(first_ids):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << 7
+        (tmp_path / "shard").write_bytes(damaged)
+        with suppress(DataError):
+            assert Shard.open(tmp_path / "shard").info.counts.kept == 24
 
 
 def test_a_worker_opens_the_store_itself(whole):

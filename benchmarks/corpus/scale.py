@@ -78,7 +78,7 @@ def train_tokenizer(folder: Path) -> dict[str, Any]:
     contents_of(run.corpus)
     counted = time.monotonic()
     part, _ = parts_of(run.corpus, False)
-    make_tokenizers(run.tokenizer, part, print_error)
+    make_tokenizers(run.tokenizer, [part], print_error)
     return {"counting": counted - begin, "tokenizer": time.monotonic() - counted}
 
 
@@ -89,7 +89,7 @@ def raw(folder: Path) -> dict[str, Any]:
     from twinax.train.text.tokenization import FastTokenizer
 
     run, seconds = run_of(folder), 0.0
-    tokenizer = make_tokenizers(run.tokenizer, parts_of(run.corpus, False)[0], print_error).src
+    tokenizer = make_tokenizers(run.tokenizer, [parts_of(run.corpus, False)[0]], print_error).src
     assert isinstance(tokenizer, FastTokenizer)
     with (folder / "src").open() as src, (folder / "tgt").open() as tgt:
         while pairs := list(islice(zip(src, tgt, strict=True), 10_000)):

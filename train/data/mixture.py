@@ -35,6 +35,9 @@ class MixedCorpus:
         for corpus in corpora:
             self.counts = self.counts.plus(corpus.counts)
 
+    def __reduce__(self) -> tuple[type["MixedCorpus"], tuple[Sequence[Corpus], Sequence[float]]]:
+        return MixedCorpus, (self.corpora, self.copies)  # without the lengths, which a worker process reads itself
+
     def fingerprint(self) -> str:
         """A hash of all ids and of the copies; of one corpus, its own."""
         values = [f"{c.fingerprint()} {n}" for c, n in zip(self.corpora, self.copies, strict=True)]

@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,7 @@ from twinax.train.data import parts, store_writing
 from twinax.train.data.corpus_store import CorpusStore
 from twinax.train.data.encoding import Sides
 from twinax.train.data.prepare import prepare
-from twinax.train.data.store import INDEX, Shard, StoredPairs
+from twinax.train.data.store import INDEX, StoredPairs
 from twinax.train.data.store_writing import Request, stored_pairs
 from twinax.train.text.tokenization import train_tokenizer
 
@@ -148,16 +147,30 @@ def test_no_damaged_byte_gives_other_ids(name, data, whole, tmp_path_factory):
     assert line == "" or (line.startswith(str(folder)) and "\n" not in line)
 
 
-def test_no_damaged_size_makes_arrow_read_beyond_the_file(whole, tmp_path):
+DAMAGED_SIZES = """
+import sys
+from pathlib import Path
+from twinax.backend.errors import DataError
+from twinax.train.data.store import Shard
+
+path, end = Path(sys.argv[1]), int(sys.argv[2])
+content = path.read_bytes()
+for place in range(end):
+    damaged = bytearray(content)
+    damaged[place] ^= 1 << 7
+    path.write_bytes(damaged)
+    with suppress(DataError):
+        assert Shard.open(path).info.counts.kept == 24
+"""
+
+
+def test_no_damaged_size_makes_arrow_read_beyond_the_file(whole, tmp_path, forks):
     """They lie before the first sentence; without a check, some flipped bits end the process."""
     content = (whole.folder / "00000.arrow").read_bytes()
+    (tmp_path / "shard").write_bytes(content)
     first_ids = content.index(whole.sources([0])[0].astype(np.uint16).tobytes())
-    for place in range(first_ids):
-        damaged = bytearray(content)
-        damaged[place] ^= 1 << 7
-        (tmp_path / "shard").write_bytes(damaged)
-        with suppress(DataError):
-            assert Shard.open(tmp_path / "shard").info.counts.kept == 24
+    result = forks(DAMAGED_SIZES, tmp_path / "shard", first_ids)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_worker_opens_the_store_itself(whole):

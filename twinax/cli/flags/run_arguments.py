@@ -21,7 +21,7 @@ from . import train_help
 # Flags of the corpus, which every run needs, also work without their prefix.
 _SHORT = {f"--{f.name.replace('_', '-')}": f"--corpus.{f.name.replace('_', '-')}" for f in fields(CorpusConfig)}
 del _SHORT["--store"]  # of `twinax data`: the one to write
-_CORPUS = ("--corpus.src", "--corpus.dataset", "--corpus.store")
+_CORPUS = ("--corpus.src", "--corpus.dataset", "--corpus.store", "--corpus.mixture")
 
 
 @dataclass(frozen=True)

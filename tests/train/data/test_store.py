@@ -149,6 +149,7 @@ def test_no_damaged_byte_gives_other_ids(name, data, whole, tmp_path_factory):
 
 DAMAGED_SIZES = """
 import sys
+from contextlib import suppress
 from pathlib import Path
 from twinax.backend.errors import DataError
 from twinax.train.data.store import Shard

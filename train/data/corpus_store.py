@@ -1,18 +1,16 @@
 """A corpus in one folder, without its text: encoded training and validation pairs, and their tokenizers."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...backend.errors import ConfigError, DataError
 from ...configs.data import CleaningConfig, TokenizerConfig
-from ...configs.json_text import parse_json
 from ...configs.run import RunConfig, differences
 from ...convert.io.atomic_io import replace_file
 from ...convert.io.checksums import checksum_of_json
-from .store import FORMAT, StoredPairs
+from .store import FORMAT, StoredPairs, read_checked
 from .tokenizer_pair import Tokenizers
 
 _DESCRIPTION = "store.json"  # written last
@@ -42,17 +40,8 @@ class CorpusStore(NamedTuple):
             if (folder / TRAIN).is_dir():
                 reason = "is not complete; start `twinax data --store` again"
             raise DataError(f"{folder}: {reason if folder.is_dir() else 'there is no such folder'}")
-        try:
-            values = parse_json(path.read_bytes())
-            if values["format"] != FORMAT:
-                raise DataError(f"{folder}: has format {values['format']}, not {FORMAT}: another twinax wrote it")
-            if values.pop("checksum") != checksum_of_json(values):
-                raise ValueError("does not match its checksum")
-            settings = TokenizerConfig(**values["tokenizer"]), CleaningConfig(**values["cleaning"])
-        except DataError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path}: is damaged ({error}); {_REMEDY}") from None
+        values = read_checked(path, _REMEDY)
+        settings = TokenizerConfig(**values["tokenizer"]), CleaningConfig(**values["cleaning"])
         tokenizers = Tokenizers.load(folder)
         if tokenizers is None or tokenizers.digest() != values["tokenizers"]:
             raise DataError(f"{folder}: its tokenizer is missing or damaged; {_REMEDY}")
@@ -71,7 +60,7 @@ class CorpusStore(NamedTuple):
         """Complete a folder that has the pairs of both parts."""
         self.tokenizers.save(folder)
         values: dict[str, Any] = {name: getattr(self, name) for name in ("originals", "first_ids", "both_directions")}
-        values |= {"format": FORMAT, "longest": list(self.longest), "tokenizer": _plain(asdict(self.tokenizer))}
+        values |= {"format": FORMAT, "longest": list(self.longest), "tokenizer": asdict(self.tokenizer)}
         values["cleaning"] = asdict(self.cleaning)
         values["tokenizers"] = self.tokenizers.digest()
         values["checksum"] = checksum_of_json(values)
@@ -90,8 +79,3 @@ class CorpusStore(NamedTuple):
         if run.both_directions and not self.both_directions:
             raise ConfigError("both_directions=True: the store has one direction; prepare it again with both")
         return replace(run, tokenizer=tokenizer, cleaning=self.cleaning, both_directions=self.both_directions)
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values as JSON gives them back."""
-    return json.loads(json.dumps(values))

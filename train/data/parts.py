@@ -132,7 +132,7 @@ def contents_of(corpus: CorpusConfig) -> Contents:
         digest.update("".join(texts).encode())
         count += len(chunk)
     contents = Contents(count, digest.hexdigest(), identity)
-    if identity_of(corpus) == identity:  # else whoever reads the pairs is told
+    if identity_of(corpus) == identity:  # otherwise `Part.texts` raises
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, json.dumps({"pairs": count, "digest": contents.digest}) + "\n")

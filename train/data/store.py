@@ -117,7 +117,7 @@ class Shard(NamedTuple):
         """Raises: DataError if the file is damaged, as far as that shows without reading every id."""
         try:
             with pa.memory_map(str(path)) as file:
-                batch = pa.ipc.open_file(file).get_batch(0)  # type: ignore[arg-type]
+                batch = pa.ipc.open_file(file).get_batch(0)
             batch.validate(full=True)  # else a damaged size would make the process read beyond the file
             info = ShardInfo.of(parse_json(batch.schema.metadata[_METADATA]))
             sides = _side_of(batch, "src"), _side_of(batch, "tgt")
@@ -131,13 +131,13 @@ class Shard(NamedTuple):
 def _side_of(batch: pa.RecordBatch, name: str) -> _Side:
     """Raises: ValueError if the starts of the sentences cannot be."""
     column = batch.column(name)
-    starts = column.offsets.to_numpy()  # type: ignore[attr-defined]
-    ids = column.values.to_numpy(zero_copy_only=True)  # type: ignore[attr-defined]
+    starts = column.offsets.to_numpy()
+    ids = column.values.to_numpy(zero_copy_only=True)
     if starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
         raise ValueError(f"the sentences of {name} have no order")
     words = None
     if f"{name}_word_starts" in batch.schema.names:
-        words = batch.column(f"{name}_word_starts").values.to_numpy(zero_copy_only=True)  # type: ignore[attr-defined]
+        words = batch.column(f"{name}_word_starts").values.to_numpy(zero_copy_only=True)
     return _Side(ids, starts, batch.column(f"{name}_checksum").to_numpy(zero_copy_only=True), words)
 
 
@@ -235,17 +235,22 @@ def read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     if not path.is_file():
         raise DataError(f"{folder}: has no {INDEX}; it is not a complete store of `twinax data --store`")
+    return read_checked(path, _REMEDY)
+
+
+def read_checked(path: Path, remedy: str) -> dict[str, Any]:
+    """A JSON object without the format and checksum that it states. Raises: DataError if one is wrong."""
     try:
-        index = parse_json(path.read_bytes())
-        if index["format"] != FORMAT:
-            raise DataError(f"{folder}: has format {index['format']}, not {FORMAT}: another version of twinax wrote it")
-        if index.pop("checksum") != checksum_of_json(index):
-            raise ValueError("does not match its checksum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: is damaged ({error}); {_REMEDY}") from None
-    return index
+        values = parse_json(path.read_bytes())
+        number = values["format"]
+        is_damaged = values.pop("checksum") != checksum_of_json(values) if number == FORMAT else False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: is damaged ({error}); {remedy}") from None
+    if number != FORMAT:
+        raise DataError(f"{path.parent}: has format {number}, not {FORMAT}: another version of twinax wrote it")
+    if is_damaged:
+        raise DataError(f"{path}: is damaged (it does not match its checksum); {remedy}")
+    return values
 
 
 def index_of(folder: Path, name: str, infos: Sequence[ShardInfo], key: Mapping[str, Any]) -> str:

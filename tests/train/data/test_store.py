@@ -39,7 +39,7 @@ def small_shards(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
+def reference_tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     TOKENIZER.save(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
@@ -48,11 +48,11 @@ def theirs(tmp_path_factory):
 @pytest.mark.parametrize("shard", [1, 3, 1000])
 @given(pairs=st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=9).map([("a", "a")].__add__))
 @settings(max_examples=15)
-def test_ids_are_those_of_transformers_however_many_shards_there_are(shard, pairs, theirs):
+def test_ids_are_those_of_transformers_however_many_shards_there_are(shard, pairs, reference_tokenizer):
     with pytest.MonkeyPatch.context() as context:
         context.setattr(store_writing, "_PAIRS", shard)
         stored = store_of(pairs, SIDES, texts=True)
-    encoded = [[theirs(text)["input_ids"] for text in pair] for pair in pairs]
+    encoded = [[reference_tokenizer(text)["input_ids"] for text in pair] for pair in pairs]
     kept = [i for i, (a, b) in enumerate(encoded) if len(a) > 1 and len(b) > 1 and len(a) <= 12 and len(b) <= 12]
     targets = [[1, *encoded[i][1]] for i in kept]
     assert ids_of(stored) == [[encoded[i][0] for i in kept], targets]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..backend.errors import DataError
 
 RESAMPLES = 1000  # of the bootstrap, sacreBLEU's default
@@ -23,6 +25,49 @@ class Score(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
+class CorpusScores:
+    """The scores of a corpus that is added in parts; of its sentences, the bootstrap alone keeps statistics.
+
+    Raises:
+        DataError: as `corpus_scores`.
+    """
+
+    def __init__(self, tokenize: str = "13a", bootstrap: bool = False):
+        self._tokenize, self._bootstrap = tokenize, bootstrap
+        self._metrics = _metrics(tokenize)
+        self._statistics: dict[str, list[Any]] = {name: [] for name in self._metrics}
+        self._num_refs: set[int] = set()  # of a part; -1 if its sentences differ
+        self._matches = _Matches()
+
+    def add(self, translations: Sequence[str], references: Sequence[Sequence[str | None]]) -> None:
+        """Add translations with their references, which are given as those of `corpus_scores`."""
+        _check_lengths(translations, references)
+        for name, metric in self._metrics.items():
+            rows = _computed(self._tokenize, metric._extract_corpus_statistics, translations, references)
+            self._statistics[name] += rows
+            if not self._bootstrap:  # every score is a function of the sums
+                self._statistics[name] = [np.sum(self._statistics[name], 0).tolist()]
+            self._num_refs.add(metric.num_refs)
+        self._matches.add(translations, references)
+
+    def scores(self) -> list[Score]:
+        """The scores of all that was added."""
+        from sacrebleu.significance import _bootstrap_resample
+
+        scores = []
+        for name, metric in self._metrics.items():
+            statistics, mean, interval = self._statistics[name], None, None
+            result = metric._aggregate_and_compute(statistics)
+            if self._bootstrap:
+                metric.n_bootstrap = RESAMPLES
+                metric.seed, resamples = _bootstrap_resample(statistics, metric, RESAMPLES)
+                result.estimate_ci(resamples)
+                mean, interval = _number(result._mean), _number(result._ci)
+            metric.num_refs = max(self._num_refs) if len(self._num_refs) == 1 else -1
+            scores.append(Score(name, result.score, str(metric.get_signature()), mean, interval))
+        return [*scores, self._matches.score()]
+
+
 def corpus_scores(
     translations: Sequence[str],
     references: Sequence[Sequence[str | None]],
@@ -39,15 +84,9 @@ def corpus_scores(
     Source: Post 2018, "A Call for Clarity in Reporting BLEU Scores"; Koehn 2004, "Statistical Significance Tests for
         Machine Translation Evaluation".
     """
-    metrics, scores = _metrics(tokenize), []
-    _check_lengths(translations, references)
-    for name, metric in metrics.items():
-        result = _computed(
-            tokenize, metric.corpus_score, translations, references, n_bootstrap=RESAMPLES if bootstrap else 1
-        )
-        mean, interval = (result._mean, result._ci) if bootstrap else (None, None)
-        scores.append(Score(name, result.score, str(metric.get_signature()), _number(mean), _number(interval)))
-    return [*scores, _exact_match(translations, references)]
+    corpus = CorpusScores(tokenize, bootstrap)
+    corpus.add(translations, references)
+    return corpus.scores()
 
 
 def compare_systems(
@@ -76,7 +115,9 @@ def compare_systems(
             p_value = 1.0 if p_value is not None and never_differs else p_value
             scores[system].append(Score(metric_name, result.score, str(signature), mean, interval, p_value))
     for system, translations in systems.items():
-        scores[system].append(_exact_match(translations, references))
+        matches = _Matches()
+        matches.add(translations, references)
+        scores[system].append(matches.score())
     return scores
 
 
@@ -108,13 +149,24 @@ def _check_lengths(translations: Sequence[str], references: Sequence[Sequence[st
             )
 
 
-def _exact_match(translations: Sequence[str], references: Sequence[Sequence[str | None]]) -> Score:
-    rows = zip(translations, *references, strict=True)
-    equal = sum(row[0].split() in [text.split() for text in row[1:] if text is not None] for row in rows)
-    number = len(translations)
-    varies = any(text is None for texts in references for text in texts)
-    nrefs = f"nrefs:{'var' if varies else len(references)}|" if len(references) > 1 else ""
-    return Score("exact match", 100 * equal / number, f"{nrefs}n:{number}|case:mixed|space:no")
+class _Matches:
+    """Counts translations that are equal to a reference, whatever the spaces between their words."""
+
+    def __init__(self) -> None:
+        self._equal = self._number = self._references = 0
+        self._varies = False
+
+    def add(self, translations: Sequence[str], references: Sequence[Sequence[str | None]]) -> None:
+        rows = zip(translations, *references, strict=True)
+        self._equal += sum(row[0].split() in [text.split() for text in row[1:] if text is not None] for row in rows)
+        self._number += len(translations)
+        self._varies = self._varies or any(text is None for texts in references for text in texts)
+        self._references = len(references)
+
+    def score(self) -> Score:
+        nrefs = f"nrefs:{'var' if self._varies else self._references}|" if self._references > 1 else ""
+        value = 100 * self._equal / self._number
+        return Score("exact match", value, f"{nrefs}n:{self._number}|case:mixed|space:no")
 
 
 def _number(value: Any) -> float | None:

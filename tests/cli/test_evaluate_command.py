@@ -1,7 +1,9 @@
 """`twinax evaluate` with intervals, several references and several systems, against sacreBLEU's own command."""
 
+import itertools
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -10,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sacrebleu import corpus_bleu, corpus_ter
+from sacrebleu.metrics import BLEU, CHRF, TER
 
 from twinax.backend.errors import DataError
 from twinax.cli.text import evaluate_command
 from twinax.cli.usage import UsageError
-from twinax.inference.scores import compare_systems, corpus_scores
+from twinax.inference.scores import CorpusScores, compare_systems, corpus_scores
 
 MODEL = str(Path(__file__).parents[1] / "checkpoints" / "v1")
 WORDS = ["the", "a", "cat", "dog", "sees", "old", "man", "House", "near", "runs", ",", ".", "!"]
@@ -106,19 +109,72 @@ def test_text_files_need_no_sources(folder, command):
 
 
 def test_an_earlier_system_is_kept_when_a_later_one_fails(folder, command, monkeypatch):
-    translate = evaluate_command._translate
+    lines = evaluate_command._Model.lines
 
-    def failing(translator, *arguments):
+    def failing(self, *arguments):
         if Path("out.1").exists():
             raise UsageError("no memory")
-        return translate(translator, *arguments)
+        return lines(self, *arguments)
 
-    monkeypatch.setattr(evaluate_command, "_translate", failing)
+    monkeypatch.setattr(evaluate_command._Model, "lines", failing)
     Path("second").symlink_to(MODEL)
     translations = ("--src", "src", "--tgt", "tgt.txt", "--paired", "--output", "out", "--beam-size", "1")
     assert command("evaluate", MODEL, "second", *translations)[0] == 2
     assert Path("out.1").read_text() == "A B\n" * 40
     assert not Path("out.2").exists()
+
+
+def test_an_interrupted_evaluation_goes_on(folder, command, monkeypatch):
+    """What was translated is read back and scored with the rest; too long sources are counted all the same."""
+    monkeypatch.setattr(evaluate_command, "LARGEST_WINDOW", 7)
+    Path("src").write_text("".join(f"{'a ' * (i % 50)}b\n" for i in range(40)))
+    words = ("evaluate", MODEL, "--src", "src", "--tgt", "tgt.txt", "--beam-size", "1", "--json", "scores.json")
+    code, table, cut = command(*words)
+    expected = json.loads(Path("scores.json").read_text())
+    assert (code, expected["cut"] > 0) == (0, True)
+    lines, calls = evaluate_command._Model.lines, []
+
+    def interrupted(self, sources, written):
+        calls.append(written)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return lines(self, sources, written)
+
+    Path("earlier").write_text("earlier\n")
+    Path("out").symlink_to("earlier")
+    with monkeypatch.context() as context:
+        context.setattr(evaluate_command._Model, "lines", interrupted)
+        assert command(*words, "--output", "out")[0] == 130
+        assert Path("out").read_text() == "earlier\n"
+        calls[:] = [None] * 10
+        assert command(*words, "--output", "out") == (0, table, cut)
+    assert [written is None for written in calls[10:]] == [False, False, False, True, True, True]
+    assert json.loads(Path("scores.json").read_text()) == expected
+    assert (Path("out").is_symlink(), len(Path("earlier").read_text().splitlines())) == (True, 40)
+    assert sorted(path.name for path in Path().glob("earlier*")) == ["earlier"]
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+@pytest.mark.parametrize("further", [False, "all", "some"])
+def test_scores_of_parts_are_those_of_the_whole(texts, further, bootstrap):
+    """The oracle is sacreBLEU, which is given all sentences at once."""
+    rng = random.Random(0)
+    some = [*[None] * 9, *texts["b"][9:]]  # the last part has all
+    references = [texts["tgt"], *({"all": [texts["b"]], "some": [some]}[further] if further else [])]
+    whole, number = CorpusScores("intl", bootstrap), len(texts["a"])
+    borders = [0, *sorted(rng.sample(range(1, number), 4)), number]
+    for begin, end in itertools.pairwise(borders):
+        whole.add(texts["a"][begin:end], [column[begin:end] for column in references])
+    metrics = {"BLEU": BLEU(tokenize="intl"), "BLEU, lower case": BLEU(True, tokenize="intl")}
+    metrics |= {"chrF": CHRF(), "TER": TER()}
+    scores = {score.name: score for score in whole.scores()}
+    for name, metric in metrics.items():
+        result = metric.corpus_score(texts["a"], references, n_bootstrap=1000 if bootstrap else 1)
+        assert scores[name].value == pytest.approx(result.score, rel=1e-12)
+        assert scores[name].signature == str(metric.get_signature())
+        if bootstrap:
+            assert (scores[name].mean, scores[name].interval) == pytest.approx((result._mean, result._ci), rel=1e-12)
+    assert scores["exact match"].value == corpus_scores(texts["a"], references)[-1].value
 
 
 def test_a_model_card_states_no_comparison(folder, command):

@@ -91,12 +91,17 @@ def _resolve(path: str) -> Path:
         raise UsageError(f"{path!a}: cannot be used: {error}") from None
 
 
+def is_standard_output(path: str) -> bool:
+    """Whether a path below /dev or /proc is standard output."""
+    return path.startswith(("/dev/", "/proc/")) and os.path.samestat(os.stat(path), os.fstat(1))
+
+
 def write_text(path: str, text: str) -> None:
     """Atomically write a text to a file; to standard output by its name below /dev. Raises: UsageError."""
     from ..convert.io.atomic_io import replace_file
 
     try:
-        if path.startswith(("/dev/", "/proc/")) and os.path.samestat(os.stat(path), os.fstat(1)):
+        if is_standard_output(path):
             sys.stdout.flush()
             sys.stdout.buffer.write(text.encode())
         else:

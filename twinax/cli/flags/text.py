@@ -112,7 +112,8 @@ class Evaluate(Languages, Decoding):
         tgt_column: the same for references; without both, a .tsv file has no header.
         tokenize: sacreBLEU's tokenization for BLEU: 13a, zh, intl, char, ja-mecab, ko-mecab, none and others.
         json_file: JSON file to write the results to.
-        output: file to write the translations to; of several systems, FILE.1, FILE.2 and so on.
+        output: file to write the translations to; of several systems, FILE.1, FILE.2 and so on. The same command
+            continues it after an interruption.
         bootstrap: print 95 % confidence intervals, of 1,000 resamples of the sentences.
         paired: compare the systems with the first one, by paired bootstrap with 1,000 resamples.
         quantize: int8 computes products with weights in 8-bit integers, which is faster on a CPU with

@@ -1,25 +1,27 @@
 """`twinax evaluate`: scores of one system, or of several in comparison."""
 
+import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from ...configs.decoding import DecodingConfig
 from ...inference import scores
-from ...inference.translator import Translator
 from ...train.text.corpus import read_lines
 from ...train.tracking.progress import progress_bar
-from ..flags.shared import Framework
 from ..flags.text import Evaluate
-from ..usage import WEIGHTS, UsageError, check_outputs, write_json, write_text
+from ..usage import WEIGHTS, UsageError, check_outputs, write_json
+from .resumable_output import open_output
 from .text_commands import (
+    LARGEST_WINDOW,
     check_decoding,
     decoding_config,
     decoding_in,
+    identity,
     load_translator,
     one_line,
     read_pairs,
@@ -27,6 +29,9 @@ from .text_commands import (
 )
 
 _CORPUS = ("src", "tgt", "dataset", "subset", "src_column", "tgt_column")
+
+# Consecutive sentences of the corpus: their sources, and the references by file.
+_Part = tuple[list[str], list[list[str | None]]]
 
 
 def evaluate(flags: Evaluate) -> int:
@@ -38,71 +43,113 @@ def evaluate(flags: Evaluate) -> int:
     texts = (flags.src, flags.tgt, dataset)
     check_outputs([flags.json_file, *outputs], [*flags.systems, flags.adapter, *texts, *flags.references])
     corpus = {name: getattr(flags, name) for name in _CORPUS}
-    settings = dict(flags.decoding)
-    check_decoding(settings)
+    check_decoding(flags.decoding)
     if texts_only:
-        _check_unset(settings | flags.languages | {"adapter": flags.adapter, "quantize": flags.quantize})
+        _check_unset(flags.decoding | flags.languages | {"adapter": flags.adapter, "quantize": flags.quantize})
     sources = {"src": flags.tgt} if texts_only and flags.src is None else {}  # not read
-    pairs = list(read_pairs(**corpus | sources, split=flags.split))
-    all_references = _all_references(
-        [[pair[1] for pair in pairs], *(_lines(path, len(pairs)) for path in flags.references)]
-    )
+    pairs = partial(read_pairs, **corpus | sources, split=flags.split)
+    number = sum(1 for _ in pairs())
+    _check_lengths([*flags.references, *filter(is_text, flags.systems)], number)
     scores.corpus_scores(["a"], [["a"]], flags.tokenize)  # checks --tokenize before minutes of translation
-    system_texts = {system: _lines(system, len(pairs)) for system in flags.systems if is_text(system)}
-    translators = {
-        system: decoding_in(load_translator(system, flags.adapter, flags.quantize), **flags.languages)
-        for system in flags.systems
-        if system not in system_texts
-    }
-    decodings = {
-        system: decoding_config(translator, settings, flags.ignore_generation_config)
-        for system, translator in translators.items()
-    }
-    results = []
-    for system, path in zip(flags.systems, outputs or [None] * len(flags.systems), strict=True):
-        if system in system_texts:
-            results.append(_Translations(system, system_texts[system]))
-        else:
-            translator, decoding = translators.pop(system), decodings[system]
-            used = {name: getattr(decoding, name) for name in settings}
-            set_values = flags.languages | {"quantize": flags.quantize}
-            used |= {name: value for name, value in set_values.items() if value is not None}
-            texts, cut = _translate(translator, [pair[0] for pair in pairs], decoding, flags.framework)
-            results.append(_Translations(system, texts, cut, {**used, "framework": flags.framework}))
-        if path is not None:  # at once: a later system may fail
-            results[-1].write(path)
-    texts_of = {result.system: result.texts for result in results}
-    if flags.paired:
+    systems = [_Text(name) if is_text(name) else _Model(name, flags, number) for name in flags.systems]
+    files = [
+        None if path is None else open_output(path, {"system": system.name, **system.identity})
+        for path, system in zip(outputs or [None] * len(systems), systems, strict=True)
+    ]
+    scores_of, documents, texts_of, cut = {}, {}, {}, 0
+    while systems:  # a model is freed before the next translates
+        system, file = systems.pop(0), files.pop(0)
+        total = scores.CorpusScores(flags.tokenize, flags.bootstrap)
+        texts_of[system.name] = []
+        for sources, references in _parts(pairs(), flags.references):
+            written = file.read(len(sources)) if file is not None and file.has(sources) else None
+            lines = system.lines(sources, written)
+            if file is not None and written is None:
+                file.write(sources, lines)
+            if flags.paired:
+                texts_of[system.name] += lines
+            else:
+                total.add(lines, references)
+        if file is not None:
+            file.finish()  # at once: a later system may fail
+        if not flags.paired:
+            scores_of[system.name] = total.scores()
+        documents[system.name] = {"cut": system.cut, **system.settings}
+        cut += system.cut
+    if flags.paired:  # its resamples need all references at once
+        columns = zip(*(references for _, references in _parts(pairs(), flags.references)), strict=True)
+        all_references = [list(itertools.chain(*column)) for column in columns]
         scores_of = scores.compare_systems(texts_of, all_references, flags.tokenize)
-    else:
-        (result,) = results
-        scores_of = {result.system: scores.corpus_scores(result.texts, all_references, flags.tokenize, flags.bootstrap)}
-    _show(scores_of, len(pairs), sum(result.cut for result in results))
+    _show(scores_of, number, cut)
     if flags.json_file is not None:
         corpus = {name: value for name, value in (corpus | {"split": flags.split}).items() if value is not None}
         corpus |= {"references": [*flags.references]} if flags.references else {}
-        documents = [result.document(corpus, len(pairs), scores_of[result.system]) for result in results]
-        document = {"systems": documents} if len(documents) > 1 else documents[0]
-        write_json(flags.json_file, document)
+        systems_document = [
+            {"checkpoint": name, **corpus, "pairs": number, **document}
+            | {"scores": [score.stated() for score in scores_of[name]]}
+            for name, document in documents.items()
+        ]
+        write_json(flags.json_file, {"systems": systems_document} if len(documents) > 1 else systems_document[0])
     return 0
 
 
-class _Translations(NamedTuple):
-    """The translations of a system; how many sources were cut, and the settings that made them."""
+def _parts(pairs: Iterator[tuple[str, str]], references: Sequence[str]) -> Iterator[_Part]:
+    """The corpus in parts. A blank reference beside others is None: a sentence may have fewer than another."""
+    further = [read_lines(path) for path in references]
+    while part := list(itertools.islice(pairs, LARGEST_WINDOW)):
+        files = [[tgt for _, tgt in part], *(list(itertools.islice(lines, len(part))) for lines in further)]
+        rows = [
+            [text if text.strip() or not any(t.strip() for t in row) else None for text in row]
+            for row in zip(*files, strict=True)
+        ]
+        yield [src for src, _ in part], [list(column) for column in zip(*rows, strict=True)]
 
-    system: str
-    texts: Sequence[str]
-    cut: int = 0
-    settings: Mapping[str, Any] = {}
 
-    def write(self, path: str) -> None:
-        """Write the translations, one per line."""
-        write_text(path, "".join(f"{text}\n" for text in self.texts))
+class _Text:
+    """A text file with translations."""
 
-    def document(self, corpus: Mapping[str, Any], pairs: int, scores: Sequence[Any]) -> dict[str, Any]:
-        """What --json writes of the system."""
-        inputs = {"checkpoint": self.system, **corpus, "pairs": pairs, "cut": self.cut}
-        return {**inputs, **self.settings, "scores": [score.stated() for score in scores]}
+    def __init__(self, path: str):
+        self.name, self.cut = path, 0
+        self.settings: dict[str, Any] = {}
+        self.identity: dict[str, Any] = {}
+        self._lines = read_lines(path)
+
+    def lines(self, sources: Sequence[str], written: list[str] | None) -> list[str]:
+        """The translations of the next sources."""
+        return list(itertools.islice(self._lines, len(sources)))
+
+
+class _Model:
+    """A checkpoint that translates; it counts the sources that it truncates."""
+
+    def __init__(self, path: str, flags: Evaluate, number: int):
+        self.name, self.cut = path, 0
+        translator = load_translator(path, flags.adapter, flags.quantize)
+        self._translator = decoding_in(translator, **flags.languages)
+        self._decoding = decoding_config(self._translator, flags.decoding, flags.ignore_generation_config)
+        self._framework, self._number, self._begun, self._has_warned = flags.framework, number, 0, False
+        set_values = flags.languages | {"quantize": flags.quantize}
+        self.settings = {name: getattr(self._decoding, name) for name in flags.decoding}
+        self.settings |= {name: value for name, value in set_values.items() if value is not None}
+        self.settings |= {"framework": flags.framework}
+        self.identity = {} if flags.output is None else identity(self._translator, flags, self._decoding)
+
+    def lines(self, sources: Sequence[str], written: list[str] | None) -> list[str]:
+        """The translations of the next sources; `written`: those that an interrupted command has written."""
+        encoded = self._translator.sources(sources)
+        self._has_warned = self._has_warned or warn_about_text(self._translator, encoded, self._begun + 1)
+        self.cut += len(encoded.too_long)
+        if written is None:
+            with progress_bar() as progress:
+                hypotheses = self._translator.hypotheses(
+                    encoded,
+                    self._decoding,
+                    self._framework,
+                    lambda count: progress("sentences", self._begun + count, self._number),
+                )
+            written = [one_line(n_best[0].text) if n_best else "" for n_best in hypotheses]
+        self._begun += len(sources)
+        return written
 
 
 def is_text(system: str) -> bool:
@@ -135,34 +182,12 @@ def _outputs(output: str | None, number: int) -> list[str]:
     return [output] if number == 1 else [f"{output}.{i}" for i in range(1, number + 1)]
 
 
-def _lines(path: str, pairs: int) -> list[str]:
-    """The lines of a text file. Raises: UsageError if it has another number of lines than the corpus has pairs."""
-    lines = list(read_lines(path))
-    if len(lines) != pairs:
-        raise UsageError(f"{path}: has {len(lines)} lines, and there are {pairs} pairs")
-    return lines
-
-
-def _all_references(files: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """The references by file; None for a blank one beside others: a sentence may have fewer than another."""
-    rows = [
-        [text if text.strip() or not any(t.strip() for t in row) else None for text in row]
-        for row in zip(*files, strict=True)
-    ]
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def _translate(
-    translator: Translator, sources: Sequence[str], decoding: DecodingConfig, framework: Framework
-) -> tuple[list[str], int]:
-    """(translations, number of sources that were truncated)."""
-    encoded = translator.sources(sources)
-    warn_about_text(translator, encoded)
-    with progress_bar() as progress:
-        hypotheses = translator.hypotheses(
-            encoded, decoding, framework, lambda count: progress("sentences", count, len(sources))
-        )
-    return [one_line(n_best[0].text) if n_best else "" for n_best in hypotheses], len(encoded.too_long)
+def _check_lengths(paths: Iterable[str], pairs: int) -> None:
+    """Raises: UsageError if a text file has another number of lines than the corpus has pairs."""
+    for path in paths:
+        lines = sum(1 for _ in read_lines(path))
+        if lines != pairs:
+            raise UsageError(f"{path}: has {lines} lines, and there are {pairs} pairs")
 
 
 def _show(scores_of: Mapping[str, Sequence[Any]], pairs: int, truncated: int) -> None:

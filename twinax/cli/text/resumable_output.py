@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import xxhash
 
 from ...configs.json_text import parse_json
 from ...convert.io.atomic_io import replace_file
-from ..usage import UsageError
+from ..usage import UsageError, is_standard_output
 
 
 class ResumableOutput:
@@ -20,14 +21,12 @@ class ResumableOutput:
     FILE.part.json states the settings, how many windows are written, a hash of their sources, and their size.
 
     Raises:
-        UsageError: FILE exists, FILE.part is of another command, is in use, or cannot be written.
+        UsageError: FILE.part is of another command, is in use, or cannot be written.
     """
 
     def __init__(self, path: str, settings: Mapping[str, Any]):
-        self._path, self._part = Path(path), Path(f"{path}.part")
-        self._state = Path(f"{path}.part.json")
-        if self._path.exists():
-            raise UsageError(f"{path}: exists; remove it, or name another file")
+        self._path = Path(path).resolve() if Path(path).is_symlink() else Path(path)  # a link stays one
+        self._part, self._state = Path(f"{self._path}.part"), Path(f"{self._path}.part.json")
         self._settings = json.loads(json.dumps(settings))
         self._digest, self._windows, size = "", 0, 0
         self._expected: tuple[int, str] = (0, "")  # windows that were written before, and the hash of their sources
@@ -35,12 +34,13 @@ class ResumableOutput:
             self._expected, size = self._read_state()
         elif self._part.exists():
             raise UsageError(f"{self._part}: exists without {self._state.name}; remove it, or name another output")
-        self._file = self._part.open("ab")
+        self._file = self._part.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"{self._part}: another process writes it; wait for it, or name another output") from None
         self._file.truncate(size)  # what was written after the last state
+        self._file.seek(0)
         if not self._state.is_file():
             self._write_state()
 
@@ -72,6 +72,10 @@ class ResumableOutput:
             )
         return True
 
+    def read(self, number: int) -> list[str]:
+        """The next lines that were written before."""
+        return [self._file.readline().decode().removesuffix("\n") for _ in range(number)]
+
     def write(self, sources: Sequence[str], lines: Sequence[str]) -> None:
         """Append the lines of the next window. Raises: UsageError if that fails."""
         self._add(sources)
@@ -99,3 +103,38 @@ class ResumableOutput:
         size = os.fstat(self._file.fileno()).st_size
         state = {"settings": self._settings, "windows": self._windows, "sources": self._digest, "size": size}
         replace_file(self._state, json.dumps(state, indent=1) + "\n")
+
+
+class _Stream:
+    """A device or a pipe, to which lines are written as they come."""
+
+    def __init__(self, path: str):
+        self._path = Path(path)
+        self._file = sys.stdout.buffer if is_standard_output(path) else self._path.open("ab")
+
+    def has(self, sources: Sequence[str]) -> bool:
+        """Nothing was written before."""
+        return False
+
+    def read(self, number: int) -> list[str]:
+        """Nothing was written before."""
+        return []
+
+    def write(self, sources: Sequence[str], lines: Sequence[str]) -> None:
+        """Write the lines of the next window. Raises: UsageError if that fails."""
+        try:
+            self._file.write("".join(f"{line}\n" for line in lines).encode())
+            self._file.flush()
+        except OSError as error:
+            raise UsageError(f"{self._path}: cannot be written: {error.strerror}") from None
+
+    def finish(self) -> None:
+        """Close the device or the pipe."""
+        if self._file is not sys.stdout.buffer:
+            self._file.close()
+
+
+def open_output(path: str, settings: Mapping[str, Any]) -> ResumableOutput | _Stream:
+    """A file that is continued after an interruption; or a device or a pipe, which is not. Raises: UsageError."""
+    is_file = not Path(path).exists() or Path(path).is_file()
+    return ResumableOutput(path, settings) if is_file and not is_standard_output(path) else _Stream(path)

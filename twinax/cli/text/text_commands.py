@@ -1,5 +1,6 @@
 """`twinax translate` and `twinax score`: text in, text or numbers out."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,17 +19,19 @@ from ...inference.translator import Hypothesis, Sources, Translator, load
 from ...train.text import corpus
 from ...train.tracking.progress import progress_bar
 from ..flags.shared import Quantization
-from ..flags.text import Score, Translate
+from ..flags.text import Evaluate, Score, Translate
 from ..process.messages import set_encoding_errors
 from ..usage import UsageError, enable_compilation_cache, report_assumed
 from .resumable_output import ResumableOutput
 
-_FIRST_WINDOW, _GROWTH, _LARGEST_WINDOW = 256, 4, 16_384  # lines translated before they are printed
+_FIRST_WINDOW, _GROWTH, LARGEST_WINDOW = 256, 4, 16_384  # lines translated before they are printed
 
 
 def translate(flags: Translate) -> int:
     """Print the translations of a file, of standard input, or of what is entered; return the exit status."""
     set_encoding_errors("strict", sys.stdout)  # a translation is complete or not printed
+    if flags.output is not None and os.path.exists(flags.output):
+        raise UsageError(f"{flags.output}: exists; remove it, or name another file")
     settings = {**flags.decoding, "n_best": flags.n_best}
     check_decoding(settings)
     translator = load_translator(flags.checkpoint, flags.adapter, flags.quantize)
@@ -53,7 +56,10 @@ def translate(flags: Translate) -> int:
             warn_about_text(translator, sources)
             print(*lines_of(sources, number), sep="\n", flush=True)
     else:
-        output = None if flags.output is None else ResumableOutput(flags.output, _identity(translator, flags, decoding))
+        output = None
+        if flags.output is not None:
+            settings = identity(translator, flags, decoding) | {"checkpoint": flags.checkpoint, "scores": flags.scores}
+            output = ResumableOutput(flags.output, settings)
         total, has_warned, begin, before = _number_of_lines(flags.source), False, time.monotonic(), 0
         with progress_bar() as progress:
 
@@ -85,7 +91,7 @@ def windows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     first, size = 1, _FIRST_WINDOW
     while window := list(islice(lines, size)):
         yield first, window
-        first, size = first + len(window), min(_GROWTH * size, _LARGEST_WINDOW)
+        first, size = first + len(window), min(_GROWTH * size, LARGEST_WINDOW)
 
 
 def _number_of_lines(path: str | None) -> int | None:
@@ -93,12 +99,12 @@ def _number_of_lines(path: str | None) -> int | None:
     return None if path is None else sum(1 for _ in corpus.read_lines(path))
 
 
-def _identity(translator: Translator, flags: Translate, decoding: DecodingConfig) -> dict[str, Any]:
+def identity(translator: Translator, flags: Translate | Evaluate, decoding: DecodingConfig) -> dict[str, Any]:
     """What determines a translation: the weights and the settings."""
     arrays = translator.checkpoint.arrays
     weights = checksum_of_json({name: checksum_of(np.asarray(arrays[name])) for name in arrays})
-    names = ("checkpoint", "adapter", "src_lang", "tgt_lang", "forced_bos", "scores", "quantize", "framework")
-    return {"weights": weights, "decoding": asdict(decoding), **{name: getattr(flags, name) for name in names}}
+    settings = {name: getattr(flags, name) for name in ("adapter", "quantize", "framework")} | flags.languages
+    return {"weights": weights, "decoding": asdict(decoding), **settings}
 
 
 def score(flags: Score) -> int:

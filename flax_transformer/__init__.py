@@ -1,11 +1,11 @@
 """The Transformer in functional Flax NNX. `torch_reference` has the same files, classes and attribute names."""
 
 from ..backend.submodules import lazy_attributes
-from .decode import generate
+from .decoding.scoring import attention_maps, score
+from .decoding.search import generate
 from .dropout import DropoutKey
 from .model import Transformer
 from .module import Buffer, activations, named_arrays
-from .scoring import attention_maps, score
 
 __all__ = ["Buffer", "DropoutKey", "Transformer", "activations", "attention_maps", "generate", "named_arrays", "score"]
 

@@ -22,10 +22,10 @@ from ..convert.formats.generation import Generation, generation_of
 from ..convert.formats.hugging_face import LAYOUTS, family
 from ..convert.formats.registry import load as load_checkpoint
 from ..convert.port import flax_specs
-from ..flax_transformer.decode import generate
+from ..flax_transformer.decoding.scoring import attention_maps, score
+from ..flax_transformer.decoding.search import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
-from ..flax_transformer.scoring import attention_maps, score
 from ..formulas.decoding import NAN_LOGITS
 from ..formulas.padding import pad, round_up
 from ..train.data.fitting import lacks_language, with_target_language

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..configs.decoding import DecodingConfig
 from ..configs.sharding import ShardingConfig
-from ..flax_transformer.decode import grow, search_programs
+from ..flax_transformer.decoding.search import grow, search_programs
 from ..formulas.decoding import without_cache
 from ..train.loop.evaluate import make_validation_loss
 from ..train.step.partitioning import Placement

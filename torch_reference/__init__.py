@@ -6,11 +6,11 @@ from ..backend.submodules import lazy_attributes
 from ..backend.torch_package import require_torch
 
 if TYPE_CHECKING:
-    from .decode import generate
+    from .decoding.scoring import attention_maps, score
+    from .decoding.search import generate
     from .dropout import DropoutKey
     from .model import Transformer
     from .module import activations
-    from .scoring import attention_maps, score
 
 __all__ = ["DropoutKey", "Transformer", "activations", "attention_maps", "generate", "score"]
 
@@ -21,7 +21,7 @@ __getattr__ = lazy_attributes(
         "DropoutKey": "dropout",
         "Transformer": "model",
         "activations": "module",
-        "generate": "decode",
-        **dict.fromkeys(("attention_maps", "score"), "scoring"),
+        "generate": "decoding.search",
+        **dict.fromkeys(("attention_maps", "score"), "decoding.scoring"),
     },
 )

@@ -65,8 +65,8 @@ def main(page: Path, corpus: Path) -> None:
         "corpus-scale-translation",
         f"{len(lines):,} lines of Multi30k, greedily, {words:.1f} words per translation: "
         f"{rates['in_windows']:,.0f} lines per second in windows, {rates['in_windows'] / rates['sorted_first']:.2f} of "
-        f"the speed of a loop that sorts all lines first. {equal:,} translations are the same. Medians of {TURNS} runs, "
-        "in turns.",
+        f"the speed of a loop that sorts all lines first. {equal:,} translations are the same. Medians of {TURNS} "
+        "runs, in turns.",
     )
 
 

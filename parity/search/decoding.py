@@ -17,7 +17,7 @@ from ...configs.schema import TransformerConfig
 from ...convert.checkpoint import Checkpoint
 from ...convert.formats.hugging_face import family
 from ...formulas.decoding import LENGTH_PENALTIES, Decoded, collect
-from ...torch_reference import beam
+from ...torch_reference.decoding import beam
 
 # Effect of rounding on a sentence's sum of log-probabilities, in nats, of models with logits of usual size.
 # transformers casts the logits to float32 for every dtype of the model.

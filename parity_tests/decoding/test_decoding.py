@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.configs.decoding import DecodingConfig
-from twinax.flax_transformer import decode
+from twinax.flax_transformer.decoding import search
 from twinax.parity.functions import random_arrays
 from twinax.parity.search.decoding import (
     FAMILIES,
@@ -29,7 +29,7 @@ from twinax.parity.search.decoding import (
     sentences,
     transformers_generate,
 )
-from twinax.torch_reference import beam
+from twinax.torch_reference.decoding import beam
 
 SMALL = TransformerConfig.preset(
     "tiny",
@@ -70,7 +70,7 @@ def wide() -> Any:
 @pytest.fixture
 def growing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the first cache, so that it grows in short sentences too."""
-    monkeypatch.setattr(decode, "SHORTEST", 2)
+    monkeypatch.setattr(search, "SHORTEST", 2)
 
 
 def twins_of(

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from twinax import convert, flax_transformer, torch_reference
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.schema import TransformerConfig
-from twinax.flax_transformer import decode, scoring
+from twinax.flax_transformer.decoding import scoring, search
 from twinax.formulas.decoding import without_cache
 from twinax.parity.functions import Batch
 
@@ -156,13 +156,13 @@ def narrow_operations(
         return scoring._compiled(config)[0](arrays, src, keep, tgt, tgt)
 
     def cached(arrays: Mapping[str, Any]) -> Any:
-        begin, continue_search = decode.search_programs(config, decoding)
-        memory, search, past = begin(arrays, src, keep)
-        return continue_search(arrays, memory, src, keep, search, past)
+        begin, continue_search = search.search_programs(config, decoding)
+        memory, state, past = begin(arrays, src, keep)
+        return continue_search(arrays, memory, src, keep, state, past)
 
     def uncached(arrays: Mapping[str, Any]) -> Any:
-        encode, step = decode._compiled_without_cache(config, decoding)
-        return step(arrays, encode(arrays, src, keep), src, keep, decode._start(config, decoding, len(src)), 1)
+        encode, step = search._compiled_without_cache(config, decoding)
+        return step(arrays, encode(arrays, src, keep), src, keep, search._start(config, decoding, len(src)), 1)
 
     size = config.tgt_vocab_size
     decoding = DecodingConfig(beam_size=2, max_length=4)

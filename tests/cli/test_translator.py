@@ -21,7 +21,7 @@ from twinax.cli.usage import UsageError
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.training import TrainingConfig
 from twinax.flax_transformer import named_arrays
-from twinax.flax_transformer.decode import generate
+from twinax.flax_transformer.decoding.search import generate
 from twinax.inference.scores import corpus_scores
 from twinax.inference.translator import Hypothesis, Translator
 from twinax.train.text.tokenization import FastTokenizer

@@ -13,7 +13,7 @@ import pytest
 
 from twinax.configs.run import RUN_SCHEMA_VERSION
 from twinax.flax_transformer import Transformer
-from twinax.flax_transformer.decode import generate
+from twinax.flax_transformer.decoding.search import generate
 from twinax.train.checkpointing.checkpoints import read_checkpoint
 
 BITS = {1: "e4574bdbef0d5822"}  # of parameters and of the second moments

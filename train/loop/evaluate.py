@@ -12,7 +12,7 @@ from ...configs.decoding import DecodingConfig
 from ...configs.execution import ExecutionConfig
 from ...configs.schema import TransformerConfig
 from ...configs.training import TrainingConfig
-from ...flax_transformer.decode import generate
+from ...flax_transformer.decoding.search import generate
 from ...flax_transformer.model import Transformer
 from ...formulas.padding import pad
 from ..data.buckets import plan_epoch

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..configs.decoding import DecodingConfig
-from ..formulas.decoding import Decoded, check_sources, collect, plan
+from ...configs.decoding import DecodingConfig
+from ...formulas.decoding import Decoded, check_sources, collect, plan
+from ..inputs import check_inputs
+from ..model import Transformer
+from ..module import at_least_float32
 from .beam import advance, start
-from .inputs import check_inputs
-from .model import Transformer
-from .module import at_least_float32
 
 
 @torch.no_grad()

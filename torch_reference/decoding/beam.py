@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..formulas.decoding import Steps
+from ...formulas.decoding import Steps
 from .ngrams import forbid, repeats
 
 

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ..formulas.decoding import AttentionMaps, Scored, check_sources, decoder_inputs, map_names, target_mask
-from .inputs import check_inputs
-from .model import Transformer
-from .module import activations, at_least_float32
+from ...formulas.decoding import AttentionMaps, Scored, check_sources, decoder_inputs, map_names, target_mask
+from ..inputs import check_inputs
+from ..model import Transformer
+from ..module import activations, at_least_float32
 
 
 @torch.no_grad()

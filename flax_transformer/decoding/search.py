@@ -18,16 +18,16 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from ..configs.decoding import DecodingConfig
-from ..configs.schema import TransformerConfig
-from ..formulas.decoding import Decoded, check_sources, collect, plan, without_cache
-from .attention import CROSS_MASKS, KeysValues
+from ...configs.decoding import DecodingConfig
+from ...configs.schema import TransformerConfig
+from ...formulas.decoding import Decoded, check_sources, collect, plan, without_cache
+from ..attention import CROSS_MASKS, KeysValues
+from ..inputs import check_inputs
+from ..layers import count_positions
+from ..model import Transformer, UpdateCache
+from ..module import at_least_float32, named_arrays, on_host
+from ..xla_cpu.maxima import log_softmax
 from .beam import Search, advance, start
-from .inputs import check_inputs
-from .layers import count_positions
-from .model import Transformer, UpdateCache
-from .module import at_least_float32, named_arrays, on_host
-from .xla_cpu.maxima import log_softmax
 
 # Cache lengths and padded source lengths start here and double.
 SHORTEST = 16

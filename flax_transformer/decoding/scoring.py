@@ -13,13 +13,13 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
-from ..configs.schema import TransformerConfig
-from ..formulas.decoding import AttentionMaps, Scored, decoder_inputs, map_names, target_mask, without_cache
-from .decode import lengthen, prepare_sources
-from .inputs import check_inputs
-from .model import Transformer
-from .module import activations, at_least_float32, named_arrays
-from .xla_cpu.maxima import log_softmax
+from ...configs.schema import TransformerConfig
+from ...formulas.decoding import AttentionMaps, Scored, decoder_inputs, map_names, target_mask, without_cache
+from ..inputs import check_inputs
+from ..model import Transformer
+from ..module import activations, at_least_float32, named_arrays
+from ..xla_cpu.maxima import log_softmax
+from .search import lengthen, prepare_sources
 
 
 def score(

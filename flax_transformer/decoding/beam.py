@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..formulas.decoding import Steps
+from ...formulas.decoding import Steps
+from ..xla_cpu.maxima import log_softmax, top_k
 from .ngrams import forbid, repeats
-from .xla_cpu.maxima import log_softmax, top_k
 
 
 class Search(NamedTuple):

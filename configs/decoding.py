@@ -1,11 +1,11 @@
-"""The settings of beam search.
+"""The settings of beam search and of sampling.
 
 n is the length of a hypothesis in tokens: EOS counts, the start token does not. K is the beam size.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,44 @@ BEAM_SIZE = 5  # default of the commands, if neither a flag nor the directory se
 
 
 @dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """Filters of the distribution that tokens are drawn from, applied in this order, each to what the last one left.
+
+    The logits are divided by `temperature`. `top_k` keeps the k most probable tokens. `top_p` keeps a token if those
+    that are more probable have less than p together (Holtzman et al. 2020). `min_p` keeps a token whose probability is
+    at least this share of the largest (Nguyen et al. 2024). `typical_p` keeps a token if those whose information
+    -log q is closer to the entropy of q have less than p together (Meister et al. 2023). Of tokens with equal values
+    all are kept or none. The filters never remove the most probable token, or with `typical_p` the most typical one.
+
+    Raises:
+        ConfigError: a field has an invalid value; names field, value and what is allowed.
+    """
+
+    seed: int = 0  # with the number of a sentence, of a sample and of a token, it determines every draw
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    top_p: float = 1.0  # 1: all tokens
+    min_p: float = 0.0  # 0: all tokens
+    typical_p: float = 1.0  # 1: all tokens
+
+    def __post_init__(self) -> None:
+        check_field_types(self)
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed={self.seed}: must be 0 to 2^32 - 1")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(
+                f"temperature={self.temperature}: must be above 0; beam_size=1 without sampling is greedy"
+            )
+        if self.top_k < 0:
+            raise ConfigError(f"top_k={self.top_k}: must be at least 0; 0 keeps all tokens")
+        for name in ("top_p", "typical_p"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be above 0 and at most 1; 1 keeps all tokens")
+        if not 0 <= self.min_p <= 1:
+            raise ConfigError(f"min_p={self.min_p}: must be 0 to 1; 0 keeps all tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
     """Beam search as in `transformers`' `generate`; a beam size of 1 is greedy search.
 
@@ -31,6 +69,9 @@ class DecodingConfig:
     With `ended="stay"` the K best continuations are the next beam, finished or not. A sentence is finished when all K
     hypotheses contain EOS. They rank by the sum of log-probabilities of all their tokens, including those after EOS,
     over penalty(n) at the first EOS. If `max_length` is reached earlier, they rank by the sums.
+
+    With `sampling` there is no search: the K hypotheses of a sentence are independent samples, in the order in which
+    they are numbered. Their scores are those of the search, by the model's distribution before the filters.
 
     Raises:
         ConfigError: a field has an invalid value; names field, value and what is allowed.
@@ -50,6 +91,7 @@ class DecodingConfig:
     renormalize: bool = False  # whether the log-probabilities of the allowed tokens are normalized again
     early_stopping: bool = False  # whether a sentence is finished as soon as it has K finished hypotheses
     ended: Ended = "leave"  # whether finished hypotheses leave the beam or stay in it
+    sampling: SamplingConfig | None = None  # whether tokens are drawn; None: beam search
     cache: bool | None = None  # key-value cache; None: on if it does not change the outputs
 
     def __post_init__(self) -> None:
@@ -65,6 +107,8 @@ class DecodingConfig:
         for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be at least 0")
+        if self.sampling is not None and (self.early_stopping or self.ended != "leave"):
+            raise ConfigError("sampling: needs early_stopping=False and ended='leave'; samples do not compete")
         if self.early_stopping and self.ended == "stay":
             raise ConfigError("early_stopping=True: needs ended='leave'; finished hypotheses that stay are not counted")
         if self.n_best > self.beam_size:
@@ -73,3 +117,7 @@ class DecodingConfig:
             raise ConfigError(f"min_length={self.min_length}: must not be above max_length={self.max_length}")
         if not -math.inf < self.length_exponent < math.inf:
             raise ConfigError(f"length_exponent={self.length_exponent!r}: must be a finite number")
+
+    def without_seed(self) -> "DecodingConfig":
+        """The same for any seed: what a compiled program depends on."""
+        return self if self.sampling is None else replace(self, sampling=replace(self.sampling, seed=0))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..backend.errors import ConfigError, NotFiniteError
-from ..configs.decoding import DecodingConfig, Ended
+from ..configs.decoding import DecodingConfig, Ended, SamplingConfig
 from ..configs.schema import TransformerConfig
 
 
@@ -49,6 +49,7 @@ class Steps(NamedTuple):
     renormalize: bool  # whether the log-probabilities of the allowed tokens are normalized again
     ngram: int  # size of n-grams that may not repeat; 0: any may
     source_ngram: int  # size of n-grams that may not be those of the source; 0: any may
+    sampling: SamplingConfig | None  # the filters of what tokens are drawn from; None: beam search
 
 
 def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
@@ -84,7 +85,7 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
         )
     rules = config.ended, config.early_stopping, config.renormalize
     sizes = config.no_repeat_ngram_size, config.encoder_no_repeat_ngram_size
-    return Steps(kind, np.stack(allowed), forced, penalty, *rules, *sizes)
+    return Steps(kind, np.stack(allowed), forced, penalty, *rules, *sizes, config.sampling)
 
 
 def check(model: TransformerConfig, config: DecodingConfig) -> None:
@@ -94,7 +95,7 @@ def check(model: TransformerConfig, config: DecodingConfig) -> None:
         raise ConfigError("decoder_start_id=None: the model has no decoder start token; set it")
     if vocab < 2:
         raise ConfigError(f"tgt_vocab_size={vocab}: decoding needs at least 2 tokens")
-    if config.beam_size > vocab:
+    if config.beam_size > vocab and config.sampling is None:
         raise ConfigError(f"beam_size={config.beam_size}: must not be above the target vocabulary of {vocab} tokens")
     if config.max_length is not None and config.max_length > model.max_length:
         raise ConfigError(f"max_length={config.max_length}: the model's positions end at {model.max_length}")

@@ -1,63 +1,15 @@
-"""One step of beam search, as `configs.decoding.DecodingConfig` defines it, given the log-probabilities.
+"""One step of beam search, as `configs.decoding.DecodingConfig` defines it, given the sums of log-probabilities.
 
 Letters: B sentences, K beam size, V vocabulary, M longest hypothesis; n is the length of a hypothesis.
 """
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ...formulas.decoding import Steps
-from ..xla_cpu.maxima import log_softmax, top_k
-from .ngrams import forbid, repeats
-
-
-class Search(NamedTuple):
-    """The state of a beam search. Live and finished hypotheses are sorted by score; -inf marks an empty slot."""
-
-    length: Int[Array, ""]  # n of the live hypotheses
-    tokens: Int[Array, "B K M+1"]  # live hypotheses, from the start token; padding after n
-    sums: Float[Array, "B K"]  # their sums of log-probabilities
-    finished: Int[Array, "B K M+1"]  # the best finished hypotheses
-    scores: Float[Array, "B K"]  # their scores, sum / penalty(n)
-    done: Bool[Array, " B"]  # whether a sentence's search is finished
-
-
-def start(batch: int, beam_size: int, longest: int, start_id: int, pad_id: int, dtype: jnp.dtype) -> Search:
-    """The initial state: one hypothesis per sentence, the start token."""
-    tokens = jnp.full((batch, beam_size, longest + 1), pad_id, jnp.int32)
-    empty = jnp.full((batch, beam_size), -jnp.inf, dtype)
-    first = tokens.at[:, :, 0].set(start_id)
-    return Search(jnp.int32(0), first, empty.at[:, 0].set(0), tokens, empty, jnp.zeros(batch, bool))
-
-
-def advance(
-    search: Search, log_probs: Float[Array, "B K V"], src_tokens: Int[Array, "B S"], steps: Steps, eos_id: int
-) -> tuple[Search, Int[Array, "B K"]]:
-    """(the state one token later, index of each live hypothesis's parent)."""
-    n = search.length + 1
-    log_probs = jnp.where(_repeats(search, src_tokens, steps, log_probs.shape[-1]), -jnp.inf, log_probs)
-    allowed = jnp.asarray(steps.allowed)[jnp.asarray(steps.kind)[n]]
-    log_probs = jnp.where(allowed, jnp.where(jnp.asarray(steps.forced)[n], 0, log_probs), -jnp.inf)
-    log_probs = log_softmax(log_probs) if steps.renormalize else log_probs
-    return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
-
-
-def _repeats(
-    search: Search, src_tokens: Int[Array, "B S"], steps: Steps, vocab_size: int
-) -> Bool[Array, "B K V"] | Bool[Array, ""]:
-    """Whether a token would repeat an n-gram of its hypothesis, or of the source."""
-    count, forbidden = search.length + 1, jnp.zeros((), bool)
-    if steps.ngram:
-        completions = repeats(search.tokens, count, search.tokens, count, steps.ngram)
-        forbidden = forbidden | forbid(completions, vocab_size)
-    if steps.source_ngram:
-        source = jnp.broadcast_to(src_tokens[:, None], (*search.sums.shape, src_tokens.shape[1]))
-        completions = repeats(search.tokens, count, source, src_tokens.shape[1], steps.source_ngram)
-        forbidden = forbidden | forbid(completions, vocab_size)
-    return forbidden
+from ..xla_cpu.maxima import top_k
+from .state import Search
 
 
 def _leave(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int) -> tuple[Search, Int[Array, "B K"]]:
@@ -76,7 +28,9 @@ def _leave(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: in
     live_sums, indices = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beam_size)
     done = search.done | settled(scores[:, -1], live_sums[:, 0] / penalty)
     done = done | (scores[:, -1] > -jnp.inf) if steps.early_stopping else done
-    return Search(n, _pick(candidates, indices), live_sums, finished, scores, done), _pick(parents, indices)
+    return Search(n, _pick(candidates, indices), live_sums, finished, scores, done, search.draws), _pick(
+        parents, indices
+    )
 
 
 def _stay(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int) -> tuple[Search, Int[Array, "B K"]]:
@@ -90,7 +44,7 @@ def _stay(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int
     closes = (all_ended | (n == longest)) & ~search.done
     finished = jnp.where(closes[:, None, None], _pick(candidates, best), search.finished)
     scores = jnp.where(closes[:, None], scores, search.scores)
-    return Search(n, candidates, sums, finished, scores, search.done | closes), parents
+    return Search(n, candidates, sums, finished, scores, search.done | closes, search.draws), parents
 
 
 # `DecodingConfig.ended` -> one step of the search, given the sums of all continuations

@@ -1,4 +1,4 @@
-"""Greedy and beam search with a key-value cache.
+"""Greedy and beam search, and sampling, with a key-value cache.
 
 The decoder processes the K hypotheses of a sentence as K positions, (B, K, D), so that they share one encoder output.
 The cache stores the keys and values of every beam slot at every step and is never reordered. `ancestors` selects the
@@ -21,13 +21,15 @@ from jaxtyping import Array, Bool, Float, Int
 from ...configs.decoding import DecodingConfig
 from ...configs.schema import TransformerConfig
 from ...formulas.decoding import Decoded, check_sources, collect, plan, without_cache
+from ...formulas.sampling import draws_of
 from ..attention import CROSS_MASKS, KeysValues
 from ..inputs import check_inputs
 from ..layers import count_positions
 from ..model import Transformer, UpdateCache
 from ..module import at_least_float32, named_arrays, on_host
 from ..xla_cpu.maxima import log_softmax
-from .beam import Search, advance, start
+from .state import Search, start
+from .steps import advance
 
 # Cache lengths and padded source lengths start here and double.
 SHORTEST = 16
@@ -50,9 +52,11 @@ def generate(
     config: DecodingConfig | None = None,
     src_mask: ArrayLike | None = None,
     put: Put = lambda rows: rows,
+    sentences: ArrayLike | None = None,
 ) -> Decoded:
-    """Translate a batch of sentences (B, S) by beam search, as `DecodingConfig` defines it.
+    """Translate a batch of sentences (B, S) by beam search or sampling, as `DecodingConfig` defines it.
 
+    `sentences` (B,): their numbers, on which samples depend; by default 0 to B - 1.
     `put` divides the rows of an array over the devices that hold the model, if there are several.
 
     Compiles once per batch size, source length and cache length. Both lengths are rounded up to 16, 32, 64 and so on,
@@ -68,7 +72,8 @@ def generate(
     plan(model.config, config)
     src, keep = prepare_sources(model.config, src_tokens, src_mask)
     cache = without_cache(model.config) is None if config.cache is None else config.cache
-    search = (_with_cache if cache else _without_cache)(model, config, src, keep, put)
+    draws = draws_of(config, model.config, sentences, len(src))
+    search = (_with_cache if cache else _without_cache)(model, config.without_seed(), src, keep, draws, put)
     return collect(on_host(search.finished), on_host(search.scores), model.config, config)
 
 
@@ -85,11 +90,13 @@ def prepare_sources(
     return src.astype(np.int32), keep
 
 
-def _with_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, put: Put) -> Search:
+def _with_cache(
+    model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, draws: np.ndarray, put: Put
+) -> Search:
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
     src, keep = put(lengthen(src, model.config, model.config.pad_id)), put(lengthen(keep, model.config, False))
     prefill, extend = search_programs(model.config, config)
-    memory, search, past = prefill(arrays, src, keep)
+    memory, search, past = prefill(arrays, src, keep, put(draws))
     while int(search.length) < longest and not bool(search.done.all()):
         past = grow(past, _round_up(int(search.length) + 1, longest))
         search, past = extend(arrays, memory, src, keep, search, past)
@@ -104,14 +111,17 @@ def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> 
     slots = np.arange(beam_size, dtype=np.int32)
 
     def prefill(
-        arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"]
+        arrays: Mapping[str, Array],
+        src: Int[Array, "B S"],
+        keep: Bool[Array, "B S"],
+        draws: Float[Array, "B K _"],
     ) -> tuple[list[KeysValues], Search, Past]:
         model = Transformer.from_arrays(model_config, arrays)
         memory = model.decoder.keys_values(model.encode(src, keep))
         layers = [KeysValues(k[..., :0], v[..., :0, :]) for k, v in memory]
         past = Past(layers, jnp.zeros((len(src), beam_size, 0), jnp.int32))
         capacity = 2 * SHORTEST if len(src) * beam_size <= FEW else SHORTEST
-        return memory, _start(model_config, config, len(src)), grow(past, min(capacity, longest))
+        return memory, _start(model_config, config, draws), grow(past, min(capacity, longest))
 
     def extend(
         arrays: Mapping[str, Array],
@@ -178,11 +188,13 @@ def _next(
     return log_softmax(at_least_float32(logits))
 
 
-def _without_cache(model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, put: Put) -> Search:
+def _without_cache(
+    model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, draws: np.ndarray, put: Put
+) -> Search:
     encode, step = _compiled_without_cache(model.config, config)
     src, keep = put(src), put(keep)
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
-    memory, search = encode(arrays, src, keep), _start(model.config, config, len(src))
+    memory, search = encode(arrays, src, keep), _start(model.config, config, put(draws))
     for length in range(1, longest + 1):
         search = step(arrays, memory, src, keep, search, length)
         if bool(search.done.all()):
@@ -215,11 +227,11 @@ def _compiled_without_cache(model_config: TransformerConfig, config: DecodingCon
     return jax.jit(encode), jax.jit(step, static_argnames="length")
 
 
-def _start(model: TransformerConfig, config: DecodingConfig, batch: int) -> Search:
+def _start(model: TransformerConfig, config: DecodingConfig, draws: ArrayLike) -> Search:
     dtype = jnp.promote_types(model.compute_dtype, jnp.float32)
     longest = config.max_length or model.max_length
     assert model.decoder_start_id is not None  # `plan` raises otherwise
-    return start(batch, config.beam_size, longest, model.decoder_start_id, model.pad_id, dtype)
+    return start(jnp.asarray(draws), longest, model.decoder_start_id, model.pad_id, dtype)
 
 
 def _round_up(length: int, longest: int) -> int:

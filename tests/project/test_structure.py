@@ -117,7 +117,7 @@ MIRROR = {
         f"flax_transformer/{name}.py": f"torch_reference/{name}.py"
         for name in (
             *("attention", "dropout", "initializers", "inputs", "layers", "model", "module"),
-            *(f"decoding/{name}" for name in ("beam", "ngrams", "scoring", "search")),
+            *(f"decoding/{name}" for name in ("beam", "ngrams", "sampling", "scoring", "search", "state", "steps")),
         )
     },
     **{
@@ -148,7 +148,7 @@ FLAX_ONLY = {
     | {f"TrainState.{field}" for field in ("buffers", "optimizer", "params", "position", "seed", "update")},
 }
 TORCH_ONLY = {
-    "beam": {"Search.margins", "Search.penalties"},
+    "state": {"Search.margins", "Search.penalties"},
     "initializers": {"BIAS_INITS"},
     "layers": {"Embedding.weight", "Norm.weight", "RelativePositions.weight", "Linear.weight"},
     "model": {"Transformer.from_state_dict", "Transformer.train"},

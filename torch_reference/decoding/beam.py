@@ -1,71 +1,14 @@
-"""One step of beam search, as `configs.decoding.DecodingConfig` defines it, given the log-probabilities.
+"""One step of beam search, as `configs.decoding.DecodingConfig` defines it, given the sums of log-probabilities.
 
 Letters: B sentences, K beam size, V vocabulary, M longest hypothesis; n is the length of a hypothesis.
 """
-
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...formulas.decoding import Steps
-from .ngrams import forbid, repeats
-
-
-class Search(NamedTuple):
-    """The state of a beam search. Live and finished hypotheses are sorted by score; -inf marks an empty slot."""
-
-    length: int  # n of the live hypotheses
-    tokens: Int[Tensor, "B K M+1"]  # live hypotheses, from the start token; padding after n
-    sums: Float[Tensor, "B K"]  # their sums of log-probabilities
-    finished: Int[Tensor, "B K M+1"]  # the best finished hypotheses
-    scores: Float[Tensor, "B K"]  # their scores, sum / penalty(n)
-    penalties: Float[Tensor, "B K"]  # their penalties
-    done: Bool[Tensor, " B"]  # whether a sentence's search is finished
-    margins: Float[Tensor, " B"]  # smallest error of a sum, in nats, that would have changed a decision
-
-
-def start(
-    batch: int, beam_size: int, longest: int, start_id: int, pad_id: int, dtype: torch.dtype, device: torch.device
-) -> Search:
-    """The initial state: one hypothesis per sentence, the start token."""
-    tokens = torch.full((batch, beam_size, longest + 1), pad_id, device=device)
-    first = tokens.clone()
-    first[:, :, 0] = start_id
-    empty = torch.full((batch, beam_size), -torch.inf, dtype=dtype, device=device)
-    sums = empty.clone()
-    sums[:, 0] = 0
-    done = torch.zeros_like(empty[:, 0], dtype=torch.bool)
-    return Search(0, first, sums, tokens, empty, torch.ones_like(empty), done, -empty[:, 0])
-
-
-def advance(
-    search: Search, log_probs: Float[Tensor, "B K V"], src_tokens: Int[Tensor, "B S"], steps: Steps, eos_id: int
-) -> Search:
-    """The state one token later."""
-    n = search.length + 1
-    log_probs = log_probs.masked_fill(_repeats(search, src_tokens, steps, log_probs.shape[-1]), -torch.inf)
-    if steps.forced[n]:
-        log_probs = torch.zeros_like(log_probs)
-    log_probs = log_probs.masked_fill(~torch.from_numpy(steps.allowed[steps.kind[n]]).to(log_probs.device), -torch.inf)
-    log_probs = log_probs.log_softmax(-1) if steps.renormalize else log_probs
-    return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
-
-
-def _repeats(
-    search: Search, src_tokens: Int[Tensor, "B S"], steps: Steps, vocab_size: int
-) -> Bool[Tensor, "B K V"] | Bool[Tensor, ""]:
-    """Whether a token would repeat an n-gram of its hypothesis, or of the source."""
-    count, forbidden = search.length + 1, torch.zeros((), dtype=torch.bool, device=src_tokens.device)
-    if steps.ngram:
-        completions = repeats(search.tokens, count, search.tokens, count, steps.ngram)
-        forbidden = forbidden | forbid(completions, vocab_size)
-    if steps.source_ngram:
-        source = src_tokens[:, None].expand(-1, search.sums.shape[1], -1)
-        completions = repeats(search.tokens, count, source, src_tokens.shape[1], steps.source_ngram)
-        forbidden = forbidden | forbid(completions, vocab_size)
-    return forbidden
+from .state import Search
 
 
 def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
@@ -102,7 +45,7 @@ def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: i
     ]
     tokens = _pick(candidates, indices[:, :beam_size])
     margins = _closest(search, decisions)
-    return Search(n, tokens, live_sums, finished, scores, penalties[:, :beam_size], done, margins)
+    return Search(n, tokens, live_sums, finished, scores, penalties[:, :beam_size], done, search.draws, margins)
 
 
 def _stay(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
@@ -126,7 +69,7 @@ def _stay(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: in
         torch.where(closes[:, None], *pair) for pair in ((scores, search.scores), (penalties, search.penalties))
     )
     margins = _closest(search, decisions)
-    return Search(n, candidates, sums, finished, scores, penalties, search.done | closes, margins)
+    return Search(n, candidates, sums, finished, scores, penalties, search.done | closes, search.draws, margins)
 
 
 # `DecodingConfig.ended` -> one step of the search, given the sums of all continuations

@@ -1,18 +1,21 @@
-"""Greedy and beam search without a cache: each step runs the decoder over the whole hypotheses.
+"""Greedy and beam search, and sampling, without a cache: each step runs the decoder over the whole hypotheses.
 
 Letters: B sentences, S source length, K beam size.
 """
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ...configs.decoding import DecodingConfig
 from ...formulas.decoding import Decoded, check_sources, collect, plan
+from ...formulas.sampling import draws_of
 from ..inputs import check_inputs
 from ..model import Transformer
 from ..module import at_least_float32
-from .beam import advance, start
+from .state import start
+from .steps import advance
 
 
 @torch.no_grad()
@@ -21,9 +24,11 @@ def generate(
     src_tokens: Int[Tensor, "B S"],
     config: DecodingConfig | None = None,
     src_mask: Bool[Tensor, "B S"] | None = None,
+    sentences: np.ndarray | None = None,
 ) -> Decoded:
-    """Translate a batch of sentences by beam search, as `DecodingConfig` defines it.
+    """Translate a batch of sentences by beam search or sampling, as `DecodingConfig` defines it.
 
+    `sentences` (B,): their numbers, on which samples depend; by default 0 to B - 1.
     The result's `margins` are those of each sentence's closest decision: only a numerical error of at least that size
     can change it.
 
@@ -42,9 +47,8 @@ def generate(
 
     longest, dtype = len(steps.kind) - 1, at_least_float32(memory).dtype
     assert settings.decoder_start_id is not None  # `plan` raises otherwise
-    search = start(
-        len(src_tokens), beam_size, longest, settings.decoder_start_id, settings.pad_id, dtype, src_tokens.device
-    )
+    draws = torch.from_numpy(draws_of(config, settings, sentences, len(src_tokens))).to(memory.device)
+    search = start(draws, longest, settings.decoder_start_id, settings.pad_id, dtype)
     while search.length < longest and not search.done.all():
         prefixes = search.tokens[:, :, : search.length + 1].flatten(0, 1)
         logits = model.decode(prefixes, memory, keep)[:, -1].unflatten(0, (-1, beam_size))

@@ -1,0 +1,31 @@
+"""The state of decoding: the hypotheses of each sentence, finished or not.
+
+Letters: B sentences, K beam size, V vocabulary, M longest hypothesis; n is the length of a hypothesis.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+class Search(NamedTuple):
+    """The state of a beam search. Live and finished hypotheses are sorted by score; -inf marks an empty slot."""
+
+    length: Int[Array, ""]  # n of the live hypotheses
+    tokens: Int[Array, "B K M+1"]  # live hypotheses, from the start token; padding after n
+    sums: Float[Array, "B K"]  # their sums of log-probabilities
+    finished: Int[Array, "B K M+1"]  # the best finished hypotheses
+    scores: Float[Array, "B K"]  # their scores, sum / penalty(n)
+    done: Bool[Array, " B"]  # whether a sentence's search is finished
+    draws: Float[Array, "B K _"]  # the uniform numbers of samples, by n; none in a search
+
+
+def start(draws: Float[Array, "B K _"], longest: int, start_id: int, pad_id: int, dtype: jnp.dtype) -> Search:
+    """The initial state: the start token, as one hypothesis per sentence, or as K samples."""
+    batch, beam_size, numbers = draws.shape
+    tokens = jnp.full((batch, beam_size, longest + 1), pad_id, jnp.int32)
+    empty = jnp.full((batch, beam_size), -jnp.inf, dtype)
+    first = tokens.at[:, :, 0].set(start_id)
+    sums = empty.at[:, : beam_size if numbers else 1].set(0)
+    return Search(jnp.int32(0), first, sums, tokens, empty, jnp.zeros(batch, bool), draws)

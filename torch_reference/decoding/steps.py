@@ -1,0 +1,44 @@
+"""One step of decoding, given the log-probabilities: what is not allowed, then the search or the draw.
+
+Letters: B sentences, K beam size, V vocabulary, M longest hypothesis; n is the length of a hypothesis.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...formulas.decoding import Steps
+from .beam import ENDED
+from .ngrams import forbid, repeats
+from .sampling import sample
+from .state import Search
+
+
+def advance(
+    search: Search, log_probs: Float[Tensor, "B K V"], src_tokens: Int[Tensor, "B S"], steps: Steps, eos_id: int
+) -> Search:
+    """The state one token later."""
+    n = search.length + 1
+    log_probs = log_probs.masked_fill(_repeats(search, src_tokens, steps, log_probs.shape[-1]), -torch.inf)
+    if steps.forced[n]:
+        log_probs = torch.zeros_like(log_probs)
+    log_probs = log_probs.masked_fill(~torch.from_numpy(steps.allowed[steps.kind[n]]).to(log_probs.device), -torch.inf)
+    log_probs = log_probs.log_softmax(-1) if steps.renormalize else log_probs
+    if steps.sampling is not None:
+        return sample(search, log_probs, steps, eos_id)
+    return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
+
+
+def _repeats(
+    search: Search, src_tokens: Int[Tensor, "B S"], steps: Steps, vocab_size: int
+) -> Bool[Tensor, "B K V"] | Bool[Tensor, ""]:
+    """Whether a token would repeat an n-gram of its hypothesis, or of the source."""
+    count, forbidden = search.length + 1, torch.zeros((), dtype=torch.bool, device=src_tokens.device)
+    if steps.ngram:
+        completions = repeats(search.tokens, count, search.tokens, count, steps.ngram)
+        forbidden = forbidden | forbid(completions, vocab_size)
+    if steps.source_ngram:
+        source = src_tokens[:, None].expand(-1, search.sums.shape[1], -1)
+        completions = repeats(search.tokens, count, source, src_tokens.shape[1], steps.source_ngram)
+        forbidden = forbidden | forbid(completions, vocab_size)
+    return forbidden

@@ -18,7 +18,7 @@ from ..configs.schema import TransformerConfig
 from ..configs.summary import describe_model, html_table, text_table
 from ..convert.arrays.lazy import specs_of
 from ..convert.checkpoint import CONFIG, Checkpoint
-from ..convert.formats.generation import Generation, generation_of
+from ..convert.formats.generation import Generation, decoding_with, generation_of
 from ..convert.formats.hugging_face import LAYOUTS, family
 from ..convert.formats.registry import load as load_checkpoint
 from ..convert.port import flax_specs
@@ -221,7 +221,7 @@ class Translator:
             ConfigError: a field has an invalid value.
         """
         generation_fields = {} if self.generation is None else self.generation.fields
-        return DecodingConfig(**{**generation_fields, **fields})
+        return decoding_with(generation_fields, fields)
 
     def translate(
         self,
@@ -251,9 +251,11 @@ class Translator:
         decoding: DecodingConfig,
         framework: Framework = "flax",
         progress: Callable[[int], None] = lambda count: None,
+        first: int = 0,
     ) -> list[list[Hypothesis]]:
-        """The `n_best` translations of each text, best first; an empty list for an empty text.
+        """The `n_best` translations of each text, best first, or as they were drawn; an empty list for an empty text.
 
+        `first`: the number of the first text, on which samples depend.
         Texts are truncated to the model's `max_length` tokens; `too_long` lists them.
         """
         texts, ids, _ = self.sources(texts)
@@ -263,7 +265,8 @@ class Translator:
         progress(count)
         for rows, src in self._blocks(ids, order):
             try:
-                decoded = self._generate(framework)(self._pad_length(src), decoding)
+                numbers = first + np.array(_fill_block(rows, len(src)))
+                decoded = self._generate(framework)(self._pad_length(src), decoding, numbers)
             except NotFiniteError as error:
                 text = texts[_fill_block(rows, len(src))[error.row]]
                 raise NotFiniteError(f"{self.name}, {text[:80]!r}: {NAN_LOGITS}") from None
@@ -388,10 +391,12 @@ class Translator:
 
     def _generate(self, framework: Framework) -> Callable[..., Any]:
         if framework == "flax":
-            return lambda src, decoding: generate(self.flax, src, decoding)
+            return lambda src, decoding, numbers: generate(self.flax, src, decoding, sentences=numbers)
         from .. import torch_reference
 
-        return lambda src, decoding: torch_reference.generate(self.torch, _tensor(src), decoding)
+        return lambda src, decoding, numbers: torch_reference.generate(
+            self.torch, _tensor(src), decoding, sentences=numbers
+        )
 
     def _score(self, framework: Framework) -> Callable[..., Any]:
         if framework == "flax":

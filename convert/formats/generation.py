@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...backend.errors import ConfigError, ConversionError
-from ...configs.decoding import DecodingConfig
+from ...configs.decoding import DecodingConfig, SamplingConfig
 from ...configs.schema import TransformerConfig
 from ..checkpoint import CONFIG, GENERATION
 
@@ -12,7 +12,7 @@ Settings = Mapping[str, Any]
 
 # setting -> values that change nothing; other values cannot be applied
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "do_sample": (False,),
+    "do_sample": (False, True),
     "num_return_sequences": (1,),
     "num_beam_groups": (1,),
     "repetition_penalty": (1, 1.0),
@@ -39,6 +39,9 @@ _SAME = {
     "renormalize_logits": "renormalize",
     "early_stopping": "early_stopping",
 }
+# the filters of sampling: field of `SamplingConfig` with the same value -> default of `generate`
+_FILTERS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+_NO_FILTERS = {"top_h": (), "epsilon_cutoff": (0, 0.0), "eta_cutoff": (0, 0.0)}
 _LENGTHS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens")
 # defaults of `generate`: of an unset beam size, and of an unset maximum length
 _BEAM_SIZE, _NEW_TOKENS = 1, 20
@@ -62,7 +65,7 @@ def generation_of(documents: Mapping[str, Settings], model: TransformerConfig, n
     """The decoding settings of a directory's documents, with the defaults of `generate`; None without a directory.
 
     Raises:
-        ConversionError: lists every setting that beam search cannot apply.
+        ConversionError: lists every setting that twinax cannot apply.
     """
     if CONFIG not in documents:
         return None
@@ -70,28 +73,46 @@ def generation_of(documents: Mapping[str, Settings], model: TransformerConfig, n
     settings = {name: value for name, value in documents[file].items() if value is not None}
     if problems := [*_problems(settings), *_other_ids(settings, model, file)]:
         raise ConversionError(
-            f"{name}: {file} sets {', '.join(problems)}, which beam search cannot apply; change the file, or pass "
+            f"{name}: {file} sets {', '.join(problems)}, which twinax cannot apply; change the file, or pass "
             "--ignore-generation-config"
         )
-    names = (*_SAME, *_LENGTHS, "bad_words_ids", "suppress_tokens")
+    samples = settings.get("do_sample", False)
+    names = (*_SAME, *_LENGTHS, "bad_words_ids", "suppress_tokens", *(("do_sample", *_FILTERS) if samples else ()))
     stated = {name: settings[name] for name in names if name in settings}
     defaults = {} if "num_beams" in settings else {"num_beams": _BEAM_SIZE}
     defaults |= {"max_new_tokens": _NEW_TOKENS} if _lacks_length(settings) else {}
+    defaults |= {"top_k": _FILTERS["top_k"]} if samples and "top_k" not in settings else {}
     settings |= defaults
     fields = {field: settings[name] for name, field in _SAME.items() if name in settings}
     ids = [*(ids[0] for ids in settings.get("bad_words_ids", [])), *settings.get("suppress_tokens", [])]
     fields |= _lengths(settings, model)
+    if samples:
+        fields["sampling"] = SamplingConfig(**{name: settings.get(name, value) for name, value in _FILTERS.items()})
+        fields["early_stopping"] = False  # there is one hypothesis
     fields["forbidden_ids"] = tuple(i for i in ids if i != model.eos_id)
     # `generate` forbids padding only if it is listed, and ends a sentence at the maximum only if a token is forced
     fields |= {"allow_padding": model.pad_id not in ids, "force_end": model.forced_eos_id is not None}
     return Generation(file, fields, stated, defaults)
 
 
+def decoding_with(settings: Settings, fields: Settings) -> DecodingConfig:
+    """Fields of a directory with some changed: a beam size takes the place of sampling, and sampling that of a beam.
+
+    Raises:
+        ConfigError: a field has an invalid value.
+    """
+    if fields.get("sampling") is not None:
+        settings = {**settings, "beam_size": 1, "early_stopping": False}
+    elif "beam_size" in fields:
+        settings = {**settings, "sampling": None}
+    return DecodingConfig(**{**settings, **fields})
+
+
 def decoding_document(documents: Mapping[str, Settings]) -> dict[str, Settings]:
     """The generation_config.json with the decoding settings of a directory, for another family; {} without one."""
     if CONFIG not in documents:
         return {}
-    names = (*_NEUTRAL, *_SAME, *_LENGTHS, "bad_words_ids", "suppress_tokens")
+    names = (*_NEUTRAL, *_SAME, *_FILTERS, *_NO_FILTERS, *_LENGTHS, "bad_words_ids", "suppress_tokens")
     settings = documents[_file_of(documents)]
     return {GENERATION: {name: settings[name] for name in names if settings.get(name) is not None}}
 
@@ -120,13 +141,19 @@ def _lacks_length(settings: Settings) -> bool:
 
 
 def _problems(settings: Settings) -> Iterator[str]:
-    """Each setting that beam search cannot apply, with its value."""
-    for name, values in _NEUTRAL.items():
+    """Each setting that twinax cannot apply, with its value."""
+    samples = settings.get("do_sample", False)
+    for name, values in (_NEUTRAL | (_NO_FILTERS if samples else {})).items():
         if name in settings and settings[name] not in values:
             yield f"{name}={settings[name]!r}"
     for name, field in _SAME.items():
         if name in settings and name != "early_stopping" and not _is_valid(field, settings[name]):
             yield f"{name}={settings[name]!r}"
+    for name in _FILTERS if samples else ():
+        if name in settings and not _is_valid(name, settings[name], SamplingConfig):
+            yield f"{name}={settings[name]!r}"
+    if samples and settings.get("num_beams", 1) != 1:
+        yield f"num_beams={settings['num_beams']!r} with do_sample=True"
     for name in _LENGTHS:
         if name in settings and type(settings[name]) is not int:
             yield f"{name}={settings[name]!r}"
@@ -153,9 +180,9 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
-def _is_valid(field: str, value: Any) -> bool:
+def _is_valid(field: str, value: Any, config: type[DecodingConfig | SamplingConfig] = DecodingConfig) -> bool:
     try:
-        DecodingConfig(**{field: value})
+        config(**{field: value})
     except ConfigError:
         return False
     return True

@@ -139,14 +139,8 @@ def test_names_of_other_toolkits_are_answered_with_flags_that_exist(name, flags_
         (("evaluate", "x", "--lenpen", "1"), "--lenpen: in twinax, use --length-exponent"),
         (("parity", "x", "--lang", "de"), "--lang: in twinax, use --tgt-lang"),
         (("score", "x", "--reference", "y"), "--reference: in twinax, use --tgt"),
-        (
-            ("translate", "x", "--temperature", "1"),
-            "--temperature: not available: twinax does not sample; --beam-size selects greedy decoding or beam search",
-        ),
-        (
-            ("evaluate", "x", "--top_k=5"),
-            "--top-k: not available: twinax does not sample; --beam-size selects greedy decoding or beam search",
-        ),
+        (("translate", "x", "--do-sample"), "--do-sample: in twinax, use --samples"),
+        (("evaluate", "x", "--sampling_topk=5"), "--sampling-topk: in twinax, use --top-k"),
         (
             ("translate", "x", "--output-file", "y"),
             "--output-file: in twinax, use --output",
@@ -165,7 +159,7 @@ def test_a_name_of_another_toolkit_is_one_line(arguments, line, command):
 @pytest.mark.parametrize("name", [*FOREIGN])
 def test_flags_of_other_tools_that_many_try(name):
     """Every command answers to a device; those that decode to sampling and batches."""
-    tried = ["--device", *(["--temperature", "--top-k", "--batch-size"] if name in ("translate", "evaluate") else [])]
+    tried = ["--device", *(["--sampling", "--topk", "--batch-size"] if name in ("translate", "evaluate") else [])]
     for flag in tried:
         with pytest.raises(UsageError, match=f"^{flag}: "):
             check_flags(name, ["x", flag, "1"])

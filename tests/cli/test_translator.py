@@ -12,16 +12,17 @@ import pytest
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
-from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
+from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter, sentence_bleu, sentence_chrf
 
 import twinax
 from twinax.backend.errors import CheckpointError, ConfigError, DataError
 from twinax.cli.text.resumable_output import ResumableOutput
 from twinax.cli.usage import UsageError
-from twinax.configs.decoding import DecodingConfig
+from twinax.configs.decoding import DecodingConfig, SamplingConfig
 from twinax.configs.training import TrainingConfig
 from twinax.flax_transformer import named_arrays
 from twinax.flax_transformer.decoding.search import generate
+from twinax.inference.minimum_bayes_risk import expected_utilities
 from twinax.inference.scores import corpus_scores
 from twinax.inference.translator import Hypothesis, Translator
 from twinax.train.text.tokenization import FastTokenizer
@@ -143,9 +144,9 @@ def test_few_lengths_are_compiled(translator, monkeypatch):
     """Block lengths are multiples of eight, or the model's max_length."""
     lengths, search = set(), generate
 
-    def counting(model, src, decoding):
+    def counting(model, src, decoding, **numbers):
         lengths.add(src.shape[1])
-        return search(model, src, decoding)
+        return search(model, src, decoding, **numbers)
 
     monkeypatch.setattr("twinax.inference.translator.generate", counting)
     monkeypatch.setattr("twinax.inference.translator._BLOCK", 1)
@@ -226,6 +227,57 @@ def test_translate_a_file(command, files):
     assert (code, out) == (0, "".join(text + "\n" for text in LARGE))
     assert err == "twinax: line 5: has more than 8 tokens and was truncated\n"
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("window", [2, 256])
+def test_samples_depend_on_seed_and_line_alone(window, command, monkeypatch, files):
+    """Whatever the windows and the framework are; a line's samples carry its number."""
+    monkeypatch.setattr("twinax.cli.text.text_commands._FIRST_WINDOW", window)
+    words = ("translate", MODEL, "src", "--samples", "3", "--temperature", "3", "--seed")
+    code, out, _ = command(*words, "1")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert (code, [int(number) for number, _ in rows]) == (0, [1, 1, 1, 2, 3, 3, 3, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7])
+    assert command(*words, "1", "--framework", "torch")[1] == out
+    assert command(*words, "2")[1] != out
+    sampling = SamplingConfig(seed=1, temperature=3.0)
+    expected = twinax.load(MODEL).hypotheses(
+        TEXTS[2:3], DecodingConfig(beam_size=3, n_best=3, sampling=sampling), first=2
+    )[0]
+    assert [text for number, text in rows if number == "3"] == [h.text for h in expected]
+    assert len({text for _, text in rows}) > 4
+
+
+@pytest.mark.parametrize(("utility", "oracle"), [("chrf", sentence_chrf), ("bleu", sentence_bleu)])
+def test_minimum_bayes_risk_takes_the_sample_that_is_most_like_all(utility, oracle, command, files):
+    words = ("translate", MODEL, "src", "--samples", "6", "--temperature", "2", "--scores")
+    _, out, _ = command(*words)
+    samples = {}
+    for line in out.splitlines():
+        number, _, text = line.split("\t")
+        samples.setdefault(number, []).append(text)
+    utilities = {
+        number: [np.mean([oracle(text, [other]).score for other in texts]) for text in texts]
+        for number, texts in samples.items()
+    }
+    code, out, _ = command(*words, "--mbr", utility, "--n-best", "2")
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert code == 0
+    for number, texts in samples.items():
+        if len(texts) > 1:
+            found = [(float(value), text) for n, value, text in rows if n == number]
+            assert [value for value, _ in found] == pytest.approx(sorted(utilities[number])[:-3:-1], abs=1e-6)
+            assert found[0][1] == texts[int(np.argmax(utilities[number]))]
+    best = [text for _, _, text in rows][::2]
+    assert command(*words[:-1], "--mbr", utility)[1].splitlines()[0] == best[0]
+    code, _, _ = command("evaluate", *words[1:2], "--src", "src", "--tgt", "tgt", *words[3:-1], "--mbr", utility)
+    assert code == 0
+
+
+def test_expected_utilities_of_three_translations():
+    """By hand: "a" equals two of three samples, and shares nothing with the third."""
+    assert expected_utilities(["a", "b", "a"], "chrf") == pytest.approx([200 / 3, 100 / 3, 200 / 3])
+    with pytest.raises(ConfigError, match=r"^utility='ter': must be 'chrf' or 'bleu'$"):
+        expected_utilities(["a"], "ter")
 
 
 class Terminal(io.StringIO):
@@ -397,6 +449,17 @@ def test_score(command, files):
         (("translate", "."), "is neither a run, nor a checkpoint, nor a Hugging Face directory"),
         (("translate", MODEL, "nowhere"), "nowhere: there is no such file"),
         (("translate", MODEL, "utf16"), "utf16: is UTF-16; save it as UTF-8"),
+        (
+            ("translate", MODEL, "src", "--top-p", "0.9", "--beam-size", "2"),
+            "--top-p: samples, without a beam; omit --beam-size, and set --samples for several per line",
+        ),
+        (("translate", MODEL, "src", "--mbr", "bleu"), "--mbr bleu: compares samples; set their number with --samples"),
+        (
+            ("translate", MODEL, "src", "--samples", "2", "--mbr", "bleu", "--n-best", "3"),
+            "--samples 2: must be at least --n-best 3",
+        ),
+        (("translate", MODEL, "src", "--samples", "0"), "--samples 0: must be at least 1"),
+        (("translate", MODEL, "src", "--top-p", "0"), "top_p=0.0: must be above 0 and at most 1; 1 keeps all tokens"),
         (("translate", MODEL, "src", "--n-best", "0"), "n_best=0: must be"),
         (("translate", MODEL, "src", "--n-best", "9"), "n_best=9: must not be above beam_size=5"),
         (("translate", MODEL, "src", "--attention", "x.jpeg"), "--attention x.jpeg: must end in .png, .pdf or .svg"),

@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 import twinax
 from parity_tests.support.text import VARIANTS, compare_translations, write_files, write_model
 from twinax import convert, torch_reference
-from twinax.configs.decoding import DecodingConfig
+from twinax.configs.decoding import DecodingConfig, SamplingConfig
 from twinax.convert.formats.ctranslate2 import read_tokens
 from twinax.convert.formats.generation import longest_translation
 from twinax.parity.search.ctranslate2 import COMMON_RULES, translate_options
@@ -165,9 +165,27 @@ def test_settings_are_printed_and_flags_override_them(folders, tmp_path, command
     assert "num_beams" not in command("translate", folder, text, *unset)[2]
 
 
+def test_a_directory_that_samples_does_unless_a_beam_is_asked_for(folders, tmp_path, command):
+    folder = change_settings(folders("Marian"), tmp_path / "model", do_sample=True, num_beams=1, temperature=0.7)
+    (tmp_path / "text").write_text(f"{GERMAN[0]}\n")
+    words = ("translate", folder, tmp_path / "text", "--framework", "torch", "--max-length", "4")
+    code, out, err = command(*words)
+    assert code == 0
+    assert "do_sample=True, temperature=0.7" in err
+    assert "top_k=50" in err.partition("the defaults of transformers")[0]
+    same = ("--ignore-generation-config", "--temperature", "0.7", "--top-k", "50")
+    model = twinax.load(folder)
+    assert model.decoding().sampling == SamplingConfig(temperature=0.7, top_k=50)
+    assert model.decoding(sampling=SamplingConfig(seed=3)).sampling == SamplingConfig(seed=3)
+    assert model.decoding(beam_size=2).sampling is None
+    assert out == f"{model.translate([GERMAN[0]], framework='torch', max_length=4)[0]}\n"
+    assert command(*words, "--beam-size", "1")[0] == command(*words, *same)[0] == 0
+
+
 UNUSABLE = {
     "repetition_penalty=1.3": {"repetition_penalty": 1.3},
-    "do_sample=True": {"do_sample": True, "temperature": 0.7},
+    "num_beams=4 with do_sample=True": {"do_sample": True, "num_beams": 4},
+    "epsilon_cutoff=0.1, temperature=0": {"do_sample": True, "num_beams": 1, "epsilon_cutoff": 0.1, "temperature": 0},
     "early_stopping='never'": {"early_stopping": "never"},
     "bad_words_ids=[[3, 4]] (only single tokens can be forbidden)": {"bad_words_ids": [[3, 4]]},
     "eos_token_id=[0, 1] (the model's is 0)": {"eos_token_id": [0, 1]},
@@ -190,8 +208,8 @@ def test_a_setting_that_cannot_be_applied_is_named(setting, folders, tmp_path, c
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     assert err == (
-        f"twinax: {folder}: generation_config.json sets {setting}, which beam search cannot apply; change the file, or "
-        "pass --ignore-generation-config\n"
+        f"twinax: {folder}: generation_config.json sets {setting}, which twinax cannot apply; change the file, or pass "
+        "--ignore-generation-config\n"
     )
     assert command(*arguments, "--ignore-generation-config", "--beam-size", "1", "--max-length", "2")[0] == 0
 

@@ -79,11 +79,10 @@ _SEARCH = _table(
     ("--max-len --max-len-b --max-new-tokens --max-target-length --max-output-length", "--max-length"),
     _LANGUAGE,
     _FIRST_TOKEN,
-    (
-        "--temperature --top-k --top-p --topk --topp --do-sample --sampling --sampling-topk --sampling-topp "
-        "--random-sampling-temp --random-sampling-topk --output-sampling",
-        f"{_ABSENT}twinax does not sample; --beam-size selects greedy decoding or beam search",
-    ),
+    ("--do-sample --sampling --output-sampling", "--samples"),
+    ("--topk --sampling-topk --random-sampling-topk", "--top-k"),
+    ("--topp --sampling-topp --random-sampling-topp", "--top-p"),
+    ("--random-sampling-temp --random-sampling-temperature", "--temperature"),
     (
         "--batch-size --max-batch-size --mini-batch --per-device-eval-batch-size --batch-type",
         f"{_ABSENT}sentences of similar length are decoded together, 32 at a time",

@@ -73,3 +73,37 @@ class Decoding:
 
 
 _DECODING = ("beam_size", "length_exponent", "max_length", "no_repeat_ngram_size")
+
+
+@flags
+class Sampling:
+    """Samples from the model's distribution instead of beam search, if one of these is given.
+
+    Attributes:
+        samples: translations to draw per line; default: 1.
+        seed: seed of the draws; with the number of a line, it determines the samples. Default: 0.
+        temperature: divides the logits; below 1, probable tokens become more probable.
+        top_k: keep the k most probable tokens.
+        top_p: keep the most probable tokens up to this probability (nucleus sampling).
+        min_p: keep tokens at least this share as probable as the best.
+        typical_p: keep the most typical tokens up to this probability (locally typical sampling).
+        mbr: of the samples, take the one with the highest mean chrf or bleu against all of them, which becomes its
+            score (minimum Bayes risk).
+    """
+
+    samples: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    mbr: Literal["chrf", "bleu"] | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The given values by name."""
+        return {field: value for field in _SAMPLING if (value := getattr(self, field)) is not None}
+
+
+_SAMPLING = ("samples", "seed", "temperature", "top_k", "top_p", "min_p", "typical_p")

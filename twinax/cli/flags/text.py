@@ -7,11 +7,11 @@ import tyro
 from ...backend.torch_package import require_torch
 from ..process.importing import import_without_gc
 from ..usage import UsageError, check_exists, check_outputs, check_picture, one_line_errors
-from .shared import CheckpointPath, Decoding, Framework, JsonFile, Languages, Quantization, Switch, flags
+from .shared import CheckpointPath, Decoding, Framework, JsonFile, Languages, Quantization, Sampling, Switch, flags
 
 
 @flags
-class Translate(Languages, Decoding):
+class Translate(Languages, Decoding, Sampling):
     """Translate a file or standard input line by line; an empty line gives an empty line.
 
     Lines are read and translated in windows of 256 to 16,384, sorted by length within; the output is in order. A line
@@ -27,6 +27,7 @@ class Translate(Languages, Decoding):
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         output: file to write the translations to; the same command continues it after an interruption.
         n_best: translations per line; if more than 1, each output line begins with the source line number and a tab.
+            Samples are printed in the same way, in the order in which they are drawn.
         scores: print each translation's score and a tab before it.
         attention: picture to write of the attention weights of the first translation (.png, .pdf, .svg).
         quantize: int8 computes products with weights in 8-bit integers, which is faster on a CPU with
@@ -89,7 +90,7 @@ class Score:
 
 
 @flags
-class Evaluate(Languages, Decoding):
+class Evaluate(Languages, Decoding, Sampling):
     """Translate a file and score it against its reference: cased and lowercased BLEU, chrF, TER and exact match.
 
     sacreBLEU's scores are printed with their signatures. Exact match is the percentage of translations equal to a

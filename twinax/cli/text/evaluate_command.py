@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ...inference import scores
+from ...inference.minimum_bayes_risk import rerank
 from ...train.text.corpus import read_lines
 from ...train.tracking.progress import progress_bar
 from ..flags.text import Evaluate
@@ -25,6 +27,7 @@ from .text_commands import (
     load_translator,
     one_line,
     read_pairs,
+    sampling_fields,
     warn_about_text,
 )
 
@@ -43,9 +46,10 @@ def evaluate(flags: Evaluate) -> int:
     texts = (flags.src, flags.tgt, dataset)
     check_outputs([flags.json_file, *outputs], [*flags.systems, flags.adapter, *texts, *flags.references])
     corpus = {name: getattr(flags, name) for name in _CORPUS}
-    check_decoding(flags.decoding)
+    check_decoding({**flags.decoding, **sampling_fields(flags, flags.beam_size)})
     if texts_only:
-        _check_unset(flags.decoding | flags.languages | {"adapter": flags.adapter, "quantize": flags.quantize})
+        others = {name: getattr(flags, name) for name in ("adapter", "quantize", "mbr")}
+        _check_unset(flags.decoding | flags.languages | flags.sampling | others)
     sources = {"src": flags.tgt} if texts_only and flags.src is None else {}  # not read
     pairs = partial(read_pairs, **corpus | sources, split=flags.split)
     number = sum(1 for _ in pairs())
@@ -126,11 +130,14 @@ class _Model:
         self.name, self.cut = path, 0
         translator = load_translator(path, flags.adapter, flags.quantize)
         self._translator = decoding_in(translator, **flags.languages)
-        self._decoding = decoding_config(self._translator, flags.decoding, flags.ignore_generation_config)
+        settings = {**flags.decoding, **sampling_fields(flags, flags.beam_size)}
+        self._decoding = decoding_config(self._translator, settings, flags.ignore_generation_config)
+        self._mbr = flags.mbr
         self._framework, self._number, self._begun, self._has_warned = flags.framework, number, 0, False
-        set_values = flags.languages | {"quantize": flags.quantize}
+        set_values = flags.languages | {"quantize": flags.quantize, "mbr": flags.mbr}
         self.settings = {name: getattr(self._decoding, name) for name in flags.decoding}
         self.settings |= {name: value for name, value in set_values.items() if value is not None}
+        self.settings |= {} if self._decoding.sampling is None else {"sampling": asdict(self._decoding.sampling)}
         self.settings |= {"framework": flags.framework}
         self.identity = {} if flags.output is None else identity(self._translator, flags, self._decoding)
 
@@ -146,7 +153,10 @@ class _Model:
                     self._decoding,
                     self._framework,
                     lambda count: progress("sentences", self._begun + count, self._number),
+                    self._begun,
                 )
+            if self._mbr is not None:
+                hypotheses = [rerank(samples, self._mbr) for samples in hypotheses]
             written = [one_line(n_best[0].text) if n_best else "" for n_best in hypotheses]
         self._begun += len(sources)
         return written

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from ...configs.data import CorpusConfig, is_file
-from ...configs.decoding import BEAM_SIZE, DecodingConfig
+from ...configs.decoding import BEAM_SIZE, DecodingConfig, SamplingConfig
+from ...convert.formats.generation import decoding_with
 from ...convert.io.checksums import checksum_of, checksum_of_json
 from ...inference.attention_plot import attention_plot
+from ...inference.minimum_bayes_risk import rerank
 from ...inference.text_warnings import text_warnings
 from ...inference.translator import Hypothesis, Sources, Translator, load
 from ...train.text import corpus
 from ...train.tracking.progress import progress_bar
-from ..flags.shared import Quantization
+from ..flags.shared import Quantization, Sampling
 from ..flags.text import Evaluate, Score, Translate
 from ..process.messages import set_encoding_errors
 from ..usage import UsageError, enable_compilation_cache, report_assumed
@@ -32,11 +34,12 @@ def translate(flags: Translate) -> int:
     set_encoding_errors("strict", sys.stdout)  # a translation is complete or not printed
     if flags.output is not None and os.path.exists(flags.output):
         raise UsageError(f"{flags.output}: exists; remove it, or name another file")
-    settings = {**flags.decoding, "n_best": flags.n_best}
+    settings = {**flags.decoding, "n_best": flags.n_best, **sampling_fields(flags, flags.beam_size, flags.n_best)}
     check_decoding(settings)
     translator = load_translator(flags.checkpoint, flags.adapter, flags.quantize)
     translator = decoding_in(translator, **flags.languages)
     decoding = decoding_config(translator, settings, flags.ignore_generation_config)
+    printed = decoding.n_best if flags.mbr is None else flags.n_best
     picture_done = flags.attention is None
 
     def lines_of(sources: Sources, first: int, progress: Callable[[int], None] = lambda count: None) -> list[str]:
@@ -44,10 +47,12 @@ def translate(flags: Translate) -> int:
         for i in sources.too_long:
             longest = translator.config.max_length
             print(f"twinax: line {first + i}: has more than {longest} tokens and was truncated", file=sys.stderr)
-        results = translator.hypotheses(sources, decoding, flags.framework, progress)
+        results = translator.hypotheses(sources, decoding, flags.framework, progress, first - 1)
+        if flags.mbr is not None:
+            results = [rerank(samples, flags.mbr)[: flags.n_best] for samples in results]
         picture_done = picture_done or _draw(translator, sources.texts, results, flags.attention)
         numbered = enumerate(results, first)
-        return [line for i, n_best in numbered for line in _lines_of(n_best, i, flags.n_best, flags.scores)]
+        return [line for i, n_best in numbered for line in _lines_of(n_best, i, printed, flags.scores)]
 
     if flags.output is None and flags.source is None and sys.stdin is not None and sys.stdin.isatty():
         print("one sentence per line; Ctrl-D ends", file=sys.stderr)
@@ -58,7 +63,8 @@ def translate(flags: Translate) -> int:
     else:
         output = None
         if flags.output is not None:
-            settings = identity(translator, flags, decoding) | {"checkpoint": flags.checkpoint, "scores": flags.scores}
+            settings = identity(translator, flags, decoding)
+            settings |= {"checkpoint": flags.checkpoint, "scores": flags.scores, "n_best": flags.n_best}
             output = ResumableOutput(flags.output, settings)
         total, has_warned, begin, before = _number_of_lines(flags.source), False, time.monotonic(), 0
         with progress_bar() as progress:
@@ -86,6 +92,27 @@ def translate(flags: Translate) -> int:
     return 0
 
 
+def sampling_fields(flags: Sampling, beam_size: int | None, n_best: int = 1) -> dict[str, Any]:
+    """The fields of `DecodingConfig` that the flags of sampling set; none without them.
+
+    Raises:
+        UsageError: they contradict the beam size, or the number of hypotheses.
+    """
+    values = dict(flags.sampling)
+    if not values and flags.mbr is not None:
+        raise UsageError(f"--mbr {flags.mbr}: compares samples; set their number with --samples")
+    if not values:
+        return {}
+    if beam_size is not None or (n_best != 1 and flags.mbr is None):
+        first, other = next(iter(values)).replace("_", "-"), "--n-best" if beam_size is None else "--beam-size"
+        raise UsageError(f"--{first}: samples, without a beam; omit {other}, and set --samples for several per line")
+    samples = values.pop("samples", 1)
+    if samples < n_best:
+        least = "1" if n_best == 1 else f"--n-best {n_best}"
+        raise UsageError(f"--samples {samples}: must be at least {least}")
+    return {"beam_size": samples, "n_best": samples, "sampling": SamplingConfig(**values)}
+
+
 def windows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     """(number of the first line, lines) of windows that grow, so that output begins soon and padding stays small."""
     first, size = 1, _FIRST_WINDOW
@@ -103,7 +130,7 @@ def identity(translator: Translator, flags: Translate | Evaluate, decoding: Deco
     """What determines a translation: the weights and the settings."""
     arrays = translator.checkpoint.arrays
     weights = checksum_of_json({name: checksum_of(np.asarray(arrays[name])) for name in arrays})
-    settings = {name: getattr(flags, name) for name in ("adapter", "quantize", "framework")} | flags.languages
+    settings = {name: getattr(flags, name) for name in ("adapter", "quantize", "framework", "mbr")} | flags.languages
     return {"weights": weights, "decoding": asdict(decoding), **settings}
 
 
@@ -183,7 +210,7 @@ def decoding_config(translator: Translator, flags: Mapping[str, Any], ignore: bo
         text = ", ".join(f"{name}={value}" for name, value in defaults.items())
         print(f"twinax: {translator.name}: {text} (the defaults of twinax)", file=sys.stderr)
     flag_fields = {name: value for name, value in flags.items() if value is not None}
-    return DecodingConfig(**{"beam_size": BEAM_SIZE, **generation_fields, **flag_fields})
+    return decoding_with({"beam_size": BEAM_SIZE, **generation_fields}, flag_fields)
 
 
 def _source_lines(path: str | None) -> Iterator[str]:

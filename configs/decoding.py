@@ -70,6 +70,11 @@ class DecodingConfig:
     hypotheses contain EOS. They rank by the sum of log-probabilities of all their tokens, including those after EOS,
     over penalty(n) at the first EOS. If `max_length` is reached earlier, they rank by the sums.
 
+    With `beam_groups` G > 1 the beam is divided into G groups of K / G, one after the other at each step, each with a
+    search of its own (diverse beam search, Vijayakumar et al. 2018). The log-probability of a token is reduced by
+    `diversity_penalty` for each hypothesis of the groups before, unless they are finished, that has just taken it. All
+    finished hypotheses are then ranked together.
+
     With `sampling` there is no search: the K hypotheses of a sentence are independent samples, in the order in which
     they are numbered. Their scores are those of the search, by the model's distribution before the filters.
 
@@ -91,6 +96,8 @@ class DecodingConfig:
     renormalize: bool = False  # whether the log-probabilities of the allowed tokens are normalized again
     early_stopping: bool = False  # whether a sentence is finished as soon as it has K finished hypotheses
     ended: Ended = "leave"  # whether finished hypotheses leave the beam or stay in it
+    beam_groups: int = 1  # G; groups of the beam that avoid each other's tokens
+    diversity_penalty: float = 0.0  # nats per hypothesis of an earlier group with the same token at the same place
     sampling: SamplingConfig | None = None  # whether tokens are drawn; None: beam search
     cache: bool | None = None  # key-value cache; None: on if it does not change the outputs
 
@@ -107,6 +114,16 @@ class DecodingConfig:
         for name in ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be at least 0")
+        if self.beam_groups < 1 or self.beam_size % self.beam_groups:
+            raise ConfigError(f"beam_groups={self.beam_groups}: must divide beam_size={self.beam_size}")
+        if not 0 <= self.diversity_penalty < math.inf:
+            raise ConfigError(f"diversity_penalty={self.diversity_penalty!r}: must be at least 0")
+        if (self.beam_groups == 1) != (self.diversity_penalty == 0):
+            raise ConfigError(
+                f"diversity_penalty={self.diversity_penalty}, beam_groups={self.beam_groups}: set both, or neither"
+            )
+        if self.beam_groups > 1 and (self.sampling is not None or self.ended != "leave"):
+            raise ConfigError(f"beam_groups={self.beam_groups}: needs ended='leave', without sampling")
         if self.sampling is not None and (self.early_stopping or self.ended != "leave"):
             raise ConfigError("sampling: needs early_stopping=False and ended='leave'; samples do not compete")
         if self.early_stopping and self.ended == "stay":

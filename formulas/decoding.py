@@ -49,6 +49,8 @@ class Steps(NamedTuple):
     renormalize: bool  # whether the log-probabilities of the allowed tokens are normalized again
     ngram: int  # size of n-grams that may not repeat; 0: any may
     source_ngram: int  # size of n-grams that may not be those of the source; 0: any may
+    groups: int  # of the beam
+    diversity: float  # nats that a token loses for each hypothesis of an earlier group that has just taken it
     sampling: SamplingConfig | None  # the filters of what tokens are drawn from; None: beam search
 
 
@@ -84,8 +86,9 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
             "1e30; choose a value nearer 0"
         )
     rules = config.ended, config.early_stopping, config.renormalize
+    groups = config.beam_groups, config.diversity_penalty
     sizes = config.no_repeat_ngram_size, config.encoder_no_repeat_ngram_size
-    return Steps(kind, np.stack(allowed), forced, penalty, *rules, *sizes, config.sampling)
+    return Steps(kind, np.stack(allowed), forced, penalty, *rules, *sizes, *groups, config.sampling)
 
 
 def check(model: TransformerConfig, config: DecodingConfig) -> None:
@@ -158,6 +161,9 @@ def collect(tokens: np.ndarray, scores: np.ndarray, model: TransformerConfig, co
     rows = np.flatnonzero(np.isnan(scores).any(1))
     if len(rows):
         raise NotFiniteError(f"src_tokens[{rows[0]}]: {NAN_LOGITS}", int(rows[0]))
+    if config.beam_groups > 1:  # within a group they are in order
+        order = np.argsort(-scores, axis=1, kind="stable")
+        tokens, scores = (np.take_along_axis(a, i, 1) for a, i in ((tokens, order[..., None]), (scores, order)))
     tokens, scores = tokens[:, : config.n_best, 1:], scores[:, : config.n_best]
     ends, valid = tokens == model.eos_id, np.isfinite(scores)
     ended = ends.any(-1) & valid

@@ -231,7 +231,7 @@ def _start(model: TransformerConfig, config: DecodingConfig, draws: ArrayLike) -
     dtype = jnp.promote_types(model.compute_dtype, jnp.float32)
     longest = config.max_length or model.max_length
     assert model.decoder_start_id is not None  # `plan` raises otherwise
-    return start(jnp.asarray(draws), longest, model.decoder_start_id, model.pad_id, dtype)
+    return start(jnp.asarray(draws), config.beam_groups, longest, model.decoder_start_id, model.pad_id, dtype)
 
 
 def _round_up(length: int, longest: int) -> int:

@@ -17,15 +17,18 @@ class Search(NamedTuple):
     sums: Float[Array, "B K"]  # their sums of log-probabilities
     finished: Int[Array, "B K M+1"]  # the best finished hypotheses
     scores: Float[Array, "B K"]  # their scores, sum / penalty(n)
-    done: Bool[Array, " B"]  # whether a sentence's search is finished
+    done: Bool[Array, "B *G"]  # whether a sentence's search is finished; by group, if there are several
     draws: Float[Array, "B K _"]  # the uniform numbers of samples, by n; none in a search
 
 
-def start(draws: Float[Array, "B K _"], longest: int, start_id: int, pad_id: int, dtype: jnp.dtype) -> Search:
-    """The initial state: the start token, as one hypothesis per sentence, or as K samples."""
+def start(
+    draws: Float[Array, "B K _"], groups: int, longest: int, start_id: int, pad_id: int, dtype: jnp.dtype
+) -> Search:
+    """The initial state: the start token, as one hypothesis per sentence and group, or as K samples."""
     batch, beam_size, numbers = draws.shape
     tokens = jnp.full((batch, beam_size, longest + 1), pad_id, jnp.int32)
     empty = jnp.full((batch, beam_size), -jnp.inf, dtype)
     first = tokens.at[:, :, 0].set(start_id)
-    sums = empty.at[:, : beam_size if numbers else 1].set(0)
-    return Search(jnp.int32(0), first, sums, tokens, empty, jnp.zeros(batch, bool), draws)
+    sums = empty.at[:, :: 1 if numbers else beam_size // groups].set(0)
+    done = jnp.zeros((batch, groups) if groups > 1 else batch, bool)
+    return Search(jnp.int32(0), first, sums, tokens, empty, done, draws)

@@ -3,6 +3,7 @@
 Letters: B sentences, K beam size, V vocabulary, M longest hypothesis; n is the length of a hypothesis.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -25,7 +26,31 @@ def advance(
     log_probs = log_softmax(log_probs) if steps.renormalize else log_probs
     if steps.sampling is not None:
         return sample(search, log_probs, steps, eos_id)
+    if steps.groups > 1:
+        return _advance_groups(search, log_probs, steps, eos_id)
     return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
+
+
+def _advance_groups(
+    search: Search, log_probs: Float[Array, "B K V"], steps: Steps, eos_id: int
+) -> tuple[Search, Int[Array, "B K"]]:
+    """A step of each group in turn, which avoids the tokens that those before it have just taken."""
+    n, size = search.length + 1, log_probs.shape[1] // steps.groups
+    taken = jnp.zeros(log_probs[:, 0].shape, log_probs.dtype)  # hypotheses of earlier groups, by their token
+    groups, all_parents = [], []
+    for g in range(steps.groups):
+        columns = slice(g * size, (g + 1) * size)
+        states, done = (a[:, columns] for a in search[1:5]), search.done[:, g]
+        group = Search(search.length, *states, done, search.draws[:, columns])
+        sums = group.sums[..., None] + log_probs[:, columns] - steps.diversity * taken[:, None]
+        after, parents = ENDED[steps.ended](group, sums, steps, eos_id)
+        tokens = jnp.where(done[:, None] | (after.sums == -jnp.inf), -1, after.tokens[:, :, n])
+        taken += jax.nn.one_hot(tokens, taken.shape[-1], dtype=taken.dtype).sum(1)
+        groups.append(after)
+        all_parents.append(parents + g * size)
+    joined = (jnp.concatenate(arrays, axis=1) for arrays in zip(*(group[1:5] for group in groups), strict=True))
+    done = jnp.stack([group.done for group in groups], axis=1)
+    return Search(n, *joined, done, search.draws), jnp.concatenate(all_parents, axis=1)
 
 
 def _repeats(

@@ -48,7 +48,7 @@ def generate(
     longest, dtype = len(steps.kind) - 1, at_least_float32(memory).dtype
     assert settings.decoder_start_id is not None  # `plan` raises otherwise
     draws = torch.from_numpy(draws_of(config, settings, sentences, len(src_tokens))).to(memory.device)
-    search = start(draws, longest, settings.decoder_start_id, settings.pad_id, dtype)
+    search = start(draws, config.beam_groups, longest, settings.decoder_start_id, settings.pad_id, dtype)
     while search.length < longest and not search.done.all():
         prefixes = search.tokens[:, :, : search.length + 1].flatten(0, 1)
         logits = model.decode(prefixes, memory, keep)[:, -1].unflatten(0, (-1, beam_size))

@@ -19,19 +19,21 @@ class Search(NamedTuple):
     finished: Int[Tensor, "B K M+1"]  # the best finished hypotheses
     scores: Float[Tensor, "B K"]  # their scores, sum / penalty(n)
     penalties: Float[Tensor, "B K"]  # their penalties
-    done: Bool[Tensor, " B"]  # whether a sentence's search is finished
+    done: Bool[Tensor, "B *G"]  # whether a sentence's search is finished; by group, if there are several
     draws: Float[Tensor, "B K _"]  # the uniform numbers of samples, by n; none in a search
     margins: Float[Tensor, " B"]  # smallest error of a sum, in nats, that would have changed a decision
 
 
-def start(draws: Float[Tensor, "B K _"], longest: int, start_id: int, pad_id: int, dtype: torch.dtype) -> Search:
-    """The initial state: the start token, as one hypothesis per sentence, or as K samples."""
+def start(
+    draws: Float[Tensor, "B K _"], groups: int, longest: int, start_id: int, pad_id: int, dtype: torch.dtype
+) -> Search:
+    """The initial state: the start token, as one hypothesis per sentence and group, or as K samples."""
     (batch, beam_size, numbers), device = draws.shape, draws.device
     tokens = torch.full((batch, beam_size, longest + 1), pad_id, device=device)
     first = tokens.clone()
     first[:, :, 0] = start_id
     empty = torch.full((batch, beam_size), -torch.inf, dtype=dtype, device=device)
     sums = empty.clone()
-    sums[:, : beam_size if numbers else 1] = 0
-    done = torch.zeros_like(empty[:, 0], dtype=torch.bool)
+    sums[:, :: 1 if numbers else beam_size // groups] = 0
+    done = torch.zeros((batch, groups) if groups > 1 else batch, dtype=torch.bool, device=device)
     return Search(0, first, sums, tokens, empty, torch.ones_like(empty), done, draws, -empty[:, 0])

@@ -26,7 +26,28 @@ def advance(
     log_probs = log_probs.log_softmax(-1) if steps.renormalize else log_probs
     if steps.sampling is not None:
         return sample(search, log_probs, steps, eos_id)
+    if steps.groups > 1:
+        return _advance_groups(search, log_probs, steps, eos_id)
     return ENDED[steps.ended](search, search.sums[..., None] + log_probs, steps, eos_id)
+
+
+def _advance_groups(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
+    """A step of each group in turn, which avoids the tokens that those before it have just taken."""
+    n, size = search.length + 1, log_probs.shape[1] // steps.groups
+    taken = torch.zeros_like(log_probs[:, 0])  # hypotheses of earlier groups, by their token
+    groups = []
+    for g in range(steps.groups):
+        columns = slice(g * size, (g + 1) * size)
+        states, done = (a[:, columns] for a in search[1:6]), search.done[:, g]
+        group = Search(search.length, *states, done, search.draws[:, columns], search.margins)
+        sums = group.sums[..., None] + log_probs[:, columns] - steps.diversity * taken[:, None]
+        after = ENDED[steps.ended](group, sums, steps, eos_id)
+        goes_on = ~done[:, None] & (after.sums > -torch.inf)
+        taken.scatter_add_(1, after.tokens[:, :, n], goes_on.to(taken))
+        groups.append(after)
+    joined = (torch.cat(tensors, dim=1) for tensors in zip(*(group[1:6] for group in groups), strict=True))
+    done, margins = torch.stack([group.done for group in groups], dim=1), torch.stack([g.margins for g in groups])
+    return Search(n, *joined, done, search.draws, margins.amin(0))
 
 
 def _repeats(

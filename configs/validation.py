@@ -2,6 +2,7 @@
 
 import types
 from dataclasses import fields
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..backend.errors import ConfigError
@@ -13,18 +14,25 @@ def check_field_types(config: Any) -> None:
     Raises:
         ConfigError: names the field, its value and what is allowed.
     """
-    hints = get_type_hints(type(config))
-    for field in fields(config):
-        value = getattr(config, field.name)
+    for name, hint, types_ in _hints(type(config)):
+        value = getattr(config, name)
+        if type(value) in types_:
+            continue
         if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-            value = value.item()  # pyright: ignore[reportAttributeAccessIssue]
-            object.__setattr__(config, field.name, value)
-        hint = hints[field.name]
+            value = value.item()
+            object.__setattr__(config, name, value)
         if _accepts(hint, value):
             continue
         if type(value) is not int or abs(value) > 2**53 or not _accepts(hint, float(value)):
-            raise ConfigError(f"{field.name}={value!r}: must be {_describe(hint)}")
-        object.__setattr__(config, field.name, float(value))  # 0 becomes 0.0, so that equal configs are saved alike
+            raise ConfigError(f"{name}={value!r}: must be {_describe(hint)}")
+        object.__setattr__(config, name, float(value))  # 0 becomes 0.0, so that equal configs are saved alike
+
+
+@cache
+def _hints(config: type) -> list[tuple[str, Any, set[Any]]]:
+    """(name, annotation, types that it accepts whatever the value) of each field."""
+    hints = get_type_hints(config)
+    return [(field.name, hints[field.name], {*_members(hints[field.name])}) for field in fields(config)]
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax import nnx
 from jax.nn.initializers import Initializer
 
 init = jax.nn.initializers
@@ -46,6 +48,12 @@ EMBEDDING_INITS: dict[str, Callable[[int, int | None], Initializer]] = {
     "torch_default": lambda d_model, pad_id: init.normal(1.0),  # torch.nn.Embedding's default
     "torch_padding_idx": lambda d_model, pad_id: _zero_at(pad_id, init.normal(1.0)),  # the same with padding_idx
 }
+
+
+def drawn(initializer: Initializer, rngs: nnx.Rngs, shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
+    """The initial values of a parameter; the shape and dtype alone (`jax.ShapeDtypeStruct`) if `rngs` has no key."""
+    key = rngs.params()
+    return jax.ShapeDtypeStruct(shape, dtype) if key is None else initializer(key, shape, dtype)
 
 
 def _zero_at(row: int | None, initializer: Initializer) -> Initializer:

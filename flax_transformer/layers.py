@@ -15,7 +15,7 @@ from ..configs.schema import TransformerConfig
 from ..formulas.position_tables import POSITION_TABLES
 from ..formulas.relative_positions import relative_position_buckets
 from .dropout import Dropout, DropoutKey
-from .initializers import EMBEDDING_INITS, LINEAR_INITS
+from .initializers import EMBEDDING_INITS, LINEAR_INITS, drawn
 from .module import Buffer, at_least_float32, record
 from .quantization import table_rows
 from .xla_cpu.products import add_bias, product, scale
@@ -37,8 +37,8 @@ class Linear(nnx.Module):
         kernel_init, bias_init = LINEAR_INITS[config.linear_init](inputs, config.d_model, heads, role)
         dtype = jnp.dtype(config.param_dtype)
         self.compute_dtype = jnp.dtype(config.compute_dtype)
-        self.kernel = nnx.Param(kernel_init(rngs.params(), (inputs, outputs), dtype))
-        self.bias = nnx.Param(bias_init(rngs.params(), (outputs,), dtype)) if use_bias else nnx.data(None)
+        self.kernel = nnx.Param(drawn(kernel_init, rngs, (inputs, outputs), dtype))
+        self.bias = nnx.Param(drawn(bias_init, rngs, (outputs,), dtype)) if use_bias else nnx.data(None)
 
     def __call__(self, x: Float[Array, "B L I"]) -> Float[Array, "B L O"]:
         y = product("BLI,IO->BLO", x.astype(self.compute_dtype), self.kernel.get_value())
@@ -124,7 +124,7 @@ class Embedding(nnx.Module):
         self.config = config
         initializer = EMBEDDING_INITS[config.embedding_init](config.d_model, config.pad_id)
         shape, dtype = (vocab_size, config.d_model), jnp.dtype(config.param_dtype)
-        self.embedding = nnx.Param(initializer(rngs.params(), shape, dtype))
+        self.embedding = nnx.Param(drawn(initializer, rngs, shape, dtype))
 
     def __call__(self, tokens: Int[Array, "B L"]) -> Float[Array, "B L D"]:
         config, table = self.config, self.embedding.get_value()
@@ -170,7 +170,7 @@ class Positions(nnx.Module):
         else:
             kind = nnx.Param if config.positions == "learned" else Buffer
             initializer = EMBEDDING_INITS[config.embedding_init](config.d_model, None)
-            self.table = kind(initializer(rngs.params(), shape, dtype))
+            self.table = kind(drawn(initializer, rngs, shape, dtype))
 
     def __call__(self, positions: Int[Array, "... L"]) -> Float[Array, "... L D"]:
         config = self.config
@@ -187,9 +187,8 @@ class RelativePositions(nnx.Module):
     def __init__(self, config: TransformerConfig, num_heads: int, *, bidirectional: bool, rngs: nnx.Rngs):
         self.config, self.bidirectional = config, bidirectional
         shape, dtype = (config.relative_position_buckets, num_heads), jnp.dtype(config.param_dtype)
-        self.embedding = nnx.Param(
-            EMBEDDING_INITS["normal_rsqrt_d_model"](config.d_model, None)(rngs.params(), shape, dtype)
-        )
+        initializer = EMBEDDING_INITS["normal_rsqrt_d_model"](config.d_model, None)
+        self.embedding = nnx.Param(drawn(initializer, rngs, shape, dtype))
 
     def __call__(self, distances: Int[Array, "T S"]) -> Float[Array, "1 N T S"]:
         """The biases for `distances`, each a key's index minus its query's."""

@@ -20,7 +20,7 @@ from ..configs.summary import describe_model, html_table, text_table
 from .attention import CROSS_MASKS, DECODER_MASKS, ENCODER_MASKS, KeysValues, MultiHeadAttention
 from .dropout import Cutoff, Dropout, DropoutKey, LayerDrop, Site
 from .execution import Executed, run_layers
-from .initializers import LINEAR_INITS
+from .initializers import LINEAR_INITS, drawn
 from .inputs import check_dtypes, check_inputs, check_memory
 from .layers import Embedding, FeedForward, InputStage, Linear, Norm, RelativePositions, Residual, count_positions
 from .module import Buffer, at_least_float32, join_path, named_arrays, record
@@ -212,7 +212,7 @@ class Output(nnx.Module):
         self.bias = nnx.data(None)
         if config.output_bias == "learned":
             _, bias_init = LINEAR_INITS[config.linear_init](config.d_model, config.d_model, 1, "logits")
-            self.bias = nnx.Param(bias_init(rngs.params(), (vocab,), dtype))
+            self.bias = nnx.Param(drawn(bias_init, rngs, (vocab,), dtype))
         elif config.output_bias == "stored":
             self.bias = Buffer(jnp.zeros(vocab, dtype))
 
@@ -250,8 +250,9 @@ class Transformer(nnx.Module):
         self.tgt_input = InputStage(config, rngs=rngs)
         source, target = self.src_input.positions, self.tgt_input.positions
         if config.positions == "stored" and source is not None and target is not None:
-            # A copy, because a buffer can be donated only once.
-            target.table[...] = jnp.copy(source.table[...])
+            table = source.table.get_value()
+            if isinstance(table, jax.Array):  # a copy, because a buffer can be donated only once
+                target.table[...] = jnp.copy(table)
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
         self.output = Output(config, rngs=rngs)
@@ -396,11 +397,8 @@ def _structure(
 ) -> tuple[Any, dict[str, tuple[tuple[Any, ...], nnx.Variable]]]:
     """The graph definition of a model, and by name the path and the abstract value of each of its variables."""
 
-    def build() -> Transformer:
-        rngs: Any = nnx.Rngs(0)
-        key = jax.random.key(0)
-        rngs.params = lambda: key  # nnx counts the keys drawn, which takes quadratic time under a trace
-        return Transformer(config, rngs=rngs, execution=execution)
-
-    graphdef, state = nnx.split(nnx.eval_shape(build))
+    rngs: Any = nnx.Rngs(0)
+    rngs.params = lambda: None  # nothing is drawn
+    graphdef, state = nnx.split(Transformer(config, rngs=rngs, execution=execution))
+    state = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), state)
     return graphdef, {join_path(path): (path, variable) for path, variable in nnx.to_flat_state(state)}

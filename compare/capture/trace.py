@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,7 @@ def _key(key: Any) -> str:
     return str(key)
 
 
+@cache  # of each frame of each operation
 def is_library(file: str) -> bool:
     """Whether a file belongs to a framework, to the standard library or to this folder."""
     parts = Path(file).parts
@@ -213,10 +215,20 @@ def own_lines(frames: Iterable[tuple[str, int]]) -> tuple[str, ...]:
 
     Frames are innermost first; those after a recorder's are of its caller.
     """
-    outside = dropwhile(lambda frame: Path(frame[0]).parent == Path(__file__).parent, frames)
+    outside = dropwhile(lambda frame: _is_recording(frame[0]), frames)
     inside = takewhile(lambda frame: frame[0] not in _RECORDERS, outside)
-    own = (f"{'/'.join(Path(file).parts[-2:])}:{number}" for file, number in inside if not is_library(file))
+    own = (f"{_short(file)}:{number}" for file, number in inside if not is_library(file))
     return tuple(islice(own, DEPTH))
+
+
+@cache
+def _is_recording(file: str) -> bool:
+    return Path(file).parent == Path(__file__).parent
+
+
+@cache
+def _short(file: str) -> str:
+    return "/".join(Path(file).parts[-2:])
 
 
 def where_raised(error: BaseException) -> str:

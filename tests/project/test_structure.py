@@ -132,7 +132,7 @@ FLAX_ONLY = {
     "search": {"Past", "Past.ancestors", "Past.layers", "FEW", "Put", "SHORTEST", "prepare_sources", "lengthen"}
     | {"grow", "search_programs"},
     "dropout": {"threefry_mask"},
-    "initializers": {"init"},
+    "initializers": {"init", "drawn"},
     "inputs": {"check_dtypes", "float64_is_on"},
     "layers": {"Embedding.embedding", "Norm.scale", "RelativePositions.embedding", "Linear.kernel"},
     "model": {"UpdateCache", "Decoder.keys_values"}

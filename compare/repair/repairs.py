@@ -115,6 +115,7 @@ class RepairSearch:
         used = [made[o.inputs[0]] for o in self.region.operations if o.name == USE and o.inputs[0] in made]
         self.tried = (*regions[1].operations, *others, *(o for o in used if id(o) not in inside))
         self.budget = budget
+        self._failed: set[int] = set()  # hashes of changes after which the end differs
         self.text = ""  # of the only repair that is tried; empty: any
         self.below = 2 * _LAST  # the rank of the best attempt so far
         self.names = {number: name for name, number in self.side.trace.parameters.items()}
@@ -183,8 +184,14 @@ class RepairSearch:
             return None
         if attempt.repair.operation is not None:  # which was computed for the attempt
             self.budget -= sum(self.side.value(number).size for number in attempt.repair.operation.inputs)
+        contents = hash(tuple((number, value.shape, value.tobytes()) for number, value in attempt.changes.items()))
+        if contents in self._failed:  # several attempts lead to the same values
+            return None
         end = self._end(attempt.changes)
-        if end is None or not same_order(self.target, end, self.bound) or not self._holds(attempt.repair.edits):
+        if end is None or not same_order(self.target, end, self.bound):
+            self._failed.add(contents)
+            return None
+        if not self._holds(attempt.repair.edits):
             return None
         exact = attempt.is_structural or same_order(self.target, end, EXACT)
         return attempt if exact else replace(attempt, rank=attempt.rank + _LAST)

@@ -131,8 +131,8 @@ def test_the_start_token_counts_as_a_token_of_the_hypothesis(bart: Any) -> None:
 
 def test_forbidden_n_grams_are_counted_by_hand() -> None:
     """The hypothesis 5 7 8 7 ends with 7, which 8 followed; the source 7 9 7 has 7 before 9."""
-    from twinax.flax_transformer import ngrams
-    from twinax.torch_reference import ngrams as torch_ngrams
+    from twinax.flax_transformer.decoding import ngrams
+    from twinax.torch_reference.decoding import ngrams as torch_ngrams
 
     tokens, src = np.array([[[5, 7, 8, 7, 0, 0]], [[7, 9, 7, 0, 0, 0]]])[
         :, None

@@ -88,8 +88,11 @@ class DecodingConfig:
     length_exponent: float = 1.0  # a; 0: scores are sums of log-probabilities
     min_length: int = 1  # smallest n; 1 allows the empty translation
     max_length: int | None = None  # largest n; None: the model's max_length
+    min_length_ratio: float = 0.0  # smallest n per token of the source, EOS included on both sides
+    max_length_ratio: float | None = None  # largest n per token of the source; None: no bound
     force_end: bool = True  # whether EOS is forced at max_length; False: unfinished hypotheses are truncated there
     forbidden_ids: tuple[int, ...] = ()  # tokens that are never generated
+    forbidden_sequences: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never generated
     allow_padding: bool = False  # whether padding may be generated
     no_repeat_ngram_size: int = 0  # n-grams of this size occur once per hypothesis, with the start token; 0: no rule
     encoder_no_repeat_ngram_size: int = 0  # n-grams of this size in the source are not generated; 0: no rule
@@ -106,7 +109,16 @@ class DecodingConfig:
             raise ConfigError(f"forbidden_ids={self.forbidden_ids!r}: must be whole numbers")
         ids = (token.item() if isinstance(token, np.integer) else token for token in self.forbidden_ids)
         object.__setattr__(self, "forbidden_ids", tuple(ids))
+        if isinstance(self.forbidden_sequences, list):
+            object.__setattr__(self, "forbidden_sequences", tuple(map(tuple, self.forbidden_sequences)))
         check_field_types(self)
+        if not all(self.forbidden_sequences):
+            raise ConfigError("forbidden_sequences: one is empty; omit it")
+        least, most = self.min_length_ratio, self.max_length_ratio
+        if not 0 <= least < math.inf:
+            raise ConfigError(f"min_length_ratio={least!r}: must be at least 0")
+        if most is not None and not max(least, 1e-9) <= most < math.inf:
+            raise ConfigError(f"max_length_ratio={most!r}: must be above 0, and at least min_length_ratio={least}")
         for name in ("beam_size", "n_best", "min_length", "max_length"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -45,7 +45,7 @@ def _accepts(hint: Any, value: Any) -> bool:
             if any(value == allowed and type(value) is type(allowed) for allowed in get_args(member)):
                 return True
         elif get_origin(member) is tuple:
-            if type(value) is tuple and all(type(item) is get_args(member)[0] for item in value):
+            if type(value) is tuple and all(_accepts(get_args(member)[0], item) for item in value):
                 return True
         elif type(value) is member:
             return True
@@ -59,6 +59,7 @@ _DESCRIPTIONS = {
     str: "a text",
     type(None): "None",
     tuple[int, ...]: "whole numbers",
+    tuple[tuple[int, ...], ...]: "sequences of whole numbers",
     tuple[str, ...]: "texts",
 }
 

@@ -49,6 +49,7 @@ class Steps(NamedTuple):
     renormalize: bool  # whether the log-probabilities of the allowed tokens are normalized again
     ngram: int  # size of n-grams that may not repeat; 0: any may
     source_ngram: int  # size of n-grams that may not be those of the source; 0: any may
+    sequences: tuple[tuple[int, ...], ...]  # of tokens, that are never generated
     groups: int  # of the beam
     diversity: float  # nats that a token loses for each hypothesis of an earlier group that has just taken it
     sampling: SamplingConfig | None  # the filters of what tokens are drawn from; None: beam search
@@ -88,7 +89,9 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
     rules = config.ended, config.early_stopping, config.renormalize
     groups = config.beam_groups, config.diversity_penalty
     sizes = config.no_repeat_ngram_size, config.encoder_no_repeat_ngram_size
-    return Steps(kind, np.stack(allowed), forced, penalty, *rules, *sizes, *groups, config.sampling)
+    return Steps(
+        kind, np.stack(allowed), forced, penalty, *rules, *sizes, config.forbidden_sequences, *groups, config.sampling
+    )
 
 
 def check(model: TransformerConfig, config: DecodingConfig) -> None:
@@ -109,10 +112,11 @@ def check(model: TransformerConfig, config: DecodingConfig) -> None:
             "cross_mask='encoder': needs as many target as source tokens, so the model cannot be decoded; "
             "set cross_mask='source'"
         )
-    for token in config.forbidden_ids:
+    for token in (*config.forbidden_ids, *(i for sequence in config.forbidden_sequences for i in sequence)):
         if not 0 <= token < vocab:
-            raise ConfigError(f"forbidden_ids: {token} is outside the target vocabulary, 0 to {vocab - 1}")
-        if token == model.eos_id:
+            name = "forbidden_ids" if token in config.forbidden_ids else "forbidden_sequences"
+            raise ConfigError(f"{name}: {token} is outside the target vocabulary, 0 to {vocab - 1}")
+        if token == model.eos_id and token in config.forbidden_ids:
             raise ConfigError(f"forbidden_ids: {token} is eos_id, without which decoding cannot finish; see min_length")
     if config.allow_padding and "padding" in model.decoder_mask:
         raise ConfigError(

@@ -252,21 +252,31 @@ class Translator:
         framework: Framework = "flax",
         progress: Callable[[int], None] = lambda count: None,
         first: int = 0,
+        prefixes: Iterable[str] | None = None,
     ) -> list[list[Hypothesis]]:
         """The `n_best` translations of each text, best first, or as they were drawn; an empty list for an empty text.
 
-        `first`: the number of the first text, on which samples depend.
+        `first`: the number of the first text, on which samples depend. `prefixes`: the beginning of each translation,
+        which is empty for none.
+
+        Raises:
+            DataError: there is not one prefix per text, or one is too long.
         Texts are truncated to the model's `max_length` tokens; `too_long` lists them.
         """
         texts, ids, _ = self.sources(texts)
+        prefix_ids = self._prefix_ids(prefixes, texts, decoding.max_length or self.config.max_length)
         results = [[] for _ in texts]
         order = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i]))
         count = 0
         progress(count)
         for rows, src in self._blocks(ids, order):
             try:
-                numbers = first + np.array(_fill_block(rows, len(src)))
-                decoded = self._generate(framework)(self._pad_length(src), decoding, numbers)
+                filled = _fill_block(rows, len(src))
+                given = {
+                    "sentences": first + np.array(filled),
+                    "prefixes": None if prefix_ids is None else [prefix_ids[i] for i in filled],
+                }
+                decoded = self._generate(framework)(self._pad_length(src), decoding, given)
             except NotFiniteError as error:
                 text = texts[_fill_block(rows, len(src))[error.row]]
                 raise NotFiniteError(f"{self.name}, {text[:80]!r}: {NAN_LOGITS}") from None
@@ -279,6 +289,33 @@ class Translator:
             count += len(rows)
             progress(count)
         return results
+
+    def _prefix_ids(self, prefixes: Iterable[str] | None, texts: Sequence[str], longest: int) -> list[list[int]] | None:
+        """The ids of each prefix, without special tokens. Raises: DataError, as `hypotheses`."""
+        if prefixes is None:
+            return None
+        prefixes, tokenizer = _sentences("prefixes", prefixes), self.tokenizers.tgt
+        if len(prefixes) != len(texts):
+            raise DataError(f"{len(prefixes)} prefixes and {len(texts)} texts: each text needs one, empty for none")
+        ids = tokenizer.encode(prefixes)
+        self._check_ids("tgt", tokenizer, prefixes, ids)
+        most = longest - 1 - len(self._forced_ids)
+        for text, sentence in zip(prefixes, ids, strict=True):
+            if len(sentence) > most:
+                raise DataError(f"prefix {text[:80]!r}: has {len(sentence)} tokens; at most {most} leave room for EOS")
+        return ids
+
+    def forbidden(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of words or phrases, at the beginning of a text and after a space, for decoding.
+
+        Raises:
+            CheckpointError, DataError: as `source_ids`.
+        """
+        words = [word for word in _sentences("words", words) if word.strip()]
+        texts = [*words, *(f" {word}" for word in words)]
+        ids = self.tokenizers.tgt.encode(texts)
+        self._check_ids("tgt", self.tokenizers.tgt, texts, ids)
+        return tuple(dict.fromkeys(tuple(sequence) for sequence in ids if sequence))
 
     def too_long(self, texts: Iterable[str]) -> list[int]:
         """Indices of the texts with more tokens than the model's `max_length`."""
@@ -391,12 +428,10 @@ class Translator:
 
     def _generate(self, framework: Framework) -> Callable[..., Any]:
         if framework == "flax":
-            return lambda src, decoding, numbers: generate(self.flax, src, decoding, sentences=numbers)
+            return lambda src, decoding, given: generate(self.flax, src, decoding, **given)
         from .. import torch_reference
 
-        return lambda src, decoding, numbers: torch_reference.generate(
-            self.torch, _tensor(src), decoding, sentences=numbers
-        )
+        return lambda src, decoding, given: torch_reference.generate(self.torch, _tensor(src), decoding, **given)
 
     def _score(self, framework: Framework) -> Callable[..., Any]:
         if framework == "flax":

@@ -59,7 +59,8 @@ def compile_search(workload: Workload, placement: Placement) -> Compiled:
     src = jax.ShapeDtypeStruct((rows, workload.src_length), jnp.int32, sharding=sharding)
     keep = jax.ShapeDtypeStruct(src.shape, jnp.bool_, sharding=sharding)
     draws = jax.ShapeDtypeStruct((rows, decoding.beam_size, 0), jnp.float32, sharding=sharding)
-    memory, search, past = jax.eval_shape(prefill, arrays, src, keep, draws)
+    rules = jax.ShapeDtypeStruct((rows, 0), jnp.int32, sharding=sharding)
+    memory, search, past = jax.eval_shape(prefill, arrays, src, keep, draws, rules)
     past = jax.eval_shape(lambda past: grow(past, decoding.max_length or 1), past)
     # As the first program returns them: batches are divided, and the number of steps is known to all devices.
     states = jax.tree.map(lambda a: _abstract(a, sharding if a.ndim else whole), (memory, search, past))

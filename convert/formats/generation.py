@@ -14,10 +14,8 @@ Settings = Mapping[str, Any]
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "do_sample": (False, True),
     "num_return_sequences": (1,),
-    "num_beam_groups": (1,),
     "repetition_penalty": (1, 1.0),
     "encoder_repetition_penalty": (1, 1.0),
-    "diversity_penalty": (0, 0.0),
     "guidance_scale": (1, 1.0),
     "penalty_alpha": (0, 0.0),
     "begin_suppress_tokens": ([],),
@@ -39,6 +37,8 @@ _SAME = {
     "renormalize_logits": "renormalize",
     "early_stopping": "early_stopping",
 }
+# diverse beam search, whose settings belong together
+_GROUPS = {"num_beam_groups": "beam_groups", "diversity_penalty": "diversity_penalty"}
 # the filters of sampling: field of `SamplingConfig` with the same value -> default of `generate`
 _FILTERS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 _NO_FILTERS = {"top_h": (), "epsilon_cutoff": (0, 0.0), "eta_cutoff": (0, 0.0)}
@@ -77,14 +77,24 @@ def generation_of(documents: Mapping[str, Settings], model: TransformerConfig, n
             "--ignore-generation-config"
         )
     samples = settings.get("do_sample", False)
-    names = (*_SAME, *_LENGTHS, "bad_words_ids", "suppress_tokens", *(("do_sample", *_FILTERS) if samples else ()))
+    names = (
+        *_SAME,
+        *_GROUPS,
+        *_LENGTHS,
+        "bad_words_ids",
+        "suppress_tokens",
+        *(("do_sample", *_FILTERS) if samples else ()),
+    )
     stated = {name: settings[name] for name in names if name in settings}
     defaults = {} if "num_beams" in settings else {"num_beams": _BEAM_SIZE}
     defaults |= {"max_new_tokens": _NEW_TOKENS} if _lacks_length(settings) else {}
     defaults |= {"top_k": _FILTERS["top_k"]} if samples and "top_k" not in settings else {}
     settings |= defaults
-    fields = {field: settings[name] for name, field in _SAME.items() if name in settings}
-    ids = [*(ids[0] for ids in settings.get("bad_words_ids", [])), *settings.get("suppress_tokens", [])]
+    fields = {field: settings[name] for name, field in (_SAME | _GROUPS).items() if name in settings}
+    words = settings.get("bad_words_ids", [])
+    ids = [*(word[0] for word in words if len(word) == 1), *settings.get("suppress_tokens", [])]
+    sequences = tuple(tuple(word) for word in words if len(word) > 1)
+    fields |= {"forbidden_sequences": sequences} if sequences else {}
     fields |= _lengths(settings, model)
     if samples:
         fields["sampling"] = SamplingConfig(**{name: settings.get(name, value) for name, value in _FILTERS.items()})
@@ -101,10 +111,11 @@ def decoding_with(settings: Settings, fields: Settings) -> DecodingConfig:
     Raises:
         ConfigError: a field has an invalid value.
     """
+    one_group = {"beam_groups": 1, "diversity_penalty": 0.0}
     if fields.get("sampling") is not None:
-        settings = {**settings, "beam_size": 1, "early_stopping": False}
+        settings = {**settings, **one_group, "beam_size": 1, "early_stopping": False}
     elif "beam_size" in fields:
-        settings = {**settings, "sampling": None}
+        settings = {**settings, **one_group, "sampling": None}
     return DecodingConfig(**{**settings, **fields})
 
 
@@ -112,7 +123,7 @@ def decoding_document(documents: Mapping[str, Settings]) -> dict[str, Settings]:
     """The generation_config.json with the decoding settings of a directory, for another family; {} without one."""
     if CONFIG not in documents:
         return {}
-    names = (*_NEUTRAL, *_SAME, *_FILTERS, *_NO_FILTERS, *_LENGTHS, "bad_words_ids", "suppress_tokens")
+    names = (*_NEUTRAL, *_SAME, *_GROUPS, *_FILTERS, *_NO_FILTERS, *_LENGTHS, "bad_words_ids", "suppress_tokens")
     settings = documents[_file_of(documents)]
     return {GENERATION: {name: settings[name] for name in names if settings.get(name) is not None}}
 
@@ -152,6 +163,8 @@ def _problems(settings: Settings) -> Iterator[str]:
     for name in _FILTERS if samples else ():
         if name in settings and not _is_valid(name, settings[name], SamplingConfig):
             yield f"{name}={settings[name]!r}"
+    if not _are_groups(settings):
+        yield ", ".join(f"{name}={settings[name]!r}" for name in ("num_beams", *_GROUPS) if name in settings)
     if samples and settings.get("num_beams", 1) != 1:
         yield f"num_beams={settings['num_beams']!r} with do_sample=True"
     for name in _LENGTHS:
@@ -162,8 +175,8 @@ def _problems(settings: Settings) -> Iterator[str]:
     if not _are_ids(settings.get("suppress_tokens", [])):
         yield f"suppress_tokens={settings['suppress_tokens']!r}"
     words = settings.get("bad_words_ids", [])
-    if not isinstance(words, list) or not all(_are_ids(ids) and len(ids) == 1 for ids in words):
-        yield f"bad_words_ids={words!r} (only single tokens can be forbidden)"
+    if not isinstance(words, list) or not all(_are_ids(ids) and ids for ids in words):
+        yield f"bad_words_ids={words!r}"
 
 
 def _other_ids(settings: Settings, model: TransformerConfig, file: str) -> Iterator[str]:
@@ -174,6 +187,16 @@ def _other_ids(settings: Settings, model: TransformerConfig, file: str) -> Itera
     bos = settings.get("bos_token_id")
     if file == GENERATION and "decoder_start_token_id" not in settings and bos not in (None, model.decoder_start_id):
         yield f"bos_token_id={bos!r} without decoder_start_token_id (the model's is {model.decoder_start_id})"
+
+
+def _are_groups(settings: Settings) -> bool:
+    """Whether the settings of diverse beam search fit together."""
+    names = {"num_beams": "beam_size", **_GROUPS}
+    try:
+        DecodingConfig(**{field: settings[name] for name, field in names.items() if name in settings})
+    except ConfigError:
+        return not {*_GROUPS} & {*settings}  # the beam size is reported elsewhere
+    return True
 
 
 def _are_ids(value: Any) -> bool:

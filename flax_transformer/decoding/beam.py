@@ -28,9 +28,8 @@ def _leave(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: in
     live_sums, indices = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), beam_size)
     done = search.done | settled(scores[:, -1], live_sums[:, 0] / penalty)
     done = done | (scores[:, -1] > -jnp.inf) if steps.early_stopping else done
-    return Search(n, _pick(candidates, indices), live_sums, finished, scores, done, search.draws), _pick(
-        parents, indices
-    )
+    fields = {"tokens": _pick(candidates, indices), "sums": live_sums, "finished": finished, "scores": scores}
+    return search._replace(length=n, **fields, done=done), _pick(parents, indices)
 
 
 def _stay(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int) -> tuple[Search, Int[Array, "B K"]]:
@@ -44,7 +43,8 @@ def _stay(search: Search, sums: Float[Array, "B K V"], steps: Steps, eos_id: int
     closes = (all_ended | (n == longest)) & ~search.done
     finished = jnp.where(closes[:, None, None], _pick(candidates, best), search.finished)
     scores = jnp.where(closes[:, None], scores, search.scores)
-    return Search(n, candidates, sums, finished, scores, search.done | closes, search.draws), parents
+    fields = {"tokens": candidates, "sums": sums, "finished": finished, "scores": scores}
+    return search._replace(length=n, **fields, done=search.done | closes), parents
 
 
 # `DecodingConfig.ended` -> one step of the search, given the sums of all continuations

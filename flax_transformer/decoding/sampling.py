@@ -27,7 +27,8 @@ def sample(
     scores = jnp.where(ends, sums / jnp.asarray(steps.penalty, sums.dtype)[n], search.scores)
     done = (scores != -jnp.inf).all(1)
     parents = jnp.broadcast_to(jnp.arange(token.shape[1], dtype=jnp.int32), token.shape)
-    return Search(n, tokens, sums, finished, scores, done, search.draws), parents
+    fields = {"tokens": tokens, "sums": sums, "finished": finished, "scores": scores, "done": done}
+    return search._replace(length=n, **fields), parents
 
 
 def filtered(log_probs: Float[Array, "B K V"], sampling: SamplingConfig) -> Float[Array, "B K V"]:

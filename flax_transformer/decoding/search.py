@@ -7,7 +7,7 @@ slots that a hypothesis attends to.
 Letters: B sentences, S source length, K beam size, T length of the cache, N heads, H and U their widths.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from ...configs.decoding import DecodingConfig
 from ...configs.schema import TransformerConfig
 from ...formulas.decoding import Decoded, check_sources, collect, plan, without_cache
 from ...formulas.sampling import draws_of
+from ...formulas.sentence_rules import sentence_rules
 from ..attention import CROSS_MASKS, KeysValues
 from ..inputs import check_inputs
 from ..layers import count_positions
@@ -36,6 +37,7 @@ SHORTEST = 16
 # A batch with at most this many hypotheses starts at twice that: more keys cost less than another compilation.
 FEW = 16
 
+Given = tuple[np.ndarray, np.ndarray]  # (uniform numbers of samples, rules of sentences), by n
 Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 
 
@@ -53,10 +55,12 @@ def generate(
     src_mask: ArrayLike | None = None,
     put: Put = lambda rows: rows,
     sentences: ArrayLike | None = None,
+    prefixes: Sequence[Sequence[int]] | None = None,
 ) -> Decoded:
     """Translate a batch of sentences (B, S) by beam search or sampling, as `DecodingConfig` defines it.
 
-    `sentences` (B,): their numbers, on which samples depend; by default 0 to B - 1.
+    `sentences` (B,): their numbers, on which samples depend; by default 0 to B - 1. `prefixes`: ids with which each
+    translation begins.
     `put` divides the rows of an array over the devices that hold the model, if there are several.
 
     Compiles once per batch size, source length and cache length. Both lengths are rounded up to 16, 32, 64 and so on,
@@ -72,8 +76,11 @@ def generate(
     plan(model.config, config)
     src, keep = prepare_sources(model.config, src_tokens, src_mask)
     cache = without_cache(model.config) is None if config.cache is None else config.cache
-    draws = draws_of(config, model.config, sentences, len(src))
-    search = (_with_cache if cache else _without_cache)(model, config.without_seed(), src, keep, draws, put)
+    given = (
+        draws_of(config, model.config, sentences, len(src)),
+        sentence_rules(config, model.config, keep, prefixes),
+    )
+    search = (_with_cache if cache else _without_cache)(model, config.without_seed(), src, keep, given, put)
     return collect(on_host(search.finished), on_host(search.scores), model.config, config)
 
 
@@ -91,12 +98,12 @@ def prepare_sources(
 
 
 def _with_cache(
-    model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, draws: np.ndarray, put: Put
+    model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, given: Given, put: Put
 ) -> Search:
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
     src, keep = put(lengthen(src, model.config, model.config.pad_id)), put(lengthen(keep, model.config, False))
     prefill, extend = search_programs(model.config, config)
-    memory, search, past = prefill(arrays, src, keep, put(draws))
+    memory, search, past = prefill(arrays, src, keep, *map(put, given))
     while int(search.length) < longest and not bool(search.done.all()):
         past = grow(past, _round_up(int(search.length) + 1, longest))
         search, past = extend(arrays, memory, src, keep, search, past)
@@ -115,13 +122,14 @@ def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> 
         src: Int[Array, "B S"],
         keep: Bool[Array, "B S"],
         draws: Float[Array, "B K _"],
+        rules: Int[Array, "B _"],
     ) -> tuple[list[KeysValues], Search, Past]:
         model = Transformer.from_arrays(model_config, arrays)
         memory = model.decoder.keys_values(model.encode(src, keep))
         layers = [KeysValues(k[..., :0], v[..., :0, :]) for k, v in memory]
         past = Past(layers, jnp.zeros((len(src), beam_size, 0), jnp.int32))
         capacity = 2 * SHORTEST if len(src) * beam_size <= FEW else SHORTEST
-        return memory, _start(model_config, config, draws), grow(past, min(capacity, longest))
+        return memory, _start(model_config, config, draws, rules), grow(past, min(capacity, longest))
 
     def extend(
         arrays: Mapping[str, Array],
@@ -189,12 +197,12 @@ def _next(
 
 
 def _without_cache(
-    model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, draws: np.ndarray, put: Put
+    model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, given: Given, put: Put
 ) -> Search:
     encode, step = _compiled_without_cache(model.config, config)
     src, keep = put(src), put(keep)
     arrays, longest = named_arrays(model), config.max_length or model.config.max_length
-    memory, search = encode(arrays, src, keep), _start(model.config, config, put(draws))
+    memory, search = encode(arrays, src, keep), _start(model.config, config, *map(put, given))
     for length in range(1, longest + 1):
         search = step(arrays, memory, src, keep, search, length)
         if bool(search.done.all()):
@@ -227,11 +235,12 @@ def _compiled_without_cache(model_config: TransformerConfig, config: DecodingCon
     return jax.jit(encode), jax.jit(step, static_argnames="length")
 
 
-def _start(model: TransformerConfig, config: DecodingConfig, draws: ArrayLike) -> Search:
+def _start(model: TransformerConfig, config: DecodingConfig, draws: ArrayLike, rules: ArrayLike) -> Search:
     dtype = jnp.promote_types(model.compute_dtype, jnp.float32)
     longest = config.max_length or model.max_length
     assert model.decoder_start_id is not None  # `plan` raises otherwise
-    return start(jnp.asarray(draws), config.beam_groups, longest, model.decoder_start_id, model.pad_id, dtype)
+    given = jnp.asarray(draws), jnp.asarray(rules)
+    return start(*given, config.beam_groups, longest, model.decoder_start_id, model.pad_id, dtype)
 
 
 def _round_up(length: int, longest: int) -> int:

@@ -19,10 +19,17 @@ class Search(NamedTuple):
     scores: Float[Array, "B K"]  # their scores, sum / penalty(n)
     done: Bool[Array, "B *G"]  # whether a sentence's search is finished; by group, if there are several
     draws: Float[Array, "B K _"]  # the uniform numbers of samples, by n; none in a search
+    rules: Int[Array, "B _"]  # by n, as `formulas.sentence_rules` makes them; none without rules
 
 
 def start(
-    draws: Float[Array, "B K _"], groups: int, longest: int, start_id: int, pad_id: int, dtype: jnp.dtype
+    draws: Float[Array, "B K _"],
+    rules: Int[Array, "B _"],
+    groups: int,
+    longest: int,
+    start_id: int,
+    pad_id: int,
+    dtype: jnp.dtype,
 ) -> Search:
     """The initial state: the start token, as one hypothesis per sentence and group, or as K samples."""
     batch, beam_size, numbers = draws.shape
@@ -31,4 +38,4 @@ def start(
     first = tokens.at[:, :, 0].set(start_id)
     sums = empty.at[:, :: 1 if numbers else beam_size // groups].set(0)
     done = jnp.zeros((batch, groups) if groups > 1 else batch, bool)
-    return Search(jnp.int32(0), first, sums, tokens, empty, done, draws)
+    return Search(jnp.int32(0), first, sums, tokens, empty, done, draws, rules)

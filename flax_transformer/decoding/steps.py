@@ -8,11 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ...formulas.decoding import Steps
+from ...formulas.sentence_rules import NO_END
 from ..xla_cpu.maxima import log_softmax
 from .beam import ENDED
 from .ngrams import forbid, repeats
 from .sampling import sample
 from .state import Search
+
+_BY_HYPOTHESIS = ("tokens", "sums", "finished", "scores")  # fields of `Search` with an axis K
 
 
 def advance(
@@ -23,6 +26,10 @@ def advance(
     log_probs = jnp.where(_repeats(search, src_tokens, steps, log_probs.shape[-1]), -jnp.inf, log_probs)
     allowed = jnp.asarray(steps.allowed)[jnp.asarray(steps.kind)[n]]
     log_probs = jnp.where(allowed, jnp.where(jnp.asarray(steps.forced)[n], 0, log_probs), -jnp.inf)
+    if search.rules.shape[1]:
+        rule, ids = search.rules[:, n, None, None], jnp.arange(log_probs.shape[-1])
+        log_probs = jnp.where((rule == NO_END) & (ids == eos_id), -jnp.inf, log_probs)
+        log_probs = jnp.where(rule < 0, log_probs, jnp.where(ids == rule, 0, -jnp.inf))
     log_probs = log_softmax(log_probs) if steps.renormalize else log_probs
     if steps.sampling is not None:
         return sample(search, log_probs, steps, eos_id)
@@ -40,23 +47,24 @@ def _advance_groups(
     groups, all_parents = [], []
     for g in range(steps.groups):
         columns = slice(g * size, (g + 1) * size)
-        states, done = (a[:, columns] for a in search[1:5]), search.done[:, g]
-        group = Search(search.length, *states, done, search.draws[:, columns])
+        done = search.done[:, g]
+        parts = {name: getattr(search, name)[:, columns] for name in _BY_HYPOTHESIS}
+        group = search._replace(**parts, done=done)
         sums = group.sums[..., None] + log_probs[:, columns] - steps.diversity * taken[:, None]
         after, parents = ENDED[steps.ended](group, sums, steps, eos_id)
         tokens = jnp.where(done[:, None] | (after.sums == -jnp.inf), -1, after.tokens[:, :, n])
         taken += jax.nn.one_hot(tokens, taken.shape[-1], dtype=taken.dtype).sum(1)
         groups.append(after)
         all_parents.append(parents + g * size)
-    joined = (jnp.concatenate(arrays, axis=1) for arrays in zip(*(group[1:5] for group in groups), strict=True))
+    joined = {name: jnp.concatenate([getattr(group, name) for group in groups], axis=1) for name in _BY_HYPOTHESIS}
     done = jnp.stack([group.done for group in groups], axis=1)
-    return Search(n, *joined, done, search.draws), jnp.concatenate(all_parents, axis=1)
+    return search._replace(length=n, **joined, done=done), jnp.concatenate(all_parents, axis=1)
 
 
 def _repeats(
     search: Search, src_tokens: Int[Array, "B S"], steps: Steps, vocab_size: int
 ) -> Bool[Array, "B K V"] | Bool[Array, ""]:
-    """Whether a token would repeat an n-gram of its hypothesis, or of the source."""
+    """Whether a token would repeat an n-gram of its hypothesis or of the source, or complete a forbidden sequence."""
     count, forbidden = search.length + 1, jnp.zeros((), bool)
     if steps.ngram:
         completions = repeats(search.tokens, count, search.tokens, count, steps.ngram)
@@ -65,4 +73,9 @@ def _repeats(
         source = jnp.broadcast_to(src_tokens[:, None], (*search.sums.shape, src_tokens.shape[1]))
         completions = repeats(search.tokens, count, source, src_tokens.shape[1], steps.source_ngram)
         forbidden = forbidden | forbid(completions, vocab_size)
+    for *before, last in steps.sequences:
+        first = count - len(before)  # where the sequence would begin, the start token is at 0
+        window = jax.lax.dynamic_slice_in_dim(search.tokens, jnp.maximum(first, 0), len(before), axis=2)
+        ends = (window == jnp.array(before, jnp.int32)).all(-1) & (first >= 0)
+        forbidden = forbidden | (ends[..., None] & (jnp.arange(vocab_size) == last))
     return forbidden

@@ -157,16 +157,16 @@ def narrow_operations(
 
     def cached(arrays: Mapping[str, Any]) -> Any:
         begin, continue_search = search.search_programs(config, decoding)
-        memory, state, past = begin(arrays, src, keep, draws)
+        memory, state, past = begin(arrays, src, keep, *given)
         return continue_search(arrays, memory, src, keep, state, past)
 
     def uncached(arrays: Mapping[str, Any]) -> Any:
         encode, step = search._compiled_without_cache(config, decoding)
-        return step(arrays, encode(arrays, src, keep), src, keep, search._start(config, decoding, draws), 1)
+        return step(arrays, encode(arrays, src, keep), src, keep, search._start(config, decoding, *given), 1)
 
     size = config.tgt_vocab_size
     decoding = DecodingConfig(beam_size=2, max_length=4)
-    draws = np.zeros((len(src), 2, 0), np.float32)
+    given = np.zeros((len(src), 2, 0), np.float32), np.zeros((len(src), 0), np.int32)
     searches = {"Flax, beam search without a cache": narrow_in_jax(uncached, jax_arrays, vocab_size=size)}
     if without_cache(config) is None:
         searches["Flax, beam search"] = narrow_in_jax(cached, jax_arrays, vocab_size=size)

@@ -273,6 +273,38 @@ def test_minimum_bayes_risk_takes_the_sample_that_is_most_like_all(utility, orac
     assert code == 0
 
 
+@pytest.mark.parametrize("window", [2, 256])
+def test_translations_begin_with_their_prefixes(window, command, monkeypatch, files):
+    monkeypatch.setattr("twinax.cli.text.text_commands._FIRST_WINDOW", window)
+    prefixes = ["C C", "", "", "A", "B", "", "D A"]
+    Path("prefix").write_text("".join(f"{prefix}\n" for prefix in prefixes))
+    code, out, err = command("translate", MODEL, "src", "--prefix", "prefix")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert all(
+        line.startswith(prefix) for line, prefix, text in zip(lines, prefixes, TEXTS, strict=True) if text.strip()
+    )
+    assert [line for line, prefix in zip(lines, prefixes, strict=True) if not prefix] == [LARGE[1], LARGE[2], LARGE[5]]
+    assert command("translate", MODEL, "src", "--prefix", "prefix", "--framework", "torch")[1] == out
+    Path("prefix").write_text("A\n" * 6)
+    message = "twinax: --prefix prefix: must have as many lines as src, empty for no prefix\n"
+    assert command("translate", MODEL, "src", "--prefix", "prefix") == (2, "", message)
+    Path("prefix").write_text("A\n" + "B " * 12 + "\n" + "A\n" * 5)
+    assert "prefix 'B B B" in command("translate", MODEL, "src", "--prefix", "prefix")[2]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
+    Path("prefix").write_text("A\n")
+    assert "--prefix prefix: has fewer lines than the source" in command("translate", MODEL, "--prefix", "prefix")[2]
+
+
+def test_forbidden_words_and_ratios(command, files):
+    Path("words").write_text("A\nB C\n\n")
+    code, out, _ = command("translate", MODEL, "src", "--forbidden-words", "words", "--beam-size", "2")
+    assert (code, out.splitlines()[2]) == (0, LARGE[2])
+    assert not any("A" in line or "B C" in line for line in out.splitlines())
+    _, out, _ = command("translate", MODEL, "src", "--max-length-ratio", "0.5")
+    assert [len(line.split()) + 1 for line in out.splitlines() if line] == [2, 3, 4, 2, 2]  # of 4, 5, 8, 3 and 3 tokens
+
+
 def test_expected_utilities_of_three_translations():
     """By hand: "a" equals two of three samples, and shares nothing with the third."""
     assert expected_utilities(["a", "b", "a"], "chrf") == pytest.approx([200 / 3, 100 / 3, 200 / 3])

@@ -304,7 +304,9 @@ def test_the_cache_of_a_few_hypotheses_starts_longer(twins, sentences, longest, 
     config = DecodingConfig(beam_size=2, max_length=longest)
     begin, _ = flax_transformer.decoding.search.search_programs(CONFIG.replace(max_length=40), config)
     src = sources(sentences, 5)
-    *_, past = begin(named_arrays(twins[0]), src, src != CONFIG.pad_id, np.zeros((sentences, 2, 0)))
+    *_, past = begin(
+        named_arrays(twins[0]), src, src != CONFIG.pad_id, np.zeros((sentences, 2, 0)), np.zeros((sentences, 0), int)
+    )
     assert past.ancestors.shape == (sentences, 2, first)
     assert past.layers[0].keys.shape[-1] == past.layers[0].values.shape[-2] == 2 * first
 

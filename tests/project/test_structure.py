@@ -130,7 +130,7 @@ FLAX_ONLY = {
     "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
     | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values", "ATTENTIONS"},
     "search": {"Past", "Past.ancestors", "Past.layers", "FEW", "Put", "SHORTEST", "prepare_sources", "lengthen"}
-    | {"grow", "search_programs"},
+    | {"Given", "grow", "search_programs"},
     "dropout": {"threefry_mask"},
     "initializers": {"init", "drawn"},
     "inputs": {"check_dtypes", "float64_is_on"},

@@ -184,10 +184,15 @@ def test_a_directory_that_samples_does_unless_a_beam_is_asked_for(folders, tmp_p
 
 UNUSABLE = {
     "repetition_penalty=1.3": {"repetition_penalty": 1.3},
+    "num_beams=4, num_beam_groups=3, diversity_penalty=1.0": {
+        "num_beams": 4,
+        "num_beam_groups": 3,
+        "diversity_penalty": 1.0,
+    },
     "num_beams=4 with do_sample=True": {"do_sample": True, "num_beams": 4},
     "epsilon_cutoff=0.1, temperature=0": {"do_sample": True, "num_beams": 1, "epsilon_cutoff": 0.1, "temperature": 0},
     "early_stopping='never'": {"early_stopping": "never"},
-    "bad_words_ids=[[3, 4]] (only single tokens can be forbidden)": {"bad_words_ids": [[3, 4]]},
+    "bad_words_ids=[[3], []]": {"bad_words_ids": [[3], []]},
     "eos_token_id=[0, 1] (the model's is 0)": {"eos_token_id": [0, 1]},
     "eos_token_id=1 (the model's is 0)": {"eos_token_id": 1},
     "bos_token_id=1 without decoder_start_token_id (the model's is 40)": {

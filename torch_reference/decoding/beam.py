@@ -45,7 +45,8 @@ def _leave(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: i
     ]
     tokens = _pick(candidates, indices[:, :beam_size])
     margins = _closest(search, decisions)
-    return Search(n, tokens, live_sums, finished, scores, penalties[:, :beam_size], done, search.draws, margins)
+    fields = {"tokens": tokens, "sums": live_sums, "finished": finished, "scores": scores, "done": done}
+    return search._replace(length=n, **fields, penalties=penalties[:, :beam_size], margins=margins)
 
 
 def _stay(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: int) -> Search:
@@ -69,7 +70,8 @@ def _stay(search: Search, sums: Float[Tensor, "B K V"], steps: Steps, eos_id: in
         torch.where(closes[:, None], *pair) for pair in ((scores, search.scores), (penalties, search.penalties))
     )
     margins = _closest(search, decisions)
-    return Search(n, candidates, sums, finished, scores, penalties, search.done | closes, search.draws, margins)
+    fields = {"tokens": candidates, "sums": sums, "finished": finished, "scores": scores, "penalties": penalties}
+    return search._replace(length=n, **fields, done=search.done | closes, margins=margins)
 
 
 # `DecodingConfig.ended` -> one step of the search, given the sums of all continuations

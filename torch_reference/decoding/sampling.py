@@ -28,7 +28,8 @@ def sample(search: Search, log_probs: Float[Tensor, "B K V"], steps: Steps, eos_
     gaps = (q.exp().cumsum(-1) - uniform[..., None]).abs().amin(-1)
     margins = torch.minimum(search.margins, torch.where(search.scores == -torch.inf, gaps, torch.inf).amin(1))
     done = (scores != -torch.inf).all(1)
-    return Search(n, tokens, sums, finished, scores, search.penalties, done, search.draws, margins)
+    fields = {"tokens": tokens, "sums": sums, "finished": finished, "scores": scores, "done": done}
+    return search._replace(length=n, **fields, margins=margins)
 
 
 def filtered(log_probs: Float[Tensor, "B K V"], sampling: SamplingConfig) -> Float[Tensor, "B K V"]:

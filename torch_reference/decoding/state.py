@@ -21,11 +21,18 @@ class Search(NamedTuple):
     penalties: Float[Tensor, "B K"]  # their penalties
     done: Bool[Tensor, "B *G"]  # whether a sentence's search is finished; by group, if there are several
     draws: Float[Tensor, "B K _"]  # the uniform numbers of samples, by n; none in a search
+    rules: Int[Tensor, "B _"]  # by n, as `formulas.sentence_rules` makes them; none without rules
     margins: Float[Tensor, " B"]  # smallest error of a sum, in nats, that would have changed a decision
 
 
 def start(
-    draws: Float[Tensor, "B K _"], groups: int, longest: int, start_id: int, pad_id: int, dtype: torch.dtype
+    draws: Float[Tensor, "B K _"],
+    rules: Int[Tensor, "B _"],
+    groups: int,
+    longest: int,
+    start_id: int,
+    pad_id: int,
+    dtype: torch.dtype,
 ) -> Search:
     """The initial state: the start token, as one hypothesis per sentence and group, or as K samples."""
     (batch, beam_size, numbers), device = draws.shape, draws.device
@@ -36,4 +43,4 @@ def start(
     sums = empty.clone()
     sums[:, :: 1 if numbers else beam_size // groups] = 0
     done = torch.zeros((batch, groups) if groups > 1 else batch, dtype=torch.bool, device=device)
-    return Search(0, first, sums, tokens, empty, torch.ones_like(empty), done, draws, -empty[:, 0])
+    return Search(0, first, sums, tokens, empty, torch.ones_like(empty), done, draws, rules, -empty[:, 0])

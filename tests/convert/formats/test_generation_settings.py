@@ -18,6 +18,14 @@ NOTHING = {"beam_size": 1, "max_length": 20, "forbidden_ids": (), "allow_padding
 # settings -> fields besides those of NOTHING; `generate` counts the start token in max_length and min_length
 ROWS = {
     "num_beams": ({"num_beams": 6}, {"beam_size": 6}),
+    "diverse beam search": (
+        {"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.5},
+        {"beam_size": 6, "beam_groups": 3, "diversity_penalty": 0.5},
+    ),
+    "no diverse beam search": (
+        {"num_beams": 6, "num_beam_groups": 1, "diversity_penalty": 0.0},
+        {"beam_size": 6, "beam_groups": 1, "diversity_penalty": 0.0},
+    ),
     "length_penalty": ({"length_penalty": 0.6}, {"length_exponent": 0.6}),
     "early_stopping": ({"early_stopping": True}, {"early_stopping": True}),
     "no early_stopping": ({"early_stopping": False}, {"early_stopping": False}),
@@ -34,6 +42,10 @@ ROWS = {
     "min_new_tokens": ({"min_new_tokens": 5}, {"min_length": 6}),
     "min_new_tokens before min_length": ({"min_new_tokens": 2, "min_length": 9}, {"min_length": 3}),
     "bad_words_ids": ({"bad_words_ids": [[7], [9]]}, {"forbidden_ids": (7, 9)}),
+    "words of several tokens": (
+        {"bad_words_ids": [[7], [9, 8, 7], [3, 4]]},
+        {"forbidden_ids": (7,), "forbidden_sequences": ((9, 8, 7), (3, 4))},
+    ),
     "suppress_tokens": ({"suppress_tokens": [7, 9]}, {"forbidden_ids": (7, 9)}),
     "both": ({"bad_words_ids": [[7]], "suppress_tokens": [9]}, {"forbidden_ids": (7, 9)}),
     "padding": ({"bad_words_ids": [[0]]}, {"forbidden_ids": (0,), "allow_padding": False}),

@@ -56,14 +56,23 @@ class Decoding:
             directory's, else 1.
         max_length: maximum length of a translation in tokens, including EOS; default: the directory's (20 if it sets
             none), else the model's maximum. A poorly trained model repeats itself up to this length.
+        min_length_ratio: minimum length of a translation in tokens per token of the source; default: 0.
+        max_length_ratio: maximum length of a translation in tokens per token of the source; default: none.
         no_repeat_ngram_size: n-grams of this size occur once per translation; 0: no rule. Default: the directory's.
+        beam_groups: groups of the beam that avoid each other's tokens (diverse beam search). Default: the directory's,
+            else 1.
+        diversity_penalty: nats that a token loses for each hypothesis of an earlier group that has just taken it.
         ignore_generation_config: ignore the directory's settings, such as num_beams and bad_words_ids.
     """
 
     beam_size: int | None = None
     length_exponent: float | None = None
     max_length: int | None = None
+    min_length_ratio: float | None = None
+    max_length_ratio: float | None = None
     no_repeat_ngram_size: int | None = None
+    beam_groups: int | None = None
+    diversity_penalty: float | None = None
     ignore_generation_config: Switch = False
 
     @property
@@ -72,7 +81,10 @@ class Decoding:
         return {name: getattr(self, name) for name in _DECODING}
 
 
-_DECODING = ("beam_size", "length_exponent", "max_length", "no_repeat_ngram_size")
+_DECODING = (
+    *("beam_size", "length_exponent", "max_length", "min_length_ratio", "max_length_ratio", "no_repeat_ngram_size"),
+    *("beam_groups", "diversity_penalty"),
+)
 
 
 @flags

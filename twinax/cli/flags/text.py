@@ -26,6 +26,8 @@ class Translate(Languages, Decoding, Sampling):
         source: text file, one sentence per line (.gz too); default: standard input.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         output: file to write the translations to; the same command continues it after an interruption.
+        prefix: text file with the beginning of each translation, one per line, empty for none.
+        forbidden_words: text file with words or phrases that translations do not contain, one per line.
         n_best: translations per line; if more than 1, each output line begins with the source line number and a tab.
             Samples are printed in the same way, in the order in which they are drawn.
         scores: print each translation's score and a tab before it.
@@ -39,6 +41,8 @@ class Translate(Languages, Decoding, Sampling):
     source: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[FILE]")] = None
     adapter: str | None = None
     output: str | None = None
+    prefix: str | None = None
+    forbidden_words: str | None = None
     n_best: int = 1
     scores: bool = False
     attention: str | None = None
@@ -48,9 +52,10 @@ class Translate(Languages, Decoding, Sampling):
     def execute(self) -> int:
         """The exit status. Raises: UsageError."""
         _check_quantization(self.quantize, self.framework)
-        check_exists(self.checkpoint, *filter(None, (self.source, self.adapter)))
+        texts = (self.source, self.prefix, self.forbidden_words)
+        check_exists(self.checkpoint, *filter(None, (*texts, self.adapter)))
         check_picture("--attention", self.attention)
-        check_outputs([self.attention, self.output], [self.source, self.checkpoint])
+        check_outputs([self.attention, self.output], [*texts, self.checkpoint])
         with one_line_errors():
             _check_framework(self.framework)
             return import_without_gc("twinax.cli.text.text_commands").translate(self)

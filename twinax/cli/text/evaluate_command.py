@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from ...configs.decoding import DecodingConfig
 from ...inference import scores
 from ...inference.minimum_bayes_risk import rerank
 from ...train.text.corpus import read_lines
@@ -31,6 +32,7 @@ from .text_commands import (
     warn_about_text,
 )
 
+_ALWAYS = ("beam_size", "length_exponent", "max_length", "no_repeat_ngram_size")  # of the search, in --json
 _CORPUS = ("src", "tgt", "dataset", "subset", "src_column", "tgt_column")
 
 # Consecutive sentences of the corpus: their sources, and the references by file.
@@ -135,7 +137,9 @@ class _Model:
         self._mbr = flags.mbr
         self._framework, self._number, self._begun, self._has_warned = flags.framework, number, 0, False
         set_values = flags.languages | {"quantize": flags.quantize, "mbr": flags.mbr}
-        self.settings = {name: getattr(self._decoding, name) for name in flags.decoding}
+        used = {name: getattr(self._decoding, name) for name in flags.decoding}
+        plain = asdict(DecodingConfig())
+        self.settings = {name: value for name, value in used.items() if name in _ALWAYS or value != plain[name]}
         self.settings |= {name: value for name, value in set_values.items() if value is not None}
         self.settings |= {} if self._decoding.sampling is None else {"sampling": asdict(self._decoding.sampling)}
         self.settings |= {"framework": flags.framework}

@@ -38,16 +38,24 @@ def translate(flags: Translate) -> int:
     check_decoding(settings)
     translator = load_translator(flags.checkpoint, flags.adapter, flags.quantize)
     translator = decoding_in(translator, **flags.languages)
+    if flags.forbidden_words is not None:
+        settings["forbidden_sequences"] = translator.forbidden(corpus.read_lines(flags.forbidden_words))
     decoding = decoding_config(translator, settings, flags.ignore_generation_config)
+    prefixes = None if flags.prefix is None else corpus.read_lines(flags.prefix)
     printed = decoding.n_best if flags.mbr is None else flags.n_best
     picture_done = flags.attention is None
 
-    def lines_of(sources: Sources, first: int, progress: Callable[[int], None] = lambda count: None) -> list[str]:
+    def lines_of(
+        sources: Sources,
+        first: int,
+        beginnings: Sequence[str] | None,
+        progress: Callable[[int], None] = lambda count: None,
+    ) -> list[str]:
         nonlocal picture_done
         for i in sources.too_long:
             longest = translator.config.max_length
             print(f"twinax: line {first + i}: has more than {longest} tokens and was truncated", file=sys.stderr)
-        results = translator.hypotheses(sources, decoding, flags.framework, progress, first - 1)
+        results = translator.hypotheses(sources, decoding, flags.framework, progress, first - 1, beginnings)
         if flags.mbr is not None:
             results = [rerank(samples, flags.mbr)[: flags.n_best] for samples in results]
         picture_done = picture_done or _draw(translator, sources.texts, results, flags.attention)
@@ -59,7 +67,7 @@ def translate(flags: Translate) -> int:
         for number, line in enumerate(_terminal_lines(), 1):
             sources = translator.sources([line])
             warn_about_text(translator, sources)
-            print(*lines_of(sources, number), sep="\n", flush=True)
+            print(*lines_of(sources, number, _next_prefixes(flags.prefix, prefixes, 1)), sep="\n", flush=True)
     else:
         output = None
         if flags.output is not None:
@@ -67,6 +75,8 @@ def translate(flags: Translate) -> int:
             settings |= {"checkpoint": flags.checkpoint, "scores": flags.scores, "n_best": flags.n_best}
             output = ResumableOutput(flags.output, settings)
         total, has_warned, begin, before = _number_of_lines(flags.source), False, time.monotonic(), 0
+        if flags.prefix is not None and total not in (None, _number_of_lines(flags.prefix)):
+            raise UsageError(f"--prefix {flags.prefix}: must have as many lines as {flags.source}, empty for no prefix")
         with progress_bar() as progress:
 
             def show(count: int) -> None:
@@ -74,22 +84,36 @@ def translate(flags: Translate) -> int:
                 progress(f"lines, {rate:,.0f} per second", count, total)
 
             for first, texts in windows(_source_lines(flags.source)):
-                if output is not None and output.has(texts):
+                beginnings = _next_prefixes(flags.prefix, prefixes, len(texts))
+                given = [*texts, *(beginnings or ())]
+                if output is not None and output.has(given):
                     before = first + len(texts) - 1
                     continue
                 sources = translator.sources(texts)
                 has_warned = has_warned or warn_about_text(translator, sources, first)
-                lines = lines_of(sources, first, lambda count, first=first: show(first - 1 + count))
+                lines = lines_of(sources, first, beginnings, lambda count, first=first: show(first - 1 + count))
                 show(first - 1 + len(texts))  # blank ones included
                 if output is not None:
-                    output.write(texts, lines)
+                    output.write(given, lines)
                 elif lines:
                     print(*lines, sep="\n", flush=True)
         if output is not None:
             output.finish()
+    if prefixes is not None and next(prefixes, None) is not None:
+        raise UsageError(f"--prefix {flags.prefix}: has more lines than the source")
     if not picture_done:
         raise UsageError(f"--attention {flags.attention}: no line has text to draw")
     return 0
+
+
+def _next_prefixes(path: str | None, prefixes: Iterator[str] | None, number: int) -> list[str] | None:
+    """The next lines of the file of prefixes. Raises: UsageError if it has fewer."""
+    if prefixes is None:
+        return None
+    lines = list(islice(prefixes, number))
+    if len(lines) < number:
+        raise UsageError(f"--prefix {path}: has fewer lines than the source; an empty line is no prefix")
+    return lines
 
 
 def sampling_fields(flags: Sampling, beam_size: int | None, n_best: int = 1) -> dict[str, Any]:

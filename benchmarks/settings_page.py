@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from twinax.configs.data import BatchConfig, CleaningConfig, CorpusConfig, TokenizerConfig
-from twinax.configs.decoding import DecodingConfig
+from twinax.configs.decoding import DecodingConfig, SamplingConfig
 from twinax.configs.execution import ExecutionConfig
 from twinax.configs.run import LoopConfig, RunConfig
 from twinax.configs.schema import TransformerConfig
@@ -34,6 +34,7 @@ _SECTIONS: dict[str, tuple[type, str]] = {
     "Devices": (ShardingConfig, "`--sharding.fsdp 4`"),
     "Execution": (ExecutionConfig, "`--execution.remat layers`"),
     "Decoding": (DecodingConfig, "`--beam-size 5` of `twinax translate`; all of them from Python"),
+    "Sampling": (SamplingConfig, "`--temperature 0.8` of `twinax translate`, and so on"),
 }
 
 _HEAD = """# Settings
@@ -67,7 +68,7 @@ def settings_of(kind: Any) -> Iterator[Setting]:
         if (
             isinstance(node, ast.AnnAssign)
             and isinstance(node.target, ast.Name)
-            and not is_dataclass(hints[node.target.id])
+            and not any(map(is_dataclass, (hints[node.target.id], *get_args(hints[node.target.id]))))
         ):
             between = [text for line, (alone, text) in comments.items() if alone and above < line < node.lineno]
             group = " ".join(between) or group

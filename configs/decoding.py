@@ -102,6 +102,7 @@ class DecodingConfig:
     beam_groups: int = 1  # G; groups of the beam that avoid each other's tokens
     diversity_penalty: float = 0.0  # nats per hypothesis of an earlier group with the same token at the same place
     sampling: SamplingConfig | None = None  # whether tokens are drawn; None: beam search
+    log_linear: bool = False  # whether an ensemble averages log-probabilities instead of probabilities
     cache: bool | None = None  # key-value cache; None: on if it does not change the outputs
 
     def __post_init__(self) -> None:

@@ -2,11 +2,21 @@
 
 from ..backend.submodules import lazy_attributes
 from .decoding.scoring import attention_maps, score
-from .decoding.search import generate
+from .decoding.search import generate, generate_together
 from .dropout import DropoutKey
 from .model import Transformer
 from .module import Buffer, activations, named_arrays
 
-__all__ = ["Buffer", "DropoutKey", "Transformer", "activations", "attention_maps", "generate", "named_arrays", "score"]
+__all__ = [
+    "Buffer",
+    "DropoutKey",
+    "Transformer",
+    "activations",
+    "attention_maps",
+    "generate",
+    "generate_together",
+    "named_arrays",
+    "score",
+]
 
 __getattr__ = lazy_attributes(__name__)

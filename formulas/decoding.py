@@ -3,6 +3,8 @@
 n is the length of a hypothesis in tokens: EOS counts, the start token does not. K is the beam size, V the vocabulary.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +94,25 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
     return Steps(
         kind, np.stack(allowed), forced, penalty, *rules, *sizes, config.forbidden_sequences, *groups, config.sampling
     )
+
+
+def together(models: Sequence[TransformerConfig], config: DecodingConfig) -> DecodingConfig:
+    """The settings with which all models of an ensemble are decoded: the shortest of their maximum lengths.
+
+    Raises:
+        ConfigError: one cannot be decoded with the settings, or they differ in what a target consists of.
+    """
+    if not models:
+        raise ConfigError("an ensemble needs a model")
+    for model in models:
+        check(model, config)
+        for name in ("tgt_vocab_size", "pad_id", "eos_id", "decoder_start_id", "forced_bos_id", "forced_eos_id"):
+            values = getattr(models[0], name), getattr(model, name)
+            if values[0] != values[1]:
+                raise ConfigError(f"an ensemble's models must have one {name}, not {values[0]} and {values[1]}")
+    if len(models) > 1 and config.max_length is None:
+        return replace(config, max_length=min(model.max_length for model in models))
+    return config
 
 
 def check(model: TransformerConfig, config: DecodingConfig) -> None:

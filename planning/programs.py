@@ -52,7 +52,7 @@ def compile_search(workload: Workload, placement: Placement) -> Compiled:
     model = workload.run.model
     arrays = _arrays(workload, placement)
     decoding = DecodingConfig(beam_size=BEAM_SIZE, max_length=min(workload.tgt_length, model.max_length))
-    programs: Any = search_programs(model, decoding)
+    programs: Any = search_programs((model,), decoding)
     prefill, extend = programs
     rows = search_rows(placement.config)
     sharding, whole = placement.row_sharding, NamedSharding(placement.mesh, PartitionSpec())
@@ -60,12 +60,12 @@ def compile_search(workload: Workload, placement: Placement) -> Compiled:
     keep = jax.ShapeDtypeStruct(src.shape, jnp.bool_, sharding=sharding)
     draws = jax.ShapeDtypeStruct((rows, decoding.beam_size, 0), jnp.float32, sharding=sharding)
     rules = jax.ShapeDtypeStruct((rows, 0), jnp.int32, sharding=sharding)
-    memory, search, past = jax.eval_shape(prefill, arrays, src, keep, draws, rules)
+    memory, search, past = jax.eval_shape(prefill, [arrays], [(src, keep)], draws, rules)
     past = jax.eval_shape(lambda past: grow(past, decoding.max_length or 1), past)
     # As the first program returns them: batches are divided, and the number of steps is known to all devices.
     states = jax.tree.map(lambda a: _abstract(a, sharding if a.ndim else whole), (memory, search, past))
     memory, search, past = states
-    compiled = extend.lower(arrays, memory, src, keep, search, past).compile()
+    compiled = extend.lower([arrays], memory, [(src, keep)], search, past).compile()
     return Compiled("beam search", compiled, decoding.max_length or 1)
 
 

@@ -7,12 +7,12 @@ from ..backend.torch_package import require_torch
 
 if TYPE_CHECKING:
     from .decoding.scoring import attention_maps, score
-    from .decoding.search import generate
+    from .decoding.search import generate, generate_together
     from .dropout import DropoutKey
     from .model import Transformer
     from .module import activations
 
-__all__ = ["DropoutKey", "Transformer", "activations", "attention_maps", "generate", "score"]
+__all__ = ["DropoutKey", "Transformer", "activations", "attention_maps", "generate", "generate_together", "score"]
 
 require_torch("twinax.torch_reference")
 __getattr__ = lazy_attributes(
@@ -21,7 +21,7 @@ __getattr__ = lazy_attributes(
         "DropoutKey": "dropout",
         "Transformer": "model",
         "activations": "module",
-        "generate": "decoding.search",
+        **dict.fromkeys(("generate", "generate_together"), "decoding.search"),
         **dict.fromkeys(("attention_maps", "score"), "decoding.scoring"),
     },
 )

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ...configs.decoding import DecodingConfig
 from ...configs.schema import TransformerConfig
-from ...formulas.decoding import Decoded, check_sources, collect, plan, without_cache
+from ...formulas.decoding import Decoded, check_sources, collect, plan, together, without_cache
 from ...formulas.sampling import draws_of
 from ...formulas.sentence_rules import sentence_rules
 from ..attention import CROSS_MASKS, KeysValues
@@ -29,6 +29,7 @@ from ..layers import count_positions
 from ..model import Transformer, UpdateCache
 from ..module import at_least_float32, named_arrays, on_host
 from ..xla_cpu.maxima import log_softmax
+from .ensembles import combine
 from .state import Search, start
 from .steps import advance
 
@@ -37,6 +38,7 @@ SHORTEST = 16
 # A batch with at most this many hypotheses starts at twice that: more keys cost less than another compilation.
 FEW = 16
 
+Source = tuple[np.ndarray, np.ndarray]  # (tokens (B, S), mask of them)
 Given = tuple[np.ndarray, np.ndarray]  # (uniform numbers of samples, rules of sentences), by n
 Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 
@@ -44,7 +46,7 @@ Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 class Past(NamedTuple):
     """The key-value cache of the earlier positions."""
 
-    layers: list[KeysValues]  # (B, N, H, T·K) and (B, N, T·K, U), by step and beam slot
+    layers: list[list[KeysValues]]  # by model: (B, N, H, T·K) and (B, N, T·K, U), by step and beam slot
     ancestors: Int[Array, "B K T"]  # beam slot of each hypothesis at each step; -1: not yet reached
 
 
@@ -72,16 +74,37 @@ def generate(
         ConfigError: the model cannot be decoded with `config`.
     Source: `transformers`, `generate`.
     """
-    config = config or DecodingConfig()
-    plan(model.config, config)
-    src, keep = prepare_sources(model.config, src_tokens, src_mask)
-    cache = without_cache(model.config) is None if config.cache is None else config.cache
-    given = (
-        draws_of(config, model.config, sentences, len(src)),
-        sentence_rules(config, model.config, keep, prefixes),
-    )
-    search = (_with_cache if cache else _without_cache)(model, config.without_seed(), src, keep, given, put)
-    return collect(on_host(search.finished), on_host(search.scores), model.config, config)
+    return generate_together([model], [src_tokens], config, src_mask, put, sentences, prefixes)
+
+
+def generate_together(
+    models: Sequence[Transformer],
+    src_tokens: Sequence[ArrayLike],
+    config: DecodingConfig | None = None,
+    src_mask: ArrayLike | None = None,
+    put: Put = lambda rows: rows,
+    sentences: ArrayLike | None = None,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> Decoded:
+    """As `generate`, with an ensemble: models of one target vocabulary, each with its own tokens of the sources.
+
+    The probability of a token is the mean over the models (`DecodingConfig.log_linear`: the normalized exponential of
+    the mean log-probability). `src_mask` is that of a single model; lengths and n-grams of the source are the first
+    model's.
+
+    Raises:
+        ValueError, ConfigError: as `generate`; or the models differ in their target vocabulary or special ids.
+    """
+    configs = tuple(model.config for model in models)
+    config = together(configs, config or DecodingConfig())
+    first = configs[0]
+    masks = [src_mask] if len(models) == 1 else [None] * len(models)
+    sources = [prepare_sources(*given) for given in zip(configs, src_tokens, masks, strict=True)]
+    src, keep = sources[0]
+    cache = not any(map(without_cache, configs)) if config.cache is None else config.cache
+    given = draws_of(config, first, sentences, len(src)), sentence_rules(config, first, keep, prefixes)
+    search = (_with_cache if cache else _without_cache)(models, config.without_seed(), sources, given, put)
+    return collect(on_host(search.finished), on_host(search.scores), first, config)
 
 
 def prepare_sources(
@@ -98,67 +121,81 @@ def prepare_sources(
 
 
 def _with_cache(
-    model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, given: Given, put: Put
+    models: Sequence[Transformer], config: DecodingConfig, sources: Sequence[Source], given: Given, put: Put
 ) -> Search:
-    arrays, longest = named_arrays(model), config.max_length or model.config.max_length
-    src, keep = put(lengthen(src, model.config, model.config.pad_id)), put(lengthen(keep, model.config, False))
-    prefill, extend = search_programs(model.config, config)
-    memory, search, past = prefill(arrays, src, keep, *map(put, given))
+    longest = config.max_length or models[0].config.max_length
+    arrays = [named_arrays(model) for model in models]
+    lengthened = [
+        (put(lengthen(src, model.config, model.config.pad_id)), put(lengthen(keep, model.config, False)))
+        for model, (src, keep) in zip(models, sources, strict=True)
+    ]
+    prefill, extend = search_programs(tuple(model.config for model in models), config)
+    memories, search, past = prefill(arrays, lengthened, *map(put, given))
     while int(search.length) < longest and not bool(search.done.all()):
         past = grow(past, _round_up(int(search.length) + 1, longest))
-        search, past = extend(arrays, memory, src, keep, search, past)
+        search, past = extend(arrays, memories, lengthened, search, past)
     return search
 
 
 @lru_cache(maxsize=16)
-def search_programs(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
-    """Two compiled functions: (encoder and initial state, search until it is done or the cache is full)."""
-    steps, beam_size = plan(model_config, config), config.beam_size
-    longest = config.max_length or model_config.max_length
+def search_programs(
+    configs: tuple[TransformerConfig, ...], config: DecodingConfig
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Two compiled functions: (encoders and initial state, search until it is done or the cache is full)."""
+    first, beam_size = configs[0], config.beam_size
+    steps = plan(first, config)
+    longest = config.max_length or first.max_length
     slots = np.arange(beam_size, dtype=np.int32)
 
     def prefill(
-        arrays: Mapping[str, Array],
-        src: Int[Array, "B S"],
-        keep: Bool[Array, "B S"],
+        arrays: Sequence[Mapping[str, Array]],
+        sources: Sequence[tuple[Int[Array, "B _"], Bool[Array, "B _"]]],
         draws: Float[Array, "B K _"],
         rules: Int[Array, "B _"],
-    ) -> tuple[list[KeysValues], Search, Past]:
-        model = Transformer.from_arrays(model_config, arrays)
-        memory = model.decoder.keys_values(model.encode(src, keep))
-        layers = [KeysValues(k[..., :0], v[..., :0, :]) for k, v in memory]
-        past = Past(layers, jnp.zeros((len(src), beam_size, 0), jnp.int32))
-        capacity = 2 * SHORTEST if len(src) * beam_size <= FEW else SHORTEST
-        return memory, _start(model_config, config, draws, rules), grow(past, min(capacity, longest))
+    ) -> tuple[list[list[KeysValues]], Search, Past]:
+        memories = []
+        for model_config, own, (src, keep) in zip(configs, arrays, sources, strict=True):
+            model = Transformer.from_arrays(model_config, own)
+            memories.append(model.decoder.keys_values(model.encode(src, keep)))
+        layers = [[KeysValues(k[..., :0], v[..., :0, :]) for k, v in memory] for memory in memories]
+        batch = len(draws)
+        past = Past(layers, jnp.zeros((batch, beam_size, 0), jnp.int32))
+        capacity = 2 * SHORTEST if batch * beam_size <= FEW else SHORTEST
+        return memories, _start(first, config, draws, rules), grow(past, min(capacity, longest))
 
     def extend(
-        arrays: Mapping[str, Array],
-        memory: list[KeysValues],
-        src: Int[Array, "B S"],
-        keep: Bool[Array, "B S"],
+        arrays: Sequence[Mapping[str, Array]],
+        memories: Sequence[list[KeysValues]],
+        sources: Sequence[tuple[Int[Array, "B _"], Bool[Array, "B _"]]],
         search: Search,
         past: Past,
     ) -> tuple[Search, Past]:
-        model = Transformer.from_arrays(model_config, arrays)
-        cross_mask = CROSS_MASKS[model_config.cross_mask](keep, beam_size)
+        models = [Transformer.from_arrays(*given) for given in zip(configs, arrays, strict=True)]
+        cross_masks = [
+            CROSS_MASKS[model_config.cross_mask](keep, beam_size)
+            for model_config, (_, keep) in zip(configs, sources, strict=True)
+        ]
         capacity = past.ancestors.shape[-1]
 
         def step(state: tuple[Search, Past]) -> tuple[Search, Past]:
-            search, (layers, ancestors) = state
-            layers, time = list(layers), search.length
+            search, (all_layers, ancestors) = state
+            all_layers, time = [list(layers) for layers in all_layers], search.length
             ancestors = ancestors.at[:, :, time].set(slots)
-            self_mask = (ancestors[..., None] == slots).reshape(len(keep), 1, beam_size, capacity * beam_size)
+            self_mask = (ancestors[..., None] == slots).reshape(len(ancestors), 1, beam_size, capacity * beam_size)
             distances = jnp.broadcast_to(
                 jnp.repeat(jnp.arange(capacity, dtype=jnp.int32), beam_size) - time, self_mask.shape[2:]
             )
 
-            def update_cache(layer: int, new: KeysValues) -> KeysValues:
-                layers[layer] = _write(layers[layer], new, time * beam_size)
-                return layers[layer]
+            def next_of(i: int) -> Float[Array, "B K V"]:
+                def update_cache(layer: int, new: KeysValues) -> KeysValues:
+                    all_layers[i][layer] = _write(all_layers[i][layer], new, time * beam_size)
+                    return all_layers[i][layer]
 
-            log_probs = _next(model, search, memory, self_mask, cross_mask, update_cache, distances)
-            search, parents = advance(search, log_probs, src, steps, model_config.eos_id)
-            return search, Past(layers, jnp.take_along_axis(ancestors, parents[..., None], axis=1))
+                return _next(models[i], search, memories[i], self_mask, cross_masks[i], update_cache, distances)
+
+            log_probs = combine([next_of(i) for i in range(len(models))], config.log_linear)
+            search, parents = advance(search, log_probs, sources[0][0], steps, first.eos_id)
+            return search, Past(all_layers, jnp.take_along_axis(ancestors, parents[..., None], axis=1))
 
         def unfinished(state: tuple[Search, Past]) -> Bool[Array, ""]:
             return (state[0].length < capacity) & ~state[0].done.all()
@@ -197,40 +234,48 @@ def _next(
 
 
 def _without_cache(
-    model: Transformer, config: DecodingConfig, src: np.ndarray, keep: np.ndarray, given: Given, put: Put
+    models: Sequence[Transformer], config: DecodingConfig, sources: Sequence[Source], given: Given, put: Put
 ) -> Search:
-    encode, step = _compiled_without_cache(model.config, config)
-    src, keep = put(src), put(keep)
-    arrays, longest = named_arrays(model), config.max_length or model.config.max_length
-    memory, search = encode(arrays, src, keep), _start(model.config, config, *map(put, given))
+    configs = tuple(model.config for model in models)
+    encode, step = _compiled_without_cache(configs, config)
+    sources = [(put(src), put(keep)) for src, keep in sources]
+    arrays, longest = [named_arrays(model) for model in models], config.max_length or configs[0].max_length
+    memories, search = encode(arrays, sources), _start(configs[0], config, *map(put, given))
     for length in range(1, longest + 1):
-        search = step(arrays, memory, src, keep, search, length)
+        search = step(arrays, memories, sources, search, length)
         if bool(search.done.all()):
             break
     return search
 
 
 @lru_cache(maxsize=16)
-def _compiled_without_cache(model_config: TransformerConfig, config: DecodingConfig) -> tuple[Callable[..., Any], ...]:
-    """Two compiled functions: (encoder, one search step with a full decoder pass over the hypotheses)."""
-    steps = plan(model_config, config)
+def _compiled_without_cache(
+    configs: tuple[TransformerConfig, ...], config: DecodingConfig
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Two compiled functions: (encoders, one search step with a full decoder pass over the hypotheses)."""
+    steps = plan(configs[0], config)
 
-    def encode(arrays: Mapping[str, Array], src: Int[Array, "B S"], keep: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
-        return Transformer.from_arrays(model_config, arrays).encode(src, keep)
+    def encode(
+        arrays: Sequence[Mapping[str, Array]], sources: Sequence[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]
+    ) -> list[Float[Array, "B _ _"]]:
+        given = zip(configs, arrays, sources, strict=True)
+        return [Transformer.from_arrays(own, values).encode(*source) for own, values, source in given]
 
     def step(
-        arrays: Mapping[str, Array],
-        memory: Float[Array, "B S D"],
-        src: Int[Array, "B S"],
-        keep: Bool[Array, "B S"],
+        arrays: Sequence[Mapping[str, Array]],
+        memories: Sequence[Float[Array, "B _ _"]],
+        sources: Sequence[tuple[Int[Array, "B _"], Bool[Array, "B _"]]],
         search: Search,
         length: int,
     ) -> Search:
-        model = Transformer.from_arrays(model_config, arrays)
-        prefixes = search.tokens[:, :, :length].reshape(-1, length)
-        memory, keep = (jnp.repeat(a, config.beam_size, axis=0) for a in (memory, keep))
-        logits = model.decode(prefixes, memory, keep)[:, -1].reshape(*search.sums.shape, -1)
-        return advance(search, log_softmax(at_least_float32(logits)), src, steps, model_config.eos_id)[0]
+        prefixes, all_log_probs = search.tokens[:, :, :length].reshape(-1, length), []
+        for own, values, memory, (_, keep) in zip(configs, arrays, memories, sources, strict=True):
+            model = Transformer.from_arrays(own, values)
+            memory, keep = (jnp.repeat(a, config.beam_size, axis=0) for a in (memory, keep))
+            logits = model.decode(prefixes, memory, keep)[:, -1].reshape(*search.sums.shape, -1)
+            all_log_probs.append(log_softmax(at_least_float32(logits)))
+        log_probs = combine(all_log_probs, config.log_linear)
+        return advance(search, log_probs, sources[0][0], steps, configs[0].eos_id)[0]
 
     return jax.jit(encode), jax.jit(step, static_argnames="length")
 
@@ -266,5 +311,8 @@ def grow(past: Past, capacity: int) -> Past:
         widths[axis] = (0, width)
         return jnp.pad(a, widths, constant_values=fill)
 
-    layers = [KeysValues(pad(k, -1, extra * beam_size), pad(v, -2, extra * beam_size)) for k, v in past.layers]
+    layers = [
+        [KeysValues(pad(k, -1, extra * beam_size), pad(v, -2, extra * beam_size)) for k, v in layers]
+        for layers in past.layers
+    ]
     return Past(layers, pad(past.ancestors, -1, extra, fill=-1))

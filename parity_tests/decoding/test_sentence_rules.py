@@ -47,7 +47,7 @@ def twins_of(seed: int, **fields: Any) -> tuple[flax_transformer.Transformer, to
     config = CONFIG.replace(**fields)
     arrays = random_arrays(config, seed)
     arrays["output.proj.kernel"] *= 2
-    arrays["output.bias"][config.eos_id] += 0.5
+    arrays["output.bias"][config.eos_id] += 2
     model = flax_transformer.Transformer.from_arrays(config, {name: jnp.asarray(a) for name, a in arrays.items()})
     return model, convert.to_torch(model)
 

@@ -156,13 +156,15 @@ def narrow_operations(
         return scoring._compiled(config)[0](arrays, src, keep, tgt, tgt)
 
     def cached(arrays: Mapping[str, Any]) -> Any:
-        begin, continue_search = search.search_programs(config, decoding)
-        memory, state, past = begin(arrays, src, keep, *given)
-        return continue_search(arrays, memory, src, keep, state, past)
+        begin, continue_search = search.search_programs((config,), decoding)
+        memory, state, past = begin([arrays], [(src, keep)], *given)
+        return continue_search([arrays], memory, [(src, keep)], state, past)
 
     def uncached(arrays: Mapping[str, Any]) -> Any:
-        encode, step = search._compiled_without_cache(config, decoding)
-        return step(arrays, encode(arrays, src, keep), src, keep, search._start(config, decoding, *given), 1)
+        encode, step = search._compiled_without_cache((config,), decoding)
+        return step(
+            [arrays], encode([arrays], [(src, keep)]), [(src, keep)], search._start(config, decoding, *given), 1
+        )
 
     size = config.tgt_vocab_size
     decoding = DecodingConfig(beam_size=2, max_length=4)

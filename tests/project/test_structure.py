@@ -117,7 +117,10 @@ MIRROR = {
         f"flax_transformer/{name}.py": f"torch_reference/{name}.py"
         for name in (
             *("attention", "dropout", "initializers", "inputs", "layers", "model", "module"),
-            *(f"decoding/{name}" for name in ("beam", "ngrams", "sampling", "scoring", "search", "state", "steps")),
+            *(
+                f"decoding/{name}"
+                for name in ("beam", "ensembles", "ngrams", "sampling", "scoring", "search", "state", "steps")
+            ),
         )
     },
     **{
@@ -130,7 +133,7 @@ FLAX_ONLY = {
     "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
     | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values", "ATTENTIONS"},
     "search": {"Past", "Past.ancestors", "Past.layers", "FEW", "Put", "SHORTEST", "prepare_sources", "lengthen"}
-    | {"Given", "grow", "search_programs"},
+    | {"Given", "Source", "grow", "search_programs"},
     "dropout": {"threefry_mask"},
     "initializers": {"init", "drawn"},
     "inputs": {"check_dtypes", "float64_is_on"},

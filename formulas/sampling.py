@@ -30,9 +30,10 @@ def uniform_numbers(seed: int, sentences: np.ndarray, samples: int, longest: int
     Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", for random numbers from counters.
     """
     with np.errstate(over="ignore"):
-        low, high = np.uint32(0x243F6A88), np.uint32(0x85A308D3)  # digits of pi; any two different words would do
+        # digits of pi; any two different words would do
+        low, high = np.array(0x243F6A88, np.uint32), np.array(0x85A308D3, np.uint32)
         for word in (
-            np.uint32(seed),
+            np.array(seed, np.uint32),
             (sentences & 0xFFFFFFFF).astype(np.uint32)[:, None, None],
             (sentences >> 32).astype(np.uint32)[:, None, None],
             np.arange(samples, dtype=np.uint32)[:, None],

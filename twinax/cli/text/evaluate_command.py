@@ -51,7 +51,7 @@ def evaluate(flags: Evaluate) -> int:
     check_decoding({**flags.decoding, **sampling_fields(flags, flags.beam_size)})
     if texts_only:
         others = {name: getattr(flags, name) for name in ("adapter", "quantize", "mbr")}
-        _check_unset(flags.decoding | flags.languages | flags.sampling | others)
+        _check_unset({**flags.decoding, **flags.languages, **flags.sampling, **others})
     sources = {"src": flags.tgt} if texts_only and flags.src is None else {}  # not read
     pairs = partial(read_pairs, **corpus | sources, split=flags.split)
     number = sum(1 for _ in pairs())

@@ -92,14 +92,14 @@ def by_loops(
 
 
 def test_both_frameworks_and_plain_loops_agree() -> None:
-    models = [twins_of(seed) for seed in range(4)]
+    models = [twins_of(seed) for seed in range(3)]
     differs = []
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(
-        groups=st.sampled_from([(4, 2), (4, 4), (6, 2)]),
+        groups=st.sampled_from([(4, 2), (6, 3)]),
         penalty=st.sampled_from([0.3, 2.0]),
-        seed=st.integers(0, 3),
+        seed=st.integers(0, 2),
         tokens=st.lists(st.integers(3, 12), min_size=1, max_size=5),
     )
     def check(groups: tuple[int, int], penalty: float, seed: int, tokens: list[int]) -> None:

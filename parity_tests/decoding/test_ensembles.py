@@ -97,8 +97,7 @@ def by_loops(torch_models: Any, row: int, size: int, log_linear: bool) -> list[t
     return finished
 
 
-@pytest.mark.parametrize("log_linear", [False, True])
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize(("log_linear", "cache"), [(False, True), (True, True), (False, False)])
 def test_beam_search_over_the_mean_distribution(log_linear: bool, cache: bool, models: Any) -> None:
     config = DecodingConfig(beam_size=3, n_best=3, log_linear=log_linear, cache=cache)
     output = flax_transformer.generate_together(models[0], SOURCES, config)

@@ -62,10 +62,9 @@ def decode_both(models: Any, src: np.ndarray, config: DecodingConfig, prefixes: 
     return output
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_prefix_of_one_token_is_a_forced_first_token(beam_size: int) -> None:
+def test_a_prefix_of_one_token_is_a_forced_first_token() -> None:
     plain = twins_of(1)
-    config = DecodingConfig(beam_size=beam_size, n_best=beam_size)
+    config = DecodingConfig(beam_size=4, n_best=4)
     output = decode_both(plain, SOURCES, config, [[7], [], [4]])
     for i, fields in enumerate(({"forced_bos_id": 7}, {}, {"forced_bos_id": 4})):
         alone = decode_both(twins_of(1, **fields), SOURCES[i : i + 1], config)
@@ -91,7 +90,7 @@ def test_what_follows_a_prefix_is_the_most_probable() -> None:
         assert all(sample[: 1 + len(prefix)] == [5, *prefix] for sample in samples)
 
 
-@pytest.mark.parametrize("ratios", [(0.0, 0.7), (1.2, 1.5), (0.9, None), (3.0, None)])
+@pytest.mark.parametrize("ratios", [(0.0, 0.7), (1.2, 1.5), (3.0, None)])
 def test_ratios_are_the_lengths_of_each_sentence(ratios: tuple[float, float | None]) -> None:
     models = twins_of(3)
     config = DecodingConfig(beam_size=3, n_best=3, min_length_ratio=ratios[0], max_length_ratio=ratios[1])

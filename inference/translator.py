@@ -26,7 +26,7 @@ from ..flax_transformer.decoding.scoring import attention_maps, score
 from ..flax_transformer.decoding.search import generate
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
-from ..formulas.decoding import NAN_LOGITS
+from ..formulas.decoding import NAN_LOGITS, Decoded
 from ..formulas.padding import pad, round_up
 from ..train.data.fitting import lacks_language, with_target_language
 from ..train.data.tokenizer_pair import Tokenizers
@@ -276,7 +276,8 @@ class Translator:
                     "sentences": first + np.array(filled),
                     "prefixes": None if prefix_ids is None else [prefix_ids[i] for i in filled],
                 }
-                decoded = self._generate(framework)(self._pad_length(src), decoding, given)
+                filled_texts = [texts[i] for i in filled]
+                decoded = self._decode(framework, filled_texts, self._pad_length(src), decoding, given)
             except NotFiniteError as error:
                 text = texts[_fill_block(rows, len(src))[error.row]]
                 raise NotFiniteError(f"{self.name}, {text[:80]!r}: {NAN_LOGITS}") from None
@@ -350,8 +351,9 @@ class Translator:
         scores = [0.0] * len(src)
         order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
         for rows, padded_sources in self._blocks(src, order):
-            padded_targets = pad([tgt[i] for i in _fill_block(rows, len(padded_sources))], self.config.pad_id)
-            tokens = self._score(framework)(padded_sources, padded_targets).tokens
+            filled = _fill_block(rows, len(padded_sources))
+            padded_targets = pad([tgt[i] for i in filled], self.config.pad_id)
+            tokens = self._score(framework, [texts[i] for i in filled], padded_sources, padded_targets)
             for i, value in zip(rows, tokens[:, len(self._forced_ids) :].sum(1), strict=False):
                 scores[i] = float(value)
                 if isnan(scores[i]):
@@ -426,19 +428,23 @@ class Translator:
     def _pad_length(self, src: np.ndarray) -> np.ndarray:
         return pad(src, self.config.pad_id, round_up(src.shape[1], _MULTIPLE, self.config.max_length))
 
-    def _generate(self, framework: Framework) -> Callable[..., Any]:
+    def _decode(
+        self, framework: Framework, texts: Sequence[str], src: np.ndarray, decoding: DecodingConfig, given: Any
+    ) -> Decoded:
+        """The translations of a block; `src` has the ids of its texts."""
         if framework == "flax":
-            return lambda src, decoding, given: generate(self.flax, src, decoding, **given)
+            return generate(self.flax, src, decoding, **given)
         from .. import torch_reference
 
-        return lambda src, decoding, given: torch_reference.generate(self.torch, _tensor(src), decoding, **given)
+        return torch_reference.generate(self.torch, as_tensor(src), decoding, **given)
 
-    def _score(self, framework: Framework) -> Callable[..., Any]:
+    def _score(self, framework: Framework, texts: Sequence[str], src: np.ndarray, tgt: np.ndarray) -> np.ndarray:
+        """The log-probability of each target token of a block."""
         if framework == "flax":
-            return lambda src, tgt: score(self.flax, src, tgt)
+            return score(self.flax, src, tgt).tokens
         from .. import torch_reference
 
-        return lambda src, tgt: torch_reference.score(self.torch, _tensor(src), _tensor(tgt))
+        return torch_reference.score(self.torch, as_tensor(src), as_tensor(tgt)).tokens
 
 
 def load(
@@ -474,7 +480,8 @@ def _fill_block(rows: Sequence[int], size: int) -> list[int]:
     return [*rows, *[rows[-1]] * (size - len(rows))]
 
 
-def _tensor(ids: np.ndarray) -> Any:
+def as_tensor(ids: np.ndarray) -> Any:
+    """Ids as a tensor of PyTorch."""
     import torch
 
     return torch.tensor(ids)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter, sentence_bleu, sentence_chrf
 
 import twinax
+from twinax import convert, torch_reference
 from twinax.backend.errors import CheckpointError, ConfigError, DataError
 from twinax.cli.text.resumable_output import ResumableOutput
 from twinax.cli.usage import UsageError
@@ -302,6 +304,58 @@ def test_forbidden_words_and_ratios(command, files):
     assert not any("A" in line or "B C" in line for line in out.splitlines())
     _, out, _ = command("translate", MODEL, "src", "--max-length-ratio", "0.5")
     assert [len(line.split()) + 1 for line in out.splitlines() if line] == [2, 3, 4, 2, 2]  # of 4, 5, 8, 3 and 3 tokens
+
+
+@pytest.fixture
+def other(files):
+    """A file with the stored model, its weights changed at random."""
+    checkpoint, rng = convert.load(MODEL), np.random.default_rng(0)
+    arrays = {
+        name: array + 0.3 * np.std(array) * rng.standard_normal(array.shape).astype(array.dtype)
+        for name, array in checkpoint.arrays.items()
+    }
+    convert.save(replace(checkpoint, arrays=arrays, training=None), "other.pt")
+    return "other.pt"
+
+
+def test_an_ensemble_translates_and_scores_by_mean_probabilities(command, other):
+    words = ("translate", MODEL, "src", "--n-best", "3", "--scores")
+    outputs = {name: command(*words, *flags)[1] for name, flags in ENSEMBLES.items()}
+    assert outputs["twice"] == outputs["alone"]
+    assert len({outputs[name] for name in ("alone", "both", "log-linear")}) == 3
+    rows = [[line.split("\t") for line in outputs[name].splitlines()] for name in ("both", "both in PyTorch")]
+    assert [(row[0], row[2]) for row in rows[0]] == [(row[0], row[2]) for row in rows[1]]
+    Path("a").write_text("a b\nc d e\n")
+    Path("b").write_text("A B\nC E\n")
+    scores = command("score", MODEL, "--src", "a", "--tgt", "b", "--ensemble", other)[1]
+    members = [twinax.load(MODEL), twinax.load(other)]
+    for value, source, target in zip(scores.split(), ("a b", "c d e"), ("A B", "C E"), strict=True):
+        src, tgt = (np.array(ids) for ids in (members[0].source_ids([source]), members[0].target_ids([target])))
+        tokens = [torch_reference.score(m.torch, torch.tensor(src), torch.tensor(tgt)).tokens[0] for m in members]
+        assert float(value) == pytest.approx(np.log(np.mean(np.exp(tokens), 0)).sum(), abs=1e-4)
+
+
+ENSEMBLES = {
+    "alone": (),
+    "twice": ("--ensemble", MODEL),
+    "both": ("--ensemble", "other.pt"),
+    "both in PyTorch": ("--ensemble", "other.pt", "--framework", "torch"),
+    "log-linear": ("--ensemble", "other.pt", "--log-linear"),
+}
+
+
+def test_models_of_other_tokens_are_no_ensemble(command, files):
+    checkpoint = convert.load(MODEL)
+    document = json.loads(checkpoint.files["tokenizer/tokenizer.json"])
+    vocabulary = document["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    swapped = {**checkpoint.files, "tokenizer/tokenizer.json": json.dumps(document).encode()}
+    convert.save(replace(checkpoint, files=swapped, training=None), "swapped.pt")
+    code, out, err = command("translate", MODEL, "src", "--ensemble", "swapped.pt")
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        f"twinax: {MODEL} and swapped.pt: their target vocabularies differ in 2 tokens, such as 'A'; "
+    )
 
 
 def test_expected_utilities_of_three_translations():

@@ -127,7 +127,7 @@ FOREIGN: dict[str, dict[str, str]] = {
 
 
 # Flags with several values, of which a second one of the same name would replace the first.
-LISTS = ("--references", "--optimizer", "--tokenizer", "--languages", "--scores")
+LISTS = ("--references", "--ensemble", "--optimizer", "--tokenizer", "--languages", "--scores")
 LISTS += ("--tokenizer.load", "--tokenizer.languages", "--tokenizer.special-order", "--tokenizer.tags")
 
 

@@ -24,6 +24,9 @@ class Translate(Languages, Decoding, Sampling):
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file, a fairseq checkpoint or its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
         source: text file, one sentence per line (.gz too); default: standard input.
+        ensemble: further checkpoints with the same target vocabulary, which translate together with the first, by the
+            mean of their probabilities.
+        log_linear: the ensemble averages log-probabilities instead.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         output: file to write the translations to; the same command continues it after an interruption.
         prefix: text file with the beginning of each translation, one per line, empty for none.
@@ -39,6 +42,8 @@ class Translate(Languages, Decoding, Sampling):
 
     checkpoint: CheckpointPath
     source: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[FILE]")] = None
+    ensemble: tuple[str, ...] = ()
+    log_linear: Switch = False
     adapter: str | None = None
     output: str | None = None
     prefix: str | None = None
@@ -53,9 +58,9 @@ class Translate(Languages, Decoding, Sampling):
         """The exit status. Raises: UsageError."""
         _check_quantization(self.quantize, self.framework)
         texts = (self.source, self.prefix, self.forbidden_words)
-        check_exists(self.checkpoint, *filter(None, (*texts, self.adapter)))
+        check_exists(self.checkpoint, *self.ensemble, *filter(None, (*texts, self.adapter)))
         check_picture("--attention", self.attention)
-        check_outputs([self.attention, self.output], [*texts, self.checkpoint])
+        check_outputs([self.attention, self.output], [*texts, self.checkpoint, *self.ensemble])
         with one_line_errors():
             _check_framework(self.framework)
             return import_without_gc("twinax.cli.text.text_commands").translate(self)
@@ -70,6 +75,7 @@ class Score:
     Attributes:
         checkpoint: a run, a checkpoint of one, a Hugging Face directory with its tokenizer, a .pt or .safetensors
             file, a fairseq checkpoint or its directory, a Marian .npz, a CTranslate2 directory that twinax wrote.
+        ensemble: further checkpoints with the same target vocabulary: the mean of their probabilities counts.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         src: text file, one sentence per line (.gz too).
         tgt: its translations.
@@ -79,6 +85,7 @@ class Score:
     """
 
     checkpoint: CheckpointPath
+    ensemble: tuple[str, ...] = ()
     adapter: str | None = None
     src: str
     tgt: str
@@ -88,7 +95,7 @@ class Score:
 
     def execute(self) -> int:
         """The exit status. Raises: UsageError."""
-        check_exists(self.checkpoint, self.src, self.tgt, *filter(None, [self.adapter]))
+        check_exists(self.checkpoint, *self.ensemble, self.src, self.tgt, *filter(None, [self.adapter]))
         with one_line_errors():
             _check_framework(self.framework)
             return import_without_gc("twinax.cli.text.text_commands").score(self)

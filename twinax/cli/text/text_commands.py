@@ -15,6 +15,7 @@ from ...configs.decoding import BEAM_SIZE, DecodingConfig, SamplingConfig
 from ...convert.formats.generation import decoding_with
 from ...convert.io.checksums import checksum_of, checksum_of_json
 from ...inference.attention_plot import attention_plot
+from ...inference.ensemble import Ensemble
 from ...inference.minimum_bayes_risk import rerank
 from ...inference.text_warnings import text_warnings
 from ...inference.translator import Hypothesis, Sources, Translator, load
@@ -34,9 +35,14 @@ def translate(flags: Translate) -> int:
     set_encoding_errors("strict", sys.stdout)  # a translation is complete or not printed
     if flags.output is not None and os.path.exists(flags.output):
         raise UsageError(f"{flags.output}: exists; remove it, or name another file")
-    settings = {**flags.decoding, "n_best": flags.n_best, **sampling_fields(flags, flags.beam_size, flags.n_best)}
+    settings = {
+        **flags.decoding,
+        "log_linear": flags.log_linear or None,
+        "n_best": flags.n_best,
+        **sampling_fields(flags, flags.beam_size, flags.n_best),
+    }
     check_decoding(settings)
-    translator = load_translator(flags.checkpoint, flags.adapter, flags.quantize)
+    translator = load_translator(flags.checkpoint, flags.adapter, flags.quantize, flags.ensemble)
     translator = decoding_in(translator, **flags.languages)
     if flags.forbidden_words is not None:
         settings["forbidden_sequences"] = translator.forbidden(corpus.read_lines(flags.forbidden_words))
@@ -152,8 +158,9 @@ def _number_of_lines(path: str | None) -> int | None:
 
 def identity(translator: Translator, flags: Translate | Evaluate, decoding: DecodingConfig) -> dict[str, Any]:
     """What determines a translation: the weights and the settings."""
-    arrays = translator.checkpoint.arrays
-    weights = checksum_of_json({name: checksum_of(np.asarray(arrays[name])) for name in arrays})
+    members = translator.members if isinstance(translator, Ensemble) else [translator]
+    every = [member.checkpoint.arrays for member in members]
+    weights = [checksum_of_json({name: checksum_of(np.asarray(arrays[name])) for name in arrays}) for arrays in every]
     settings = {name: getattr(flags, name) for name in ("adapter", "quantize", "framework", "mbr")} | flags.languages
     return {"weights": weights, "decoding": asdict(decoding), **settings}
 
@@ -161,7 +168,7 @@ def identity(translator: Translator, flags: Translate | Evaluate, decoding: Deco
 def score(flags: Score) -> int:
     """Print the log-probabilities; return the exit status."""
     pairs = list(read_pairs(src=flags.src, tgt=flags.tgt))
-    translator = load_translator(flags.checkpoint, flags.adapter)
+    translator = load_translator(flags.checkpoint, flags.adapter, ensemble=flags.ensemble)
     translator = decoding_in(translator, flags.src_lang, flags.tgt_lang, None)
     sources, targets = translator.sources([pair[0] for pair in pairs]), [pair[1] for pair in pairs]
     warn_about_text(translator, sources)
@@ -170,8 +177,12 @@ def score(flags: Score) -> int:
     return 0
 
 
-def load_translator(checkpoint: str, adapter: str | None, quantize: Quantization | None = None) -> Translator:
+def load_translator(
+    checkpoint: str, adapter: str | None, quantize: Quantization | None = None, ensemble: Sequence[str] = ()
+) -> Translator:
     """Load the translator of a checkpoint, enable the compilation cache and print assumed settings.
+
+    `ensemble`: further checkpoints that translate with it.
 
     Raises:
         CheckpointError, DataError: the checkpoint has no readable tokenizers.
@@ -180,7 +191,9 @@ def load_translator(checkpoint: str, adapter: str | None, quantize: Quantization
     translator = load(checkpoint, adapter=adapter, quantize=quantize)
     _ = translator.tokenizers
     report_assumed(checkpoint, translator.checkpoint)
-    return translator
+    if not ensemble:
+        return translator
+    return Ensemble([translator, *(load_translator(path, None, quantize) for path in ensemble)])
 
 
 def decoding_in(

@@ -1,0 +1,68 @@
+"""Several models of one target vocabulary, which translate and score as one: by the mean of their distributions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backend.errors import ConfigError
+from ..configs.decoding import DecodingConfig
+from ..flax_transformer.decoding.search import generate_together
+from ..formulas.decoding import Decoded, together
+from ..formulas.padding import pad
+from .translator import Framework, Translator, as_tensor
+
+
+class Ensemble(Translator):
+    """Translators as one. Each reads a source with its own tokenizer; targets, attention and settings are the first's.
+
+    Raises:
+        ConfigError: there is no model, or two differ in their target vocabularies or special ids.
+    """
+
+    def __init__(self, members: Sequence[Translator]):
+        together([member.config for member in members], DecodingConfig())
+        first, *others = members
+        vocabulary = first.tokenizers.tgt.vocabulary()
+        for other in others:
+            theirs = other.tokenizers.tgt.vocabulary()
+            if different := [token for token in vocabulary if theirs.get(token) != vocabulary[token]]:
+                raise ConfigError(
+                    f"{first.name} and {other.name}: their target vocabularies differ in {len(different):,} tokens, "
+                    f"such as {min(different, key=vocabulary.__getitem__)!r}; an ensemble needs the same tokens with the same ids"
+                )
+        super().__init__(first.checkpoint, " + ".join(member.name for member in members), first)
+        self.members = tuple(members)
+
+    def with_languages(self, source: str | None = None, target: str | None = None) -> "Ensemble":
+        """As `Translator.with_languages`, of every model."""
+        return Ensemble([member.with_languages(source, target) for member in self.members])
+
+    def with_forced_bos(self, token: str | int) -> "Ensemble":
+        """As `Translator.with_forced_bos`, of every model."""
+        return Ensemble([member.with_forced_bos(token) for member in self.members])
+
+    def _sources_of(self, texts: Sequence[str], src: np.ndarray) -> list[np.ndarray]:
+        """The ids of each model; those of the first are given."""
+        others = (pad(member.source_ids(texts), member.config.pad_id) for member in self.members[1:])
+        return [src, *(member._pad_length(ids) for member, ids in zip(self.members[1:], others, strict=True))]
+
+    def _decode(
+        self, framework: Framework, texts: Sequence[str], src: np.ndarray, decoding: DecodingConfig, given: Any
+    ) -> Decoded:
+        sources = self._sources_of(texts, src)
+        if framework == "flax":
+            return generate_together([member.flax for member in self.members], sources, decoding, **given)
+        from .. import torch_reference
+
+        models = [member.torch for member in self.members]
+        return torch_reference.generate_together(models, [*map(as_tensor, sources)], decoding, **given)
+
+    def _score(self, framework: Framework, texts: Sequence[str], src: np.ndarray, tgt: np.ndarray) -> np.ndarray:
+        """The log of the mean probability of each target token."""
+        sources = self._sources_of(texts, src)
+        own = [
+            Translator._score(member, framework, texts, ids, tgt)
+            for member, ids in zip(self.members, sources, strict=True)
+        ]
+        return np.logaddexp.reduce(own) - np.log(len(own))

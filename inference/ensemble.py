@@ -27,9 +27,10 @@ class Ensemble(Translator):
         for other in others:
             theirs = other.tokenizers.tgt.vocabulary()
             if different := [token for token in vocabulary if theirs.get(token) != vocabulary[token]]:
+                example = min(different, key=vocabulary.__getitem__)
                 raise ConfigError(
                     f"{first.name} and {other.name}: their target vocabularies differ in {len(different):,} tokens, "
-                    f"such as {min(different, key=vocabulary.__getitem__)!r}; an ensemble needs the same tokens with the same ids"
+                    f"such as {example!r}; an ensemble needs the same tokens with the same ids"
                 )
         super().__init__(first.checkpoint, " + ".join(member.name for member in members), first)
         self.members = tuple(members)

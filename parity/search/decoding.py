@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ... import convert, flax_transformer, torch_reference
-from ...configs.decoding import DecodingConfig
+from ...configs.decoding import DecodingConfig, SamplingConfig
 from ...configs.schema import TransformerConfig
 from ...convert.checkpoint import Checkpoint
 from ...convert.formats.hugging_face import family
@@ -202,6 +202,27 @@ def measure(
         compare_decoded(oracle, reference, decoding, rounding),
         reference.lengths[:, 0],
     )
+
+
+# kinds of decoding that `generate` does not have in the same form: fields of `DecodingConfig`
+KINDS: dict[str, dict[str, Any]] = {
+    "samples": {"sampling": SamplingConfig()},
+    "samples, top-k and nucleus": {"sampling": SamplingConfig(seed=1, temperature=0.8, top_k=20, top_p=0.9)},
+    "samples, min-p and typical": {"sampling": SamplingConfig(seed=2, min_p=0.02, typical_p=0.9)},
+    "diverse beams": {"beam_groups": 2, "diversity_penalty": 0.5},
+    "lengths by the source": {"min_length_ratio": 0.5, "max_length_ratio": 1.1},
+    "forbidden sequences": {"forbidden_sequences": tuple((i, i + 1) for i in range(10, 60))},
+}
+
+
+def compare_kind(checkpoint: Checkpoint, dtype: str, kind: str, number: int = 200) -> Agreement:
+    """Flax and PyTorch on so many sentences, with a kind of decoding and four hypotheses per sentence."""
+    config = checkpoint.config.replace(param_dtype=dtype, compute_dtype=dtype)
+    arrays = {name: jnp.asarray(a.astype(dtype)) for name, a in checkpoint.arrays.items()}
+    model, src = flax_transformer.Transformer.from_arrays(config, arrays), sentences(config.pad_id, number)
+    decoding = DecodingConfig(beam_size=4, n_best=4, max_length=LONGEST, **KINDS[kind])
+    reference = torch_reference.generate(convert.to_torch(model), torch.from_numpy(src), decoding)
+    return compare_decoded(flax_transformer.generate(model, src, decoding), reference, decoding, ROUNDING[dtype])
 
 
 def _effect_of_rounding(

@@ -20,7 +20,7 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[test]'
 	touch $@
 
-# Run the test suite: eight to nine minutes on two cores. TESTS: arguments of pytest.
+# Run the test suite: eight to twelve minutes on two cores. TESTS: arguments of pytest.
 test: install
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10 $(TESTS)
 

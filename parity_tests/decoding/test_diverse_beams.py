@@ -4,33 +4,20 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinax import TransformerConfig, convert, flax_transformer, torch_reference
+from parity_tests.support.small_twins import SMALL, small_twins
+from twinax import flax_transformer, torch_reference
 from twinax.backend.errors import ConfigError
 from twinax.configs.decoding import DecodingConfig
-from twinax.parity.functions import random_arrays
 from twinax.parity.search.decoding import compare_decoded
 
 LONGEST = 6
-CONFIG = TransformerConfig.preset(
-    "tiny",
-    d_model=16,
-    d_ff=24,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_length=LONGEST,
-    src_vocab_size=13,
-    tgt_vocab_size=9,
-    param_dtype="float64",
-    compute_dtype="float64",
-)
+CONFIG = SMALL.replace(max_length=LONGEST, tgt_vocab_size=9)
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +28,7 @@ def wide() -> Any:
 
 
 def twins_of(seed: int) -> tuple[flax_transformer.Transformer, torch_reference.Transformer]:
-    arrays = random_arrays(CONFIG, seed)
-    arrays["output.proj.kernel"] *= 2
-    arrays["output.bias"][CONFIG.eos_id] += 0.5
-    model = flax_transformer.Transformer.from_arrays(CONFIG, {name: jnp.asarray(a) for name, a in arrays.items()})
-    return model, convert.to_torch(model)
+    return small_twins(CONFIG, seed, end=0.5)
 
 
 def by_loops(

@@ -10,26 +10,15 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from twinax import TransformerConfig, convert, flax_transformer, torch_reference
+from parity_tests.support.small_twins import SMALL, small_twins
+from twinax import flax_transformer, torch_reference
 from twinax.backend.errors import ConfigError
 from twinax.configs.decoding import DecodingConfig, SamplingConfig
 from twinax.parity.functions import random_arrays
 from twinax.parity.search.decoding import compare_decoded
 
 LONGEST = 5
-CONFIG = TransformerConfig.preset(
-    "tiny",
-    d_model=16,
-    d_ff=24,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_length=8,
-    src_vocab_size=13,
-    tgt_vocab_size=7,
-    param_dtype="float64",
-    compute_dtype="float64",
-)
+CONFIG = SMALL.replace(tgt_vocab_size=7)
 # the same target vocabulary in models of other sizes, source vocabularies and maximum lengths
 CONFIGS = (
     CONFIG,
@@ -53,14 +42,9 @@ def wide() -> Any:
 @pytest.fixture(scope="module")
 def models() -> Any:
     """(models in Flax, models in PyTorch)."""
-    flax_models = []
     with jax.enable_x64(True):
-        for seed, config in enumerate(CONFIGS):
-            arrays = random_arrays(config, seed)
-            arrays["output.proj.kernel"] *= 2
-            values = {name: jnp.asarray(a) for name, a in arrays.items()}
-            flax_models.append(flax_transformer.Transformer.from_arrays(config, values))
-        return flax_models, [convert.to_torch(model) for model in flax_models]
+        pairs = [small_twins(config, seed) for seed, config in enumerate(CONFIGS)]
+    return [flax_model for flax_model, _ in pairs], [torch_model for _, torch_model in pairs]
 
 
 def by_loops(torch_models: Any, row: int, size: int, log_linear: bool) -> list[tuple[float, tuple[int, ...]]]:

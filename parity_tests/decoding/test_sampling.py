@@ -14,28 +14,15 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
 from transformers.generation import logits_process
 
-from twinax import TransformerConfig, convert, flax_transformer, torch_reference
+from parity_tests.support.small_twins import SMALL, small_twins
+from twinax import flax_transformer, torch_reference
 from twinax.backend.errors import ConfigError
 from twinax.configs.decoding import DecodingConfig, SamplingConfig
 from twinax.flax_transformer.decoding import sampling as flax_sampling
 from twinax.formulas.sampling import uniform_numbers
-from twinax.parity.functions import random_arrays
 from twinax.parity.search.decoding import compare_decoded
 from twinax.torch_reference.decoding import sampling as torch_sampling
 
-SMALL = TransformerConfig.preset(
-    "tiny",
-    d_model=16,
-    d_ff=24,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_length=8,
-    src_vocab_size=13,
-    tgt_vocab_size=11,
-    param_dtype="float64",
-    compute_dtype="float64",
-)
 SOURCES = np.array([[3, 4, 5, 0, 0], [7, 3, 9, 11, 4], [6, 0, 0, 0, 0]])
 
 
@@ -47,11 +34,7 @@ def wide() -> Any:
 
 
 def twins_of(seed: int, **fields: Any) -> tuple[flax_transformer.Transformer, torch_reference.Transformer]:
-    config = SMALL.replace(**fields)
-    arrays = random_arrays(config, seed)
-    arrays["output.proj.kernel"] *= 2
-    model = flax_transformer.Transformer.from_arrays(config, {name: jnp.asarray(a) for name, a in arrays.items()})
-    return model, convert.to_torch(model)
+    return small_twins(SMALL.replace(**fields), seed)
 
 
 # each filter alone and after others, weak and strong

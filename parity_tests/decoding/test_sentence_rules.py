@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -12,27 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process
 
-from twinax import TransformerConfig, convert, flax_transformer, torch_reference
+from parity_tests.support.small_twins import SMALL, small_twins
+from twinax import flax_transformer, torch_reference
 from twinax.backend.errors import ConfigError
 from twinax.configs.decoding import DecodingConfig, SamplingConfig
 from twinax.formulas.decoding import Decoded
-from twinax.parity.functions import random_arrays
 from twinax.parity.search.decoding import compare_decoded
 
 LONGEST = 9
-CONFIG = TransformerConfig.preset(
-    "tiny",
-    d_model=16,
-    d_ff=24,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_length=LONGEST,
-    src_vocab_size=13,
-    tgt_vocab_size=11,
-    param_dtype="float64",
-    compute_dtype="float64",
-)
+CONFIG = SMALL.replace(max_length=LONGEST)
 SOURCES = np.array([[3, 4, 5, 0, 0], [7, 3, 9, 11, 4], [6, 0, 0, 0, 0]])
 
 
@@ -44,12 +31,7 @@ def wide() -> Any:
 
 
 def twins_of(seed: int, **fields: Any) -> tuple[flax_transformer.Transformer, torch_reference.Transformer]:
-    config = CONFIG.replace(**fields)
-    arrays = random_arrays(config, seed)
-    arrays["output.proj.kernel"] *= 2
-    arrays["output.bias"][config.eos_id] += 2
-    model = flax_transformer.Transformer.from_arrays(config, {name: jnp.asarray(a) for name, a in arrays.items()})
-    return model, convert.to_torch(model)
+    return small_twins(CONFIG.replace(**fields), seed, end=2.0)
 
 
 def decode_both(models: Any, src: np.ndarray, config: DecodingConfig, prefixes: Any = None) -> Decoded:

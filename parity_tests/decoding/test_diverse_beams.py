@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parity_tests.support.small_twins import SMALL, small_twins
+from parity_tests.decoding.small_twins import SMALL, small_twins
 from twinax import flax_transformer, torch_reference
 from twinax.backend.errors import ConfigError
 from twinax.configs.decoding import DecodingConfig

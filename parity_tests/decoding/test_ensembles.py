@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from parity_tests.support.small_twins import SMALL, small_twins
+from parity_tests.decoding.small_twins import SMALL, small_twins
 from twinax import flax_transformer, torch_reference
 from twinax.backend.errors import ConfigError
 from twinax.configs.decoding import DecodingConfig, SamplingConfig

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
 from transformers.generation import logits_process
 
-from parity_tests.support.small_twins import SMALL, small_twins
+from parity_tests.decoding.small_twins import SMALL, small_twins
 from twinax import flax_transformer, torch_reference
 from twinax.backend.errors import ConfigError
 from twinax.configs.decoding import DecodingConfig, SamplingConfig

@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -138,6 +138,10 @@ benchmark-dropout: install
 # Compare the speed with PyTorch, Linen, transformers and CTranslate2. PARTS: only these. An hour, estimated.
 benchmark: install
 	$(BIN)/python -m benchmarks.performance.performance docs/measurements/benchmark.md $(PARTS)
+
+# Translate 3,000 sentences with twinax, CTranslate2 and transformers. TEXT: Multi30k. 40 minutes; 12 train RUN.
+benchmark-translation: install
+	$(BIN)/python -m benchmarks.performance.translation docs/measurements/benchmark.md $(TEXT) $(RUN)
 
 # Measure the time per kind of operation of a train step and of beam search. A few minutes.
 benchmark-operations: install

@@ -2,7 +2,7 @@
 
 from ..backend.submodules import lazy_attributes
 from .decoding.scoring import attention_maps, score
-from .decoding.search import generate, generate_together
+from .decoding.search import generate, generate_batches, generate_together
 from .dropout import DropoutKey
 from .model import Transformer
 from .module import Buffer, activations, named_arrays
@@ -14,6 +14,7 @@ __all__ = [
     "activations",
     "attention_maps",
     "generate",
+    "generate_batches",
     "generate_together",
     "named_arrays",
     "score",

@@ -1,16 +1,14 @@
 """Several models of one target vocabulary, which translate and score as one: by the mean of their distributions."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ..backend.errors import ConfigError
 from ..configs.decoding import DecodingConfig
-from ..flax_transformer.decoding.search import generate_together
-from ..formulas.decoding import Decoded, together
-from ..formulas.padding import pad
-from .translator import Framework, Translator, as_tensor
+from ..formulas.decoding import together
+from .batches import Rows
+from .translator import Framework, Translator
 
 
 class Ensemble(Translator):
@@ -33,7 +31,12 @@ class Ensemble(Translator):
                     f"such as {example!r}; an ensemble needs the same tokens with the same ids"
                 )
         super().__init__(first.checkpoint, " + ".join(member.name for member in members), first)
-        self.members = tuple(members)
+        self._members = tuple(members)
+
+    @property
+    def members(self) -> tuple[Translator, ...]:
+        """The models."""
+        return self._members
 
     def with_languages(self, source: str | None = None, target: str | None = None) -> "Ensemble":
         """As `Translator.with_languages`, of every model."""
@@ -45,19 +48,8 @@ class Ensemble(Translator):
 
     def _sources_of(self, texts: Sequence[str], src: np.ndarray) -> list[np.ndarray]:
         """The ids of each model; those of the first are given."""
-        others = (pad(member.source_ids(texts), member.config.pad_id) for member in self.members[1:])
-        return [src, *(member._pad_length(ids) for member, ids in zip(self.members[1:], others, strict=True))]
-
-    def _decode(
-        self, framework: Framework, texts: Sequence[str], src: np.ndarray, decoding: DecodingConfig, given: Any
-    ) -> Decoded:
-        sources = self._sources_of(texts, src)
-        if framework == "flax":
-            return generate_together([member.flax for member in self.members], sources, decoding, **given)
-        from .. import torch_reference
-
-        models = [member.torch for member in self.members]
-        return torch_reference.generate_together(models, [*map(as_tensor, sources)], decoding, **given)
+        rows = Rows([*range(len(texts))], len(texts))
+        return [src, *(member._padded(member.source_ids(texts), rows) for member in self.members[1:])]
 
     def _score(self, framework: Framework, texts: Sequence[str], src: np.ndarray, tgt: np.ndarray) -> np.ndarray:
         """The log of the mean probability of each target token."""

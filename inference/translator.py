@@ -23,7 +23,7 @@ from ..convert.formats.hugging_face import LAYOUTS, family
 from ..convert.formats.registry import load as load_checkpoint
 from ..convert.port import flax_specs
 from ..flax_transformer.decoding.scoring import attention_maps, score
-from ..flax_transformer.decoding.search import generate
+from ..flax_transformer.decoding.search import Sentences, generate_batches
 from ..flax_transformer.model import Transformer
 from ..flax_transformer.module import named_arrays
 from ..formulas.decoding import NAN_LOGITS, Decoded
@@ -32,6 +32,7 @@ from ..train.data.fitting import lacks_language, with_target_language
 from ..train.data.tokenizer_pair import Tokenizers
 from ..train.text.tokenizer import Tokenizer
 from ..train.text.tokenizer_files import needed_files
+from .batches import Rows, token_batches
 
 if TYPE_CHECKING:
     from .. import torch_reference
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 Framework = Literal["flax", "torch"]
 Quantization = Literal["int8"]
 _LISTED = 8  # languages that a summary names
-_BLOCK = 32  # sentences per decoding batch
 _MULTIPLE = 8  # source lengths are padded to multiples of it, because each length is compiled
 
 
@@ -117,6 +117,11 @@ class Translator:
             pair = f"{languages.source or 'not set'} to {languages.target or 'not set'}"
             rows["languages"] = f"{pair}; has {len(languages.tokens)}: {codes}"
         return rows
+
+    @property
+    def members(self) -> "tuple[Translator, ...]":
+        """The models that translate together: one, or those of an ensemble."""
+        return (self,)
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
@@ -266,29 +271,32 @@ class Translator:
         texts, ids, _ = self.sources(texts)
         prefix_ids = self._prefix_ids(prefixes, texts, decoding.max_length or self.config.max_length)
         results = [[] for _ in texts]
-        order = sorted((i for i in range(len(texts)) if ids[i]), key=lambda i: len(ids[i]))
+        rows = token_batches([*map(len, ids)], self.config.max_length)
+        order = [i for batch in rows for i in batch.indices]
+        batches = (
+            Sentences(
+                self._sources_of([texts[i] for i in batch.filled], self._padded(ids, batch)),
+                first + np.array(batch.filled),
+                None if prefix_ids is None else [prefix_ids[i] for i in batch.filled],
+                count=len(batch.indices),
+            )
+            for batch in rows
+        )
         count = 0
         progress(count)
-        for rows, src in self._blocks(ids, order):
-            try:
-                filled = _fill_block(rows, len(src))
-                given = {
-                    "sentences": first + np.array(filled),
-                    "prefixes": None if prefix_ids is None else [prefix_ids[i] for i in filled],
-                }
-                filled_texts = [texts[i] for i in filled]
-                decoded = self._decode(framework, filled_texts, self._pad_length(src), decoding, given)
-            except NotFiniteError as error:
-                text = texts[_fill_block(rows, len(src))[error.row]]
-                raise NotFiniteError(f"{self.name}, {text[:80]!r}: {NAN_LOGITS}") from None
-            for i, tokens, scores in zip(rows, decoded.sentences(), decoded.scores, strict=False):
-                decoded_texts = self.tokenizers.tgt.decode(tokens)
-                results[i] = [
-                    Hypothesis(text, float(s), tuple(t))
-                    for text, s, t in zip(decoded_texts, scores, tokens, strict=False)
-                ]
-            count += len(rows)
-            progress(count)
+        try:
+            for places, decoded in self._decode(framework, batches, decoding):
+                for place, tokens, scores in zip(places, decoded.sentences(), decoded.scores, strict=True):
+                    decoded_texts = self.tokenizers.tgt.decode(tokens)
+                    results[order[place]] = [
+                        Hypothesis(text, float(s), tuple(t))
+                        for text, s, t in zip(decoded_texts, scores, tokens, strict=False)
+                    ]
+                count += len(places)
+                progress(count)
+        except NotFiniteError as error:
+            text = texts[order[error.row]]
+            raise NotFiniteError(f"{self.name}, {text[:80]!r}: {NAN_LOGITS}") from None
         return results
 
     def _prefix_ids(self, prefixes: Iterable[str] | None, texts: Sequence[str], longest: int) -> list[list[int]] | None:
@@ -349,12 +357,10 @@ class Translator:
             if i in long_pairs:
                 raise DataError(f"{place} {i + 1}: a side has more than {self.config.max_length} tokens")
         scores = [0.0] * len(src)
-        order = sorted(range(len(src)), key=lambda i: (len(src[i]), len(tgt[i])))
-        for rows, padded_sources in self._blocks(src, order):
-            filled = _fill_block(rows, len(padded_sources))
-            padded_targets = pad([tgt[i] for i in filled], self.config.pad_id)
-            tokens = self._score(framework, [texts[i] for i in filled], padded_sources, padded_targets)
-            for i, value in zip(rows, tokens[:, len(self._forced_ids) :].sum(1), strict=False):
+        for batch in token_batches([*map(max, map(len, src), map(len, tgt))], self.config.max_length):
+            padded = [pad([ids[i] for i in batch.filled], self.config.pad_id) for ids in (src, tgt)]
+            tokens = self._score(framework, [texts[i] for i in batch.filled], *padded)
+            for i, value in zip(batch.indices, tokens[:, len(self._forced_ids) :].sum(1), strict=False):
                 scores[i] = float(value)
                 if isnan(scores[i]):
                     raise NotFiniteError(f"{place} {i + 1}: {NAN_LOGITS}")
@@ -418,25 +424,32 @@ class Translator:
                     f"{self.name}: has no token {token!r} (id {excess_id}, {size:,} tokens), as in {text[:100]!r}"
                 )
 
-    def _blocks(self, ids: Sequence[list[int]], order: Sequence[int]) -> Iterator[tuple[Sequence[int], np.ndarray]]:
-        """(indices of sentences, their ids) in blocks of one size; the last block is filled with copies."""
-        size = min(_BLOCK, 1 << max(len(order) - 1, 0).bit_length())
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            yield rows, pad([ids[i] for i in _fill_block(rows, size)], self.config.pad_id)
+    def _padded(self, ids: Sequence[Sequence[int]], batch: Rows) -> np.ndarray:
+        """The sources of a batch for decoding."""
+        rows = [ids[i] for i in batch.filled]
+        return pad(rows, self.config.pad_id, round_up(max(map(len, rows)), _MULTIPLE, self.config.max_length))
 
-    def _pad_length(self, src: np.ndarray) -> np.ndarray:
-        return pad(src, self.config.pad_id, round_up(src.shape[1], _MULTIPLE, self.config.max_length))
+    def _sources_of(self, texts: Sequence[str], src: np.ndarray) -> list[np.ndarray]:
+        """The ids of texts by model; `src` has those of the first."""
+        return [src]
 
     def _decode(
-        self, framework: Framework, texts: Sequence[str], src: np.ndarray, decoding: DecodingConfig, given: Any
-    ) -> Decoded:
-        """The translations of a block; `src` has the ids of its texts."""
+        self, framework: Framework, batches: Iterable[Sentences], decoding: DecodingConfig
+    ) -> Iterator[tuple[np.ndarray, Decoded]]:
+        """The translations as they are finished, with the sentences' places in all batches."""
         if framework == "flax":
-            return generate(self.flax, src, decoding, **given)
+            yield from generate_batches([member.flax for member in self.members], batches, decoding)
+            return
         from .. import torch_reference
 
-        return torch_reference.generate(self.torch, as_tensor(src), decoding, **given)
+        models, first = [member.torch for member in self.members], 0
+        for batch in batches:
+            sources = [as_tensor(np.asarray(src)[: batch.count]) for src in batch.sources]
+            numbers, prefixes = np.asarray(batch.numbers)[: batch.count], batch.prefixes
+            prefixes = None if prefixes is None else prefixes[: batch.count]
+            decoded = torch_reference.generate_together(models, sources, decoding, None, numbers, prefixes)
+            yield first + np.arange(len(numbers)), decoded
+            first += len(numbers)
 
     def _score(self, framework: Framework, texts: Sequence[str], src: np.ndarray, tgt: np.ndarray) -> np.ndarray:
         """The log-probability of each target token of a block."""
@@ -474,10 +487,6 @@ def _sentences(name: str, texts: Iterable[str]) -> list[str]:
         if not isinstance(sentence, str):
             raise TypeError(f"{name}[{i}] is a {type(sentence).__name__}: must be a sentence, a str")
     return sentences
-
-
-def _fill_block(rows: Sequence[int], size: int) -> list[int]:
-    return [*rows, *[rows[-1]] * (size - len(rows))]
 
 
 def as_tensor(ids: np.ndarray) -> Any:

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..configs.decoding import DecodingConfig
 from ..configs.sharding import ShardingConfig
-from ..flax_transformer.decoding.search import grow, search_programs
+from ..flax_transformer.decoding.programs import grow, search_programs
 from ..formulas.decoding import without_cache
 from ..train.loop.evaluate import make_validation_loss
 from ..train.step.partitioning import Placement
@@ -65,7 +65,7 @@ def compile_search(workload: Workload, placement: Placement) -> Compiled:
     # As the first program returns them: batches are divided, and the number of steps is known to all devices.
     states = jax.tree.map(lambda a: _abstract(a, sharding if a.ndim else whole), (memory, search, past))
     memory, search, past = states
-    compiled = extend.lower([arrays], memory, [(src, keep)], search, past).compile()
+    compiled = extend.lower([arrays], memory, [(src, keep)], search, past, decoding.max_length or 1, 0).compile()
     return Compiled("beam search", compiled, decoding.max_length or 1)
 
 

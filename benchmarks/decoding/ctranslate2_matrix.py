@@ -62,7 +62,7 @@ def main(page: Path, folder: Path, run: Path) -> int:
     torch.set_num_threads(1)  # the models are small
     for name in ("search-backends", "ctranslate2"):
         marks(page, name)
-    _train(folder, run)
+    train_run(folder, run)
     translator, texts = load(str(run)), lines(folder, "test_2016_flickr", "de")
     write_table(page, "ctranslate2", HEADER, _translations(translator, texts, lines(folder, "test_2016_flickr", "en")))
     rows, equal = [], True
@@ -78,7 +78,7 @@ def main(page: Path, folder: Path, run: Path) -> int:
     return 0 if equal else 1
 
 
-def _train(folder: Path, run: Path) -> None:
+def train_run(folder: Path, run: Path) -> None:
     """Train the run, or resume it; a finished one is not changed."""
     twinax = str(Path(sys.executable).with_name("twinax"))
     if (run / "config.json").is_file():

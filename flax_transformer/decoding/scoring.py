@@ -19,7 +19,8 @@ from ..inputs import check_inputs
 from ..model import Transformer
 from ..module import activations, at_least_float32, named_arrays
 from ..xla_cpu.maxima import log_softmax
-from .search import lengthen, prepare_sources
+from .programs import lengthen
+from .search import prepare_sources
 
 
 def score(

@@ -1,14 +1,13 @@
-"""Greedy and beam search, and sampling, with a key-value cache.
+"""Greedy and beam search, and sampling, of one batch or of many.
 
-The decoder processes the K hypotheses of a sentence as K positions, (B, K, D), so that they share one encoder output.
-The cache stores the keys and values of every beam slot at every step and is never reordered. `ancestors` selects the
-slots that a hypothesis attends to.
+Of many, the sentences that are finished leave their batch, and those that are not continue together: batches remain
+full, and no further program is compiled.
 
-Letters: B sentences, S source length, K beam size, T length of the cache, N heads, H and U their widths.
+Letters: B sentences, S source length, K beam size, T length of the cache.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -16,38 +15,38 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
 
+from ...backend.errors import NotFiniteError
 from ...configs.decoding import DecodingConfig
 from ...configs.schema import TransformerConfig
-from ...formulas.decoding import Decoded, check_sources, collect, plan, together, without_cache
+from ...formulas.decoding import Decoded, check_sources, collect, together, without_cache
 from ...formulas.sampling import draws_of
 from ...formulas.sentence_rules import sentence_rules
-from ..attention import CROSS_MASKS, KeysValues
 from ..inputs import check_inputs
-from ..layers import count_positions
-from ..model import Transformer, UpdateCache
-from ..module import at_least_float32, named_arrays, on_host
-from ..xla_cpu.maxima import log_softmax
-from .ensembles import combine
-from .state import Search, start
-from .steps import advance
+from ..model import Transformer
+from ..module import named_arrays
+from .programs import (
+    compiled_length,
+    first_state,
+    grow,
+    lengthen,
+    pause_lengths,
+    programs_without_cache,
+    search_programs,
+)
+from .regrouping import SMALL, DecodingBatch, Finished, finished, regrouped
 
-# Cache lengths and padded source lengths start here and double.
-SHORTEST = 16
-# A batch with at most this many hypotheses starts at twice that: more keys cost less than another compilation.
-FEW = 16
-
-Source = tuple[np.ndarray, np.ndarray]  # (tokens (B, S), mask of them)
-Given = tuple[np.ndarray, np.ndarray]  # (uniform numbers of samples, rules of sentences), by n
 Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 
 
-class Past(NamedTuple):
-    """The key-value cache of the earlier positions."""
+class Sentences(NamedTuple):
+    """A batch of sentences, which begin together."""
 
-    layers: list[list[KeysValues]]  # by model: (B, N, H, T·K) and (B, N, T·K, U), by step and beam slot
-    ancestors: Int[Array, "B K T"]  # beam slot of each hypothesis at each step; -1: not yet reached
+    sources: Sequence[ArrayLike]  # by model: tokens (B, S)
+    numbers: ArrayLike | None = None  # (B,), on which samples depend; None: 0 to B - 1
+    prefixes: Sequence[Sequence[int]] | None = None  # ids with which each translation begins
+    mask: ArrayLike | None = None  # of the tokens of a single model's sources
+    count: int | None = None  # the rows after the first `count` fill the batch; they are not returned
 
 
 def generate(
@@ -55,7 +54,7 @@ def generate(
     src_tokens: ArrayLike,
     config: DecodingConfig | None = None,
     src_mask: ArrayLike | None = None,
-    put: Put = lambda rows: rows,
+    put: Put | None = None,
     sentences: ArrayLike | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> Decoded:
@@ -82,7 +81,7 @@ def generate_together(
     src_tokens: Sequence[ArrayLike],
     config: DecodingConfig | None = None,
     src_mask: ArrayLike | None = None,
-    put: Put = lambda rows: rows,
+    put: Put | None = None,
     sentences: ArrayLike | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> Decoded:
@@ -95,16 +94,68 @@ def generate_together(
     Raises:
         ValueError, ConfigError: as `generate`; or the models differ in their target vocabulary or special ids.
     """
+    batch = Sentences(src_tokens, sentences, prefixes, src_mask)
+    config, parts = _search(models, [batch], config, put)
+    places, tokens, scores = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(places)
+    return collect(tokens[order], scores[order], models[0].config, config)
+
+
+def generate_batches(
+    models: Sequence[Transformer],
+    batches: Iterable[Sentences],
+    config: DecodingConfig | None = None,
+) -> Iterator[tuple[np.ndarray, Decoded]]:
+    """As `generate_together`, of several batches: (places, translations) of sentences as they are finished.
+
+    A place counts the sentences from the first batch on. Batches that follow each other should have one size and one
+    compiled source length: only such batches share what becomes free.
+
+    Raises:
+        ValueError, ConfigError: as `generate_together`.
+        NotFiniteError: a sentence's logits are NaN; its `row` is the sentence's place.
+    """
+    config, parts = _search(models, batches, config, None)
+    for places, tokens, scores in parts:
+        try:
+            yield places, collect(tokens, scores, models[0].config, config)
+        except NotFiniteError as error:
+            raise NotFiniteError(str(error), int(places[error.row])) from None
+
+
+def _search(
+    models: Sequence[Transformer], batches: Iterable[Sentences], config: DecodingConfig | None, put: Put | None
+) -> tuple[DecodingConfig, Iterator[Finished]]:
+    """(the settings of all models, what is finished)."""
     configs = tuple(model.config for model in models)
     config = together(configs, config or DecodingConfig())
-    first = configs[0]
-    masks = [src_mask] if len(models) == 1 else [None] * len(models)
-    sources = [prepare_sources(*given) for given in zip(configs, src_tokens, masks, strict=True)]
-    src, keep = sources[0]
     cache = not any(map(without_cache, configs)) if config.cache is None else config.cache
-    given = draws_of(config, first, sentences, len(src)), sentence_rules(config, first, keep, prefixes)
-    search = (_with_cache if cache else _without_cache)(models, config.without_seed(), sources, given, put)
-    return collect(on_host(search.finished), on_host(search.scores), first, config)
+    decode = _with_cache if cache else _without_cache
+    return config, decode(models, config.without_seed(), _numbered(configs, config, batches), put)
+
+
+class _Start(NamedTuple):
+    """What the decoding of a batch begins with."""
+
+    places: np.ndarray  # as in `DecodingBatch`
+    sources: list[tuple[np.ndarray, np.ndarray]]  # by model: tokens (B, S), and their mask
+    draws: np.ndarray  # uniform numbers of samples, by n
+    rules: np.ndarray  # rules of sentences, by n
+
+
+def _numbered(
+    configs: Sequence[TransformerConfig], config: DecodingConfig, batches: Iterable[Sentences]
+) -> Iterator[_Start]:
+    first = 0
+    for batch in batches:
+        masks = [batch.mask] if len(configs) == 1 else [None] * len(configs)
+        sources = [prepare_sources(*given) for given in zip(configs, batch.sources, masks, strict=True)]
+        src, keep = sources[0]
+        count = len(src) if batch.count is None else batch.count
+        places = np.where(np.arange(len(src)) < count, first + np.arange(len(src)), -1)
+        draws = draws_of(config, configs[0], batch.numbers, len(src))
+        yield _Start(places, sources, draws, sentence_rules(config, configs[0], keep, batch.prefixes))
+        first += count
 
 
 def prepare_sources(
@@ -120,199 +171,59 @@ def prepare_sources(
     return src.astype(np.int32), keep
 
 
-def _with_cache(
-    models: Sequence[Transformer], config: DecodingConfig, sources: Sequence[Source], given: Given, put: Put
-) -> Search:
-    longest = config.max_length or models[0].config.max_length
-    arrays = [named_arrays(model) for model in models]
-    lengthened = [
-        (put(lengthen(src, model.config, model.config.pad_id)), put(lengthen(keep, model.config, False)))
-        for model, (src, keep) in zip(models, sources, strict=True)
-    ]
-    prefill, extend = search_programs(tuple(model.config for model in models), config)
-    memories, search, past = prefill(arrays, lengthened, *map(put, given))
-    while int(search.length) < longest and not bool(search.done.all()):
-        past = grow(past, _round_up(int(search.length) + 1, longest))
-        search, past = extend(arrays, memories, lengthened, search, past)
-    return search
-
-
-@lru_cache(maxsize=16)
-def search_programs(
-    configs: tuple[TransformerConfig, ...], config: DecodingConfig
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Two compiled functions: (encoders and initial state, search until it is done or the cache is full)."""
-    first, beam_size = configs[0], config.beam_size
-    steps = plan(first, config)
-    longest = config.max_length or first.max_length
-    slots = np.arange(beam_size, dtype=np.int32)
-
-    def prefill(
-        arrays: Sequence[Mapping[str, Array]],
-        sources: Sequence[tuple[Int[Array, "B _"], Bool[Array, "B _"]]],
-        draws: Float[Array, "B K _"],
-        rules: Int[Array, "B _"],
-    ) -> tuple[list[list[KeysValues]], Search, Past]:
-        memories = []
-        for model_config, own, (src, keep) in zip(configs, arrays, sources, strict=True):
-            model = Transformer.from_arrays(model_config, own)
-            memories.append(model.decoder.keys_values(model.encode(src, keep)))
-        layers = [[KeysValues(k[..., :0], v[..., :0, :]) for k, v in memory] for memory in memories]
-        batch = len(draws)
-        past = Past(layers, jnp.zeros((batch, beam_size, 0), jnp.int32))
-        capacity = 2 * SHORTEST if batch * beam_size <= FEW else SHORTEST
-        return memories, _start(first, config, draws, rules), grow(past, min(capacity, longest))
-
-    def extend(
-        arrays: Sequence[Mapping[str, Array]],
-        memories: Sequence[list[KeysValues]],
-        sources: Sequence[tuple[Int[Array, "B _"], Bool[Array, "B _"]]],
-        search: Search,
-        past: Past,
-    ) -> tuple[Search, Past]:
-        models = [Transformer.from_arrays(*given) for given in zip(configs, arrays, strict=True)]
-        cross_masks = [
-            CROSS_MASKS[model_config.cross_mask](keep, beam_size)
-            for model_config, (_, keep) in zip(configs, sources, strict=True)
-        ]
-        capacity = past.ancestors.shape[-1]
-
-        def step(state: tuple[Search, Past]) -> tuple[Search, Past]:
-            search, (all_layers, ancestors) = state
-            all_layers, time = [list(layers) for layers in all_layers], search.length
-            ancestors = ancestors.at[:, :, time].set(slots)
-            self_mask = (ancestors[..., None] == slots).reshape(len(ancestors), 1, beam_size, capacity * beam_size)
-            distances = jnp.broadcast_to(
-                jnp.repeat(jnp.arange(capacity, dtype=jnp.int32), beam_size) - time, self_mask.shape[2:]
-            )
-
-            def next_of(i: int) -> Float[Array, "B K V"]:
-                def update_cache(layer: int, new: KeysValues) -> KeysValues:
-                    all_layers[i][layer] = _write(all_layers[i][layer], new, time * beam_size)
-                    return all_layers[i][layer]
-
-                return _next(models[i], search, memories[i], self_mask, cross_masks[i], update_cache, distances)
-
-            log_probs = combine([next_of(i) for i in range(len(models))], config.log_linear)
-            search, parents = advance(search, log_probs, sources[0][0], steps, first.eos_id)
-            return search, Past(all_layers, jnp.take_along_axis(ancestors, parents[..., None], axis=1))
-
-        def unfinished(state: tuple[Search, Past]) -> Bool[Array, ""]:
-            return (state[0].length < capacity) & ~state[0].done.all()
-
-        return jax.lax.while_loop(unfinished, step, (search, past))
-
-    return jax.jit(prefill), jax.jit(extend, donate_argnames=("search", "past"))
-
-
-def _write(cache: KeysValues, new: KeysValues, start: Int[Array, ""]) -> KeysValues:
-    """The cache with new keys and values at index `start`."""
-    keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, new.keys, start, axis=-1)
-    return KeysValues(keys, jax.lax.dynamic_update_slice_in_dim(cache.values, new.values, start, axis=-2))
-
-
-def _next(
-    model: Transformer,
-    search: Search,
-    memory: list[KeysValues],
-    self_mask: Bool[Array, "B 1 K L"],
-    cross_mask: Bool[Array, "B 1 K S"],
-    update_cache: UpdateCache,
-    distances: Int[Array, "K L"],
-) -> Float[Array, "B K V"]:
-    """Log-probabilities of each hypothesis's next token; all hypotheses have equal length."""
-    config, time = model.config, search.length
-    batch, beam_size, _ = search.tokens.shape
-    counts = count_positions(config, search.tokens.reshape(batch * beam_size, -1))[:, time]
-    positions = jnp.broadcast_to(counts, batch * beam_size).reshape(batch, beam_size)
-    first = jnp.broadcast_to(time == 0, beam_size)
-    tokens = search.tokens[:, :, time]
-    logits = model.next_logits(
-        tokens, positions, first, memory, self_mask, cross_mask, update_cache=update_cache, distances=distances
-    )
-    return log_softmax(at_least_float32(logits))
-
-
 def _without_cache(
-    models: Sequence[Transformer], config: DecodingConfig, sources: Sequence[Source], given: Given, put: Put
-) -> Search:
+    models: Sequence[Transformer], config: DecodingConfig, starts: Iterable[_Start], put: Put | None
+) -> Iterator[Finished]:
+    put = put or (lambda rows: rows)
     configs = tuple(model.config for model in models)
-    encode, step = _compiled_without_cache(configs, config)
-    sources = [(put(src), put(keep)) for src, keep in sources]
+    encode, step = programs_without_cache(configs, config)
     arrays, longest = [named_arrays(model) for model in models], config.max_length or configs[0].max_length
-    memories, search = encode(arrays, sources), _start(configs[0], config, *map(put, given))
-    for length in range(1, longest + 1):
-        search = step(arrays, memories, sources, search, length)
-        if bool(search.done.all()):
-            break
-    return search
+    for start in starts:
+        sources = [(put(src), put(keep)) for src, keep in start.sources]
+        memories = encode(arrays, sources)
+        search = first_state(configs[0], config, put(start.draws), put(start.rules))
+        for length in range(1, longest + 1):
+            search = step(arrays, memories, sources, search, length)
+            if bool(search.settled.all()):
+                break
+        yield finished(start.places, search)
 
 
-@lru_cache(maxsize=16)
-def _compiled_without_cache(
-    configs: tuple[TransformerConfig, ...], config: DecodingConfig
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Two compiled functions: (encoders, one search step with a full decoder pass over the hypotheses)."""
-    steps = plan(configs[0], config)
+def _with_cache(
+    models: Sequence[Transformer], config: DecodingConfig, starts: Iterable[_Start], put: Put | None
+) -> Iterator[Finished]:
+    small = SMALL if put is None else 0  # devices divide whole batches
+    put = put or (lambda rows: rows)
+    configs = tuple(model.config for model in models)
+    longest = config.max_length or configs[0].max_length
+    arrays, pauses = [named_arrays(model) for model in models], pause_lengths(longest)
+    prefill, extend = search_programs(configs, config)
 
-    def encode(
-        arrays: Sequence[Mapping[str, Array]], sources: Sequence[tuple[Int[Array, "B _"], Bool[Array, "B _"]]]
-    ) -> list[Float[Array, "B _ _"]]:
-        given = zip(configs, arrays, sources, strict=True)
-        return [Transformer.from_arrays(own, values).encode(*source) for own, values, source in given]
+    def lengthened(start: _Start) -> _Start:
+        return start._replace(
+            sources=[
+                (lengthen(src, model, model.pad_id), lengthen(keep, model, False))
+                for model, (src, keep) in zip(configs, start.sources, strict=True)
+            ]
+        )
 
-    def step(
-        arrays: Sequence[Mapping[str, Array]],
-        memories: Sequence[Float[Array, "B _ _"]],
-        sources: Sequence[tuple[Int[Array, "B _"], Bool[Array, "B _"]]],
-        search: Search,
-        length: int,
-    ) -> Search:
-        prefixes, all_log_probs = search.tokens[:, :, :length].reshape(-1, length), []
-        for own, values, memory, (_, keep) in zip(configs, arrays, memories, sources, strict=True):
-            model = Transformer.from_arrays(own, values)
-            memory, keep = (jnp.repeat(a, config.beam_size, axis=0) for a in (memory, keep))
-            logits = model.decode(prefixes, memory, keep)[:, -1].reshape(*search.sums.shape, -1)
-            all_log_probs.append(log_softmax(at_least_float32(logits)))
-        log_probs = combine(all_log_probs, config.log_linear)
-        return advance(search, log_probs, sources[0][0], steps, configs[0].eos_id)[0]
+    def begin(start: _Start) -> DecodingBatch:
+        sources = [(jnp.asarray(put(src)), jnp.asarray(put(keep))) for src, keep in start.sources]
+        return DecodingBatch(start.places, sources, *prefill(arrays, sources, put(start.draws), put(start.rules)))
 
-    return jax.jit(encode), jax.jit(step, static_argnames="length")
+    def go_on(batch: DecodingBatch, until: int, few: int) -> DecodingBatch:
+        places, sources, memories, search, past = batch
+        while True:
+            past = grow(past, compiled_length(int(search.length) + 1, longest))
+            search, past = extend(arrays, memories, sources, search, past, until, few)
+            length, number = int(search.length), int((~search.settled).sum())
+            if not number or length >= until or (number <= few and pauses[length]):
+                return DecodingBatch(places, sources, memories, search, past)
 
-
-def _start(model: TransformerConfig, config: DecodingConfig, draws: ArrayLike, rules: ArrayLike) -> Search:
-    dtype = jnp.promote_types(model.compute_dtype, jnp.float32)
-    longest = config.max_length or model.max_length
-    assert model.decoder_start_id is not None  # `plan` raises otherwise
-    given = jnp.asarray(draws), jnp.asarray(rules)
-    return start(*given, config.beam_groups, longest, model.decoder_start_id, model.pad_id, dtype)
+    groups = (map(begin, alike) for _, alike in groupby(map(lengthened, starts), key=_shapes))
+    yield from regrouped(groups, go_on, longest, [model.pad_id for model in configs], small)
 
 
-def _round_up(length: int, longest: int) -> int:
-    """The smallest cache length, or padded source length, of at least `length`."""
-    return min(max(SHORTEST, 1 << (length - 1).bit_length()), longest)
-
-
-def lengthen(values: np.ndarray, config: TransformerConfig, fill: int | bool) -> np.ndarray:
-    """The values (B, L), padded to one of the compiled lengths."""
-    extra = _round_up(values.shape[1], config.max_length) - values.shape[1]
-    return np.pad(values, ((0, 0), (0, extra)), constant_values=fill)
-
-
-def grow(past: Past, capacity: int) -> Past:
-    """The cache, padded to `capacity` positions; itself if it has them."""
-    _, beam_size, length = past.ancestors.shape
-    extra = capacity - length
-    if extra <= 0:
-        return past
-
-    def pad(a: Array, axis: int, width: int, fill: int = 0) -> Array:
-        widths = [(0, 0)] * a.ndim
-        widths[axis] = (0, width)
-        return jnp.pad(a, widths, constant_values=fill)
-
-    layers = [
-        [KeysValues(pad(k, -1, extra * beam_size), pad(v, -2, extra * beam_size)) for k, v in layers]
-        for layers in past.layers
-    ]
-    return Past(layers, pad(past.ancestors, -1, extra, fill=-1))
+def _shapes(start: _Start) -> Any:
+    """Only batches of the same shapes are regrouped."""
+    return start.draws.shape, [src.shape for src, _ in start.sources], start.rules.shape

@@ -21,6 +21,11 @@ class Search(NamedTuple):
     draws: Float[Array, "B K _"]  # the uniform numbers of samples, by n; none in a search
     rules: Int[Array, "B _"]  # by n, as `formulas.sentence_rules` makes them; none without rules
 
+    @property
+    def settled(self) -> Bool[Array, " B"]:
+        """Whether a sentence's search is finished, in all groups."""
+        return self.done.reshape(len(self.done), -1).all(1)
+
 
 def start(
     draws: Float[Array, "B K _"],

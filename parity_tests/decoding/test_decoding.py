@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from twinax import TransformerConfig, convert, flax_transformer, torch_reference
 from twinax.configs.decoding import DecodingConfig
-from twinax.flax_transformer.decoding import search
+from twinax.flax_transformer.decoding import programs
 from twinax.parity.functions import random_arrays
 from twinax.parity.search.decoding import (
     FAMILIES,
@@ -70,7 +70,7 @@ def wide() -> Any:
 @pytest.fixture
 def growing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shortens the first cache, so that it grows in short sentences too."""
-    monkeypatch.setattr(search, "SHORTEST", 2)
+    monkeypatch.setattr(programs, "SHORTEST", 2)
 
 
 def twins_of(

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from twinax import convert, flax_transformer, torch_reference
 from twinax.configs.decoding import DecodingConfig
 from twinax.configs.schema import TransformerConfig
-from twinax.flax_transformer.decoding import scoring, search
+from twinax.flax_transformer.decoding import programs, scoring
 from twinax.formulas.decoding import without_cache
 from twinax.parity.functions import Batch
 
@@ -156,14 +156,14 @@ def narrow_operations(
         return scoring._compiled(config)[0](arrays, src, keep, tgt, tgt)
 
     def cached(arrays: Mapping[str, Any]) -> Any:
-        begin, continue_search = search.search_programs((config,), decoding)
+        begin, continue_search = programs.search_programs((config,), decoding)
         memory, state, past = begin([arrays], [(src, keep)], *given)
-        return continue_search([arrays], memory, [(src, keep)], state, past)
+        return continue_search([arrays], memory, [(src, keep)], state, past, 4, 0)
 
     def uncached(arrays: Mapping[str, Any]) -> Any:
-        encode, step = search._compiled_without_cache((config,), decoding)
+        encode, step = programs.programs_without_cache((config,), decoding)
         return step(
-            [arrays], encode([arrays], [(src, keep)]), [(src, keep)], search._start(config, decoding, *given), 1
+            [arrays], encode([arrays], [(src, keep)]), [(src, keep)], programs.first_state(config, decoding, *given), 1
         )
 
     size = config.tgt_vocab_size

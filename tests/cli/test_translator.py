@@ -23,7 +23,7 @@ from twinax.cli.usage import UsageError
 from twinax.configs.decoding import DecodingConfig, SamplingConfig
 from twinax.configs.training import TrainingConfig
 from twinax.flax_transformer import named_arrays
-from twinax.flax_transformer.decoding.search import generate
+from twinax.flax_transformer.decoding.search import generate, generate_batches
 from twinax.inference.minimum_bayes_risk import expected_utilities
 from twinax.inference.scores import corpus_scores
 from twinax.inference.translator import Hypothesis, Translator
@@ -144,14 +144,15 @@ def test_hypotheses_are_those_of_the_search(translator):
 
 def test_few_lengths_are_compiled(translator, monkeypatch):
     """Block lengths are multiples of eight, or the model's max_length."""
-    lengths, search = set(), generate
+    lengths, search = set(), generate_batches
 
-    def counting(model, src, decoding, **numbers):
-        lengths.add(src.shape[1])
-        return search(model, src, decoding, **numbers)
+    def counting(models, batches, decoding):
+        batches = [*batches]
+        lengths.update(src.shape[1] for batch in batches for src in batch.sources)
+        return search(models, batches, decoding)
 
-    monkeypatch.setattr("twinax.inference.translator.generate", counting)
-    monkeypatch.setattr("twinax.inference.translator._BLOCK", 1)
+    monkeypatch.setattr("twinax.inference.translator.generate_batches", counting)
+    monkeypatch.setattr("twinax.inference.batches._TOKENS_ON_CPU", 1)
     translator.translate(["a", "a b", "a b c", "a b c d e"], beam_size=1)
     assert lengths == {8}
     monkeypatch.setattr("twinax.inference.translator._MULTIPLE", 3)

@@ -292,7 +292,7 @@ def test_a_model_that_cannot_be_cached_is_decoded_without():
 def test_few_compiles(twins):
     """Lengths are rounded up: sources of 2 to 9 tokens and targets of up to 9 compile one program each."""
     config = DecodingConfig(beam_size=2, max_length=9, length_exponent=0.7)  # of no other test
-    begin, go_on = flax_transformer.decoding.search.search_programs((CONFIG,), config)
+    begin, go_on = flax_transformer.decoding.programs.search_programs((CONFIG,), config)
     for length in (3, 5, 6):
         flax_transformer.generate(twins[0], sources(4, length), config)
     assert (begin._cache_size(), go_on._cache_size()) == (1, 1)
@@ -302,7 +302,7 @@ def test_few_compiles(twins):
 def test_the_cache_of_a_few_hypotheses_starts_longer(twins, sentences, longest, first):
     """Of at most 16, at 32 positions: translations of up to 32 tokens then compile one program instead of two."""
     config = DecodingConfig(beam_size=2, max_length=longest)
-    begin, _ = flax_transformer.decoding.search.search_programs((CONFIG.replace(max_length=40),), config)
+    begin, _ = flax_transformer.decoding.programs.search_programs((CONFIG.replace(max_length=40),), config)
     src = sources(sentences, 5)
     given = np.zeros((sentences, 2, 0)), np.zeros((sentences, 0), int)
     *_, past = begin([named_arrays(twins[0])], [(src, src != CONFIG.pad_id)], *given)

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -27,6 +28,7 @@ from ..process.messages import set_encoding_errors
 from ..usage import UsageError, enable_compilation_cache, report_assumed
 from .resumable_output import ResumableOutput
 
+_Window = tuple[int, list[str], list[str] | None]  # number of the first line, lines, prefixes
 _FIRST_WINDOW, _GROWTH, LARGEST_WINDOW = 256, 4, 16_384  # lines translated before they are printed
 
 
@@ -89,18 +91,21 @@ def translate(flags: Translate) -> int:
                 rate = (count - before) / max(time.monotonic() - begin, 1e-3)
                 progress(f"lines, {rate:,.0f} per second", count, total)
 
-            for first, texts in windows(_source_lines(flags.source)):
-                beginnings = _next_prefixes(flags.prefix, prefixes, len(texts))
-                given = [*texts, *(beginnings or ())]
-                if output is not None and output.has(given):
-                    before = first + len(texts) - 1
-                    continue
-                sources = translator.sources(texts)
+            def remaining() -> Iterator[_Window]:
+                nonlocal before
+                for first, texts in windows(_source_lines(flags.source)):
+                    beginnings = _next_prefixes(flags.prefix, prefixes, len(texts))
+                    if output is not None and output.has([*texts, *(beginnings or ())]):
+                        before = first + len(texts) - 1
+                    else:
+                        yield first, texts, beginnings
+
+            for (first, texts, beginnings), sources in _encoded(remaining(), translator, flags.source is not None):
                 has_warned = has_warned or warn_about_text(translator, sources, first)
                 lines = lines_of(sources, first, beginnings, lambda count, first=first: show(first - 1 + count))
                 show(first - 1 + len(texts))  # blank ones included
                 if output is not None:
-                    output.write(given, lines)
+                    output.write([*texts, *(beginnings or ())], lines)
                 elif lines:
                     print(*lines, sep="\n", flush=True)
         if output is not None:
@@ -151,6 +156,18 @@ def windows(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
         first, size = first + len(window), min(_GROWTH * size, LARGEST_WINDOW)
 
 
+def _encoded(remaining: Iterator[_Window], translator: Translator, ahead: bool) -> Iterator[tuple[_Window, Sources]]:
+    """The windows with their ids. `ahead`: a thread makes those of the next one, for which a pipe would wait."""
+    with ThreadPoolExecutor(1) as thread:
+        tasks: list[tuple[_Window, Future[Sources]]] = []
+        for window in remaining:
+            tasks.append((window, thread.submit(translator.sources, window[1])))
+            if len(tasks) > ahead:
+                window, sources = tasks.pop(0)
+                yield window, sources.result()
+        yield from ((window, sources.result()) for window, sources in tasks)
+
+
 def _number_of_lines(path: str | None) -> int | None:
     """The number of lines of a text file, for the progress; None of standard input."""
     return None if path is None else sum(1 for _ in corpus.read_lines(path))
@@ -158,8 +175,7 @@ def _number_of_lines(path: str | None) -> int | None:
 
 def identity(translator: Translator, flags: Translate | Evaluate, decoding: DecodingConfig) -> dict[str, Any]:
     """What determines a translation: the weights and the settings."""
-    members = translator.members if isinstance(translator, Ensemble) else [translator]
-    every = [member.checkpoint.arrays for member in members]
+    every = [member.checkpoint.arrays for member in translator.members]
     weights = [checksum_of_json({name: checksum_of(np.asarray(arrays[name])) for name in arrays}) for arrays in every]
     settings = {name: getattr(flags, name) for name in ("adapter", "quantize", "framework", "mbr")} | flags.languages
     return {"weights": weights, "decoding": asdict(decoding), **settings}

@@ -1,0 +1,37 @@
+"""Sentences in batches of about as many tokens: by length, in a few compiled shapes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from ..flax_transformer.decoding.programs import compiled_length
+
+# Tokens of a batch, by its padded source. On a CPU 16 to 64 sentences of 16 tokens decode equally fast, 128 slower.
+_TOKENS_ON_CPU = 1024
+_TOKENS = 4096
+
+
+class Rows(NamedTuple):
+    """The sentences of a batch."""
+
+    indices: list[int]
+    size: int  # of the batch, which repeats the last sentence
+
+    @property
+    def filled(self) -> list[int]:
+        """The sentence of each row."""
+        return [*self.indices, *[self.indices[-1]] * (self.size - len(self.indices))]
+
+
+def token_batches(lengths: Sequence[int], longest: int) -> list[Rows]:
+    """Batches of the sentences that have a token, the longest first; sizes are powers of 2."""
+    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+    tokens = _TOKENS_ON_CPU if jax.default_backend() == "cpu" else _TOKENS
+    batches, start, most = [], 0, 1 << max(len(order) - 1, 0).bit_length()
+    while start < len(order):
+        shape = compiled_length(lengths[order[start]], longest)
+        size = min(1 << (max(tokens // shape, 1).bit_length() - 1), most)
+        batches.append(Rows(order[start : start + size], size))
+        start += size
+    return batches

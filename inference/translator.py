@@ -278,7 +278,7 @@ class Translator:
                 self._sources_of([texts[i] for i in batch.filled], self._padded(ids, batch)),
                 first + np.array(batch.filled),
                 None if prefix_ids is None else [prefix_ids[i] for i in batch.filled],
-                count=len(batch.indices),
+                num_sentences=len(batch.indices),
             )
             for batch in rows
         )
@@ -444,9 +444,9 @@ class Translator:
 
         models, first = [member.torch for member in self.members], 0
         for batch in batches:
-            sources = [as_tensor(np.asarray(src)[: batch.count]) for src in batch.sources]
-            numbers, prefixes = np.asarray(batch.numbers)[: batch.count], batch.prefixes
-            prefixes = None if prefixes is None else prefixes[: batch.count]
+            sources = [as_tensor(np.asarray(src)[: batch.num_sentences]) for src in batch.sources]
+            numbers, prefixes = np.asarray(batch.numbers)[: batch.num_sentences], batch.prefixes
+            prefixes = None if prefixes is None else prefixes[: batch.num_sentences]
             decoded = torch_reference.generate_together(models, sources, decoding, None, numbers, prefixes)
             yield first + np.arange(len(numbers)), decoded
             first += len(numbers)

@@ -46,7 +46,7 @@ class Sentences(NamedTuple):
     numbers: ArrayLike | None = None  # (B,), on which samples depend; None: 0 to B - 1
     prefixes: Sequence[Sequence[int]] | None = None  # ids with which each translation begins
     mask: ArrayLike | None = None  # of the tokens of a single model's sources
-    count: int | None = None  # the rows after the first `count` fill the batch; they are not returned
+    num_sentences: int | None = None  # the rows after these repeat others, to fill the batch; they are not returned
 
 
 def generate(
@@ -151,7 +151,7 @@ def _numbered(
         masks = [batch.mask] if len(configs) == 1 else [None] * len(configs)
         sources = [prepare_sources(*given) for given in zip(configs, batch.sources, masks, strict=True)]
         src, keep = sources[0]
-        count = len(src) if batch.count is None else batch.count
+        count = len(src) if batch.num_sentences is None else batch.num_sentences
         places = np.where(np.arange(len(src)) < count, first + np.arange(len(src)), -1)
         draws = draws_of(config, configs[0], batch.numbers, len(src))
         yield _Start(places, sources, draws, sentence_rules(config, configs[0], keep, batch.prefixes))

@@ -55,7 +55,7 @@ def batches(all_sources: list[np.ndarray], prefixes: list[list[int]] | None) -> 
         rows = np.arange(first, min(first + SIZE, number))
         filled = np.concatenate([rows, np.repeat(first, SIZE - len(rows))])
         own = None if prefixes is None else [prefixes[i] for i in filled]
-        yield search.Sentences([src[filled] for src in all_sources], filled, own, count=len(rows))
+        yield search.Sentences([src[filled] for src in all_sources], filled, own, num_sentences=len(rows))
 
 
 CASES = {

@@ -133,7 +133,7 @@ FLAX_ONLY = {
     "attention": {"KeysValues", "KeysValues.keys", "KeysValues.values"}
     | {"MultiHeadAttention.attend", "MultiHeadAttention.keys_values", "ATTENTIONS"},
     "search": {"Put", "generate_batches", "prepare_sources"}
-    | {f"Sentences{field}" for field in ("", ".count", ".mask", ".numbers", ".prefixes", ".sources")}
+    | {f"Sentences{field}" for field in ("", ".num_sentences", ".mask", ".numbers", ".prefixes", ".sources")}
     | {f"_Start.{field}" for field in ("draws", "places", "rules", "sources")},
     "state": {"Search.settled"},
     "dropout": {"threefry_mask"},

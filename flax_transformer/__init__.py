@@ -2,7 +2,7 @@
 
 from ..backend.submodules import lazy_attributes
 from .decoding.scoring import attention_maps, score
-from .decoding.search import generate, generate_batches, generate_together
+from .decoding.search import Sentences, generate, generate_batches, generate_together
 from .dropout import DropoutKey
 from .model import Transformer
 from .module import Buffer, activations, named_arrays
@@ -10,6 +10,7 @@ from .module import Buffer, activations, named_arrays
 __all__ = [
     "Buffer",
     "DropoutKey",
+    "Sentences",
     "Transformer",
     "activations",
     "attention_maps",

@@ -271,7 +271,7 @@ class Translator:
         texts, ids, _ = self.sources(texts)
         prefix_ids = self._prefix_ids(prefixes, texts, decoding.max_length or self.config.max_length)
         results = [[] for _ in texts]
-        rows = token_batches([*map(len, ids)], self.config.max_length)
+        rows = token_batches([*map(len, ids)], self.config, decoding.beam_size)
         order = [i for batch in rows for i in batch.indices]
         batches = (
             Sentences(
@@ -357,7 +357,7 @@ class Translator:
             if i in long_pairs:
                 raise DataError(f"{place} {i + 1}: a side has more than {self.config.max_length} tokens")
         scores = [0.0] * len(src)
-        for batch in token_batches([*map(max, map(len, src), map(len, tgt))], self.config.max_length):
+        for batch in token_batches([*map(max, map(len, src), map(len, tgt))], self.config):
             padded = [pad([ids[i] for i in batch.filled], self.config.pad_id) for ids in (src, tgt)]
             tokens = self._score(framework, [texts[i] for i in batch.filled], *padded)
             for i, value in zip(batch.indices, tokens[:, len(self._forced_ids) :].sum(1), strict=False):

@@ -22,8 +22,8 @@ from .state import Search
 
 # A batch pauses when at most this share of its sentences is unfinished.
 SHARE = 0.75
-# Batches that may wait for others: each needs the memory of one.
-WAITING = 4
+# Batches wait for others as long as they need at most this memory together.
+WAITING_BYTES = 1 << 30
 # At most so many sentences go on in a batch of this size when the cache is full.
 SMALL = 8
 
@@ -81,11 +81,11 @@ def _group(
     """
     following = next(batches, None)
     while following is not None or waiting:
-        may_wait = following is not None and len(waiting) <= WAITING
-        if following is None or not may_wait:
-            batch = waiting.pop(int(np.argmin([other.length for other in waiting])))
-        else:
+        may_wait = following is not None and _bytes([*waiting, following]) <= WAITING_BYTES
+        if following is not None and (may_wait or not waiting):
             batch, following = following, next(batches, None)
+        else:
+            batch = waiting.pop(int(np.argmin([other.length for other in waiting])))
         size = len(batch.places)
         while batch.used.any():
             # A batch that is not full would pause at once.
@@ -110,6 +110,10 @@ def _group(
             elif not few and 0 < number <= small < size and batch.length == full_cache:
                 stragglers.append(_rows(batch, batch, np.flatnonzero(batch.used), small))
                 break
+
+
+def _bytes(batches: list[DecodingBatch]) -> int:
+    return sum(array.nbytes for array in jax.tree.leaves(batches))
 
 
 def finished(places: np.ndarray, search: Search) -> Finished:

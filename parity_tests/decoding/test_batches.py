@@ -81,13 +81,13 @@ def test_batches_are_translated_as_each_sentence(name: str, merges: list[int], m
         number=st.integers(1, 60),
         seed=st.integers(0, 99),
         share=st.sampled_from([0.5, 0.75, 1.0]),
-        waiting=st.sampled_from([0, 1, 4]),
+        waiting=st.sampled_from([0, 1 << 17, 1 << 30]),
         small=st.sampled_from([0, 1, 2]),
     )
     def check(number: int, seed: int, share: float, waiting: int, small: int) -> None:
         monkeypatch.setattr(search, "SMALL", small)
         monkeypatch.setattr(regrouping, "SHARE", share)
-        monkeypatch.setattr(regrouping, "WAITING", waiting)
+        monkeypatch.setattr(regrouping, "WAITING_BYTES", waiting)
         all_sources = [sources(number, seed + i) for i in range(models)]
         prefixes = [[4, 5, 6][: i % 4] for i in range(number)] if "prefixes" in name else None
         tensors = [torch.from_numpy(src) for src in all_sources]

@@ -41,7 +41,7 @@ text-matrix: install
 	$(BIN)/python -m benchmarks.conversion.text_matrix docs/measurements/text-matrix.md $(TEXT)
 
 RUN ?= runs/ctranslate2
-# Compare beam search in four backends, its BLEU and speed. TEXT: Multi30k. Half an hour; half of it trains RUN.
+# Compare beam search in four backends, and its BLEU. TEXT: Multi30k. Half an hour; half of it trains RUN.
 ctranslate2: install
 	$(BIN)/python -m benchmarks.decoding.ctranslate2_matrix docs/measurements/ctranslate2.md $(TEXT) $(RUN)
 
@@ -139,7 +139,7 @@ benchmark-dropout: install
 benchmark: install
 	$(BIN)/python -m benchmarks.performance.performance docs/measurements/benchmark.md $(PARTS)
 
-# Translate 3,000 sentences with twinax, CTranslate2 and transformers. TEXT: Multi30k. 40 minutes; 12 train RUN.
+# Translate 3,000 sentences with twinax, CTranslate2 and transformers. TEXT: Multi30k. 20 minutes; half of it trains RUN.
 benchmark-translation: install
 	$(BIN)/python -m benchmarks.performance.translation docs/measurements/benchmark.md $(TEXT) $(RUN)
 

@@ -1,4 +1,4 @@
-"""Two tables on backends: one beam search in four of them, and BLEU and speed beside `twinax translate`.
+"""Two tables on backends: one beam search in four of them, and BLEU beside `twinax translate`.
 
 `python -m benchmarks.decoding.ctranslate2_matrix PAGE FOLDER RUN` prints them and writes them into the page. FOLDER has
 Multi30k in German and English, as text or .gz; RUN is a German-English run on it. If RUN does not exist, a small model
@@ -7,18 +7,15 @@ is trained there; if it is not finished, it is resumed.
 
 import logging
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import ctranslate2
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -39,7 +36,6 @@ TRAINING = "--loop.epochs None --loop.updates 1600 --training.warmup-updates 400
 LONGEST = 96  # tokens of a translation; a model trained so briefly may repeat itself up to the maximum
 LONGEST_COMPARED = 48  # the same in the comparison of backends, whose reference computes each step anew
 RANDOM = 64  # sentences that random models translate
-ROUNDS = 3
 BACKENDS_HEADER = (
     "model",
     "beam",
@@ -49,7 +45,7 @@ BACKENDS_HEADER = (
     "different",
     "largest error of a sum",
 )
-HEADER = ("backend", "beam", "BLEU", "sentences that differ", "time")
+HEADER = ("backend", "beam", "BLEU", "sentences that differ")
 REFERENCE = "`twinax translate`"
 _PROGRESS = {"console": Console(stderr=True), "transient": True}
 Translate = Callable[[], list[list[int]]]
@@ -114,31 +110,18 @@ def _agreements(translator: Translator, texts: Sequence[str]) -> Iterator[tuple[
 
 
 def _translations(translator: Translator, texts: Sequence[str], references: Sequence[str]) -> list[tuple[str, ...]]:
-    """The rows on translations; the time of a backend is a multiple of that of `twinax translate`."""
+    """The rows on translations."""
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for beam_size in BEAM_SIZES:
             backends = _backends(translator, texts, Path(temporary, str(beam_size)), beam_size)
             results = {name: translate() for name, translate in backends.items()}
-            seconds = _seconds(backends)
             for name, ids in results.items():
                 hypotheses = translator.tokenizers.tgt.decode(ids)
                 bleu = corpus_scores(hypotheses, [references])[1].value
                 different = sum(a != b for a, b in zip(ids, results[REFERENCE], strict=True))
-                ratio = statistics.median(np.array(seconds[name]) / np.array(seconds[REFERENCE]))
-                rows.append((name, str(beam_size), f"{bleu:.2f}", f"{different} of {len(ids):,}", f"{ratio:.2f}"))
+                rows.append((name, str(beam_size), f"{bleu:.2f}", f"{different} of {len(ids):,}"))
     return rows
-
-
-def _seconds(backends: Mapping[str, Translate]) -> dict[str, list[float]]:
-    """The seconds of each backend in interleaved rounds."""
-    seconds: dict[str, list[float]] = {name: [] for name in backends}
-    for _ in track(range(ROUNDS), "rounds", **_PROGRESS):
-        for name, translate in backends.items():
-            start = time.perf_counter()
-            translate()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
 
 
 def _backends(translator: Translator, texts: Sequence[str], folder: Path, beam_size: int) -> dict[str, Translate]:

@@ -22,7 +22,7 @@ from .state import Search
 
 # A batch pauses when at most this share of its sentences is unfinished.
 SHARE = 0.75
-# Batches wait for others as long as they need at most this memory together.
+# Batches wait for others as long as they need about this memory together; a cache that grows is not foreseen.
 WAITING_BYTES = 1 << 30
 # At most so many sentences go on in a batch of this size when the cache is full.
 SMALL = 8
@@ -55,7 +55,7 @@ Decode = Callable[[DecodingBatch, int, int], DecodingBatch]
 
 
 def regrouped(
-    groups: Iterable[Iterator[DecodingBatch]], decode: Decode, longest: int, pad_ids: Sequence[int], small: int = SMALL
+    groups: Iterable[Iterator[DecodingBatch]], decode: Decode, longest: int, pad_ids: Sequence[int], small: int
 ) -> Iterator[Finished]:
     """Decode groups of batches of one shape; `pad_ids`: of each model, `small`: size of a small batch."""
     stragglers: list[DecodingBatch] = []

@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test serve-pages benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -142,6 +142,14 @@ benchmark: install
 # Translate 3,000 sentences with twinax, CTranslate2 and transformers. TEXT: Multi30k. 20 minutes; half of it trains RUN.
 benchmark-translation: install
 	$(BIN)/python -m benchmarks.performance.translation docs/measurements/benchmark.md $(TEXT) $(RUN)
+
+# Load `twinax serve` with 200 clients, beside CTranslate2; kill and restart it. TEXT: Multi30k. 8 minutes, with RUN.
+serve-test: install
+	$(BIN)/python -m benchmarks.serving.load docs/serving.md $(TEXT) $(RUN)
+
+# Take the pictures of the page of `twinax serve`. Needs Chromium and RUN.
+serve-pages: install
+	$(BIN)/python -m benchmarks.serving.screenshots docs/measurements $(RUN)
 
 # Measure the time per kind of operation of a train step and of beam search. A few minutes.
 benchmark-operations: install

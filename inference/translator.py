@@ -65,6 +65,11 @@ class Hypothesis(NamedTuple):
     score: float  # sum of log-probabilities in nats, divided by the length penalty
     tokens: tuple[int, ...]  # ids without EOS
 
+    @property
+    def line(self) -> str:
+        """The text without line breaks."""
+        return " ".join(self.text.splitlines())
+
 
 class Attention(NamedTuple):
     """Cross-attention weights of a translation: last decoder layer, mean of its heads."""
@@ -268,36 +273,58 @@ class Translator:
             DataError: there is not one prefix per text, or one is too long.
         Texts are truncated to the model's `max_length` tokens; `too_long` lists them.
         """
+        sources = self.sources(texts)
+        results: list[list[Hypothesis]] = [[] for _ in sources.texts]
+        numbers = range(first, first + len(results))
+        progress(0)
+        for count, (i, hypotheses) in enumerate(self.stream(sources, decoding, framework, numbers, prefixes), 1):
+            results[i] = hypotheses
+            progress(count)
+        return results
+
+    def stream(
+        self,
+        texts: Iterable[str] | Sources,
+        decoding: DecodingConfig,
+        framework: Framework = "flax",
+        numbers: Sequence[int] | None = None,
+        prefixes: Iterable[str] | None = None,
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """(index of a text, its translations) as they are finished, as `hypotheses`; empty texts are omitted.
+
+        `numbers`: the number of each text, on which its samples depend; default: its index.
+
+        Raises:
+            DataError: as `hypotheses`.
+        """
         texts, ids, _ = self.sources(texts)
+        numbers = range(len(texts)) if numbers is None else numbers
         prefix_ids = self._prefix_ids(prefixes, texts, decoding.max_length or self.config.max_length)
-        results = [[] for _ in texts]
         rows = token_batches([*map(len, ids)], self.config, decoding.beam_size)
         order = [i for batch in rows for i in batch.indices]
         batches = (
             Sentences(
                 self._sources_of([texts[i] for i in batch.filled], self._padded(ids, batch)),
-                first + np.array(batch.filled),
+                np.array([numbers[i] for i in batch.filled]),
                 None if prefix_ids is None else [prefix_ids[i] for i in batch.filled],
                 num_sentences=len(batch.indices),
             )
             for batch in rows
         )
-        count = 0
-        progress(count)
         try:
             for places, decoded in self._decode(framework, batches, decoding):
                 for place, tokens, scores in zip(places, decoded.sentences(), decoded.scores, strict=True):
                     decoded_texts = self.tokenizers.tgt.decode(tokens)
-                    results[order[place]] = [
-                        Hypothesis(text, float(s), tuple(t))
-                        for text, s, t in zip(decoded_texts, scores, tokens, strict=False)
-                    ]
-                count += len(places)
-                progress(count)
+                    yield (
+                        order[place],
+                        [
+                            Hypothesis(text, float(s), tuple(t))
+                            for text, s, t in zip(decoded_texts, scores, tokens, strict=False)
+                        ],
+                    )
         except NotFiniteError as error:
             text = texts[order[error.row]]
             raise NotFiniteError(f"{self.name}, {text[:80]!r}: {NAN_LOGITS}") from None
-        return results
 
     def _prefix_ids(self, prefixes: Iterable[str] | None, texts: Sequence[str], longest: int) -> list[list[int]] | None:
         """The ids of each prefix, without special tokens. Raises: DataError, as `hypotheses`."""

@@ -22,23 +22,10 @@ from twinax.configs.run import RunConfig
 
 STORED = Path(__file__).parents[1] / "checkpoints" / "v1"
 COMMANDS = (
-    *(
-        "train",
-        "data",
-        "translate",
-        "evaluate",
-        "score",
-        "parity",
-        "compare",
-        "capture",
-        "audit",
-        "convert",
-        "inspect",
-        "plan",
-        "demo",
-    ),
+    *("train", "data", "translate", "evaluate", "score", "serve", "parity", "compare", "capture", "audit", "convert"),
+    *("inspect", "plan", "demo"),
 )
-ELSEWHERE = ("parity", "plan", "demo")  # run in tests of their own, because they take long
+ELSEWHERE = ("serve", "parity", "plan", "demo")  # run in tests of their own, because they take long
 BASICS = {"jax", "torch", "flax", "numpy", "tokenizers", "datasets", "grain", "orbax", "sacrebleu", "matplotlib"}
 
 

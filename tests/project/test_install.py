@@ -116,7 +116,7 @@ def test_constraints_pin_every_dependency_within_its_range(file):
 def test_only_extras_install_torch():
     extras = SETTINGS["project"]["optional-dependencies"]
     assert not [text for text in SETTINGS["project"]["dependencies"] if "torch" in text]
-    assert {*extras["torch"]} <= {*extras["test"]}
+    assert {*extras["torch"], *extras["serve"]} <= {*extras["test"]}
 
 
 @pytest.mark.parametrize("name", ["cuda", "tpu"])

@@ -19,6 +19,7 @@ from .flags.demo import Demo
 from .flags.foreign_flags import check_flags
 from .flags.plan import Plan
 from .flags.proofs import Audit, Capture, Compare, Parity
+from .flags.serve import Serve
 from .flags.text import Evaluate, Score, Translate
 from .process.exit_status import run_and_exit
 from .process.importing import import_without_gc
@@ -45,7 +46,7 @@ def data(arguments: Sequence[str]) -> int:
 _OWN_FLAGS: dict[str, Callable[[Sequence[str]], int]] = {"train": train, "data": data}
 COMMANDS: dict[str, Any] = _OWN_FLAGS | {
     kind.__name__.lower(): kind
-    for kind in (Translate, Evaluate, Score, Parity, Compare, Capture, Audit, Convert, Inspect, Plan, Demo)
+    for kind in (Translate, Evaluate, Score, Serve, Parity, Compare, Capture, Audit, Convert, Inspect, Plan, Demo)
 }
 
 

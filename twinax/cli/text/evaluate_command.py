@@ -26,7 +26,6 @@ from .text_commands import (
     decoding_in,
     identity,
     load_translator,
-    one_line,
     read_pairs,
     sampling_fields,
     warn_about_text,
@@ -161,7 +160,7 @@ class _Model:
                 )
             if self._mbr is not None:
                 hypotheses = [rerank(samples, self._mbr) for samples in hypotheses]
-            written = [one_line(n_best[0].text) if n_best else "" for n_best in hypotheses]
+            written = [n_best[0].line if n_best else "" for n_best in hypotheses]
         self._begun += len(sources)
         return written
 

@@ -293,14 +293,9 @@ def _terminal_lines() -> Iterator[str]:
 
 def _lines_of(hypotheses: Sequence[Hypothesis], number: int, n_best: int, scores: bool) -> Iterator[str]:
     """The lines to print for a source; one line even if there is no hypothesis."""
-    rows = [(h.score, one_line(h.text)) for h in hypotheses] or [(0.0, "")]
+    rows = [(h.score, h.line) for h in hypotheses] or [(0.0, "")]
     for value, text in rows:
         yield (f"{number}\t" if n_best > 1 else "") + (f"{value:.6f}\t" if scores else "") + text
-
-
-def one_line(text: str) -> str:
-    """The text without line breaks."""
-    return " ".join(text.splitlines())
 
 
 def _draw(translator: Translator, lines: Sequence[str], results: Sequence[Any], path: str | None) -> bool:

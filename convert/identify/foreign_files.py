@@ -215,6 +215,9 @@ def _zip(path: Path, head: bytes) -> Unsupported | None:
         return Unsupported("a TorchScript model", "it is code with weights (constants.pkl)", advice)
     if any(name.endswith("archive_format") for name in names):
         return Unsupported("a torch.export program", "it is a computation graph", _ORIGINAL)
+    if {"model.json", "decoder_step"} <= {*names}:
+        kind, reason = "a model that `twinax convert` exported", "it is programs for JAX, which run without twinax"
+        return Unsupported(kind, reason, f"{_ORIGINAL}; docs/export.md has a script that runs it")
     if "model.weights.h5" in names:
         return Unsupported("a Keras model", "its weights are HDF5", NOT_READABLE)
     if any(name.endswith("/data.pkl") for name in names) or all(name.endswith(".npy") for name in names):

@@ -98,7 +98,7 @@ def search_programs(
 
             def next_of(i: int) -> Float[Array, "B K V"]:
                 def update_cache(layer: int, new: KeysValues) -> KeysValues:
-                    all_layers[i][layer] = _write(all_layers[i][layer], new, time * beam_size)
+                    all_layers[i][layer] = write_to_cache(all_layers[i][layer], new, time * beam_size)
                     return all_layers[i][layer]
 
                 return _next(models[i], search, memories[i], self_mask, cross_masks[i], update_cache, distances)
@@ -117,7 +117,7 @@ def search_programs(
     return jax.jit(prefill), jax.jit(extend, donate_argnames=("search", "past"))
 
 
-def _write(cache: KeysValues, new: KeysValues, start: Int[Array, ""]) -> KeysValues:
+def write_to_cache(cache: KeysValues, new: KeysValues, start: Int[Array, ""]) -> KeysValues:
     """The cache with new keys and values at index `start`."""
     keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, new.keys, start, axis=-1)
     return KeysValues(keys, jax.lax.dynamic_update_slice_in_dim(cache.values, new.values, start, axis=-2))

@@ -25,6 +25,7 @@ from ...convert.optimizers.trainer import has_state
 from ...convert.privacy import without_paths
 from ...convert.weight_files.reading import read_json
 from ..flags.checkpoints import Convert
+from ..process.importing import import_without_gc
 from ..usage import UsageError, report_assumed
 from .convert_report import print_report
 from .convert_tokenizer import describe_changes, tokenizer_files, with_tokenizer
@@ -32,6 +33,7 @@ from .convert_writing import write_and_compare
 from .model_card import model_card, read_scores, run_of
 from .trainer_command import describe_arguments, run_config
 
+EXPORTED = ".stablehlo"  # suffix of an exported model
 _UNITS = {"": 1, **{f"{prefix}B": 1000**i for i, prefix in enumerate("KMG", 1)}}
 _UNITS |= {f"{prefix}iB": 1024**i for i, prefix in enumerate("KMG", 1)}
 
@@ -39,7 +41,10 @@ _UNITS |= {f"{prefix}iB": 1024**i for i, prefix in enumerate("KMG", 1)}
 def convert_checkpoint(flags: Convert) -> int:
     """Write `dst`, read it back and print a comparison. Exit status: 1 if something differs; nothing is written."""
     src, dst, layout = Path(flags.src), Path(flags.dst), flags.layout
+    exports = dst.suffix.lower() == EXPORTED
     _check_layout(layout, flags.quantize, flags.scores)
+    if exports:
+        _check_export(flags)
     check_new(dst)
     _check_torch(dst, layout, flags.dtype)
     shard_bytes = None if flags.max_shard_size is None else _bytes_of(flags.max_shard_size)
@@ -60,16 +65,21 @@ def convert_checkpoint(flags: Convert) -> int:
     def card(result: Checkpoint, checksum: str) -> str:
         return model_card(dst.name, result, checksum, run=run_of(src), scores=score_documents, arguments=sys.argv[1:])
 
-    outcome, written = write_and_compare(
-        checkpoint,
-        original,
-        dst,
-        layout=layout,
-        dtype=flags.dtype,
-        max_shard_size=shard_bytes,
-        quantization=flags.quantize,
-        card=card if layout in LAYOUTS else None,
-    )
+    if exports:
+        checkpoint = replace(checkpoint, unused={})
+        write_export = import_without_gc("twinax.cli.checkpoints.export_writing").write_and_compare_export
+        outcome, written = write_export(checkpoint, original, dst, flags.dtype)
+    else:
+        outcome, written = write_and_compare(
+            checkpoint,
+            original,
+            dst,
+            layout=layout,
+            dtype=flags.dtype,
+            max_shard_size=shard_bytes,
+            quantization=flags.quantize,
+            card=card if layout in LAYOUTS else None,
+        )
     rows = {
         "read": f"{describe(src)}; {describe_verification(src)}",
         "adapter, merged": str(read_adapter(Path(flags.adapter))) if flags.adapter else "",
@@ -106,6 +116,13 @@ def _check_layout(layout: str, quantization: str | None, scores: Sequence[str]) 
         )
     if scores and layout not in LAYOUTS:
         raise UsageError(f"--scores {scores[0]}: only a family's directory has a model card; omit it")
+
+
+def _check_export(flags: Convert) -> None:
+    """Raises: UsageError if a flag is for checkpoints, which an exported model is not."""
+    given = {"--layout": flags.layout != "twinax", "--max-shard-size": flags.max_shard_size, "--run": flags.run}
+    if unusable := next((name for name, value in given.items() if value), None):
+        raise UsageError(f"{unusable}: has no meaning for {flags.dst}, an exported model; omit it")
 
 
 def _check_torch(dst: Path, layout: str, dtype: str | None) -> None:

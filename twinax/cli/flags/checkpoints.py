@@ -13,9 +13,10 @@ from .shared import CheckpointPath, JsonFile, Switch, flags
 class Convert:
     """Convert a checkpoint bit-exactly to another format, with config, tokenizer and optimizer.
 
-    The suffix of NEW selects the format: .pt (PyTorch), .safetensors, .npz (Marian), or else a directory. A directory
-    has the layout of a Hugging Face family, of fairseq or of CTranslate2 if --layout names one, else that of a run's
-    checkpoint. The result is read back and compared.
+    The suffix of NEW selects the format: .pt (PyTorch), .safetensors, .npz (Marian), .stablehlo (programs that run
+    with JAX alone, docs/export.md), or else a directory. A directory has the layout of a Hugging Face family, of
+    fairseq or of CTranslate2 if --layout names one, else that of a run's checkpoint. The result is read back and
+    compared.
 
     Example: twinax convert runs/de_en model.pt
 

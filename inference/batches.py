@@ -1,5 +1,6 @@
 """Sentences in batches of about as many tokens: by length, in a few compiled shapes."""
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,15 +29,34 @@ class Rows(NamedTuple):
 
 
 def token_batches(lengths: Sequence[int], config: TransformerConfig, beam_size: int = 1) -> list[Rows]:
-    """Batches of the sentences that have a token, the longest first; sizes are powers of 2."""
+    """Batches of the sentences that have a token, the longest first.
+
+    Sizes are powers of 2. If few sentences are left, the size is 1, 8 or 64, so that few sizes are compiled.
+    """
     position = 8 * config.num_decoder_layers * config.d_model  # bytes of a float32 key and value
     largest = max(_BYTES // (position * _LENGTH * beam_size), 1)
     order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
     tokens = _TOKENS_ON_CPU if jax.default_backend() == "cpu" else _TOKENS
-    batches, start, most = [], 0, 1 << max(len(order) - 1, 0).bit_length()
+    batches: list[Rows] = []
+    start, width, size = 0, 0, 0
     while start < len(order):
-        number = max(tokens // compiled_length(lengths[order[start]], config.max_length), 1)
-        size = min(1 << (min(number, largest).bit_length() - 1), most)
+        longest = compiled_length(lengths[order[start]], config.max_length)
+        if longest != width:  # batches of one length have one size, so that their sentences may join each other
+            number = min(max(tokens // longest, 1), largest)
+            width, size = longest, min(1 << (number.bit_length() - 1), _size_of(len(order) - start))
         batches.append(Rows(order[start : start + size], size))
         start += size
     return batches
+
+
+def _size_of(number: int) -> int:
+    """The smallest power of 8 of at least `number`."""
+    size = 1
+    while size < number:
+        size *= 8
+    return size
+
+
+def decoding_threads() -> int:
+    """The number of batches that are decoded at the same time: two on a CPU, of which one batch occupies few cores."""
+    return 2 if jax.default_backend() == "cpu" and len(os.sched_getaffinity(0)) > 1 else 1

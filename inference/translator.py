@@ -32,7 +32,7 @@ from ..train.data.fitting import lacks_language, with_target_language
 from ..train.data.tokenizer_pair import Tokenizers
 from ..train.text.tokenizer import Tokenizer
 from ..train.text.tokenizer_files import needed_files
-from .batches import Rows, token_batches
+from .batches import Rows, decoding_threads, token_batches
 
 if TYPE_CHECKING:
     from .. import torch_reference
@@ -165,9 +165,14 @@ class Translator:
     def flax(self) -> Transformer:
         """The model in Flax."""
         if self._base is not None:
-            return Transformer.from_arrays(self.config, named_arrays(self._base.flax))
+            return Transformer.from_arrays(self.config, self._base._arrays)
         model = self.checkpoint.to_flax()
         return model if self.quantize is None else model.quantized()
+
+    @cached_property
+    def _arrays(self) -> dict[str, Any]:
+        """The arrays of the model in Flax."""
+        return named_arrays(self.flax)
 
     @cached_property
     def torch(self) -> "torch_reference.Transformer":
@@ -465,7 +470,8 @@ class Translator:
     ) -> Iterator[tuple[np.ndarray, Decoded]]:
         """The translations as they are finished, with the sentences' places in all batches."""
         if framework == "flax":
-            yield from generate_batches([member.flax for member in self.members], batches, decoding)
+            models, arrays = [member.flax for member in self.members], [member._arrays for member in self.members]
+            yield from generate_batches(models, batches, decoding, decoding_threads(), arrays)
             return
         from .. import torch_reference
 

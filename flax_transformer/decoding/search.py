@@ -6,7 +6,7 @@ full, and no further program is compiled.
 Letters: B sentences, S source length, K beam size, T length of the cache.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from .programs import (
     search_programs,
 )
 from .regrouping import SMALL, DecodingBatch, Finished, finished, regrouped
+from .threads import in_threads
 
 Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 
@@ -65,7 +66,7 @@ def generate(
     `put` divides the rows of an array over the devices that hold the model, if there are several.
 
     Compiles once per batch size, source length and cache length. Both lengths are rounded up to 16, 32, 64 and so on,
-    at most `max_length`; with at most 16 hypotheses in a batch, the cache starts at 32. Without a cache it compiles
+    at most `max_length`; with at most 64 hypotheses in a batch, the cache starts at 32. Without a cache it compiles
     once per batch size, source length and target length.
 
     Raises:
@@ -105,17 +106,20 @@ def generate_batches(
     models: Sequence[Transformer],
     batches: Iterable[Sentences],
     config: DecodingConfig | None = None,
+    threads: int = 1,
+    arrays: Sequence[Mapping[str, jax.Array]] | None = None,
 ) -> Iterator[tuple[np.ndarray, Decoded]]:
     """As `generate_together`, of several batches: (places, translations) of sentences as they are finished.
 
     A place counts the sentences from the first batch on. Batches that follow each other should have one size and one
-    compiled source length: only such batches share what becomes free.
+    compiled source length: only such batches share what becomes free. `threads` decode at the same time. `arrays`:
+    `named_arrays` of each model, for many calls with few sentences.
 
     Raises:
         ValueError, ConfigError: as `generate_together`.
         NotFiniteError: a sentence's logits are NaN; its `row` is the sentence's place.
     """
-    config, parts = _search(models, batches, config, None)
+    config, parts = _search(models, batches, config, None, threads, arrays)
     for places, tokens, scores in parts:
         try:
             yield places, collect(tokens, scores, models[0].config, config)
@@ -124,14 +128,23 @@ def generate_batches(
 
 
 def _search(
-    models: Sequence[Transformer], batches: Iterable[Sentences], config: DecodingConfig | None, put: Put | None
+    models: Sequence[Transformer],
+    batches: Iterable[Sentences],
+    config: DecodingConfig | None,
+    put: Put | None,
+    threads: int = 1,
+    arrays: Sequence[Mapping[str, jax.Array]] | None = None,
 ) -> tuple[DecodingConfig, Iterator[Finished]]:
     """(the settings of all models, what is finished)."""
     configs = tuple(model.config for model in models)
     config = together(configs, config or DecodingConfig())
     cache = not any(map(without_cache, configs)) if config.cache is None else config.cache
     decode = _with_cache if cache else _without_cache
-    return config, decode(models, config.without_seed(), _numbered(configs, config, batches), put)
+    starts, settings = _numbered(configs, config, batches), config.without_seed()
+    given = configs, [named_arrays(model) for model in models] if arrays is None else arrays, settings
+    if threads == 1:
+        return config, decode(*given, starts, put)
+    return config, in_threads(lambda own: decode(*given, own, put), starts, threads)
 
 
 class _Start(NamedTuple):
@@ -172,12 +185,15 @@ def prepare_sources(
 
 
 def _without_cache(
-    models: Sequence[Transformer], config: DecodingConfig, starts: Iterable[_Start], put: Put | None
+    configs: tuple[TransformerConfig, ...],
+    arrays: Sequence[Mapping[str, jax.Array]],
+    config: DecodingConfig,
+    starts: Iterable[_Start],
+    put: Put | None,
 ) -> Iterator[Finished]:
     put = put or (lambda rows: rows)
-    configs = tuple(model.config for model in models)
     encode, step = programs_without_cache(configs, config)
-    arrays, longest = [named_arrays(model) for model in models], config.max_length or configs[0].max_length
+    longest = config.max_length or configs[0].max_length
     for start in starts:
         sources = [(put(src), put(keep)) for src, keep in start.sources]
         memories = encode(arrays, sources)
@@ -190,13 +206,16 @@ def _without_cache(
 
 
 def _with_cache(
-    models: Sequence[Transformer], config: DecodingConfig, starts: Iterable[_Start], put: Put | None
+    configs: tuple[TransformerConfig, ...],
+    arrays: Sequence[Mapping[str, jax.Array]],
+    config: DecodingConfig,
+    starts: Iterable[_Start],
+    put: Put | None,
 ) -> Iterator[Finished]:
     small = SMALL if put is None else 0  # devices divide whole batches
     put = put or (lambda rows: rows)
-    configs = tuple(model.config for model in models)
     longest = config.max_length or configs[0].max_length
-    arrays, pauses = [named_arrays(model) for model in models], pause_lengths(longest)
+    pauses = pause_lengths(longest)
     prefill, extend = search_programs(configs, config)
 
     def lengthened(start: _Start) -> _Start:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-ROUND = 64  # items per round: a request waits at most for one round of others before some of its items are computed
+ROUND = 128  # items per round: a request waits at most for one round of others before some of its items are computed
 
 # (task, items) -> (index, result) of each item, in any order; an item may have no result
 Compute = Callable[[Any, Sequence[Any]], Iterator[tuple[int, Any]]]

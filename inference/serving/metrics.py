@@ -5,7 +5,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
-_ITEMS = (1, 2, 4, 8, 16, 32, 64)
+_ITEMS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:

@@ -1,5 +1,6 @@
 """Sentences of many batches, which leave and join batches as others are finished, against PyTorch, which has one."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,8 +84,9 @@ def test_batches_are_translated_as_each_sentence(name: str, merges: list[int], m
         share=st.sampled_from([0.5, 0.75, 1.0]),
         waiting=st.sampled_from([0, 1 << 17, 1 << 30]),
         small=st.sampled_from([0, 1, 2]),
+        threads=st.sampled_from([1, 1, 2, 3]),
     )
-    def check(number: int, seed: int, share: float, waiting: int, small: int) -> None:
+    def check(number: int, seed: int, share: float, waiting: int, small: int, threads: int) -> None:
         monkeypatch.setattr(search, "SMALL", small)
         monkeypatch.setattr(regrouping, "SHARE", share)
         monkeypatch.setattr(regrouping, "WAITING_BYTES", waiting)
@@ -94,7 +96,7 @@ def test_batches_are_translated_as_each_sentence(name: str, merges: list[int], m
         expected = torch_reference.generate_together([m for _, m in pairs], tensors, config, prefixes=prefixes)
         places = []
         for rows, decoded in flax_transformer.generate_batches(
-            [m for m, _ in pairs], batches(all_sources, prefixes), config
+            [m for m, _ in pairs], batches(all_sources, prefixes), config, threads
         ):
             places += rows.tolist()
             width = decoded.tokens.shape[-1]
@@ -107,14 +109,41 @@ def test_batches_are_translated_as_each_sentence(name: str, merges: list[int], m
     assert bool(merges) == (config.cache is None)
 
 
-def test_regrouping_compiles_nothing() -> None:
+def test_regrouping_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "FEW", 16)
     model, _ = small_twins(LONG, 0, end=0.5)
     config = DecodingConfig(beam_size=5, max_length=31)  # of no other test
     for number in (SIZE, 40):
         src = [sources(number, 7)]
         assert sum(len(rows) for rows, _ in flax_transformer.generate_batches([model], batches(src, None), config))
-    compiled = [program._cache_size() for program in programs.search_programs((LONG,), config)]
+    compiled = [program.__wrapped__._cache_size() for program in programs.search_programs((LONG,), config)]
     assert compiled == [1, 2]  # caches of 16 and 31 positions
+
+
+def test_threads_share_programs_and_end_together() -> None:
+    """Whether all is translated, the caller stops, or a batch is wrong."""
+    model, _ = small_twins(LONG, 2, end=0.5)
+    config = DecodingConfig(beam_size=3, max_length=29)  # of no other test
+    before = set(threading.enumerate())
+    every = [*flax_transformer.generate_batches([model], batches([sources(40, 1)], None), config, threads=3)]
+    assert sum(len(rows) for rows, _ in every) == 40
+    sizes = [program.__wrapped__._cache_size() for program in programs.search_programs((LONG,), config)]
+    assert sizes == [1, 1]
+    begun = []
+
+    def endless() -> Iterator[search.Sentences]:
+        while True:
+            begun.append(1)
+            yield from batches([sources(SIZE, 3)], None)
+
+    parts = flax_transformer.generate_batches([model], endless(), config, threads=2)
+    next(parts)
+    parts.close()
+    assert len(begun) < 60
+    wrong = [*batches([sources(40, 1)], None), search.Sentences([np.full((SIZE, 9), 99)])]
+    with pytest.raises(ValueError, match="99"):
+        [*flax_transformer.generate_batches([model], wrong, config, threads=2)]
+    assert {thread for thread in threading.enumerate() if "decoding" in thread.name} <= before
 
 
 @pytest.mark.parametrize("end", [0.5, -1.0])

@@ -146,10 +146,10 @@ def test_few_lengths_are_compiled(translator, monkeypatch):
     """Block lengths are multiples of eight, or the model's max_length."""
     lengths, search = set(), generate_batches
 
-    def counting(models, batches, decoding):
+    def counting(models, batches, *rest):
         batches = [*batches]
         lengths.update(src.shape[1] for batch in batches for src in batch.sources)
-        return search(models, batches, decoding)
+        return search(models, batches, *rest)
 
     monkeypatch.setattr("twinax.inference.translator.generate_batches", counting)
     monkeypatch.setattr("twinax.inference.batches._TOKENS_ON_CPU", 1)

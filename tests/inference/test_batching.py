@@ -37,7 +37,7 @@ def model():
 
 @pytest.fixture
 def batcher(model):
-    batcher = Batcher(model.compute, 0.0, 500)
+    batcher = Batcher(model.compute, 0.0, 1000)
     yield batcher
     model.gate.set()
     batcher.close()
@@ -112,11 +112,11 @@ def test_an_idle_thread_waits_for_others(model):
 
 def test_a_full_queue_refuses(batcher, model):
     busy(batcher, model)
-    submit(batcher, "a", ["x"] * 500)
+    submit(batcher, "a", ["x"] * 1000)
     with pytest.raises(QueueFullError) as refused:
         submit(batcher, "a", ["x"])
     assert refused.value.seconds > 0
-    assert batcher.waiting == 500
+    assert batcher.waiting == 1000
 
 
 def test_what_is_cancelled_is_not_computed(batcher, model):

@@ -58,7 +58,7 @@ class Steps(NamedTuple):
 
 
 def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
-    """The per-step tables of a model with decoding settings.
+    """The per-step tables of a model with decoding settings; `sentence_rules` has its forced first token.
 
     Raises:
         ConfigError: the model cannot be decoded with these settings.
@@ -71,15 +71,12 @@ def plan(model: TransformerConfig, config: DecodingConfig) -> Steps:
     without_end = ordinary & (np.arange(len(ordinary)) != eos)
     if not without_end.any() and config.min_length > 1:
         raise ConfigError(f"min_length={config.min_length}: forbidden_ids allow no token but EOS")
-    forced_ids = {1: model.forced_bos_id}
-    forced_ids |= {longest: eos if model.forced_eos_id is None else model.forced_eos_id} if config.force_end else {}
-    forced_ids = {n: token for n, token in forced_ids.items() if token is not None}
     kind = np.where(np.arange(longest + 1) < config.min_length, 1, 0)
     forced = np.zeros(longest + 1, bool)
     allowed = [ordinary, without_end]
-    for n, token in forced_ids.items():
-        kind[n], forced[n] = len(allowed), True
-        allowed.append(np.arange(len(ordinary)) == token)
+    if config.force_end:
+        kind[longest], forced[longest] = len(allowed), True
+        allowed.append(np.arange(len(ordinary)) == (eos if model.forced_eos_id is None else model.forced_eos_id))
     with np.errstate(over="ignore", under="ignore"):
         lengths = np.maximum(np.arange(longest + 1), 1.0)
         penalty = LENGTH_PENALTIES[config.length_penalty](lengths, config.length_exponent)

@@ -16,9 +16,9 @@ def sentence_rules(
 ) -> np.ndarray:
     """For each sentence and n, the id of a forced token, FREE or NO_END, (B, longest n + 1); (B, 0) without rules.
 
-    `keep` (B, S): the mask of the sources' tokens. A prefix follows a forced first token. With ratios, a translation
-    has at least ⌈min_length_ratio · S⌉ and at most ⌈max_length_ratio · S⌉ tokens, unless its prefix is longer; S is
-    the number of tokens of the source.
+    `keep` (B, S): the mask of the sources' tokens. A prefix follows the model's forced first token. With ratios, a
+    translation has at least ⌈min_length_ratio · S⌉ and at most ⌈max_length_ratio · S⌉ tokens, unless its prefix is
+    longer; S is the number of tokens of the source.
 
     Raises:
         ValueError: there is another number of prefixes, one has an id that cannot be generated, or is too long.
@@ -28,13 +28,15 @@ def sentence_rules(
     if len(prefixes) != len(keep):
         raise ValueError(f"prefixes: {len(prefixes)} for {len(keep)} sentences; pass one for each, empty for none")
     has_ratio = config.min_length_ratio > 0 or config.max_length_ratio is not None
-    if not has_ratio and not any(len(prefix) for prefix in prefixes):
+    if not has_ratio and model.forced_bos_id is None and not any(len(prefix) for prefix in prefixes):
         return np.zeros((len(keep), 0), np.int32)
     rules = np.full((len(keep), longest + 1), FREE, np.int32)
-    first = 1 if model.forced_bos_id is None else 2
+    first = 1
+    if model.forced_bos_id is not None and (longest > 1 or not config.force_end):  # else EOS is forced
+        rules[:, 1], first = model.forced_bos_id, 2
     for i, (prefix, tokens) in enumerate(zip(prefixes, keep.sum(1).tolist(), strict=True)):
         end = first + len(prefix)
-        if end > longest:
+        if len(prefix) and end > longest:
             size = len(prefix)
             raise ValueError(f"prefixes[{i}]: has {size} tokens, and a translation has at most {longest} with EOS")
         ids = np.asarray(prefix, np.int64).reshape(-1)

@@ -14,6 +14,7 @@ _TOKENS_ON_CPU = 1024
 _TOKENS = 4096
 _BYTES = 2 << 30  # of a batch's keys and values at `_LENGTH` positions
 _LENGTH = 32
+_SMALLEST = 8  # sentences of a batch of several
 
 
 class Rows(NamedTuple):
@@ -31,7 +32,7 @@ class Rows(NamedTuple):
 def token_batches(lengths: Sequence[int], config: TransformerConfig, beam_size: int = 1) -> list[Rows]:
     """Batches of the sentences that have a token, the longest first.
 
-    Sizes are powers of 2. If few sentences are left, the size is 1, 8 or 64, so that few sizes are compiled.
+    Sizes are powers of 2, but not 2 and 4, so that fewer are compiled.
     """
     position = 8 * config.num_decoder_layers * config.d_model  # bytes of a float32 key and value
     largest = max(_BYTES // (position * _LENGTH * beam_size), 1)
@@ -50,11 +51,8 @@ def token_batches(lengths: Sequence[int], config: TransformerConfig, beam_size: 
 
 
 def _size_of(number: int) -> int:
-    """The smallest power of 8 of at least `number`."""
-    size = 1
-    while size < number:
-        size *= 8
-    return size
+    """The smallest compiled size of at least `number`: 1, 8, 16, 32 and so on."""
+    return 1 if number == 1 else max(1 << (number - 1).bit_length(), _SMALLEST)
 
 
 def decoding_threads() -> int:

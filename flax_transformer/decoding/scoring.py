@@ -34,7 +34,9 @@ def score(
         ValueError: shapes do not fit, a sentence is empty, or an id is outside the vocabulary.
     """
     lengths, inputs = _prepare(model.config, src_tokens, tgt_tokens, src_mask)
-    tokens = np.asarray(_compiled(model.config)[0](named_arrays(model), *inputs))[:, : lengths[1]]
+    tokens = np.asarray(_compiled(model.config.replace(forced_bos_id=None))[0](named_arrays(model), *inputs))[
+        :, : lengths[1]
+    ]
     tokens = np.where(target_mask(np.asarray(tgt_tokens), model.config), tokens, 0)
     return Scored(tokens.sum(1), tokens)
 
@@ -44,7 +46,9 @@ def attention_maps(
 ) -> AttentionMaps:
     """All attention weights of a forward pass with these targets; arguments and exceptions as of `score`."""
     (source, target), inputs = _prepare(model.config, src_tokens, tgt_tokens, src_mask)
-    encoder, decoder, cross = map(np.asarray, _compiled(model.config)[1](named_arrays(model), *inputs[:3]))
+    encoder, decoder, cross = map(
+        np.asarray, _compiled(model.config.replace(forced_bos_id=None))[1](named_arrays(model), *inputs[:3])
+    )
     return AttentionMaps(encoder[..., :source, :source], decoder[..., :target, :target], cross[..., :target, :source])
 
 

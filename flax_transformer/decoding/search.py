@@ -141,7 +141,8 @@ def _search(
     cache = not any(map(without_cache, configs)) if config.cache is None else config.cache
     decode = _with_cache if cache else _without_cache
     starts, settings = _numbered(configs, config, batches), config.without_seed()
-    given = configs, [named_arrays(model) for model in models] if arrays is None else arrays, settings
+    compiled = tuple(model.replace(forced_bos_id=None) for model in configs)  # one program for all target languages
+    given = compiled, [named_arrays(model) for model in models] if arrays is None else arrays, settings
     if threads == 1:
         return config, decode(*given, starts, put)
     return config, in_threads(lambda own: decode(*given, own, put), starts, threads)

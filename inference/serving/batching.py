@@ -43,7 +43,8 @@ class Batcher:
     """Computes the items of requests on a thread of its own.
 
     A round has at most `ROUND` items of one task. It takes one item of each waiting request in turn, so that a long
-    request does not delay short ones. If the thread is idle, it waits `window` seconds for further requests first.
+    request does not delay short ones. If it would have fewer, the thread waits `window` seconds first: clients whose
+    items the last round finished often come back at once.
     """
 
     compute: Compute
@@ -92,10 +93,8 @@ class Batcher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                idle = not self._requests
                 self._changed.wait_for(lambda: self._requests or self._closed)
-                if idle:
-                    self._changed.wait_for(lambda: self._closed or self.waiting >= ROUND, self.window)
+                self._changed.wait_for(lambda: self._closed or self.waiting >= ROUND, self.window)
                 if not self._requests and self._closed:
                     return
                 chosen = self._next_round()

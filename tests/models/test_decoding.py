@@ -298,6 +298,15 @@ def test_few_compiles(twins):
     assert (begin.__wrapped__._cache_size(), go_on.__wrapped__._cache_size()) == (1, 1)
 
 
+def test_target_languages_share_programs(twins):
+    config = DecodingConfig(beam_size=2, max_length=9, length_exponent=0.6)  # of no other test
+    for token in (4, 6):
+        model = flax_transformer.Transformer.from_arrays(CONFIG.replace(forced_bos_id=token), named_arrays(twins[0]))
+        assert (flax_transformer.generate(model, sources(4, 5), config).tokens[:, 0, 0] == token).all()
+    for program in flax_transformer.decoding.programs.search_programs((CONFIG,), config):
+        assert program.__wrapped__._cache_size() == 1
+
+
 @pytest.mark.parametrize(("sentences", "longest", "first"), [(1, 40, 32), (32, 40, 32), (33, 40, 16), (1, 9, 9)])
 def test_the_cache_of_a_few_hypotheses_starts_longer(twins, sentences, longest, first):
     """Of at most 64, at 32 positions: translations of up to 32 tokens then compile one program instead of two."""

@@ -27,7 +27,7 @@ class Serve(Languages, Decoding, Sampling):
         port: port to listen at; 0 selects a free one.
         token_file: file with a token that each request must send, as api_key or as bearer token; needed unless the
             host is a loopback address.
-        window: milliseconds to wait for further requests if none is being translated.
+        window: milliseconds to wait for further requests before sentences are translated, unless many wait.
         max_bytes: bytes of a request.
         max_sentences: sentences of a request.
         max_waiting: sentences that wait; beyond them a request gets status 503 and the time after which to try again.

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from ...backend.errors import MissingPackageError
+from ...formulas.decoding import together
 from ...inference.translator import Translator
 from ..flags.serve import Serve
 from ..usage import UsageError
@@ -44,6 +45,7 @@ def serve(flags: Serve) -> int:
         names = (flags.src_lang, flags.tgt_lang)
         translator = _in_languages(translator, flags)
         decoding = decoding_config(translator, settings, flags.ignore_generation_config)
+        together([member.config for member in translator.members], decoding)  # fails if it cannot translate
         pairs = directions.Directions(translator, *names)
         name = " + ".join(Path(member.name).name for member in translator.members)  # no path of this machine
         limits = requests.Limits(flags.max_bytes, min(flags.max_sentences, flags.max_waiting), decoding.beam_size)
@@ -56,7 +58,6 @@ def serve(flags: Serve) -> int:
             token,
             app.LOOPBACK if loopback else None,
         )
-        translator.hypotheses(["a"], decoding)  # compiles, and fails now if the model cannot translate
         host, port = bound.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
         print(f"twinax: {name}: http://{address}:{port} (Ctrl-C ends)", file=sys.stderr, flush=True)

@@ -1,12 +1,17 @@
 """Threads that decode the batches of one iterator, because many small operations of a step use one core each."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import wraps
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Any, TypeVar
 
 import jax
+
+# Threads that are idle are used again: each new one would get memory of its own. There are enough for calls that wait
+# for each other.
+_POOL = ThreadPoolExecutor(256, "decoding")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,9 +48,7 @@ def in_threads(decode: Callable[[Iterable[T]], Iterator[R]], batches: Iterable[T
             error = raised
         results.put((True, error))
 
-    threads = [Thread(target=run, name=f"decoding-{i}", daemon=True) for i in range(number)]
-    for thread in threads:
-        thread.start()
+    runs = [_POOL.submit(run) for _ in range(number)]
     try:
         running = number
         while running:
@@ -57,8 +60,7 @@ def in_threads(decode: Callable[[Iterable[T]], Iterator[R]], batches: Iterable[T
             running -= ended
     finally:
         stopped.set()
-        for thread in threads:
-            thread.join()
+        wait(runs)
 
 
 def compiling_once(program: Callable[..., R]) -> Callable[..., R]:

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import ceil
@@ -35,6 +35,9 @@ _PAGE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+
+
+_Results = AsyncGenerator[tuple[int, Any], None]  # (index, result) of items as they are computed
 
 
 class Service(NamedTuple):
@@ -202,7 +205,7 @@ class _Endpoints:
         _check_token(self._service.token, request.headers.get("authorization"), values.get("api_key"))
         return values
 
-    async def _submitted(self, task: Task, items: Sequence[Any]) -> AsyncIterator[tuple[int, Any]]:
+    async def _submitted(self, task: Task, items: Sequence[Any]) -> _Results:
         """(index, result) of each item as it is computed; what is not started is cancelled when the iterator closes."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Any]]()
         batcher = self._service.batcher
@@ -212,7 +215,7 @@ class _Endpoints:
 
         submitted = batcher.submit(task, items, deliver)
 
-        async def results() -> AsyncIterator[tuple[int, Any]]:
+        async def results() -> _Results:
             try:
                 for _ in items:
                     index, result = await queue.get()
@@ -236,7 +239,7 @@ class _Endpoints:
             self._service.metrics.sentences.inc(len(items))
         return [results[i] for i in range(len(items))]
 
-    async def _events(self, asked: _Documents, results: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[str]:
+    async def _events(self, asked: _Documents, results: _Results) -> AsyncIterator[str]:
         """Server-sent events: each sentence in order, then the end, or an error."""
         places = [(t, i) for t, document in enumerate(asked.documents) for i in range(len(document.sentences))]
         finished: dict[int, Translated] = {}
@@ -262,9 +265,11 @@ class _Endpoints:
             yield _event("error", {"error": str(error)})
         except Exception as error:
             yield _event("error", {"error": f"a defect of twinax: {type(error).__name__}"})
+        except BaseException:  # the client left
+            self._service.metrics.left.inc()
+            raise
         finally:
-            if done < len(places):
-                self._service.metrics.left.inc()
+            await results.aclose()
 
 
 _NO_STORE = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -358,10 +363,11 @@ class _Guard:
                 status = message["status"]
             await send(message)
 
-        path = request.url.path
+        path = scope["path"]
         try:
-            if self._service.hosts is not None and request.url.hostname not in self._service.hosts:
-                raise RequestError(421, f"Host {request.url.hostname!a}: the server answers to {', '.join(LOOPBACK)}")
+            host = request.url.hostname
+            if self._service.hosts is not None and host not in self._service.hosts:
+                raise RequestError(421, f"Host {host!a}: the server answers to {', '.join(LOOPBACK)}")
             if path == "/metrics":
                 _check_token(self._service.token, request.headers.get("authorization"))
         except RequestError as error:

@@ -28,7 +28,6 @@ from ..xla_cpu.maxima import log_softmax
 from .ensembles import combine
 from .state import Search, start
 from .steps import advance
-from .threads import compiling_once
 
 # Cache lengths and padded source lengths start here and double.
 SHORTEST = 16
@@ -115,7 +114,7 @@ def search_programs(
 
         return jax.lax.while_loop(unfinished, step, (search, past))
 
-    return compiling_once(jax.jit(prefill)), compiling_once(jax.jit(extend, donate_argnames=("search", "past")))
+    return jax.jit(prefill), jax.jit(extend, donate_argnames=("search", "past"))
 
 
 def write_to_cache(cache: KeysValues, new: KeysValues, start: Int[Array, ""]) -> KeysValues:

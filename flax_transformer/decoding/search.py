@@ -7,6 +7,7 @@ Letters: B sentences, S source length, K beam size, T length of the cache.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from .programs import (
     search_programs,
 )
 from .regrouping import SMALL, DecodingBatch, Finished, finished, regrouped
-from .threads import in_threads
+from .threads import compiling_once, in_threads
 
 Put = Callable[[np.ndarray], Any]  # an array (B, ...) -> the same on devices
 
@@ -145,6 +146,8 @@ def _search(
     given = compiled, [named_arrays(model) for model in models] if arrays is None else arrays, settings
     if threads == 1:
         return config, decode(*given, starts, put)
+    if cache:
+        _programs(compiled, settings)  # before several threads ask for them
     return config, in_threads(lambda own: decode(*given, own, put), starts, threads)
 
 
@@ -206,6 +209,15 @@ def _without_cache(
         yield finished(start.places, search)
 
 
+@lru_cache(maxsize=16)
+def _programs(
+    configs: tuple[TransformerConfig, ...], config: DecodingConfig
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`search_programs`, each compiled by one thread."""
+    prefill, extend = search_programs(configs, config)
+    return compiling_once(prefill), compiling_once(extend)
+
+
 def _with_cache(
     configs: tuple[TransformerConfig, ...],
     arrays: Sequence[Mapping[str, jax.Array]],
@@ -217,7 +229,7 @@ def _with_cache(
     put = put or (lambda rows: rows)
     longest = config.max_length or configs[0].max_length
     pauses = pause_lengths(longest)
-    prefill, extend = search_programs(configs, config)
+    prefill, extend = _programs(configs, config)
 
     def lengthened(start: _Start) -> _Start:
         return start._replace(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import wraps
 from queue import SimpleQueue
 from threading import Event, Lock
 from typing import Any, TypeVar
@@ -68,7 +67,6 @@ def compiling_once(program: Callable[..., R]) -> Callable[..., R]:
     locks: dict[Hashable, Lock] = {}
     compiled: set[Hashable] = set()
 
-    @wraps(program)
     def call(*arguments: Any) -> R:
         leaves, structure = jax.tree.flatten(arguments)
         shapes = structure, *((getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)

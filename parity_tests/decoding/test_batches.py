@@ -116,7 +116,7 @@ def test_regrouping_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (SIZE, 40):
         src = [sources(number, 7)]
         assert sum(len(rows) for rows, _ in flax_transformer.generate_batches([model], batches(src, None), config))
-    compiled = [program.__wrapped__._cache_size() for program in programs.search_programs((LONG,), config)]
+    compiled = [program._cache_size() for program in programs.search_programs((LONG,), config)]
     assert compiled == [1, 2]  # caches of 16 and 31 positions
 
 
@@ -126,7 +126,7 @@ def test_threads_share_programs_and_end_together() -> None:
     config = DecodingConfig(beam_size=3, max_length=29)  # of no other test
     every = [*flax_transformer.generate_batches([model], batches([sources(40, 1)], None), config, threads=3)]
     assert sum(len(rows) for rows, _ in every) == 40
-    sizes = [program.__wrapped__._cache_size() for program in programs.search_programs((LONG,), config)]
+    sizes = [program._cache_size() for program in programs.search_programs((LONG,), config)]
     assert sizes == [1, 1]
     begun = []
 

@@ -199,7 +199,7 @@ def test_another_seed_compiles_nothing() -> None:
         config = DecodingConfig(sampling=SamplingConfig(seed=seed, temperature=0.77))
         flax_transformer.generate(model, SOURCES, config)
     begin, go_on = flax_transformer.decoding.programs.search_programs((SMALL,), config.without_seed())
-    assert (begin.__wrapped__._cache_size(), go_on.__wrapped__._cache_size()) == (1, 1)
+    assert (begin._cache_size(), go_on._cache_size()) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sentencex import segment
 
@@ -14,6 +14,7 @@ PIECES = ("Aa bb.", "B!", "1. 2", "你好。", "«", "…", " ", "  ", "\t", "\n
 TEXTS = st.lists(st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"])).map("".join)
 
 
+@example("  Aa bb.\n\n\t B! Cc dd.  Ee\n", "de")
 @given(TEXTS, LANGUAGES)
 def test_a_text_that_is_not_changed_survives(text, language):
     document = Document.of(text, language)

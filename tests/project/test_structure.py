@@ -196,6 +196,7 @@ def test_every_file_of_a_model_has_a_mirror():
     names = (
         "decoding/programs",
         "decoding/regrouping",
+        "decoding/threads",
         "execution",
         "fused_attention",
         "lookup",

@@ -22,7 +22,7 @@ from .state import Search
 
 # A batch pauses when at most this share of its sentences is unfinished.
 SHARE = 0.75
-# Batches wait for others as long as they need about this memory together; a cache that grows is not foreseen.
+# Batches of a thread wait for others as long as they need about this memory together; growing caches are not counted.
 WAITING_BYTES = 1 << 30
 # At most so many sentences go on in a batch of this size when the cache is full.
 SMALL = 8

@@ -1,6 +1,7 @@
 """Sentences of many batches, which leave and join batches as others are finished, against PyTorch, which has one."""
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from parity_tests.decoding.small_twins import SMALL, small_twins
 from twinax import flax_transformer, torch_reference
 from twinax.backend.errors import NotFiniteError
 from twinax.configs.decoding import DecodingConfig, SamplingConfig
-from twinax.flax_transformer.decoding import programs, regrouping, search
+from twinax.flax_transformer.decoding import programs, regrouping, search, threads
 
 LONG = SMALL.replace(max_length=40)
 SIZE = 4
@@ -84,9 +85,9 @@ def test_batches_are_translated_as_each_sentence(name: str, merges: list[int], m
         share=st.sampled_from([0.5, 0.75, 1.0]),
         waiting=st.sampled_from([0, 1 << 17, 1 << 30]),
         small=st.sampled_from([0, 1, 2]),
-        threads=st.sampled_from([1, 1, 2, 3]),
+        number_of_threads=st.sampled_from([1, 1, 2, 3]),
     )
-    def check(number: int, seed: int, share: float, waiting: int, small: int, threads: int) -> None:
+    def check(number: int, seed: int, share: float, waiting: int, small: int, number_of_threads: int) -> None:
         monkeypatch.setattr(search, "SMALL", small)
         monkeypatch.setattr(regrouping, "SHARE", share)
         monkeypatch.setattr(regrouping, "WAITING_BYTES", waiting)
@@ -96,7 +97,7 @@ def test_batches_are_translated_as_each_sentence(name: str, merges: list[int], m
         expected = torch_reference.generate_together([m for _, m in pairs], tensors, config, prefixes=prefixes)
         places = []
         for rows, decoded in flax_transformer.generate_batches(
-            [m for m, _ in pairs], batches(all_sources, prefixes), config, threads
+            [m for m, _ in pairs], batches(all_sources, prefixes), config, number_of_threads
         ):
             places += rows.tolist()
             width = decoded.tokens.shape[-1]
@@ -130,12 +131,12 @@ def test_threads_share_programs_and_end_together() -> None:
     assert sizes == [1, 1]
     begun = []
 
-    def endless() -> Iterator[search.Sentences]:
+    def repeated() -> Iterator[search.Sentences]:
         while True:
             begun.append(1)
             yield from batches([sources(SIZE, 3)], None)
 
-    parts = flax_transformer.generate_batches([model], endless(), config, threads=2)
+    parts = flax_transformer.generate_batches([model], repeated(), config, threads=2)
     next(parts)
     parts.close()
     assert len(begun) < 60
@@ -145,6 +146,26 @@ def test_threads_share_programs_and_end_together() -> None:
     both = [flax_transformer.generate_batches([model], batches([sources(9, 1)], None), config, 2) for _ in range(9)]
     assert sum(len(rows) for parts in zip(*both, strict=False) for rows, _ in parts) > 0  # none waits for another
     assert sum(thread.name.startswith("decoding") for thread in threading.enumerate()) <= 18 + 3
+
+
+def test_one_thread_makes_the_first_call_of_a_shape() -> None:
+    begun, first_ends = [], threading.Event()
+
+    def program(array: np.ndarray) -> int:
+        begun.append(array.shape)
+        assert first_ends.wait(20)
+        return len(array)
+
+    call = threads.compiling_once(program)
+    running = [threading.Thread(target=call, args=(np.zeros(n),)) for n in (3, 3, 3, 5)]
+    for thread in running:
+        thread.start()
+    time.sleep(0.2)
+    assert sorted(begun) == [(3,), (5,)]
+    first_ends.set()
+    for thread in running:
+        thread.join()
+    assert sorted(begun) == [(3,), (3,), (3,), (5,)]
 
 
 @pytest.mark.parametrize("end", [0.5, -1.0])

@@ -70,6 +70,8 @@ def pytest_configure(config):
     install_import_hook(["twinax.flax_transformer", "twinax.torch_reference"], "beartype.beartype")
     # A training keeps its process's memory in one heap, which the tests of many files would cut into pieces.
     import_module("twinax.train.loop.loop").keep_freed_memory = lambda: False
+    # A search that others' work on the machine cuts short names fewer differences.
+    import_module("twinax.compare.repair.diagnosis")._SECONDS = 200.0
     if config.getoption("markexpr") != "slow":  # these tests run their programs more often
         flags = import_module("twinax.backend.xla_flags").fast_compilation()
         os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()

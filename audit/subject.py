@@ -5,7 +5,7 @@ Letters: B batch, S source length, T target length, V vocabulary.
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -131,21 +131,23 @@ class Subject:
 
         Afterwards, `changed_buffers` and `uses_generators` describe the call.
         """
-        before = {name: value.clone() for name, value in self.module.named_buffers()}
+        parts = [*self.module.named_modules()]  # once, because a walk takes as long as a small model's forward pass
+        before = {name: value.clone() for name, value in _buffers(parts)}
         states = random.getstate(), np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             self._seed_torch()
             random.seed(self.seed)
             np.random.seed(self.seed)
             seeded = _generator_states()
-            self.module.train(training)
+            if any(part.training != training for _, part in parts):
+                self.module.train(training)
             try:
                 yield
             finally:
                 self.uses_generators = _generator_states() != seeded
                 random.setstate(states[0])
                 np.random.set_state(states[1])
-                buffers = dict(self.module.named_buffers())
+                buffers = dict(_buffers(parts))
                 self.changed_buffers = [n for n, v in before.items() if n in buffers and not same(v, buffers[n])]
                 with torch.no_grad():
                     for name in self.changed_buffers:
@@ -163,6 +165,11 @@ class Subject:
         """The largest absolute difference of two outputs; 0 if it is within rounding."""
         value = difference(a, b)
         return value if value > self.bound * largest(a) else 0.0
+
+
+def _buffers(parts: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, Tensor]]:
+    for path, part in parts:
+        yield from part.named_buffers(path, recurse=False)
 
 
 def _generator_states() -> tuple[Any, ...]:

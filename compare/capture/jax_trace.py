@@ -284,8 +284,10 @@ class Primitive:
 
     def results(self, params: Mapping[str, Any], arrays: Sequence[Any]) -> list[Any]:
         """The results in the dtypes of a computation in float64. NumPy's warnings are the caller's."""
-        if self.function is not None and all(_is_ready(array) for array in arrays):  # thousands of times a diagnosis
+        if self.function is not None and _are_ready(arrays):  # thousands of times a diagnosis
             results = self.function(*arrays, **params)
+            if type(results) is np.ndarray and results.dtype == self.dtypes[0]:
+                return [results]
         elif self.name in VIEWS and self.function is not None and not _is_key(arrays[0]) and is_narrow(arrays[0]):
             results = self.function(*arrays, **params)
             return list(results) if isinstance(results, list) else [results]
@@ -384,9 +386,9 @@ def _is_key(array: Any) -> bool:
     return hasattr(array, "dtype") and jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def _is_ready(array: Any) -> bool:
-    """Whether NumPy computes with an array as it is."""
-    return type(array) is np.ndarray and not is_narrow(array) and array.size > 0
+def _are_ready(arrays: Sequence[Any]) -> bool:
+    """Whether NumPy computes with arrays as they are."""
+    return all(type(array) is np.ndarray and array.size > 0 and not is_narrow(array) for array in arrays)
 
 
 def _widen(array: Any) -> Any:

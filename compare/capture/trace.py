@@ -129,17 +129,20 @@ class Trace:
         `limit`: the number of operations after which the rest is left out. `work`: a count of numbers to be added to.
         """
         values = dict(changes)
+        changed, kept = values.keys(), self.values.kept  # of each of thousands of replays
         computed = 0
         for operation in self.operations if operations is None else operations:
-            if values.keys().isdisjoint(operation.inputs) or operation.compute is None:
+            if operation.compute is None or changed.isdisjoint(operation.inputs):
                 continue
             if computed == limit:
                 break
             computed += 1
-            arrays = [values[n] if n in values else self.values.kept(n) for n in operation.inputs]
+            arrays = [values[n] if n in values else kept(n) for n in operation.inputs]
             results = operation.compute(arrays, operation.settings)
             if work is not None:
-                work[0] += _CALL + sum(array.size for array in (*arrays, *results))
+                work[0] += _CALL
+                for array in (*arrays, *results):
+                    work[0] += array.size
             for number, result in zip(operation.outputs, results, strict=True):
                 if number not in values and number not in fixed and not _same(result, self.values[number]):
                     values[number] = result

@@ -336,6 +336,21 @@ def test_an_ensemble_translates_and_scores_by_mean_probabilities(command, other)
         assert float(value) == pytest.approx(np.log(np.mean(np.exp(tokens), 0)).sum(), abs=1e-4)
 
 
+def test_an_ensemble_is_evaluated(command, other):
+    Path("a").write_text("a b\nc d e\n")
+    for flags in ((), ("--log-linear",)):
+        together = ("--ensemble", other, *flags)
+        out = command("translate", MODEL, "a", *together)[1]
+        words = ("evaluate", MODEL, *together, "--src", "a", "--tgt", "a", "--output", "out", "--json", "scores.json")
+        assert command(*words)[0] == 0
+        assert Path("out").read_text() == out
+        document = json.loads(Path("scores.json").read_text())
+        assert (document["checkpoint"], document.get("log_linear", False)) == (f"{MODEL} + {other}", bool(flags))
+        Path("out").unlink()
+    code, _, err = command("evaluate", "a", "--ensemble", other, "--src", "a", "--tgt", "a")
+    assert (code, "the first system, and a is a text file" in err) == (2, True)
+
+
 ENSEMBLES = {
     "alone": (),
     "twice": ("--ensemble", MODEL),

@@ -113,6 +113,9 @@ class Evaluate(Languages, Decoding, Sampling):
     Attributes:
         systems: runs, checkpoints, Hugging Face directories with their tokenizers, .pt or .safetensors files, fairseq
             checkpoints or their directories; or text files with translations, one per line (.gz too).
+        ensemble: further checkpoints with the same target vocabulary, which translate together with the first system,
+            by the mean of their probabilities.
+        log_linear: the ensemble averages log-probabilities instead.
         adapter: directory of a LoRA adapter of peft, to merge into the weights of a Hugging Face directory.
         src: text file, one sentence per line (.gz too); not needed if all systems are text files.
         tgt: its reference translations.
@@ -135,6 +138,8 @@ class Evaluate(Languages, Decoding, Sampling):
     """
 
     systems: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SYSTEM [SYSTEM ...]")]
+    ensemble: tuple[str, ...] = ()
+    log_linear: Switch = False
     adapter: str | None = None
     src: str | None = None
     tgt: str | None = None
@@ -155,7 +160,8 @@ class Evaluate(Languages, Decoding, Sampling):
     def execute(self) -> int:
         """The exit status. Raises: UsageError."""
         _check_quantization(self.quantize, self.framework)
-        check_exists(*self.systems, *filter(None, (self.src, self.tgt, self.adapter)), *self.references)
+        texts = (self.src, self.tgt, *self.references)
+        check_exists(*self.systems, *self.ensemble, *filter(None, (*texts, self.adapter)))
         with one_line_errors():
             _check_framework(self.framework)
             return import_without_gc("twinax.cli.text.evaluate_command").evaluate(self)

@@ -40,12 +40,13 @@ _Part = tuple[list[str], list[list[str | None]]]
 
 def evaluate(flags: Evaluate) -> int:
     """Print the scores, after translating what is no text; return the exit status."""
-    _check_systems(flags.systems, flags.paired)
+    _check_systems(flags.systems, flags.paired, flags.ensemble)
     texts_only = all(map(is_text, flags.systems))
     outputs = _outputs(flags.output, len(flags.systems))
     dataset = flags.dataset if flags.dataset is not None and Path(flags.dataset).is_file() else None
     texts = (flags.src, flags.tgt, dataset)
-    check_outputs([flags.json_file, *outputs], [*flags.systems, flags.adapter, *texts, *flags.references])
+    inputs = [*flags.systems, *flags.ensemble, flags.adapter, *texts, *flags.references]
+    check_outputs([flags.json_file, *outputs], inputs)
     corpus = {name: getattr(flags, name) for name in _CORPUS}
     check_decoding({**flags.decoding, **sampling_fields(flags, flags.beam_size)})
     if texts_only:
@@ -56,7 +57,11 @@ def evaluate(flags: Evaluate) -> int:
     number = sum(1 for _ in pairs())
     _check_lengths([*flags.references, *filter(is_text, flags.systems)], number)
     scores.corpus_scores(["a"], [["a"]], flags.tokenize)  # checks --tokenize before minutes of translation
-    systems = [_Text(name) if is_text(name) else _Model(name, flags, number) for name in flags.systems]
+    ensembles = itertools.chain([flags.ensemble], itertools.repeat(()))
+    systems = [
+        _Text(name) if is_text(name) else _Model(name, flags, number, ensemble)
+        for name, ensemble in zip(flags.systems, ensembles, strict=False)
+    ]
     files = [
         None if path is None else open_output(path, {"system": system.name, **system.identity})
         for path, system in zip(outputs or [None] * len(systems), systems, strict=True)
@@ -127,11 +132,12 @@ class _Text:
 class _Model:
     """A checkpoint that translates; it counts the sources that it truncates."""
 
-    def __init__(self, path: str, flags: Evaluate, number: int):
-        self.name, self.cut = path, 0
-        translator = load_translator(path, flags.adapter, flags.quantize)
+    def __init__(self, path: str, flags: Evaluate, number: int, ensemble: Sequence[str]):
+        translator = load_translator(path, flags.adapter, flags.quantize, ensemble)
+        self.name, self.cut = " + ".join([path, *ensemble]), 0
         self._translator = decoding_in(translator, **flags.languages)
         settings = {**flags.decoding, **sampling_fields(flags, flags.beam_size)}
+        settings |= {"log_linear": flags.log_linear or None} if ensemble else {}
         self._decoding = decoding_config(self._translator, settings, flags.ignore_generation_config)
         self._mbr = flags.mbr
         self._framework, self._number, self._begun, self._has_warned = flags.framework, number, 0, False
@@ -141,7 +147,7 @@ class _Model:
         self.settings = {name: value for name, value in used.items() if name in _ALWAYS or value != plain[name]}
         self.settings |= {name: value for name, value in set_values.items() if value is not None}
         self.settings |= {} if self._decoding.sampling is None else {"sampling": asdict(self._decoding.sampling)}
-        self.settings |= {"framework": flags.framework}
+        self.settings |= {"framework": flags.framework} | ({"log_linear": True} if self._decoding.log_linear else {})
         self.identity = {} if flags.output is None else identity(self._translator, flags, self._decoding)
 
     def lines(self, sources: Sequence[str], written: list[str] | None) -> list[str]:
@@ -170,10 +176,12 @@ def is_text(system: str) -> bool:
     return Path(system).exists() and not Path(system).is_dir() and not system.lower().endswith(WEIGHTS)
 
 
-def _check_systems(systems: Sequence[str], paired: bool) -> None:
+def _check_systems(systems: Sequence[str], paired: bool, ensemble: Sequence[str]) -> None:
     """Raises: UsageError if the systems cannot be compared."""
     if not systems:
         raise UsageError("evaluate: needs a checkpoint, or a text file with translations")
+    if ensemble and is_text(systems[0]):
+        raise UsageError(f"--ensemble: translates together with the first system, and {systems[0]} is a text file")
     if len(systems) > 1 and not paired:
         raise UsageError(f"evaluate: {len(systems)} systems are compared with --paired; add it, or name one system")
     if paired and len(systems) == 1:

@@ -5,7 +5,7 @@ VENV := .venv$(VERSIONS:%=-%)
 CONSTRAINTS := constraints$(VERSIONS:%=-%).txt
 BIN := $(VENV)/bin
 
-.PHONY: help install optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test serve-pages benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
+.PHONY: help install docs optimizer-settings test test-slow test-all conversion-matrix ctranslate2 text-matrix fine-tuning trajectories scale-test kill-test-hosts trainer decoding-matrix published audit mutations external-pairs external-pairs-flax source-mistakes comparison-cost benchmark-conversion benchmark-verification fuzz benchmark benchmark-translation serve-test serve-pages benchmark-startup benchmark-operations benchmark-dropout benchmark-memory benchmark-execution benchmark-gpu corpus-scale plan-sweep plan-compiler multi30k models mistakes kill-test demo settings lint types
 
 # List the targets.
 help:
@@ -28,8 +28,14 @@ test: install
 test-slow: plan-compiler
 	$(BIN)/python -m pytest -m slow
 
-# Run every test: the suite, then the tests marked `slow`.
-test-all: test test-slow
+# Run every test: the suite, then the tests marked `slow`; build the site.
+test-all: test test-slow docs
+
+# Build the site: the docs, and the public names by their docstrings, in build/site/VERSION. A minute.
+docs: install
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[docs]'
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env docs \
+		build/site/$$($(BIN)/python -c 'import twinax; print(twinax.__version__)')
 
 # Compare the checkpoint families with the twins. Four minutes.
 conversion-matrix: install

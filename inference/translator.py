@@ -125,7 +125,7 @@ class Translator:
 
     @property
     def members(self) -> "tuple[Translator, ...]":
-        """The models that translate together: one, or those of an ensemble."""
+        """The models that translate together; outside of an ensemble, this one."""
         return (self,)
 
     @cached_property
@@ -176,7 +176,11 @@ class Translator:
 
     @cached_property
     def torch(self) -> "torch_reference.Transformer":
-        """The model in PyTorch, in evaluation mode. Raises: ConfigError if the model is quantized."""
+        """The model in PyTorch, in evaluation mode.
+
+        Raises:
+            ConfigError: the model is quantized.
+        """
         if self.quantize is not None:
             raise ConfigError(f"framework='torch': has no {self.quantize}; use framework='flax', or omit quantize")
         if self._base is not None:
@@ -225,7 +229,11 @@ class Translator:
 
     @property
     def generation(self) -> Generation | None:
-        """The decoding settings of a Hugging Face directory. Raises: ConversionError if one cannot be applied."""
+        """The decoding settings of a Hugging Face directory.
+
+        Raises:
+            ConversionError: one cannot be applied.
+        """
         return generation_of(self.checkpoint.documents, self.config, self.name)
 
     def decoding(self, **fields: Any) -> DecodingConfig:

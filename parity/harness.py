@@ -17,7 +17,7 @@ Tree = Any
 class Criterion:
     """The tolerance of a rung, bound · scale, and the reason for it.
 
-    The scale is 1, max(1, the array's largest |reference|), or the largest |reference| in the whole rung.
+    The scale is 1, max(1, the array's largest `|reference|`), or the largest `|reference|` in the whole rung.
     """
 
     rung: str

@@ -1,6 +1,7 @@
 """Modules that moved, importable under the names that earlier pages of the documentation used."""
 
 import sys
+import warnings
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.util import spec_from_loader
@@ -24,4 +25,6 @@ class RenamedModules(MetaPathFinder, Loader):
 
     def exec_module(self, module):
         """Put the module that moved in the place of the new, empty one."""
-        sys.modules[module.__name__] = import_module(RENAMED[module.__name__])
+        name = RENAMED[module.__name__]
+        warnings.warn(f"{module.__name__} is now {name}", DeprecationWarning, stacklevel=2)
+        sys.modules[module.__name__] = import_module(name)

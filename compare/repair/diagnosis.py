@@ -73,7 +73,7 @@ def diagnose(
 ) -> Diagnosis:
     """Compare two models with the same weights: torch modules, NNX, Linen or Equinox modules, or functions.
 
-    A function is given as a pair (function of (parameters, *inputs), parameters), in PyTorch if its parameters are
+    A function is given as a pair (function of `(parameters, *inputs)`, parameters), in PyTorch if its parameters are
     tensors. `candidate_inputs`: the same inputs where the candidate wants them otherwise, such as channels last.
 
     Raises:

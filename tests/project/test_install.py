@@ -97,7 +97,9 @@ def test_public_names():
 
 @pytest.mark.parametrize("name", RENAMED)
 def test_a_module_that_moved_is_found_under_its_former_name(name):
-    assert importlib.import_module(name) is importlib.import_module(RENAMED[name])
+    sys.modules.pop(name, None)
+    with pytest.warns(DeprecationWarning, match=re.escape(f"{name} is now {RENAMED[name]}")):
+        assert importlib.import_module(name) is importlib.import_module(RENAMED[name])
     package, _, attribute = name.rpartition(".")
     assert getattr(importlib.import_module(package), attribute) is importlib.import_module(RENAMED[name])
 

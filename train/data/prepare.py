@@ -20,7 +20,7 @@ from ..text.unknown_tokens import unknown_warning
 from .bpe_dropout import BpeDropout, check_merges
 from .buckets import Bucket, choose_buckets, count_batches, square_buckets
 from .cleaning import REASONS, Cleaning
-from .corpus_store import TRAIN, VALID, CorpusStore
+from .corpus_store import TRAIN, VALID, CorpusStore, EncodedCorpus, new_folders
 from .dataset import Batches
 from .encoding import Counts, Sides
 from .fitting import (
@@ -38,6 +38,8 @@ from .store_writing import Request, stored_pairs
 from .tokenizer_pair import Tokenizers, make_tokenizers
 
 Say = Callable[[str], None]
+Fitted = tuple[RunConfig, Tokenizers]
+_LANGUAGES = ("src_lang", "tgt_lang")
 _DROPPED_WARNING = 0.05  # share of dropped pairs above which a warning is printed
 
 
@@ -99,33 +101,31 @@ def prepare(
         DataError: the corpus or a tokenizer cannot be used, or a tokenizer has tokens beyond `sizes`.
         ConfigError: the config is inconsistent with the corpus.
     """
-    mixture = _mixture_of(run)
     if run.corpus.store is not None:
-        runs, corpora = _read(run, Path(run.corpus.store), tokenizers, sizes)
+        fitted, encoded = _read(run, Path(run.corpus.store), tokenizers, sizes)
     else:
-        if store is not None and run.corpus.mixture is not None:
-            raise ConfigError(f"store={store}: holds one corpus, but mixture={run.corpus.mixture!r} has several")
-        runs, corpora = _encode(run, mixture, tokenizers, sizes, store, say)
-    run, tokenizers = runs[0], corpora[0].tokenizers
-    train = _mixed(run, mixture, corpora, say)
+        fitted, encoded = _encode(run, tokenizers, sizes, store, say)
+    run, tokenizers = fitted[0]
+    mixture, corpora = encoded.mixture, encoded.corpora
+    train = _mixed(run, tokenizers, encoded, say)
     say(describe_tokens(run.tokenizer, train.counts))
     warning = unknown_warning(tokenizers.src, train.counts.unknown[0], train.counts.tokens[0])
     if warning is not None and (run.init_from is not None or run.tokenizer.load):
         say(f"warning: {warning}")
     valid = []
-    for member, own_run, corpus in zip(mixture.corpora, runs, corpora, strict=True):
+    for member, (own_run, _), corpus in zip(mixture.corpora, fitted, corpora, strict=True):
         prefix = f"{member.name}, " if len(corpora) > 1 else ""
         for name, pairs in {"train": corpus.train, "valid": corpus.valid}.items():
             _check_ids(pairs, run.model, tokenizers, f"{prefix}{name}")
-            say(describe_counts(f"{prefix}{name}", pairs.counts, corpus.longest))
+            say(describe_counts(f"{prefix}{name}", pairs.counts, encoded.longest))
             if (share := (pairs.counts.empty + pairs.counts.too_long) / pairs.counts.read) > _DROPPED_WARNING:
                 say(f"warning: {share:.0%} of the {name} pairs are dropped; check the files and the length limits")
         references = [target for _, target in corpus.valid.texts(corpus.originals)]
         valid.append(ValidationPart(prefix and member.name, corpus.valid, references, own_run.model))
     run = replace(run, batches=run.batches.sized(int(train.lengths.sum(0).max())))
-    lengths = train.epoch(0, [Bucket(*corpora[0].longest, 1)]).lengths
+    lengths = train.epoch(0, [Bucket(*encoded.longest, 1)]).lengths
     if run.tokenizer.bpe_dropout:  # a shape must hold a pair without dropout
-        plain = MixedCorpus([corpus.train for corpus in corpora], _copies(mixture, corpora))
+        plain = MixedCorpus([corpus.train for corpus in corpora], _copies(encoded))
         lengths = np.maximum(plain.epoch(0, []).lengths, lengths)
     if buckets is None:
         say("choosing batch shapes")
@@ -141,20 +141,22 @@ def _mixture_of(run: RunConfig) -> Mixture:
     return Mixture(corpora=(MixtureCorpus(name="corpus", corpus=run.corpus),))
 
 
-def _copies(mixture: Mixture, corpora: Sequence[CorpusStore]) -> list[float]:
-    sizes = {member.name: len(c.train) for member, c in zip(mixture.corpora, corpora, strict=True)}
-    return [*mixture.copies(sizes).values()]
+def _copies(encoded: CorpusStore) -> list[float]:
+    members = zip(encoded.mixture.corpora, encoded.corpora, strict=True)
+    return [*encoded.mixture.copies({member.name: len(corpus.train) for member, corpus in members}).values()]
 
 
-def _mixed(run: RunConfig, mixture: Mixture, corpora: Sequence[CorpusStore], say: Say) -> Corpus:
+def _mixed(run: RunConfig, tokenizers: Tokenizers, encoded: CorpusStore, say: Say) -> Corpus:
     """The training pairs of all corpora, with BPE-dropout if the run has it."""
-    parts: list[Corpus] = [corpus.train for corpus in corpora]
+    parts: list[Corpus] = [corpus.train for corpus in encoded.corpora]
     if rate := run.tokenizer.bpe_dropout:
-        parts = [BpeDropout(c.tokenizers, c.train, rate, run.training.seed + 2**32 * i) for i, c in enumerate(corpora)]
-    copies = _copies(mixture, corpora)
+        seeds = (run.training.seed + 2**32 * i for i in range(len(parts)))
+        pairs = zip(encoded.corpora, seeds, strict=True)
+        parts = [BpeDropout(tokenizers, corpus.train, rate, seed) for corpus, seed in pairs]
+    copies = _copies(encoded)
     if len(parts) == 1 and copies == [1]:
         return parts[0]
-    for member, part, number in zip(mixture.corpora, parts, copies, strict=True):
+    for member, part, number in zip(encoded.mixture.corpora, parts, copies, strict=True):
         tag = "" if member.tag is None else f", with {member.tag}"
         say(f"{member.name}: {part.counts.kept:,} pairs, {number:g} times per epoch{tag}")
     return MixedCorpus(parts, copies)
@@ -162,42 +164,42 @@ def _mixed(run: RunConfig, mixture: Mixture, corpora: Sequence[CorpusStore], say
 
 def _read(
     run: RunConfig, folder: Path, tokenizers: Tokenizers | None, sizes: TransformerConfig | None
-) -> tuple[list[RunConfig], list[CorpusStore]]:
-    """(the run with the sizes of its model, the store of its corpus).
+) -> tuple[list[Fitted], CorpusStore]:
+    """(the run and the tokenizers as each corpus of a store needs them, the store).
 
     Raises:
         DataError: the store is damaged, or its pairs are not encoded as the model needs them.
         ConfigError: the run sets another tokenizer.
     """
-    corpus = CorpusStore.read(folder)
-    for own, other in zip(corpus.tokenizers, tokenizers or corpus.tokenizers, strict=True):
+    encoded = CorpusStore.read(folder)
+    for own, other in zip(encoded.tokenizers, tokenizers or encoded.tokenizers, strict=True):
         if own.vocabulary() != other.vocabulary():
             raise DataError(f"{folder}: its tokenizer is not the run's; prepare it again with that one")
-    run, _ = _fitted(corpus.applied_to(run), corpus.tokenizers, sizes)
-    sides = _sides(run, corpus.tokenizers)
-    if list(sides.first_ids) != corpus.first_ids:
-        raise DataError(
-            f"{folder}: its targets begin with the ids {corpus.first_ids}, the model's with {list(sides.first_ids)}; "
-            "prepare it again with this model"
-        )
-    for side, longest, limit in zip(("source", "target"), corpus.train.lengths.max(0), sides.longest, strict=True):
-        if longest > limit:
+    run = encoded.applied_to(run)
+    fitted = [_fitted(run, encoded.tokenizers, sizes, _languages(member)) for member in encoded.mixture.corpora]
+    for (own_run, own_tokenizers), corpus in zip(fitted, encoded.corpora, strict=True):
+        sides = _sides(own_run, own_tokenizers)
+        if list(sides.first_ids) != corpus.first_ids:
             raise DataError(
-                f"{folder}: has a {side} of {longest} tokens, and the limit of this run is {limit}; prepare it again "
-                "with the run's flags"
+                f"{corpus.train.folder.parent}: its targets begin with the ids {corpus.first_ids}, the model's with "
+                f"{list(sides.first_ids)}; prepare it again with this model"
             )
-    return [run], [corpus]
+        longest = corpus.train.lengths.max(0)
+        for side, length, limit in zip(("source", "target"), longest, sides.longest, strict=True):
+            if length > limit:
+                raise DataError(
+                    f"{corpus.train.folder.parent}: has a {side} of {length} tokens, and the limit of this run is "
+                    f"{limit}; prepare it again with the run's flags"
+                )
+    return fitted, encoded
 
 
 def _encode(
-    run: RunConfig,
-    mixture: Mixture,
-    tokenizers: Tokenizers | None,
-    sizes: TransformerConfig | None,
-    store: Path | None,
-    say: Say,
-) -> tuple[list[RunConfig], list[CorpusStore]]:
-    """For each corpus, (the run with the sizes of its model and the corpus' languages, its pairs)."""
+    run: RunConfig, tokenizers: Tokenizers | None, sizes: TransformerConfig | None, store: Path | None, say: Say
+) -> tuple[list[Fitted], CorpusStore]:
+    """(the run and the tokenizers as each of its corpora needs them, the encoded corpora)."""
+    mixture = _mixture_of(run)
+    _check_languages(run, mixture)
     parts = [parts_of(member.corpus, run.both_directions) for member in mixture.corpora]
     for member in mixture.corpora:
         first_pair = next(read_pairs(member.corpus))
@@ -209,21 +211,49 @@ def _encode(
     tokenizers = tokenizers or make_tokenizers(run.tokenizer, [part for part, _ in parts], say)
     if run.both_directions:
         check_both_directions(tokenizers)
-    runs, corpora = [], []
-    for member, (part, valid_part) in zip(mixture.corpora, parts, strict=True):
-        languages = {
-            name: getattr(member, name) for name in ("src_lang", "tgt_lang") if getattr(member, name) is not None
-        }
-        own_run, own_tokenizers = _fitted(run, tokenizers, sizes, languages)
-        sides = _sides(own_run, own_tokenizers, member.tag)
-        train = _stored(part, sides, run.cleaning, say, store and store / TRAIN, bool(run.tokenizer.bpe_dropout))
-        valid = _stored(valid_part, sides, CleaningConfig(), say, store and store / VALID, texts=True)
-        settings = list(sides.first_ids), sides.longest, run.tokenizer, run.cleaning, run.both_directions
-        corpora.append(CorpusStore(own_tokenizers, train, valid, valid_part.originals, *settings))
-        runs.append(own_run)
+    fitted = [_fitted(run, tokenizers, sizes, _languages(member)) for member in mixture.corpora]
+    sides = [_sides(*own, member.tag) for own, member in zip(fitted, mixture.corpora, strict=True)]
+    folders = [None] * len(parts) if store is None else new_folders(store, len(parts))
+    if len(parts) > 1:
+        parts = [
+            (replace(part, name=f"{member.name}, {part.name}"), replace(valid, name=f"{member.name}, {valid.name}"))
+            for member, (part, valid) in zip(mixture.corpora, parts, strict=True)
+        ]
+    # All validation pairs first: they take seconds, and show an error before hours of encoding.
+    valid = [
+        _stored(part, own, CleaningConfig(), say, folder and folder / VALID, texts=True)
+        for (_, part), own, folder in zip(parts, sides, folders, strict=True)
+    ]
+    train = [
+        _stored(part, own, run.cleaning, say, folder and folder / TRAIN, bool(run.tokenizer.bpe_dropout))
+        for (part, _), own, folder in zip(parts, sides, folders, strict=True)
+    ]
+    corpora = [
+        EncodedCorpus(pairs, valid_pairs, part.originals, list(own.first_ids))
+        for pairs, valid_pairs, (_, part), own in zip(train, valid, parts, sides, strict=True)
+    ]
+    settings = run.tokenizer, run.cleaning, run.both_directions
+    encoded = CorpusStore(mixture, corpora, sides[0].longest, tokenizers, *settings)
     if store is not None:
-        corpora[0].write_description(store)
-    return runs, corpora
+        encoded.write_description(store, say)
+    return fitted, encoded
+
+
+def _languages(member: MixtureCorpus) -> dict[str, str]:
+    """The languages that a corpus sets."""
+    codes = {name: getattr(member, name) for name in _LANGUAGES}
+    return {name: code for name, code in codes.items() if code is not None}
+
+
+def _check_languages(run: RunConfig, mixture: Mixture) -> None:
+    """Raises: ConfigError if only some corpora have a language: a resumed run would not know that of the others."""
+    for name in _LANGUAGES:
+        missing = [member.name for member in mixture.corpora if name not in _languages(member)]
+        if getattr(run.tokenizer, name) is None and 0 < len(missing) < len(mixture.corpora):
+            raise ConfigError(
+                f"{name}: some corpora of {run.corpus.mixture} set it; set it for {', '.join(missing)} too, or for all "
+                f"others by --tokenizer.{name.replace('_', '-')}"
+            )
 
 
 def _stored(
@@ -253,16 +283,16 @@ def _stored(
 
 
 def _fitted(
-    run: RunConfig, tokenizers: Tokenizers, sizes: TransformerConfig | None, languages: Mapping[str, str] | None = None
-) -> tuple[RunConfig, Tokenizers]:
-    """(the run with the sizes and ids of its model, the tokenizers with its languages, or with these)."""
+    run: RunConfig, tokenizers: Tokenizers, sizes: TransformerConfig | None, languages: Mapping[str, str]
+) -> Fitted:
+    """(the run with the sizes and ids of its model, the tokenizers with these languages, or with its own)."""
     if sizes is None:
         model = with_tokenizers(run.model, tokenizers)
     else:
         for side, tokenizer in zip(("src", "tgt"), tokenizers, strict=True):
             check_fits(sizes, tokenizer, side)
         model = run.model.replace(**{name: getattr(sizes, name) for name in FROM_TOKENIZERS})
-    codes = {"src_lang": run.tokenizer.src_lang, "tgt_lang": run.tokenizer.tgt_lang, **(languages or {})}
+    codes = {**{name: getattr(run.tokenizer, name) for name in _LANGUAGES}, **languages}
     if any(code is not None for code in codes.values()):
         tokenizers = tokenizers.with_languages(codes["src_lang"], codes["tgt_lang"])
         model = with_target_language(model, tokenizers)

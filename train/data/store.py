@@ -22,7 +22,7 @@ from ...convert.io.checksums import checksum_of_json
 from .buckets import Bucket
 from .encoding import Counts, Encoded
 
-FORMAT = 1
+FORMAT = 1  # of the pairs of a part
 INDEX, LOCK = "index.json", "lock"
 _METADATA = b"twinax"
 _REMEDY = "remove this folder, so that the next start encodes the corpus again, or copy the folder again"
@@ -234,20 +234,21 @@ def read_index(folder: Path) -> dict[str, Any]:
     """The index of a store. Raises: DataError if there is none, or it is damaged, or of another version."""
     path = folder / INDEX
     if not path.is_file():
-        raise DataError(f"{folder}: has no {INDEX}; it is not a complete store of `twinax data --store`")
+        raise DataError(f"{folder}: has no {INDEX}; it is not a complete store of `twinax data --store`; {_REMEDY}")
     return read_checked(path, _REMEDY)
 
 
-def read_checked(path: Path, remedy: str) -> dict[str, Any]:
-    """A JSON object without the format and checksum that it states. Raises: DataError if one is wrong."""
+def read_checked(path: Path, remedy: str, formats: Sequence[int] = (FORMAT,)) -> dict[str, Any]:
+    """A JSON object without the checksum that it states. Raises: DataError if it is damaged or of another format."""
     try:
         values = parse_json(path.read_bytes())
         number = values["format"]
-        is_damaged = values.pop("checksum") != checksum_of_json(values) if number == FORMAT else False
+        is_damaged = values.pop("checksum") != checksum_of_json(values) if number in formats else False
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: is damaged ({error}); {remedy}") from None
-    if number != FORMAT:
-        raise DataError(f"{path.parent}: has format {number}, not {FORMAT}: another version of twinax wrote it")
+    if number not in formats:
+        known = " or ".join(map(str, formats))
+        raise DataError(f"{path.parent}: has format {number}, not {known}: another version of twinax wrote it")
     if is_damaged:
         raise DataError(f"{path}: is damaged (it does not match its checksum); {remedy}")
     return values

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,18 +48,25 @@ def stored_pairs(folder: Path, request: Request, say: Say) -> StoredPairs:
             request, is damaged, or cannot be written.
     """
     if not (folder / INDEX).is_file():
-        try:
-            with _locked(folder, say):
-                if not (folder / INDEX).is_file():
-                    _check_key(folder, request)
-                    _write(folder, request, say)
-        except OSError as error:
-            raise DataError(
-                f"{folder}: cannot be written: {error.strerror or error}; free space or choose another place, by "
-                "XDG_CACHE_HOME or by `twinax data --store`, and start again: what is encoded there is kept"
-            ) from None
+        with writing(folder, say):
+            if not (folder / INDEX).is_file():
+                _check_key(folder, request)
+                _write(folder, request, say)
     _check_key(folder, request)
     return StoredPairs(folder)
+
+
+@contextmanager
+def writing(folder: Path, say: Say) -> Iterator[None]:
+    """Hold the lock of a folder to write there. Raises: DataError if that is not possible."""
+    try:
+        with _locked(folder, say):
+            yield
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be written: {error.strerror or error}; free space or choose another place, by "
+            "XDG_CACHE_HOME or by `twinax data --store`, and start again: what is encoded there is kept"
+        ) from None
 
 
 @contextmanager
@@ -122,6 +130,8 @@ def _write(folder: Path, request: Request, say: Say) -> None:
             last_line = time.monotonic()
             rate = (counts.read - earlier) / (last_line - begin)
             say(f"{request.name}: {counts.read:,} of {request.total:,} pairs are encoded, {rate:,.0f} per second")
+    if not counts.kept:
+        shutil.rmtree(folder)  # else it would refuse the corrected text
     check_kept(counts, request.sides, request.name)
     if counts.read != request.total:
         raise DataError(f"{request.name}: has {counts.read:,} pairs, not {request.total:,}: it has changed")

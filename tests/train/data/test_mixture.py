@@ -10,51 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from twinax import TransformerConfig
+from tests.support.mixtures import SIZES, assert_same_batches, member, run_of, write_corpora
 from twinax.backend.errors import ConfigError, DataError
-from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
+from twinax.configs.data import CorpusConfig, TokenizerConfig
 from twinax.configs.mixture import Mixture, MixtureCorpus
-from twinax.configs.run import LoopConfig, RunConfig
+from twinax.configs.run import LoopConfig
+from twinax.train.checkpointing.checkpoints import read_run
 from twinax.train.data.prepare import prepare
 from twinax.train.loop.loop import train
 from twinax.train.tracking.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
-SIZES = {"genuine": 60, "back": 90, "domain": 20}
 QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Corpora whose sentences begin with their name and number."""
-    folder, rng = tmp_path_factory.mktemp("corpora"), np.random.default_rng(0)
-    for name, size in SIZES.items():
-        words = [" ".join(rng.choice(list("abcdef"), rng.integers(1, 9))) for _ in range(size + 5)]
-        for side in ("src", "tgt"):
-            lines = [f"{name}{i} {text}\n" for i, text in enumerate(words)]
-            (folder / f"{name}.{side}").write_text("".join(lines[:size]))
-            (folder / f"valid.{name}.{side}").write_text("".join(lines[size:]))
-    return folder
-
-
-def member(folder, name, **settings):
-    files = {side: str(folder / f"{name}.{side}") for side in ("src", "tgt")}
-    files |= {f"valid_{side}": str(folder / f"valid.{name}.{side}") for side in ("src", "tgt")}
-    return MixtureCorpus(name=name, corpus=CorpusConfig(**files), **settings)
-
-
-def run_of(path, mixture=None, **settings):
-    if mixture is not None:
-        mixture.write(str(path / "mixture.json"))
-        settings["corpus"] = CorpusConfig(mixture=str(path / "mixture.json"))
-    model = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}
-    defaults = {
-        "tokenizer": TokenizerConfig(kind="word", vocab_size=500),
-        "batches": BatchConfig(tokens=80, shapes=3),
-        "model": TransformerConfig.preset("small", **model, max_length=32),
-        "loop": LoopConfig(epochs=2, translations=0),
-    }
-    return RunConfig(**{**defaults, **settings})
+    return write_corpora(tmp_path_factory.mktemp("corpora"))
 
 
 def sentences_of(data, epochs):
@@ -100,10 +72,7 @@ def test_a_mixture_of_one_corpus_is_that_corpus(folder, tmp_path):
     alone = prepare(run_of(tmp_path, corpus=member(folder, "genuine").corpus))
     assert mixed.fingerprint() == alone.fingerprint()
     assert replace(mixed.run, corpus=alone.run.corpus) == alone.run
-    for i in range(len(alone.batches())):
-        a, b = mixed.batches()[i], alone.batches()[i]
-        assert a[:3] == b[:3]
-        assert all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))
+    assert_same_batches(mixed, alone)
 
 
 @given(
@@ -143,12 +112,17 @@ def test_a_tag_is_one_token_before_the_text(folder, tmp_path):
 
 
 def test_training_validates_each_corpus_and_resumes_exactly(folder, tmp_path):
-    """In the middle of an epoch that has another number of batches than the first."""
+    """From the texts or their store, in the middle of an epoch with another number of batches than the first."""
     corpora = member(folder, "genuine", copies=0.7), member(folder, "domain", copies=1.4)
     run = run_of(tmp_path, Mixture(corpora=corpora), loop=LoopConfig(updates=24, validate_every=12, translations=2))
     train(run, tmp_path / "whole", QUIET)
+    prepare(run, store=tmp_path / "store")
+    stored = replace(run, corpus=CorpusConfig(store=str(tmp_path / "store")), tokenizer=TokenizerConfig())
+    train(replace(stored, loop=replace(run.loop, updates=9)), tmp_path / "parts", QUIET)
+    saved = read_run(tmp_path / "parts")
+    assert saved.corpus == stored.corpus
     train(replace(run, loop=replace(run.loop, updates=17)), tmp_path / "parts", QUIET)
-    train(run, tmp_path / "parts", QUIET)
+    train(replace(saved, loop=run.loop), tmp_path / "parts", QUIET)
     whole, parts = (
         {r["update"]: r for r in read_metrics(tmp_path / name) if "checksum" in r} for name in ("whole", "parts")
     )
@@ -157,7 +131,11 @@ def test_training_validates_each_corpus_and_resumes_exactly(folder, tmp_path):
         assert {k: record[k] for k in ("loss", "checksum", "epoch", "batch")} == {
             k: parts[update][k] for k in ("loss", "checksum", "epoch", "batch")
         }
-    (record, *_) = (r["validation"] for r in read_metrics(tmp_path / "whole") if "validation" in r)
+    validations = [
+        [r["validation"] for r in read_metrics(tmp_path / n) if "validation" in r] for n in ("whole", "parts")
+    ]
+    assert validations[0] == [record for record in validations[1] if record in validations[0]]
+    record, *_ = validations[0]
     data = prepare(run)
     tokens = [sum(len(ids) - 1 for ids in part.pairs.targets(range(5))) for part in data.valid]
     weighted = sum(record[f"{part.name}/loss"] * n for part, n in zip(data.valid, tokens, strict=True)) / sum(tokens)

@@ -1,6 +1,7 @@
 """Several corpora in one run: which, how often each occurs in an epoch, and what marks its sources."""
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -32,10 +33,10 @@ class MixtureCorpus:
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        if not self.name or "/" in self.name:
-            raise ConfigError(f"name={self.name!r}: must not be empty, and have no slash")
-        if self.copies is not None and not self.copies > 0:
-            raise ConfigError(f"copies={self.copies}: must be above 0; omit the corpus otherwise")
+        if not self.name or "/" in self.name or not self.name.isprintable():
+            raise ConfigError(f"name={self.name!r}: must not be empty, and have neither a slash nor a line break")
+        if self.copies is not None and not 0 < self.copies < math.inf:
+            raise ConfigError(f"copies={self.copies}: must be a number above 0; omit the corpus otherwise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Mixture:
     temperature: float | None = None
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         names = [corpus.name for corpus in self.corpora]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"corpora: there must be one, and their names must differ: {', '.join(names) or 'none'}")

@@ -129,7 +129,12 @@ def prepare(
         lengths = np.maximum(plain.epoch(0, []).lengths, lengths)
     if buckets is None:
         say("choosing batch shapes")
-    buckets = list(buckets or buckets_of(run, lengths, run.batches.shapes))
+        longest = train.lengths.max(0)
+        shaped = lengths  # and the longest pair, which may be in a later epoch only
+        if (lengths.max(0) < longest).any():
+            shaped = np.vstack([lengths, longest])
+        buckets = buckets_of(run, shaped, run.batches.shapes)
+    buckets = list(buckets)
     run = run.resolved(count_batches(lengths, buckets))
     return PreparedRun(run, tokenizers, train, valid, buckets, is_gradual)
 
@@ -154,6 +159,8 @@ def _mixed(run: RunConfig, tokenizers: Tokenizers, encoded: CorpusStore, say: Sa
         pairs = zip(encoded.corpora, seeds, strict=True)
         parts = [BpeDropout(tokenizers, corpus.train, rate, seed) for corpus, seed in pairs]
     copies = _copies(encoded)
+    if all(len(part.lengths) * number < 1 for part, number in zip(parts, copies, strict=True)):
+        raise ConfigError("copies: some epochs have no pair; set enough that a corpus has a pair in every epoch")
     if len(parts) == 1 and copies == [1]:
         return parts[0]
     for member, part, number in zip(encoded.mixture.corpora, parts, copies, strict=True):

@@ -67,6 +67,31 @@ def test_counts_of_each_corpus_over_two_epochs(workers, folder, tmp_path):
         assert all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_shapes_hold_pairs_that_later_epochs_have(dropout, tmp_path):
+    """The longest pair is not in the first epoch."""
+    for name in ("src", "tgt", "valid.src", "valid.tgt"):
+        lines = ["a b"] * 40
+        lines[7] = "a " * 20
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    files = {name.replace(".", "_"): str(tmp_path / name) for name in ("src", "tgt", "valid.src", "valid.tgt")}
+    mixture = Mixture(corpora=(MixtureCorpus(name="x", corpus=CorpusConfig(**files), copies=0.25),))
+    data = prepare(run_of(tmp_path, mixture, tokenizer=TokenizerConfig(vocab_size=50, bpe_dropout=dropout)))
+    batches = data.batches()
+    longest = []
+    for i in range(40):
+        batch = batches[i]
+        if batch.epoch < 4:
+            longest += [batch.epoch] * int((batch.arrays.src_tokens != data.run.model.pad_id).sum(1).max() > 20)
+    assert len(longest) == 1
+    assert longest[0] > 0
+
+
+def test_an_epoch_without_pairs_is_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"^copies: some epochs have no pair"):
+        prepare(run_of(tmp_path, Mixture(corpora=(member(folder, "genuine", copies=0.01),))))
+
+
 def test_a_mixture_of_one_corpus_is_that_corpus(folder, tmp_path):
     mixed = prepare(run_of(tmp_path, Mixture(corpora=(member(folder, "genuine"),))))
     alone = prepare(run_of(tmp_path, corpus=member(folder, "genuine").corpus))
@@ -176,10 +201,15 @@ WRONG = {
     "a = 1": "has a; a mixture has temperature and corpora",
     "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\nwhat = 1": "unknown fields what; a corpus has copies, dataset",
     "[[corpora]]\nname = 'x'\nsrc = 'a'": "src=.*: needs tgt too",
-    "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\ncopies = 0": "copies=0.0: must be above 0",
+    "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\ncopies = 0": "copies=0.0: must be a number above 0",
+    "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\ncopies = -1": "copies=-1.0: must be a number above 0",
+    "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\ncopies = inf": "copies=inf: must be a number above 0",
+    "[[corpora]]\nname = \"x\\ny\"\nsrc = 'a'\ntgt = 'b'": "must not be empty, and have neither a slash nor a",
+    "[[corpora]]\nname = 'x'\nstore = 's'": "unknown fields store; a corpus has",
     "temperature = 2\n[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\ncopies = 2": "omit those of x",
     "temperature = 0.5\n[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'": "temperature=0.5: must be at least 1",
     "[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'\n[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'": "must differ: x, x",
+    "temperature = 'warm'\n[[corpora]]\nname = 'x'\nsrc = 'a'\ntgt = 'b'": "temperature='warm': must be a number",
     "[": "cannot be read: ",
 }
 

@@ -168,6 +168,11 @@ DAMAGES = {
         r": is of another store than .*; copy the folder again",
     ),
     "the tokenizer is missing": ("tokenizer", shutil.rmtree, "its tokenizer is missing or damaged; copy the folder"),
+    "the tokenizer is another": (
+        "tokenizer/tokenizer.json",
+        lambda path: edit(path, '"genuine0"', '"genuine"'),
+        "its tokenizer is missing or damaged",
+    ),
     "copies are edited": ("store.json", lambda path: edit(path, '"copies": 0.5', '"copies": 0.9'), "its checksum"),
     "the description is missing": ("store.json", Path.unlink, "is not complete; start `twinax data --store` again"),
     "the description is cut off": ("store.json", lambda path: os.truncate(path, 99), "is damaged .* copy the folder"),

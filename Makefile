@@ -202,7 +202,7 @@ lint: install
 types: install
 	$(BIN)/pyright
 
-# Prepare corpora of 1 and 10 million pairs, and kill a preparation 20 times. 35 minutes.
+# Prepare corpora of 1 and 10 million pairs, and kill a preparation 20 times. 40 minutes.
 corpus-scale: install
 	$(BIN)/python -m benchmarks.corpus.scale docs/measurements/corpus-scale.md
 

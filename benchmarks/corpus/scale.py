@@ -1,7 +1,8 @@
 """Seconds, memory and tokens per second of corpora of 1 and 10 million pairs, and of an order of 100 million.
 
 `python -m benchmarks.corpus.scale PAGE` generates the corpora below a temporary folder, measures each phase in a fresh
-process, and writes tables into PAGE. `--phase NAME FOLDER` runs one phase in this process and prints JSON.
+process, and writes tables into PAGE; `--tables dropout` writes one. `--phase NAME FOLDER` runs one phase in this
+process and prints JSON.
 """
 
 import argparse
@@ -14,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from threading import Event, Thread
 from typing import Any
 
@@ -30,6 +32,8 @@ SIZES = (1_000_000, 10_000_000)
 HUGE = 100_000_000  # pairs, of which only the lengths are made
 KILLS, KILLED_PAIRS = 20, 300_000
 BATCHES = (4_096, 16_384, 65_536)  # tokens per side
+DROPOUT, DROPOUT_PAIRS = 0.1, 50_000
+TURNS, TURN_TOKENS = 5, 400_000  # of batches with and without BPE-dropout; fewer than an epoch has
 _HELD_OUT, _VOCABULARY = 1000, 32_000
 
 
@@ -56,14 +60,14 @@ def memory() -> Iterator[Callable[[], float]]:
         finished.set()
 
 
-def run_of(folder: Path, tokens: int | None = None) -> Any:
+def run_of(folder: Path, tokens: int | None = None, dropout: float = 0.0) -> Any:
     """The run of a corpus, with a small model."""
     from twinax.configs.data import BatchConfig, CorpusConfig, TokenizerConfig
     from twinax.configs.run import RunConfig
 
     return RunConfig(
         corpus=CorpusConfig(src=str(folder / "src"), tgt=str(folder / "tgt"), held_out=_HELD_OUT),
-        tokenizer=TokenizerConfig(vocab_size=_VOCABULARY),
+        tokenizer=TokenizerConfig(vocab_size=_VOCABULARY, bpe_dropout=dropout),
         batches=BatchConfig(tokens=tokens),
     )
 
@@ -129,11 +133,40 @@ def read_batches(folder: Path) -> dict[str, Any]:
     for size in BATCHES:
         batches = prepare(run_of(folder, size), say=print_error).batches()
         batches[0]
-        begin, tokens = time.monotonic(), 0
-        for batch in islice(batches.read(1), 40_000_000 // size):
-            tokens += int((batch.arrays.src_tokens != 0).sum() + (batch.arrays.labels != 0).sum())
-        rates[str(size)] = tokens / (time.monotonic() - begin)
+        rates[str(size)] = _rate(batches.read(1), 40_000_000 // size)
     return {"rates": rates}
+
+
+def _rate(batches: Iterable[Any], number: int) -> float:
+    """Tokens per second of some batches."""
+    begin, tokens = time.monotonic(), 0
+    for batch in islice(batches, number):
+        tokens += int((batch.arrays.src_tokens != 0).sum() + (batch.arrays.labels != 0).sum())
+    return tokens / (time.monotonic() - begin)
+
+
+def read_with_dropout(folder: Path) -> dict[str, Any]:
+    """Tokens per second of batches without and with BPE-dropout, in turns; seconds to plan an epoch with it."""
+    from twinax.train.data.prepare import prepare
+
+    rates, plan = {}, 0.0
+    for size in BATCHES:
+        ways = [prepare(run_of(folder, size, rate), say=print_error).batches() for rate in (0.0, DROPOUT)]
+        turns: list[list[float]] = [[], []]
+        for way in ways:
+            way.plan(0)
+        for turn in range(TURNS):
+            for way, own in zip(ways, turns, strict=True):
+                number = max(2, TURN_TOKENS // (2 * size))
+                reader = way.read(turn * number)
+                next(reader)  # starts the thread
+                own.append(_rate(reader, number))
+                reader.close()
+        rates[str(size)] = [median(own) for own in turns]
+        begin = time.monotonic()
+        ways[1].plan(1)
+        plan = time.monotonic() - begin
+    return {"rates": rates, "plan": plan}
 
 
 def order_of_many(folder: Path) -> dict[str, Any]:
@@ -158,7 +191,7 @@ def order_of_many(folder: Path) -> dict[str, Any]:
 
 
 PHASES: dict[str, Callable[[Path], dict[str, Any]]] = {
-    f.__name__: f for f in (train_tokenizer, raw, prepare_all, read_batches, order_of_many)
+    f.__name__: f for f in (train_tokenizer, raw, prepare_all, read_batches, read_with_dropout, order_of_many)
 }
 
 
@@ -192,56 +225,94 @@ def killed(folder: Path, cache: Path) -> int:
     return kills
 
 
-def main() -> None:
-    """Measure and write, or run one phase."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("page", type=Path)
-    parser.add_argument("--phase", choices=PHASES)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    arguments = parser.parse_args()
-    if arguments.phase:
-        with memory() as peak:
-            print(json.dumps({**PHASES[arguments.phase](arguments.page), "memory": peak()}))
-        return
+def write_sizes(page: Path, root: Path) -> None:
+    """The tables of corpora of several sizes."""
     sizes, rates = [], []
-    with tempfile.TemporaryDirectory() as name:
-        root, first = Path(name), ""
-        for pairs in arguments.sizes:
-            folder, cache = root / str(pairs), root / f"cache-{pairs}"
-            folder.mkdir()
-            write_corpus(folder, pairs)
-            trained = phase("train_tokenizer", folder, cache)
-            alone = phase("raw", folder, cache)["encode_batch"]
-            start, resumed = (phase("prepare_all", folder, cache) for _ in range(2))
-            read = phase("read_batches", folder, cache)
-            ratio = f"{start['prepare'] / alone:.2f}"
-            memories = [f"{x['memory']:.2f}" for x in (trained, start, resumed, read)]
-            seconds = [f"{s:.0f}" for s in (trained["counting"], trained["tokenizer"], alone, start["prepare"])]
-            resume = f"{resumed['prepare'] + resumed['first batch']:.1f}"
-            sizes.append((f"{pairs:,}", *seconds, ratio, resume, f"{start['bytes'] / start['kept']:.0f}", *memories))
-            rates.append((f"{pairs:,}", *(f"{read['rates'][str(size)] / 1e6:.2f}" for size in BATCHES)))
-        folder, caches = root / "killed", [root / "cache-killed", root / "cache-whole"]
-        folder.mkdir()
-        write_corpus(folder, KILLED_PAIRS)
-        kills = killed(folder, caches[0])
-        results = [phase("prepare_all", folder, cache)["fingerprint"] for cache in caches]
-        first = "the same ids" if results[0] == results[1] else "OTHER IDS"
-        huge = phase("order_of_many", root, root)
+    for pairs in SIZES:
+        folder, cache = _corpus(root, pairs), root / f"cache-{pairs}"
+        trained = phase("train_tokenizer", folder, cache)
+        alone = phase("raw", folder, cache)["encode_batch"]
+        start, resumed = (phase("prepare_all", folder, cache) for _ in range(2))
+        read = phase("read_batches", folder, cache)
+        ratio = f"{start['prepare'] / alone:.2f}"
+        memories = [f"{x['memory']:.2f}" for x in (trained, start, resumed, read)]
+        seconds = [f"{s:.0f}" for s in (trained["counting"], trained["tokenizer"], alone, start["prepare"])]
+        resume = f"{resumed['prepare'] + resumed['first batch']:.1f}"
+        sizes.append((f"{pairs:,}", *seconds, ratio, resume, f"{start['bytes'] / start['kept']:.0f}", *memories))
+        rates.append((f"{pairs:,}", *(f"{read['rates'][str(size)] / 1e6:.2f}" for size in BATCHES)))
     header = (
         *("pairs", "counting (s)", "tokenizer (s)", "encode_batch alone (s)", "first start (s)"),
         *("first start / encode_batch", "second start with first batch (s)", "bytes per pair"),
         *("memory: tokenizer (GB)", "first start", "second start", "batches"),
     )
-    write_table(arguments.page, "corpus-scale", header, sizes)
-    header = ("pairs", *(f"{size:,} tokens per side" for size in BATCHES))
-    write_table(arguments.page, "corpus-scale-batches", header, rates)
+    write_table(page, "corpus-scale", header, sizes)
+    write_table(page, "corpus-scale-batches", ("pairs", *(f"{size:,} tokens per side" for size in BATCHES)), rates)
+
+
+def write_dropout(page: Path, root: Path) -> None:
+    """The table of batches without and with BPE-dropout."""
+    read = phase("read_with_dropout", _corpus(root, DROPOUT_PAIRS), root / "cache-dropout")
+    rows = [
+        (f"{size:,}", *(f"{rate / 1e6:.2f}" for rate in rates), f"{rates[1] / rates[0]:.2f}")
+        for size, rates in ((size, read["rates"][str(size)]) for size in BATCHES)
+    ]
+    write_table(page, "corpus-scale-dropout", ("tokens per side", "without", f"with {DROPOUT}", "ratio"), rows)
+    text = (
+        f"{DROPOUT_PAIRS:,} pairs; medians of {TURNS} turns. With BPE-dropout, planning an epoch takes "
+        f"{read['plan']:.1f} s, because every pair is segmented to know its length; this time grows with the corpus."
+    )
+    write_between(page, "corpus-scale-dropout-epoch", text)
+
+
+def write_order(page: Path, root: Path) -> None:
+    """The table of the order of 100 million pairs."""
+    huge = phase("order_of_many", root, root)
     header = ("pairs", "shapes (s)", "plan of the first epoch (s)", "plan of the next (s)", "memory (GB)")
     seconds = [f"{huge[name]:.1f}" for name in ("shapes", "first plan", "next plan")]
-    row = (f"{HUGE:,}", *seconds, f"{huge['memory']:.2f}")
-    write_table(arguments.page, "corpus-scale-order", header, [row])
-    text = f"SIGKILL at {kills} random moments of the preparation of {KILLED_PAIRS:,} pairs: {first} at the end."
-    write_between(arguments.page, "corpus-scale-kills", text)
+    write_table(page, "corpus-scale-order", header, [(f"{HUGE:,}", *seconds, f"{huge['memory']:.2f}")])
+
+
+def write_kills(page: Path, root: Path) -> None:
+    """What a preparation that is killed again and again gives."""
+    folder, caches = _corpus(root, KILLED_PAIRS), [root / "cache-killed", root / "cache-whole"]
+    kills = killed(folder, caches[0])
+    results = [phase("prepare_all", folder, cache)["fingerprint"] for cache in caches]
+    outcome = "the same ids" if results[0] == results[1] else "OTHER IDS"
+    text = f"SIGKILL at {kills} random moments of the preparation of {KILLED_PAIRS:,} pairs: {outcome} at the end."
+    write_between(page, "corpus-scale-kills", text)
     print(text)
+
+
+def _corpus(root: Path, pairs: int) -> Path:
+    """The folder of a new corpus."""
+    folder = root / str(pairs)
+    folder.mkdir()
+    write_corpus(folder, pairs)
+    return folder
+
+
+TABLES: dict[str, Callable[[Path, Path], None]] = {
+    "sizes": write_sizes,
+    "dropout": write_dropout,
+    "order": write_order,
+    "kills": write_kills,
+}
+
+
+def main() -> None:
+    """Measure and write, or run one phase."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--phase", choices=PHASES)
+    parser.add_argument("--tables", choices=TABLES, nargs="+", default=[*TABLES])
+    arguments = parser.parse_args()
+    if arguments.phase:
+        with memory() as peak:
+            print(json.dumps({**PHASES[arguments.phase](arguments.page), "memory": peak()}))
+        return
+    for name in arguments.tables:
+        with tempfile.TemporaryDirectory() as root:
+            TABLES[name](arguments.page, Path(root))
 
 
 if __name__ == "__main__":
